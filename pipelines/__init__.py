@@ -1,0 +1,1 @@
+"""The commands: `python -m pipelines.<verb> --help`."""

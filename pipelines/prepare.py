@@ -1,0 +1,399 @@
+"""Logs of any known format to a data directory: scored, split and tokenised Parquet shards with a manifest.
+
+    python -m pipelines.prepare --logs chats/ --out data/chats --rewards.vote 1 --rewards.sentiment 0.5
+
+`rl_dialog/data/shards.py` describes what it writes and reads it back; `rl_dialog/rewards/README.md` defines the rewards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from rl_dialog.cluster import data as cluster
+from rl_dialog.config import run, save_config, to_dict
+from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
+from rl_dialog.data.schema import SPLITS
+from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest
+from rl_dialog.rewards import REWARDS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+TRAINED_ON = 20_000_000  # characters: a tokenizer is trained on at most about this much of the train split, evenly taken from all of it
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    logs: tuple[str, ...] = ()
+    """Files and folders with logs of any known format (plain, gzipped or zipped)."""
+    out: str = ""
+    """The data directory to write; on several machines, on storage that all of them mount."""
+    reader: str | None = None
+    """Read every file with this reader instead of deciding by its content."""
+    rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
+    """Weight of each reward in a reply's total; 0 computes and reports it without adding it. Without any: logged 1."""
+    rating: str | None = None
+    """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
+    tokenizer: str | None = None
+    """Hub name or folder; by default a byte-level BPE tokenizer is trained on the train split."""
+    vocab_size: int = 4096
+    """Size of a tokenizer that is trained."""
+    max_length: int = 1024
+    """Longest row in tokens; longer dialogs become several overlapping windows."""
+    split: str = "hash"
+    """hash: by the conversation's first user turn, so that no context is in two splits. declared: the data's own splits, hash where it has none."""
+    validation: float = 0.05
+    """Share of contexts held out for validation."""
+    test: float = 0.05
+    """Share of contexts held out for the final test."""
+    seed: int = 0
+    """Another seed draws another split."""
+    strict: bool = False
+    """Stop at the first record that cannot be read instead of putting it into quarantine.jsonl."""
+    shard_rows: int = 5000
+    """Dialogs per shard; one shard is tokenised by one worker."""
+    max_line_bytes: int = 64 << 20
+    """A line longer than this is quarantined."""
+    num_cpus: int | None = None
+    """CPUs of a Ray that this run starts; by default all."""
+    concurrency: int | None = None
+    """Most actors per stage; by default one per CPU."""
+    address: str | None = None
+    """A running Ray cluster; by default RAY_ADDRESS, else a Ray is started for this run."""
+    overwrite: bool = False
+    """Replace a data directory that stands at `out`."""
+    quiet: bool = False
+    """Print only the JSON line."""
+
+
+def main(config: PrepareConfig) -> dict[str, Any]:
+    """Writes the data directory; returns its headline figures. Raises ValueError or OSError for what the user can fix."""
+    began = time.perf_counter()
+    _check(config)
+    out = Path(config.out).absolute()
+    logs, bad, skipped = find_logs([str(Path(path).absolute()) for path in config.logs], reader=config.reader)
+    _check_logs(config, logs, bad, out)
+    weights = _weights(config)
+    with building(out, overwrite=config.overwrite) as directory, cluster.connect(config.address, num_cpus=config.num_cpus):
+        work = directory / "work"
+        with _progress("score", config.quiet) as progress:
+            scored = cluster.score_logs(logs, _scoring(config, weights), work, concurrency=config.concurrency, progress=progress)
+        _check_scored(scored, bad)
+        tokenizer, trained = _tokenizer(config, scored, directory / "tokenizer")
+        with _progress("tokenise", config.quiet, sum(scored.dialogs.values())) as progress:
+            shards = cluster.write_shards(
+                scored,
+                directory / "tokenizer",
+                directory,
+                shard_rows=config.shard_rows,
+                max_length=config.max_length,
+                concurrency=config.concurrency,
+                progress=progress,
+            )
+        quarantined = _write_quarantine(bad, work / "quarantine", directory / "quarantine.jsonl")
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "settings": to_dict(config),
+            "sources": _sources(logs, bad, scored),
+            "skipped": [asdict(skip) for skip in skipped],
+            "splits": {split: _split_figures(found) for split, found in shards.items()},
+            "rewards": scored.statistics.summary(weights),
+            "tokenizer": {
+                "name": "trained" if trained else config.tokenizer,
+                "vocab_size": len(tokenizer),
+                "sha256": hashlib.sha256((directory / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest(),
+            },
+            "quarantined": quarantined,
+            "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
+            "renamed_ids": sum(int((count > 1).sum()) for count in cluster.occurrences(scored).values()),
+            "cut_replies": sum(shard.cut_replies for found in shards.values() for shard in found),
+            "shared_contexts": _shared_contexts(config, scored),
+            **_cost(began, scored, shards),
+        }
+        shutil.rmtree(work)
+        save_config(config, directory / "prepare.yaml")
+        (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if not config.quiet:
+        _report(manifest, skipped, out)
+    return _headline(manifest, out)
+
+
+@contextmanager
+def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A sibling of `out` that takes its place when the block ends well, so that a killed run never leaves half a data directory under the name.
+
+    Raises ValueError when `out` holds something: with `overwrite` a data directory is replaced, and nothing else.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not overwrite:
+            raise ValueError(f"{out} exists and is not empty: choose another --out, or replace the data directory there with --overwrite")
+        try:
+            load_manifest(out)
+        except ValueError as error:
+            if not (out / MANIFEST).is_file():
+                raise ValueError(f"{out} exists and is no data directory, so --overwrite leaves it alone: choose another --out ({error})") from None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix=f"{out.name}.tmp-", dir=out.parent))
+    directory.chmod(0o755)  # mkdtemp's 0700 would shut out other users and workers
+    try:
+        yield directory
+        if out.exists():
+            old = directory.with_name(f"{directory.name}.old")
+            out.rename(old)
+            directory.rename(out)
+            shutil.rmtree(old)
+        else:
+            directory.rename(out)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check(config: PrepareConfig) -> None:
+    if not config.logs:
+        raise ValueError("expected at least one file or folder with logs, got none: pass --logs PATH [PATH ...]")
+    if not config.out:
+        raise ValueError("expected a directory to write, got none: pass --out DIR")
+    if config.split not in ("hash", "declared"):
+        raise ValueError(f"expected --split hash or declared, got {config.split!r}")
+    if not (config.validation >= 0 and config.test >= 0 and config.validation + config.test < 1):
+        raise ValueError(f"expected shares >= 0 with validation + test < 1, got validation={config.validation} and test={config.test}")
+    for name, least in (("shard_rows", 1), ("max_length", 8), ("max_line_bytes", 1), ("vocab_size", 300), ("num_cpus", 1), ("concurrency", 1)):
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ValueError(f"expected --{name} of at least {least}, got {value}")
+    for name, weight in config.rewards.items():
+        if weight is not None and not math.isfinite(weight):
+            raise ValueError(f"expected a finite weight for --rewards.{name}, got {weight}")
+
+
+def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
+    if config.strict and bad:
+        raise ValueError(f"{cluster.describe(bad[0])} (a strict run stops at the first bad file)")
+    if not logs:
+        reason = f"; the first of {len(bad)} bad files is {cluster.describe(bad[0])}" if bad else ""
+        raise ValueError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
+    inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
+    if inside and config.overwrite:
+        raise ValueError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --out")
+
+
+def _check_scored(scored: cluster.Scored, bad: Sequence[Bad]) -> None:
+    total = sum(scored.dialogs.values())
+    if not total:
+        silent = sum(count["no_reply"] for count in scored.counts.values())
+        quarantined = len(bad) + sum(count["quarantined"] for count in scored.counts.values())
+        first = scored.first_bad or (cluster.describe(bad[0]) if bad else "")
+        reason = f"; the first quarantined one is {first}" if first else ""
+        raise ValueError(f"expected at least one dialog with an assistant reply, got {silent} without a reply and {quarantined} quarantined{reason}")
+    if not scored.dialogs["train"]:
+        raise ValueError(f"no dialog of {total} fell into the train split: lower --validation and --test, choose another --seed, or give more logs")
+
+
+def _weights(config: PrepareConfig) -> dict[str, float]:
+    weights = {name: float(weight) for name, weight in config.rewards.items() if weight is not None}
+    if not weights:
+        weights = {"logged": 1.0}
+        if not config.quiet:
+            print("no --rewards given: a reply's reward is the one its log has (logged 1)")
+    return weights
+
+
+def _scoring(config: PrepareConfig, weights: dict[str, float]) -> cluster.Scoring:
+    return cluster.Scoring(
+        weights=weights,
+        rating=config.rating,
+        split=config.split,
+        validation=config.validation,
+        test=config.test,
+        seed=config.seed,
+        strict=config.strict,
+        max_line_bytes=config.max_line_bytes,
+    )
+
+
+def _tokenizer(config: PrepareConfig, scored: cluster.Scored, directory: Path) -> tuple[PreTrainedTokenizerFast, bool]:
+    """The tokenizer, saved in `directory`, and whether it was trained here."""
+    from rl_dialog.data.tokenize import load_tokenizer, train_tokenizer
+
+    trained = config.tokenizer is None
+    tokenizer = train_tokenizer(sample_texts(scored), vocab_size=config.vocab_size) if trained else load_tokenizer(config.tokenizer)
+    tokenizer.save_pretrained(directory)
+    return tokenizer, trained
+
+
+def sample_texts(scored: cluster.Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
+    """The message texts of every n-th dialog of the train split, with n such that about `limit` characters come out."""
+    step = math.ceil(scored.characters["train"] / limit)
+    seen = 0
+    for path, count in scored.chunks["train"]:
+        messages = pq.read_table(path, columns=["messages"]).column("messages")
+        for i in range(-seen % step, count, step):
+            yield from (message["content"] for message in messages[i].as_py() if message["content"])
+        seen += count
+
+
+def _write_quarantine(bad: Sequence[Bad], parts: Path, path: Path) -> int:
+    """All bad records, files first, in the order of reading. Returns how many."""
+    count = 0
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for item in bad:
+            file.write(json.dumps(asdict(item), ensure_ascii=False) + "\n")
+            count += 1
+        for part in sorted(parts.iterdir()):
+            with open(part, encoding="utf-8", newline="\n") as lines:
+                for line in lines:
+                    file.write(line)
+                    count += 1
+    return count
+
+
+def _sources(logs: Sequence[LogFile], bad: Sequence[Bad], scored: cluster.Scored) -> dict[str, Any]:
+    """Counts per source, and the files that it came from; a file without a record counts for its corpus."""
+    counts = {**scored.counts}
+    seen = {log for log, _ in counts}
+    for index, log in enumerate(logs):
+        if index not in seen:
+            counts[index, log.corpus] = {}
+    sources: dict[str, Any] = {}
+    for (index, name), count in sorted(counts.items()):
+        source = sources.setdefault(name, _new_source())
+        log = logs[index]
+        member = {} if log.member is None else {"member": log.member}
+        source["files"].append({"path": log.path, **member, "reader": log.reader, **scored.files[log.path]})
+        for key in _COUNTS:
+            source[key] += count.get(key, 0)
+    for item in bad:
+        sources.setdefault(item.source, _new_source())["quarantined"] += 1
+    return dict(sorted(sources.items()))
+
+
+_COUNTS = ("dialogs", "replies", "turns", "no_reply", "quarantined")
+
+
+def _new_source() -> dict[str, Any]:
+    return {"files": [], **dict.fromkeys(_COUNTS, 0)}
+
+
+def _split_figures(shards: Sequence[cluster.Shard]) -> dict[str, Any]:
+    totals = {key: sum(getattr(shard, key) for shard in shards) for key in ("dialogs", "replies", "rows", "tokens")}
+    return {**totals, "shards": [{"file": shard.file, "dialogs": shard.dialogs, "rows": shard.rows} for shard in shards]}
+
+
+def _shared_contexts(config: PrepareConfig, scored: cluster.Scored) -> int:
+    shared = cluster.shared_contexts(scored)
+    if shared and config.split == "hash":
+        raise RuntimeError(f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it")
+    return shared
+
+
+def _cost(began: float, scored: cluster.Scored, shards: dict[str, list[cluster.Shard]]) -> dict[str, Any]:
+    seconds = time.perf_counter() - began
+    worker = max([scored.worker_kib, *(shard.worker_kib for found in shards.values() for shard in found)])
+    return {
+        "seconds": round(seconds, 2),
+        "dialogs_per_second": round(sum(scored.dialogs.values()) / seconds, 1),
+        "peak_memory_mib": {"driver": cluster.peak_kib() // 1024, "worker": worker // 1024},
+    }
+
+
+def _headline(manifest: dict[str, Any], out: Path) -> dict[str, Any]:
+    totals = {key: sum(split[key] for split in manifest["splits"].values()) for key in ("dialogs", "replies", "rows", "tokens")}
+    reward = {key: manifest["rewards"]["sum"][key] for key in ("mean", "std")}
+    kept = ("quarantined", "no_reply", "renamed_ids", "cut_replies", "shared_contexts", "seconds", "dialogs_per_second", "peak_memory_mib")
+    dialogs = {split: manifest["splits"][split]["dialogs"] for split in SPLITS}
+    return {"out": str(out), "manifest": str(out / MANIFEST), **totals, "splits": dialogs, "reward": reward, **{key: manifest[key] for key in kept}}
+
+
+@contextmanager
+def _progress(title: str, quiet: bool, total: int | None = None) -> Iterator[Any]:
+    with tqdm(desc=title, total=total, unit=" dialogs", disable=True if quiet else None) as bar:  # None: silent unless stderr is a terminal
+        yield bar.update
+
+
+def _report(manifest: dict[str, Any], skipped: Sequence[Skipped], out: Path) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 140, soft_wrap=not sys.stdout.isatty())
+    console.print(_source_table(manifest))
+    for table in _reward_tables(manifest["rewards"]):
+        console.print(table)
+    for note in _notes(manifest, skipped):
+        console.print(note, markup=False, highlight=False)
+    console.print(f"wrote {out} in {manifest['seconds']:.1f} s", markup=False, highlight=False)
+
+
+def _source_table(manifest: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("source", "reader", title="Sources", title_justify="left")
+    for name in ("files", *_COUNTS):
+        table.add_column(name.replace("_", " "), justify="right")
+    for name, source in manifest["sources"].items():
+        readers = ", ".join(sorted({file["reader"] for file in source["files"]}))
+        table.add_row(name or "(none)", readers, str(len(source["files"])), *(f"{source[key]:,}" for key in _COUNTS))
+    splits = ", ".join(f"{split} {figures['dialogs']:,}" for split, figures in manifest["splits"].items())
+    tokens = sum(figures["tokens"] for figures in manifest["splits"].values())
+    table.caption = f"{splits} dialogs; {tokens:,} tokens"
+    table.caption_justify = "left"
+    return table
+
+
+def _reward_tables(rewards: dict[str, Any]) -> Iterator[Any]:
+    from rich.table import Table
+
+    figures = ("mean", "std", "min", "max")
+    table = Table("reward", title="Rewards per reply (over the replies a component applies to)", title_justify="left")
+    for name in ("weight", *figures, "coverage"):
+        table.add_column(name, justify="right")
+    for name, row in rewards["components"].items():
+        table.add_row(name, f"{row['weight']:g}", *(_number(row[key]) for key in figures), f"{row['coverage']:.1%}")
+    table.add_row("sum", "", *(_number(rewards["sum"][key]) for key in figures), f"{rewards['sum']['coverage']:.1%}")
+    yield table
+    if len(rewards["components"]) > 1:
+        names = list(rewards["correlation"])
+        table = Table("correlation", *names, title_justify="left")
+        for name in names:
+            table.add_row(name, *("" if value is None else f"{value:.2f}" for value in rewards["correlation"][name].values()))
+        yield table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _notes(manifest: dict[str, Any], skipped: Sequence[Skipped]) -> Iterator[str]:
+    """What a user should not overlook."""
+    if manifest["quarantined"]:
+        yield f"{manifest['quarantined']:,} records could not be read: see quarantine.jsonl"
+    if skipped:
+        yield f"{len(skipped)} files skipped that are no dialogs of their own: see manifest.json"
+    if manifest["renamed_ids"]:
+        yield f"{manifest['renamed_ids']:,} dialogs had an id that was taken and got a number behind it"
+    if manifest["cut_replies"]:
+        yield f"{manifest['cut_replies']:,} replies longer than a row lost their tail: raise --max_length"
+    if manifest["shared_contexts"]:
+        yield f"{manifest['shared_contexts']:,} contexts are in more than one of the declared splits"
+    for name, row in manifest["rewards"]["components"].items():
+        if not row["coverage"]:
+            yield f"the reward {name} applies to no reply of these logs"
+    if manifest["rewards"]["sum"]["std"] == 0:
+        yield "every reply earns the same reward: enough for behaviour cloning, nothing for the other methods to learn from"
+
+
+if __name__ == "__main__":
+    run(PrepareConfig, main)

@@ -1,0 +1,185 @@
+"""Shards to checkpoint: any method, one worker or many.
+
+    python -m pipelines.train --data data/prepared --output_dir runs/bc
+    python -m pipelines.train --data data/prepared --output_dir runs/ilql --method ilql --model.model_name_or_path runs/bc --num_workers 2
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from transformers.utils import logging as transformers_logging
+
+from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.train import WorkerGroup, device, fit
+from rl_dialog.config import run, save_config
+from rl_dialog.data.shards import load_manifest, read_rows
+from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.methods import BC, METHODS, Method
+from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.training.loop import Trainer, TrainerConfig
+
+CHOICES = {"method": METHODS}
+
+
+@dataclass(frozen=True)
+class TrainConfig(TrainerConfig):
+    """Everything a training run depends on."""
+
+    data: str = ""
+    """a directory that `prepare` wrote"""
+    output_dir: str = ""
+    """the run folder; with several nodes, storage that all of them see"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """the language model and its heads"""
+    method: Method = field(default_factory=BC)
+    """how to learn: a name, and dotted flags for its fields"""
+    num_workers: int = 1
+    """training processes (data parallel)"""
+    cpus_per_worker: float = 0.0
+    """CPU cores of each; 0 shares out the cores of this machine"""
+    use_gpu: bool = False
+    """one GPU per worker"""
+    max_failures: int = 3
+    """restarts after a worker died"""
+    resume: bool = False
+    """continue the run in output_dir from its latest checkpoint"""
+    overwrite: bool = False
+    """delete the run in output_dir and start anew"""
+    env: str = ""
+    """measure the return in this environment at each evaluation, and choose the best checkpoint by it"""
+    env_episodes: int = 64
+    """conversations per measurement"""
+    address: str = ""
+    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
+    quiet: bool = False
+    """print only the final JSON line"""
+
+
+def main(config: TrainConfig) -> dict[str, Any]:
+    """Trains and returns the final metrics and checkpoint paths."""
+    _check(config)
+    out = Path(config.output_dir)
+    if config.overwrite and out.exists():
+        shutil.rmtree(out)
+    if (out / "latest").exists() and not config.resume:
+        raise ValueError(f"{out} already holds a run: pass --resume to continue it or --overwrite to delete it")
+    out.mkdir(parents=True, exist_ok=True)
+    save_config(config, out / "train.yaml", choices=CHOICES)
+    with connect(config.address or None):
+        cores = config.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
+        return fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
+
+
+def train_worker(config: TrainConfig) -> dict[str, Any]:
+    """What one worker does, from files to checkpoints; runs without Ray too."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    out, device = Path(config.output_dir), _device(config)
+    tokenizer = load_tokenizer(Path(config.data) / "tokenizer")
+    manifest = load_manifest(config.data)
+    torch.manual_seed(config.seed)
+    model = _with_path(config.model)
+    lm = load_lm(model, tokenizer)
+    policy = Policy(lm, config.method, model)
+    prior = freeze_prior(policy, out / "prior", tokenizer) if config.method.uses_prior else None
+    evaluate = None
+    if config.env:
+        from envs import ENVS
+        from rl_dialog.evaluation.generation import env_return
+
+        evaluate = partial(env_return, make_env=ENVS[config.env], episodes=config.env_episodes, seed=10_000)
+    trainer = Trainer(
+        policy,
+        tokenizer,
+        list(read_rows(config.data, "train")),
+        list(read_rows(config.data, "validation")),
+        config,
+        out,
+        prior=prior,
+        evaluate=evaluate,
+        describe=model_card(config, manifest),
+        device=device,
+        quiet=config.quiet,
+    )
+    return trainer.train()
+
+
+def _check(config: TrainConfig) -> None:
+    """What can be known to fail before a worker starts."""
+    for name in ("data", "output_dir"):
+        if not getattr(config, name):
+            raise ValueError(f"expected --{name}: {'a directory that `prepare` wrote' if name == 'data' else 'a folder for the run'}")
+    load_manifest(config.data)
+    if config.env:
+        from envs import ENVS
+
+        if config.env not in ENVS:
+            raise ValueError(f"unknown env {config.env!r}: expected one of {', '.join(ENVS)}")
+    if config.use_gpu and not torch.cuda.is_available() and config.num_workers == 1 and not config.address:
+        raise ValueError("--use_gpu: expected a CUDA device, found none")
+    model = _with_path(config.model)
+    if model.model_name_or_path and Path(model.model_name_or_path).is_dir() and (Path(model.model_name_or_path) / "tokenizer.json").exists():
+        ours, theirs = load_tokenizer(Path(config.data) / "tokenizer"), load_tokenizer(model.model_name_or_path)
+        if ours.get_vocab() != theirs.get_vocab():
+            raise ValueError(
+                f"{config.data} was tokenised with {len(ours)} tokens that are not those of {model.model_name_or_path} ({len(theirs)}): "
+                f"run prepare again with --tokenizer {model.model_name_or_path}"
+            )
+    run_folder = Path(config.output_dir)
+    if config.resume and (run_folder / "latest").exists():
+        stored = read_method(resolve(run_folder / (run_folder / "latest").read_text().strip()))
+        if stored != config.method:
+            raise ValueError(
+                f"{run_folder} holds a run of {method_name(stored)} with {stored}, expected {method_name(config.method)} with {config.method}: "
+                "resume with the same method, or start a run in another output_dir"
+            )
+
+
+def _with_path(model: ModelConfig) -> ModelConfig:
+    """A run folder stands for its best checkpoint."""
+    path = model.model_name_or_path
+    return replace(model, model_name_or_path=resolve(path)) if path and Path(path).is_dir() else model
+
+
+def model_card(config: TrainConfig, manifest: dict[str, Any]) -> str:
+    """The README.md of a checkpoint: what it is, how it was made, how to use it."""
+    rewards = {name: entry["weight"] for name, entry in manifest.get("rewards", {}).items() if entry.get("weight")}
+    lines = [
+        f"# {Path(config.output_dir).name}",
+        "",
+        f"A dialog policy trained with `{method_name(config.method)}` by rl_dialog.",
+        "",
+        f"- method: `{config.method}`",
+        f"- data: {', '.join(manifest.get('sources', {}))} ({manifest.get('splits', {}).get('train', {}).get('replies', '?')} replies to learn from)",
+        f"- rewards and weights: {rewards or 'none'}",
+        f"- seed: {config.seed}",
+        "",
+        "```bash",
+        "python -m pipelines.chat --checkpoint THIS_FOLDER",
+        "```",
+        "",
+        "`rl_dialog.models.policy.Policy.from_pretrained(folder)` gives the policy; "
+        + (
+            "`transformers.AutoModelForCausalLM.from_pretrained(folder)` gives the same logits."
+            if config.method.plain_lm
+            else "`transformers.AutoModelForCausalLM.from_pretrained(folder)` gives the language model without its value heads."
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _device(config: TrainConfig) -> torch.device:
+    """The GPU that Ray Train assigned, or the CPU."""
+    return device() if config.use_gpu else torch.device("cpu")
+
+
+if __name__ == "__main__":
+    run(TrainConfig, main, choices=CHOICES)

@@ -1,0 +1,1 @@
+"""rl_dialog: better dialog policies from logged conversations and human preferences."""

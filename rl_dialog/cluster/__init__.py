@@ -1,0 +1,1 @@
+"""Everything that runs on Ray: the only package, with `pipelines`, that imports it."""

@@ -1,0 +1,66 @@
+"""Training on Ray Train (V2): N workers in one process group, restarted from the latest checkpoint when one of them dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """How many workers train and what each one gets."""
+
+    num_workers: int = 1
+    cpus_per_worker: float = 1.0
+    use_gpu: bool = False
+    max_failures: int = 3
+
+
+def fit(train_worker: Callable[[Any], dict[str, Any]], config: Any, group: WorkerGroup, output_dir: str | Path) -> dict[str, Any]:
+    """Runs `train_worker(config)` on every worker of the group and returns what the first one returned.
+
+    A worker that dies takes the group down; it is started again up to `max_failures` times and `train_worker` continues from its latest checkpoint.
+    `output_dir` must be storage that all nodes see. Raises what a worker raised.
+    """
+    per_worker = {"CPU": group.cpus_per_worker, **({"GPU": 1} if group.use_gpu else {})}
+    trainer = TorchTrainer(
+        _worker_loop,
+        train_loop_config={"work": train_worker, "config": config, "threads": max(1, int(group.cpus_per_worker)), "output_dir": str(output_dir)},
+        scaling_config=ScalingConfig(num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker),
+        torch_config=TorchConfig(backend="nccl" if group.use_gpu else "gloo"),
+        run_config=RunConfig(
+            name="ray_train", storage_path=str(Path(output_dir).resolve()), failure_config=FailureConfig(max_failures=group.max_failures)
+        ),
+    )
+    try:
+        return trainer.fit().metrics or {}
+    except ray.train.TrainingFailedError as error:
+        raise _cause(error) from error
+
+
+def device() -> torch.device:
+    """The device that Ray Train gave this worker."""
+    return get_device()
+
+
+def _worker_loop(settings: dict[str, Any]) -> None:
+    torch.set_num_threads(settings["threads"])
+    result = settings["work"](settings["config"])
+    ray.train.report({name: value for name, value in result.items() if isinstance(value, int | float | str)})
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The user's own error inside Ray's wrappers, when it is one that a config or a file can fix."""
+    failures = getattr(error, "worker_failures", None) or {}
+    for failure in failures.values():
+        inner = getattr(failure, "cause", failure)
+        if isinstance(inner, ValueError | OSError):
+            return inner
+    return error

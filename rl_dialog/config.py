@@ -1,0 +1,200 @@
+"""Configs: frozen dataclasses, filled from YAML first and dotted flags second, saved with every output.
+
+    python -m pipelines.train --config tune_configs/ilql.yaml --method.beta 4
+
+A field whose type depends on a choice (the method) is named in `choices`: `--method ilql` picks the dataclass, `--method.tau 0.8` sets its fields.
+Unknown flags and YAML keys are errors that name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+Choices = Mapping[str, Mapping[str, type]]  # field name -> {choice name: dataclass}
+
+
+class ConfigError(ValueError):
+    """A config file or flag that cannot be used; the message names the key and the nearest known one."""
+
+
+def load_config(config_class: type[T], argv: Sequence[str] | None = None, *, choices: Choices | None = None) -> T:
+    """`config_class` from `--config FILE` and dotted flags; later ones win. Raises ConfigError, or exits after `--help`."""
+    import tyro
+
+    choices = choices or {}
+    arguments = [_dashes_to_underscores(a) for a in (sys.argv[1:] if argv is None else argv)]
+    path, arguments = _take(arguments, "--config")
+    values = _read_yaml(path) if path else {}
+    for name, options in choices.items():
+        picked, arguments = _take(arguments, f"--{name}")
+        default = _field_default(config_class, name)
+        values[name] = _choose(name, picked, values.get(name), options, default, path)
+    for field in dataclasses.fields(config_class):
+        keys = _field_default(config_class, field.name)
+        for key in keys if isinstance(keys, dict) else ():  # tyro cannot type `--rewards.vote 1` from a default of None
+            number, arguments = _take(arguments, f"--{field.name}.{key}")
+            if number is not None:
+                values[field.name] = (values.get(field.name) or {}) | {key: _to_float(number, f"--{field.name}.{key}", "flags")}
+    default = from_dict(config_class, values, where=path or "config")
+    known = set(_flags(default))
+    for argument in arguments:
+        flag = argument.split("=", 1)[0]
+        if flag.startswith("--") and flag != "--help" and _positive(flag) not in known:
+            raise ConfigError(f"unknown flag {flag}.{_nearest(flag, known)} `--help` lists every flag with its default.")
+    program = f"python -m {Path(sys.argv[0]).resolve().parent.name}.{Path(sys.argv[0]).stem}"
+    return tyro.cli(config_class, args=arguments, default=default, prog=program, config=(tyro.conf.AvoidSubcommands,))
+
+
+def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    """A dataclass from nested plain values. Raises ConfigError for unknown or missing keys and for values of the wrong kind."""
+    fields = {f.name: f for f in dataclasses.fields(config_class)}
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key {key!r} for {config_class.__name__}.{_nearest(key, fields)}")
+    filled = {}
+    for name, value in values.items():
+        default = _field_default(config_class, name)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(default):
+            value = from_dict(type(default), value, where=f"{where}: {name}")
+        elif isinstance(value, Mapping) and isinstance(default, dict):
+            unknown = [key for key in value if default and key not in default]
+            if unknown:
+                raise ConfigError(f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(unknown[0], default)}")
+            value = default | dict(value)
+        elif isinstance(value, list) and not isinstance(default, list):
+            value = tuple(value)
+        elif isinstance(default, bool) != isinstance(value, bool) and isinstance(default, bool | int | float | str):
+            raise ConfigError(f"{where}: expected {type(default).__name__} for {name}, got {value!r}")
+        elif isinstance(default, float) and isinstance(value, int | str):
+            value = _to_float(value, name, where)  # YAML reads 1e-4 as a string
+        filled[name] = value
+    try:
+        return config_class(**filled)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def to_dict(config: Any, *, choices: Choices | None = None) -> dict[str, Any]:
+    """The inverse of `load_config`'s YAML: nested plain values, with the name of each choice under `name`."""
+    values = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    for field, options in (choices or {}).items():
+        name = next(name for name, option in options.items() if type(getattr(config, field)) is option)
+        values[field] = {"name": name, **values[field]}
+    return values
+
+
+def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
+    """Writes the resolved config as YAML that `--config` reads back."""
+    Path(path).write_text(yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def run(config_class: type[T], main: Callable[[T], dict[str, Any]], *, choices: Choices | None = None) -> None:
+    """The entry point of a pipeline: loads the config, runs `main`, prints its headline figures as the last line of stdout.
+
+    Errors that a user can fix (ValueError, OSError) become one paragraph on stderr and exit status 2; RL_DIALOG_DEBUG=1 shows where they came from.
+    """
+    try:
+        result = main(load_config(config_class, choices=choices))
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("RL_DIALOG_DEBUG"):
+            raise
+        print("\n" + textwrap.fill(f"error: {error}", width=140, break_long_words=False, replace_whitespace=False), file=sys.stderr)
+        sys.exit(2)
+    print(json.dumps(result, ensure_ascii=False, default=str), flush=True)
+
+
+def _choose(name: str, picked: str | None, given: Any, options: Mapping[str, type], default: Any, path: str | None) -> Any:
+    """The dataclass instance for a choice: the flag's name wins over the YAML's; the YAML's values are kept when the name agrees."""
+    values = {"name": given} if isinstance(given, str) else dict(given or {})
+    current = next((option_name for option_name, option in options.items() if type(default) is option), None)
+    declared = values.pop("name", current)
+    chosen = picked or declared
+    if chosen not in options:
+        raise ConfigError(f"unknown {name} {chosen!r}: expected one of {', '.join(options)}.{_nearest(str(chosen), options)}")
+    if chosen != declared:
+        values = {}
+    return from_dict(options[chosen], values, where=f"{path or 'config'}: {name}")
+
+
+def _take(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
+    """Removes `flag VALUE` or `flag=VALUE`; the last one wins."""
+    value, rest, i = None, [], 0
+    while i < len(arguments):
+        if arguments[i] == flag:
+            if i + 1 == len(arguments):
+                raise ConfigError(f"expected a value after {flag}, got nothing")
+            value, i = arguments[i + 1], i + 2
+        elif arguments[i].startswith(flag + "="):
+            value, i = arguments[i].split("=", 1)[1], i + 1
+        else:
+            rest.append(arguments[i])
+            i += 1
+    return value, rest
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: expected YAML, got {error}") from error
+    if not isinstance(values or {}, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, got {type(values).__name__}")
+    return values or {}
+
+
+def _flags(config: Any, prefix: str = "--") -> list[str]:
+    found = []
+    for field in dataclasses.fields(config):
+        value, flag = getattr(config, field.name), f"{prefix}{field.name}"
+        found.append(flag)
+        if dataclasses.is_dataclass(value):
+            found += _flags(value, flag + ".")
+        elif isinstance(value, dict):
+            found += [f"{flag}.{key}" for key in value]
+    return found
+
+
+def _field_default(config_class: type, name: str) -> Any:
+    field = next(f for f in dataclasses.fields(config_class) if f.name == name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _positive(flag: str) -> str:
+    head, _, last = flag.rpartition(".")
+    last = last.removeprefix("--").removeprefix("no_")
+    return f"{head}.{last}" if head else f"--{last}"
+
+
+def _dashes_to_underscores(argument: str) -> str:
+    """`--max-length 8` is `--max_length 8`."""
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def _to_float(value: Any, name: str, where: str) -> float:
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: expected a number for {name}, got {value!r}") from error

@@ -1,0 +1,1 @@
+"""Dialogs in, batches out: schema -> readers -> splits -> tokenize -> batch."""

@@ -1,0 +1,120 @@
+"""The alignment rule, written once. Letters: B dialogs, T tokens, N decisions, S states, V vocabulary, H hidden width.
+
+Position t is a decision: state = tokens[0..t], action = tokens[t+1]. A dialog of two replies (a1 a2 and b1), which then ends:
+
+    t          0      1      2     3      4     5      6      7
+    token      <u>    hi     <a>   a1     a2    <u>    <a>    b1
+    act        .      .      1     1      .     .      1      .       token t+1 was written by the assistant
+    reward     .      .      0     r_a    .     .      r_b    .       arrives after the reply's last action
+    nxt        .      .      3     6      .     .      -      .       the next decision: user tokens are skipped
+    done       .      .      0     0      .     .      1      .       only the last action of a finished conversation
+
+A truncated conversation has no `done`: its last action's `nxt` is the row's last token, a state without an action that only bootstraps.
+Padding is `attention_mask`, never `done`. Rewards are float32 in raw units.
+
+Everything a method needs is also gathered: `states` lists the flat positions b*T + t of the N decisions in reading order, then of the states that
+only bootstrap, so a vocabulary-wide head runs on S rows and never on user tokens; `next_state` indexes into `states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_dialog.data.tokenize import Row
+
+
+@dataclass
+class Batch:
+    """Token tensors of B rows under the alignment rule."""
+
+    input_ids: Tensor  # (B, T) int64, padded on the right
+    attention_mask: Tensor  # (B, T) bool
+    act: Tensor  # (B, T) bool
+    reward: Tensor  # (B, T) float32
+    nxt: Tensor  # (B, T) int64; 0 where there is none
+    done: Tensor  # (B, T) bool
+    states: Tensor  # (S,) int64: flat positions, the N decisions first
+    actions: Tensor  # (N,) int64
+    rewards: Tensor  # (N,) float32
+    next_state: Tensor  # (N,) int64 into `states`; 0 where done
+    dones: Tensor  # (N,) bool
+    turn_end: Tensor  # (N,) bool: this action ends its reply
+    rows: Tensor  # (N,) int64: which of the B rows
+    prior_logp: Tensor | None = None  # (N,) float32: log p(action) under the frozen prior, where the method asks for it
+
+    @property
+    def decisions(self) -> int:
+        """N."""
+        return len(self.actions)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on `device`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{name: value if value is None else value.to(device, non_blocking=True) for name, value in values.items()})
+
+
+def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", prior_logp: Sequence[np.ndarray] | None = None) -> Batch:
+    """B rows to a Batch. `spread="every_token"` repeats a reply's reward on each of its actions, as the 2019 code did.
+
+    Raises ValueError for an empty list, an unknown `spread`, or a row whose first token is an action (it has no state).
+    """
+    if not rows:
+        raise ValueError("expected at least one row to collate, got none")
+    if spread not in ("reply_end", "every_token"):
+        raise ValueError(f"expected spread 'reply_end' or 'every_token', got {spread!r}")
+    shape = (len(rows), max(len(row.input_ids) for row in rows))
+    ids, mask, act, done = np.full(shape, pad_id, np.int64), np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+    reward, nxt, turn_end, tail = np.zeros(shape, np.float32), np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, bool)
+    for b, row in enumerate(rows):
+        length = len(row.input_ids)
+        ids[b, :length], mask[b, :length] = row.input_ids, True
+        if row.assistant[0]:
+            raise ValueError("expected a state before the first action: a row may not begin with an assistant token (render a generation prompt first)")
+        act[b, : length - 1] = row.assistant[1:]
+        where = np.flatnonzero(act[b])
+        ends = row.reply_ends - 1  # the decision that wrote a reply's last token
+        turn_end[b, ends] = True
+        reward[b, ends] = row.rewards
+        if spread == "every_token":
+            reply = np.searchsorted(ends, where)  # a decision belongs to the first reply that ends at or after it
+            reward[b, where] = row.rewards[reply]
+        if len(where):
+            nxt[b, where] = np.append(where[1:], length - 1 if row.truncated else 0)
+            done[b, where[-1]] = not row.truncated
+            tail[b, length - 1] = row.truncated
+    return _gathered(*map(torch.from_numpy, (ids, mask, act, reward, nxt, done, turn_end, tail)), prior_logp)
+
+
+def _gathered(
+    ids: Tensor, mask: Tensor, act: Tensor, reward: Tensor, nxt: Tensor, done: Tensor, turn_end: Tensor, tail: Tensor, prior_logp: Sequence | None
+) -> Batch:
+    """Adds the flat views of the N decisions."""
+    width = ids.shape[1]
+    decisions = act.flatten().nonzero().squeeze(1)  # (N,)
+    states = torch.cat([decisions, tail.flatten().nonzero().squeeze(1)])  # (S,)
+    index = torch.zeros(ids.numel(), dtype=torch.int64)
+    index[states] = torch.arange(len(states))
+    rows = decisions // width
+    ends = done.flatten()[decisions]
+    following = index[rows * width + nxt.flatten()[decisions]].masked_fill(ends, 0)
+    return Batch(
+        input_ids=ids,
+        attention_mask=mask,
+        act=act,
+        reward=reward,
+        nxt=nxt,
+        done=done,
+        states=states,
+        actions=ids.flatten()[decisions + 1],
+        rewards=reward.flatten()[decisions],
+        next_state=following,
+        dones=ends,
+        turn_end=turn_end.flatten()[decisions],
+        rows=rows,
+        prior_logp=None if prior_logp is None else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32)),
+    )

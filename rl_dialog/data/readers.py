@@ -1,0 +1,244 @@
+"""Logs of any known format to Dialogs: `find_logs` says what to read and with which reader, `read_log` reads one file.
+
+The reader is chosen by what a file's beginning holds, not by its extension. A malformed file, row or message never stops the reading and never
+disappears: it comes out as a `Bad` with file, place and reason. Files known not to be dialogs come out as `Skipped`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from rl_dialog.data.formats import abcd, convlab, deal_or_not, dialog, multiwoz, neural_chat, openai, taskmaster, trl
+from rl_dialog.data.formats.head import Head, look
+from rl_dialog.data.formats.json_stream import JsonError
+from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, shown
+from rl_dialog.data.schema import Dialog
+
+__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log"]
+
+READERS = {  # the first one that matches reads the file
+    "dialog": dialog,
+    "trl": trl,
+    "openai": openai,
+    "convlab": convlab,
+    "multiwoz": multiwoz,
+    "taskmaster": taskmaster,
+    "abcd": abcd,
+    "deal_or_not": deal_or_not,
+    "neural_chat": neural_chat,
+}
+
+# Skipped by name alone: text about the data, which may quote a record. A data file may well be called notice.jsonl.
+DOCUMENTS = re.compile(
+    r"(?:readme|licen[cs]e|notice|copying|changelog|citation|authors)\b(?!.*\.(?:jsonl?|csv|parquet|zip|gz)$).*"
+    r"|.*\.(?:md|rst|py|ipynb|html?|pdf|png|jpe?g|gif|svg|ya?ml|toml|sh)"
+)
+
+# Skipped where no reader recognises the content. Matched against the end of the lower-case path.
+AUXILIARY = (
+    (r"ontology[^/]*\.json", "an ontology"),
+    (r"schema\.json", "a schema"),
+    (r"(?:kb|guidelines|utterances|actions|api)\.json", "a corpus's guidelines or knowledge base"),
+    (r"(?:db|database)/[^/]+|[a-z]+_db\.(?:json|db)|postcode\.json", "a database of entities"),
+    (r"goal/[^/]+\.json|[^/]*goal_model\.json", "a goal model"),
+    (r"nlg/[^/]+\.json|[^/]*_template_nlg\.json", "templates for language generation"),
+    (r"[^/]*voc\.txt|[^/]*value_dict\.json|all_value\.json|da_slot_cnt\.json|trackable_intent\.json", "a vocabulary or count table"),
+    (r"(?:dialog_acts|dialogue_acts|system_acts|slot_descriptions|attraction_phrases)\.json", "annotations without the talk"),
+    (r"(?:val|test)listfile\.(?:json|txt)", "a list of dialog ids, read together with data.json"),
+    (r"selfplay\.txt", "negotiation scenarios without dialogs"),
+    (r"(?:splits?|train-dev-test)/.*\.(?:tsv|csv)", "ids or derived pairs of dialogs that stand in the corpus's JSON files"),
+    (r"(?:manifest\.json|quarantine\.jsonl|rl_dialog\.yaml|metrics\.jsonl?)", "written by this project about other files"),
+)
+
+# A file that repeats records of another one in the same folder or zip: (file, the other).
+REPEATS = (
+    (r"(?:train|val|test)\.txt", ("data.txt",)),
+    (r"data/dialogues\.json", ("data.zip",)),
+    (r"dummy_data\.json", ("data.zip", "data/dialogues.json")),
+    (r"sample\.json", ("self-dialogs.json",)),
+    (r"abcd_sample\.json", ("abcd_v1.1.json", "abcd_v1.1.json.gz")),
+)
+
+
+def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[LogFile], list[Bad], list[Skipped]]:
+    """What to read among files and folders (searched recursively, in sorted order), what is broken, and what is known not to be dialogs.
+
+    `reader` forces one reader for every file. Raises ValueError for an unknown reader, a missing path and a folder without any log.
+    """
+    if reader is not None and reader not in READERS:
+        raise ValueError(f"expected one of the readers {', '.join(READERS)}, got {reader!r}{_suggestion(reader, READERS)}")
+    logs: list[LogFile] = []
+    bad: list[Bad] = []
+    skipped: list[Skipped] = []
+    seen: dict[Path, str] = {}
+    for path in map(Path, paths):
+        results = [_judge(found, reader, seen) for found in _search(path)]
+        logs += [result for result in results if isinstance(result, LogFile)]
+        bad += [result for result in results if isinstance(result, Bad)]
+        skipped += [result for result in results if isinstance(result, Skipped)]
+        if path.is_dir() and all(isinstance(result, Skipped) and "also given as" not in result.reason for result in results):
+            among = ", ".join(sorted({PurePosixPath(result.file).name for result in results})[:5]) or "nothing"
+            raise ValueError(f"expected logs in the folder {path}, found {among}; the readers are {', '.join(READERS)}")
+    return _distinct(logs), bad, skipped
+
+
+def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog | Bad]:
+    """The dialogs of one file in its order, and a Bad for everything in it that is not one. Memory stays flat however long the file is."""
+    if log.reader not in READERS:
+        raise ValueError(f"expected one of the readers {', '.join(READERS)}, got {log.reader!r}{_suggestion(log.reader, READERS)}")
+    count = 0
+    try:
+        for item in READERS[log.reader].read(log, max_line_bytes=max_line_bytes):
+            count += 1
+            yield item
+    except Exception as error:  # the file is damaged from here on; what came before is already out
+        yield Bad(log.name, f"after record {count}" if count else "", f"reading stopped here: {_plain(error)}", log.corpus)
+        return
+    if not count:
+        yield Bad(log.name, "", "expected dialogs, got a file without any record", log.corpus)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file on the way to being judged."""
+
+    path: str
+    member: str | None
+    corpus: str  # for logs of the user's own: the folder, or the stem of a file that was named itself
+    siblings: frozenset[str] = field(default=frozenset(), repr=False)  # every name in the same folder or zip, for REPEATS
+    problem: str = ""
+    named: bool = False  # given itself, not found in a folder or zip
+
+    @property
+    def name(self) -> str:
+        return full_name(self.path, self.member).replace("\\", "/")
+
+
+def _search(path: Path) -> Iterator[_Found]:
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path).parts))
+        names = frozenset(file.as_posix() for file in files)
+        for file in files:
+            corpus = (PurePosixPath(path.resolve().name) / file.parent.relative_to(path).as_posix()).as_posix()
+            yield from _unpacked(_Found(str(file), None, corpus, names))
+    elif path.exists():
+        stem = LogFile(str(path), "").stem
+        yield from _unpacked(_Found(str(path), None, stem, named=True))
+    else:
+        nearby = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ValueError(f"expected a file or folder, found nothing at {path}{_suggestion(path.name, nearby)}")
+
+
+def _unpacked(found: _Found) -> Iterator[_Found]:
+    """The members of a zip as files of their own; every other file as it is."""
+    if DOCUMENTS.fullmatch(Path(found.path).name.lower()) or _repeated(found) or not _is_zip(found.path):
+        yield found
+        return
+    try:
+        with zipfile.ZipFile(found.path) as archive:
+            members = sorted(info.filename for info in archive.infolist() if not info.is_dir())
+    except (zipfile.BadZipFile, OSError) as error:
+        yield replace(found, problem=f"expected a whole zip file, got a truncated or damaged one: {error}")
+        return
+    names = frozenset(f"{found.name}/{member}" for member in members)
+    for member in members:
+        if not _hidden(PurePosixPath(member).parts):
+            yield replace(found, member=member, siblings=names, named=False)
+
+
+def _is_zip(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
+    except OSError:
+        return False
+
+
+def _judge(found: _Found, reader: str | None, seen: dict[Path, str]) -> LogFile | Bad | Skipped:
+    place = Path(found.path).resolve() / (found.member or "")
+    if place in seen:
+        return Skipped(found.name, f"also given as {seen[place]}")
+    seen[place] = found.name
+    if DOCUMENTS.fullmatch(PurePosixPath(found.name).name.lower()):
+        return Skipped(found.name, "documentation or code")
+    if other := _repeated(found):
+        return Skipped(found.name, f"repeats records of {other}")
+    if found.problem:
+        return Bad(found.name, "", found.problem, found.corpus)
+    try:
+        head = look(found.path, found.member)
+        recognised = None if head.problem else next((name for name, form in READERS.items() if form.matches(head)), None)
+        return _by_content(found, head, recognised, reader)
+    except Exception as error:
+        return Bad(found.name, "", _plain(error), found.corpus)
+
+
+def _by_content(found: _Found, head: Head, recognised: str | None, forced: str | None) -> LogFile | Bad | Skipped:
+    known = next((what for pattern, what in AUXILIARY if re.search(f"(?:^|/)(?:{pattern})$", found.name.lower())), None)
+    if known and (recognised is None and forced is None or forced and not found.named):
+        return Skipped(found.name, known)
+    if name := forced or recognised:
+        return LogFile(found.path, name, found.member, READERS[name].corpus(head) or found.corpus)
+    if set(head.columns) >= neural_chat.RATINGS_ONLY:
+        return Skipped(found.name, "conversation ratings without messages; the export of the chats carries them too")
+    return Bad(found.name, "", head.problem or _unrecognised(head), found.corpus, shown(head.text))
+
+
+def _repeated(found: _Found) -> str:
+    """The other file of the same folder or zip that holds this file's records as well; "" for none."""
+    path = PurePosixPath(found.name)
+    if path.suffix.lower() in (".gz", ".zip") and path.with_suffix("").as_posix() in found.siblings:
+        return path.with_suffix("").as_posix()
+    for pattern, others in REPEATS:
+        match = re.search(f"(?:^|/)(?:{pattern})$", found.name)
+        folder = found.name[: match.start()] if match else ""
+        for other in others if match else ():
+            candidate = f"{folder}/{other}" if folder else other
+            if candidate in found.siblings:
+                return candidate
+    return ""
+
+
+def _hidden(parts: Sequence[str]) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
+
+
+def _unrecognised(head: Head) -> str:
+    holds = f"text of the kind {head.kind!r}"
+    if head.kind in ("csv", "parquet"):
+        holds = f"the columns {', '.join(head.columns)}"
+    elif head.records:
+        holds = f"the keys {', '.join(sorted(head.keys)[:12])}"
+    return f"no reader recognises this file: expected one of {', '.join(READERS)}; got {holds}"
+
+
+def _distinct(logs: list[LogFile]) -> list[LogFile]:
+    """Ids of records without one are made of corpus and stem: logs that share both carry their full name as corpus."""
+    shared = Counter((log.corpus, log.stem) for log in logs)
+    generic = {"dialog", "trl", "openai", "neural_chat"}
+    return [replace(log, corpus=log.name) if shared[log.corpus, log.stem] > 1 and log.reader in generic else log for log in logs]
+
+
+def _suggestion(word: str, known: Sequence[str] | dict) -> str:
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _plain(error: Exception) -> str:
+    """What went wrong, in words."""
+    if isinstance(error, JsonError):
+        return str(error)
+    if isinstance(error, zlib.error):
+        return f"expected whole gzip or zip data, got damaged data: {error}"
+    if isinstance(error, EOFError):
+        return f"expected a whole gzip file, got one that is cut off: {error}"
+    if isinstance(error, zipfile.BadZipFile):
+        return f"expected a whole zip file, got a damaged one: {error}"
+    return f"the file cannot be read: {type(error).__name__}: {error}"

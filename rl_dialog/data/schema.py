@@ -1,0 +1,197 @@
+"""The Dialog: one record that is a log line, a Parquet row, an offline trajectory, a rollout and a served chat.
+
+A message is a plain dict in OpenAI's form, `{"role", "content"}`, so that chat templates and clients take it as it is.
+Assistant messages may also carry
+
+    reward    float or null    what this reply earned (the data's own reward, or the weighted sum that `prepare` wrote)
+    rewards   {name: float}    the named components behind `reward`
+    feedback  {...}            what a human said about this reply: {"vote": -1 | 0 | 1}, an edit, ...
+    weight    0 or 1           OpenAI's field: 0 keeps the reply as context and never trains on it
+
+Other keys are kept untouched. A Dialog is written as one JSON line (`to_json`) or one Parquet row (`to_row`) and comes back equal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+ROLES = ("system", "user", "assistant", "tool")
+SPLITS = ("train", "validation", "test")
+TEXT = "text that UTF-8 and JSON can hold (no lone surrogate, NaN or value that is not JSON)"
+
+# Column names equal the JSON keys. Free-form values (goal, meta, and what a message carries beyond its text) are JSON text inside Parquet, because
+# Arrow's structs would turn absent keys into nulls and mixed types into errors.
+ARROW_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("split", pa.string()),
+        ("truncated", pa.bool_()),
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("extra", pa.string())]))),
+        ("goal", pa.string()),
+        ("meta", pa.string()),
+    ]
+)
+
+
+class DialogError(ValueError):
+    """A record that is not a valid Dialog; the message says what was expected, what came and where."""
+
+
+@dataclass
+class Dialog:
+    """One conversation. Raises `DialogError` when built from anything that is not one."""
+
+    id: str
+    messages: list[dict[str, Any]]
+    source: str = ""  # which corpus or log it came from
+    split: str | None = None  # as declared by the data; `prepare` decides the final one
+    truncated: bool = False  # True: cut off, not finished, so the value after the last reply is bootstrapped
+    goal: Any = None  # what the user wanted (task-oriented corpora)
+    meta: dict[str, Any] = field(default_factory=dict)  # {"ratings": {"quality": 5, ...}, "outcome": 8.0, "group": ..., anything}
+
+    def __post_init__(self) -> None:
+        where = f"dialog {self.id!r}"
+        _expect(isinstance(self.id, str) and self.id != "", where, "a non-empty string as `id`", self.id)
+        _expect(isinstance(self.messages, list) and self.messages, where, "a non-empty list as `messages`", self.messages)
+        _expect(isinstance(self.source, str), where, "a string as `source`", self.source)
+        _expect(self.split is None or self.split in SPLITS, where, f"`split` to be one of {SPLITS} or null", self.split)
+        _expect(isinstance(self.truncated, bool), where, "true or false as `truncated`", self.truncated)
+        _expect(isinstance(self.meta, dict), where, "an object as `meta`", self.meta)
+        around = {"id": self.id, "source": self.source, "goal": self.goal, "meta": self.meta}
+        _expect(_encodable(around), where, TEXT, around)
+        for number, message in enumerate(self.messages):
+            _check_message(message, f"{where}, message {number}")
+        self.messages = [m if "content" in m else {**m, "content": None} for m in self.messages]  # OpenAI leaves it out beside tool_calls
+
+    @property
+    def replies(self) -> list[int]:
+        """Indices of the assistant messages that count as replies (`weight` 0 marks context)."""
+        return [i for i, m in enumerate(self.messages) if m["role"] == "assistant" and m.get("weight", 1) != 0]
+
+    def to_json(self) -> str:
+        """One JSON line, without the fields that hold their default."""
+        record: dict[str, Any] = {"id": self.id, "messages": self.messages}
+        defaults = {"source": "", "split": None, "truncated": False, "goal": None, "meta": {}}
+        record |= {key: getattr(self, key) for key, default in defaults.items() if getattr(self, key) != default}
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Dialog:
+        """The inverse of `to_json`. Raises DialogError for anything else."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError, and so is a number of 5000 digits
+            raise DialogError(f"expected one JSON object per line, got invalid JSON: {error}") from error
+        return cls.from_record(record)
+
+    @classmethod
+    def from_record(cls, record: Any) -> Dialog:
+        """A parsed JSON object to a Dialog; keys that are not Dialog fields go to `meta`."""
+        _expect(isinstance(record, dict), "record", "a JSON object", record)
+        known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
+        missing = [key for key in ("id", "messages") if key not in known]
+        _expect(not missing, f"record {record.get('id', '?')!r}", "the keys `id` and `messages`", list(record))
+        extra = {key: value for key, value in record.items() if key not in known}
+        _expect(isinstance(known.get("meta", {}), dict), f"dialog {known['id']!r}", "an object as `meta`", known.get("meta"))
+        return cls(**{**known, "meta": known.get("meta", {}) | extra})
+
+    def to_row(self) -> dict[str, Any]:
+        """A Parquet row of `ARROW_SCHEMA`."""
+        messages = [
+            {"role": m["role"], "content": m["content"], "extra": _dump({k: v for k, v in m.items() if k not in ("role", "content")})}
+            for m in self.messages
+        ]
+        return {
+            "id": self.id,
+            "source": self.source,
+            "split": self.split,
+            "truncated": self.truncated,
+            "messages": messages,
+            "goal": _dump(self.goal),
+            "meta": _dump(self.meta),
+        }
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Dialog:
+        """The inverse of `to_row`; other columns of the row are ignored."""
+        messages = [{"role": m["role"], "content": m["content"], **json.loads(m["extra"])} for m in row["messages"]]
+        return cls(
+            id=row["id"],
+            messages=messages,
+            source=row["source"],
+            split=row["split"],
+            truncated=row["truncated"],
+            goal=json.loads(row["goal"]),
+            meta=json.loads(row["meta"]),
+        )
+
+
+def write_jsonl(dialogs: Iterable[Dialog], path: str | Path) -> int:
+    """Writes one Dialog per line, returns how many."""
+    count = 0
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for dialog in dialogs:
+            file.write(dialog.to_json() + "\n")
+            count += 1
+    return count
+
+
+def read_jsonl(path: str | Path) -> Iterator[Dialog]:
+    """Reads what `write_jsonl` wrote; the first bad line raises DialogError (logs of unknown quality go through `data/readers.py`)."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Dialog.from_json(line.decode("utf-8"))
+            except (DialogError, UnicodeDecodeError) as error:
+                raise DialogError(f"{path}:{number}: {error}") from error
+
+
+def _check_message(message: Any, where: str) -> None:
+    _expect(isinstance(message, dict), where, "an object", message)
+    _expect(message.get("role") in ROLES, where, f"`role` to be one of {ROLES}", message.get("role"))
+    content = message.get("content")
+    _expect(isinstance(content, str) or (content is None and message.get("tool_calls")), where, "a string as `content`", content)
+    _expect(_number_or_none(message.get("reward")), where, "a finite number or null as `reward`", message.get("reward"))
+    rewards = message.get("rewards", {})
+    _expect(isinstance(rewards, dict) and all(map(_number_or_none, rewards.values())), where, "{name: finite number} as `rewards`", rewards)
+    _expect(isinstance(message.get("feedback", {}), dict), where, "an object as `feedback`", message.get("feedback"))
+    _expect(message.get("weight", 1) in (0, 1), where, "`weight` to be 0 or 1", message.get("weight"))
+    if message["role"] != "assistant":
+        earned = message.get("reward") is not None or rewards
+        _expect(not earned, where, "rewards on assistant messages only", f"a reward on a {message['role']} message")
+    _expect(_encodable(message), where, TEXT, message)
+
+
+def _number_or_none(value: Any) -> bool:
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _encodable(value: Any) -> bool:
+    try:
+        _dump(value).encode("utf-8")
+    except (ValueError, TypeError):  # UnicodeEncodeError is a ValueError
+        return False
+    return True
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _expect(condition: Any, where: str, expected: str, got: Any) -> None:
+    if not condition:
+        shown = repr(got)
+        raise DialogError(f"{where}: expected {expected}, got {shown if len(shown) <= 200 else shown[:200] + '...'}")

@@ -1,0 +1,136 @@
+"""The data directory that `prepare` writes and training reads.
+
+    train-00000.parquet ...   one row per dialog: the columns of `schema.ARROW_SCHEMA`, and `rows`, its windows as tokens
+    validation-...  test-...
+    manifest.json             where the data came from, what was quarantined or skipped, splits, reward statistics, tokenizer
+    quarantine.jsonl          every record that could not be read: file, place, reason
+    tokenizer/                a `from_pretrained` directory
+    prepare.yaml              the resolved config
+
+Reading needs pyarrow and numpy only, and holds one record batch at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rl_dialog.data.schema import ARROW_SCHEMA, Dialog
+from rl_dialog.data.tokenize import Row
+
+FORMAT = "rl_dialog.data"
+VERSION = 1
+MANIFEST = "manifest.json"
+BATCH_DIALOGS = 1024  # dialogs decoded at a time when reading
+
+TOKENS = pa.struct(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("assistant", pa.list_(pa.bool_())),
+        ("reply_ends", pa.list_(pa.int32())),
+        ("rewards", pa.list_(pa.float32())),
+        ("truncated", pa.bool_()),
+    ]
+)
+SHARD_SCHEMA = ARROW_SCHEMA.append(pa.field("rows", pa.list_(TOKENS)))
+
+
+def load_manifest(data_dir: str | Path) -> dict[str, Any]:
+    """manifest.json of a prepared directory. Raises ValueError for anything else, and for one written by another version of the format."""
+    path = Path(data_dir) / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        what = "no manifest.json in it" if Path(data_dir).is_dir() else "no such directory"
+        raise ValueError(f"{data_dir}: expected a directory written by `python -m pipelines.prepare`, got {what}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: expected the JSON that `python -m pipelines.prepare` writes, got {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a manifest of format {FORMAT!r}, got one of another program")
+    if manifest.get("version") != VERSION:
+        raise ValueError(f"{path}: expected version {VERSION} of the data format, got {manifest.get('version')!r}; run `pipelines.prepare` again")
+    return manifest
+
+
+def read_rows(data_dir: str | Path, split: str) -> Iterator[Row]:
+    """The token rows of a split, in the order of its shards. Their arrays are views into the record batch they came in: read-only and compact."""
+    for batch in _batches(data_dir, split, ["rows"]):
+        yield from unpack_rows(batch.column("rows"))
+
+
+def read_dialogs(data_dir: str | Path, split: str) -> Iterator[Dialog]:
+    """The dialogs of a split, scored, in the order of its shards."""
+    for batch in _batches(data_dir, split, ARROW_SCHEMA.names):
+        yield from map(Dialog.from_row, batch.to_pylist())
+
+
+def shard_name(split: str, number: int) -> str:
+    """`train-00007.parquet`."""
+    return f"{split}-{number:05d}.parquet"
+
+
+def pack_rows(dialogs: Sequence[Sequence[Row]]) -> pa.ListArray:
+    """The `rows` column for dialogs given as lists of windows."""
+    rows = [row for windows in dialogs for row in windows]
+    fields = [
+        _lists([row.input_ids for row in rows], np.int32),
+        _lists([row.assistant for row in rows], np.bool_),
+        _lists([row.reply_ends for row in rows], np.int32),
+        _lists([row.rewards for row in rows], np.float32),
+        pa.array([row.truncated for row in rows], pa.bool_()),
+    ]
+    structs = pa.StructArray.from_arrays(fields, fields=list(TOKENS))
+    return pa.ListArray.from_arrays(_offsets(map(len, dialogs)), structs)
+
+
+def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
+    """The inverse of `pack_rows`, without the grouping by dialog; integers and floats are not copied."""
+    structs = column.flatten()
+    input_ids, assistant, reply_ends, rewards, truncated = structs.flatten()
+    ids, id_at = _values(input_ids)
+    mask, mask_at = _values(assistant)
+    ends, end_at = _values(reply_ends)
+    earned, earned_at = _values(rewards)
+    for i, cut in enumerate(truncated.to_pylist()):
+        yield Row(
+            ids[id_at[i] : id_at[i + 1]],
+            mask[mask_at[i] : mask_at[i + 1]],
+            ends[end_at[i] : end_at[i + 1]],
+            earned[earned_at[i] : earned_at[i + 1]],
+            cut,
+        )
+
+
+def _batches(data_dir: str | Path, split: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    splits = load_manifest(data_dir)["splits"]
+    if split not in splits:
+        raise ValueError(f"{data_dir}: expected one of the splits {', '.join(splits)}, got {split!r}")
+    for shard in splits[split]["shards"]:
+        path = Path(data_dir) / shard["file"]
+        try:
+            file = pq.ParquetFile(path)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise ValueError(f"{path}: expected the Parquet shard that manifest.json lists, got {error}") from error
+        with file:
+            yield from file.iter_batches(batch_size=BATCH_DIALOGS, columns=columns)
+
+
+def _lists(arrays: Sequence[np.ndarray], dtype: type) -> pa.ListArray:
+    values = np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype, casting="same_kind")
+    return pa.ListArray.from_arrays(_offsets(map(len, arrays)), pa.array(values))
+
+
+def _offsets(lengths: Any) -> pa.Array:
+    return pa.array(np.cumsum([0, *lengths]), pa.int32())
+
+
+def _values(lists: pa.ListArray) -> tuple[np.ndarray, list[int]]:
+    """The flat values of all lists, and where each begins in them."""
+    offsets = lists.offsets.to_numpy()
+    return lists.flatten().to_numpy(zero_copy_only=False), (offsets - offsets[0]).tolist()

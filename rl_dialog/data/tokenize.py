@@ -1,0 +1,231 @@
+"""From a Dialog to token rows: the chat template is rendered prefix by prefix, so the mask is exact for any template.
+
+    messages      [user: "hi"]            [assistant: "hello"]
+    rendered      <|user|> hi <|end|>     <|assistant|> hello <|end|>
+    written by us    0      0    0             0          1      1        <- `assistant`: tokens the policy wrote, end of turn included
+
+A template whose rendering of the first n messages is not a prefix of the rendering of n+1 messages cannot be masked, and raises TemplateError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_dialog.data.schema import ROLES, Dialog
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END, PAD = "<|end|>", "<|pad|>"
+ROLE_TOKENS = tuple(f"<|{role}|>" for role in ROLES)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}{{ '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+class TemplateError(ValueError):
+    """The tokenizer's chat template cannot be used for training; the message says why and what to do."""
+
+
+@dataclass
+class Row:
+    """One window of a dialog as tokens: what `data/batch.py` collates. T tokens, R replies."""
+
+    input_ids: np.ndarray  # (T,) int32
+    assistant: np.ndarray  # (T,) bool: this token was written by the assistant and is trained on
+    reply_ends: np.ndarray  # (R,) int32: index of the last token of each reply
+    rewards: np.ndarray  # (R,) float32: what each reply earned
+    truncated: bool  # the conversation goes on after this window: bootstrap from its last token
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of vocabulary."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    special = [PAD, END, *ROLE_TOKENS]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=END, additional_special_tokens=list(ROLE_TOKENS))
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
+    """A hub name or local path. One without a chat template gets ours (and its special tokens); one without a padding token gets one.
+
+    Raises ValueError when the name is neither a local directory nor a reachable hub name, or the tokenizer is not a fast one.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(name_or_path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"no tokenizer at {str(name_or_path)!r}: expected a hub name or a directory with tokenizer files ({error})") from error
+    if not tokenizer.is_fast:
+        raise ValueError(f"{name_or_path}: expected a fast tokenizer (tokenizer.json), because masks need character offsets")
+    if tokenizer.chat_template is None:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(ROLE_TOKENS), "eos_token": END})
+        tokenizer.chat_template = CHAT_TEMPLATE
+    if tokenizer.pad_token_id is None:
+        tokenizer.add_special_tokens({"pad_token": PAD})
+    return tokenizer
+
+
+@dataclass
+class _Rendered:
+    """A whole dialog as tokens, with the token span of every message."""
+
+    input_ids: np.ndarray  # (T,)
+    starts: list[int]  # first token of message i (its header included)
+    actions: list[int]  # first token the assistant wrote in message i; for other roles equal to the end
+    action_ends: list[int]  # one past the last token it wrote (end of turn included)
+    ends: list[int]  # one past the last token of message i
+
+
+def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: int = 1024) -> list[Row]:
+    """The rows of a dialog: one, or several windows when it is longer than `max_length` tokens.
+
+    Each reply is trained on in exactly one row, with at least half a window of the messages before it and the system prompt always in front; a row
+    that the conversation outlasts ends in the state before the next reply. A reply that alone is too long loses its tail (`cut_replies` counts it).
+    Replies without a reward count as 0. Raises TemplateError.
+    """
+    replies = dialog.replies
+    if not replies:
+        return []
+    rendered = _render(dialog, tokenizer)
+    rewards = {i: float(dialog.messages[i].get("reward") or 0.0) for i in replies}
+    if len(rendered.input_ids) <= max_length:
+        return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length)]
+    rows, todo = [], list(replies)
+    while todo:
+        system, first = _context_start(dialog, rendered, todo[0], max_length // 2)
+        room = max_length - system
+        taken = [i for i in todo if rendered.action_ends[i] - rendered.starts[first] <= room] or todo[:1]
+        rows.append(_window(dialog, rendered, system, first, taken, rewards, max_length=max_length))
+        todo = todo[len(taken) :]
+    return rows
+
+
+def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> int:
+    """How many replies of these rows lost their tail because they alone were longer than a window."""
+    end = tokenizer.eos_token_id
+    return sum(1 for row in rows for last in row.reply_ends if row.truncated and last == len(row.input_ids) - 1 and row.input_ids[last] != end)
+
+
+def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> list[int]:
+    """Token ids a policy continues: the rendered messages and the generation prompt, at most `max_length` of them.
+
+    When they are longer, the system prompt and the latest whole messages stay (the rule of `tokenize`, so that a policy acts on what it was trained on).
+    """
+    ids = _encode(tokenizer, _text(tokenizer, messages, prompt=True))
+    lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    for drop in range(1, len(messages) - lead):
+        if len(ids) <= max_length:
+            break
+        ids = _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=True))
+    return ids[-max_length:]
+
+
+def _render(dialog: Dialog, tokenizer: PreTrainedTokenizerFast) -> _Rendered:
+    messages, where = dialog.messages, f"dialog {dialog.id!r}"
+    texts = [_text(tokenizer, messages[: n + 1]) for n in range(len(messages))]
+    prompts = [_text(tokenizer, messages[:n], prompt=True) if m["role"] == "assistant" and n else None for n, m in enumerate(messages)]
+    if messages[0]["role"] == "assistant":
+        prompts[0] = _opening(texts[0], messages[0], tokenizer)
+    for n, text in enumerate(texts):
+        _require_prefix(texts[n - 1] if n else "", text, n, where)
+        _require_prefix(prompts[n] or "", text, n, where)
+    final = _text(tokenizer, messages, prompt=True) if dialog.truncated and messages[-1]["role"] != "assistant" else texts[-1]
+    encoded = tokenizer(final, add_special_tokens=False, return_offsets_mapping=True)
+    ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+    token_starts = np.asarray([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
+
+    def position(characters: int) -> int:
+        return int(np.searchsorted(token_starts, characters, side="left"))
+
+    ends = [position(len(text)) for text in texts]
+    starts = [0, *ends[:-1]]
+    actions = [end if prompt is None else position(len(prompt)) for prompt, end in zip(prompts, ends, strict=True)]
+    action_ends = [_end_of_turn(ids, a, e, tokenizer.eos_token_id) for a, e in zip(actions, ends, strict=True)]
+    return _Rendered(ids, starts, actions, action_ends, ends)
+
+
+def _window(dialog: Dialog, r: _Rendered, system: int, first: int, replies: list[int], rewards: dict[int, float], *, max_length: int) -> Row:
+    """Messages `first`..(state before the reply after the last of `replies`), behind the first `system` tokens."""
+    later = [i for i in dialog.replies if i > replies[-1]]
+    stop = r.actions[later[0]] if later else len(r.input_ids)
+    ends_here = not later and not dialog.truncated
+    start, shift = r.starts[first], system - r.starts[first]
+    stop = min(stop, max(r.action_ends[replies[-1]], start + max_length - system))  # a long user turn after the last reply may not fit
+    whole = np.concatenate([r.input_ids[:system], r.input_ids[start:stop]])
+    ids = whole[:max_length]
+    assistant = np.zeros(len(ids), dtype=bool)
+    for i in replies:
+        assistant[r.actions[i] + shift : r.action_ends[i] + shift] = True
+    last = np.asarray([min(r.action_ends[i] + shift, len(ids)) - 1 for i in replies], dtype=np.int32)
+    return Row(ids, assistant, last, np.asarray([rewards[i] for i in replies], dtype=np.float32), len(whole) > len(ids) or not ends_here)
+
+
+def _context_start(dialog: Dialog, r: _Rendered, reply: int, budget: int) -> tuple[int, int]:
+    """(tokens of the leading system messages, first message kept) so that the context of `reply` fits `budget` tokens if it can."""
+    lead = next((n for n, m in enumerate(dialog.messages) if m["role"] != "system"), 0)
+    system = r.starts[lead] if r.starts[lead] <= budget // 2 else 0
+    first = reply
+    while first > lead and r.actions[reply] - r.starts[first - 1] + system <= budget:
+        first -= 1
+    return system, first
+
+
+def _opening(text: str, message: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
+    """The generation prompt of a dialog that the assistant opens: what does not depend on the reply (not every template renders an empty list)."""
+    other = "\ue000" if not (message["content"] or "").startswith("\ue000") else "\ue001"
+    return os.path.commonprefix([text, _text(tokenizer, [{**message, "content": other}])])
+
+
+def _end_of_turn(ids: np.ndarray, start: int, end: int, eos: int | None) -> int:
+    """One past the last end-of-turn token in ids[start:end]; what follows it (a newline in ChatML) is the template's, not the policy's."""
+    found = np.flatnonzero(ids[start:end] == eos) if eos is not None else ()
+    return start + int(found[-1]) + 1 if len(found) else end
+
+
+def _require_prefix(prefix: str, text: str, number: int, where: str) -> None:
+    if not text.startswith(prefix):
+        at = next((i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b), min(len(prefix), len(text)))
+        raise TemplateError(
+            f"{where}: the chat template changes earlier text when message {number} is added: expected {prefix[at : at + 40]!r} at character {at}, "
+            f"got {text[at : at + 40]!r}. Training masks need a template that only appends; set `tokenizer.chat_template` to one that does "
+            "(rl_dialog.data.tokenize.CHAT_TEMPLATE is such a template)."
+        )
+
+
+def _text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
+    from jinja2 import TemplateError as JinjaError
+
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except JinjaError as error:
+        roles = ", ".join(m["role"] for m in messages)
+        raise TemplateError(f"expected a chat template that renders messages of the roles {roles}, got its error: {error}") from error
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def texts_of(dialogs: Iterable[Dialog]) -> Iterator[str]:
+    """Every message's text: what a tokenizer is trained on."""
+    for dialog in dialogs:
+        yield from (m["content"] for m in dialog.messages if m["content"])

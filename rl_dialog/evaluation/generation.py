@@ -1,0 +1,376 @@
+"""Replies and conversations of a policy, in batches, such that what is said in one conversation never depends on the others in its batch.
+
+Sampling draws from one random stream per reply: a Gumbel-max draw inside `generate` (`RowSampler`) instead of the global generator that all rows share.
+So the same seed gives the same replies for any batch size and number of workers, and no global random state is read or changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.models.checkpoint import method_name, read_method, resolve
+from rl_dialog.models.policy import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Message = dict[str, Any]
+MAX_TURNS = 64  # replies after which a conversation that its environment does not end is cut off
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How replies are drawn from a policy."""
+
+    max_new_tokens: int = 32
+    """longest reply, its end-of-turn token included"""
+    max_prompt_length: int = 512
+    """longest prompt in tokens; older messages are left out first (the system prompt stays)"""
+    do_sample: bool = True
+    """sample from the policy; otherwise the likeliest token, or the best beam"""
+    temperature: float = 1.0
+    """softmax temperature when sampling"""
+    top_k: int = 0
+    """sample among the k likeliest tokens; 0 keeps all"""
+    top_p: float = 1.0
+    """sample among the likeliest tokens of this total probability"""
+    num_beams: int = 1
+    """beams of a beam search; only without sampling"""
+
+    def check(self) -> None:
+        """Raises ValueError for settings that contradict each other or make no sense."""
+        if self.do_sample and self.num_beams > 1:
+            raise ValueError(f"expected either sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
+        if self.max_new_tokens < 1 or self.max_prompt_length < 1 or self.num_beams < 1:
+            raise ValueError(f"expected max_new_tokens, max_prompt_length and num_beams of at least 1, got {self}")
+        if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(f"expected temperature > 0, 0 < top_p <= 1 and top_k >= 0, got {self}; for the likeliest reply set do_sample false")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One generated reply."""
+
+    text: str  # before the end-of-turn token, without special tokens
+    tokens: tuple[int, ...]  # as generated, without the end-of-turn token
+    finished: bool  # False: cut off at max_new_tokens
+    score: float | None = None  # of a beam: mean log-probability per token
+
+
+@dataclass
+class Episode:
+    """One conversation in an environment: the dialog with the environment's reward and votes on its replies, and the replies as generated."""
+
+    index: int
+    dialog: Dialog
+    replies: list[Reply]
+
+    @property
+    def total(self) -> float:
+        """The undiscounted return."""
+        return float(sum(self.dialog.messages[i]["reward"] for i in self.dialog.replies))
+
+
+class RowSampler(LogitsProcessor):
+    """Sampling as greedy decoding: argmax(log p + Gumbel noise) is distributed as p, and each row has its own stream of noise."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if len(scores) != len(self.generators):
+            raise ValueError(f"expected {len(self.generators)} rows, one per stream, got {len(scores)}")
+        noise = torch.stack([torch.empty(scores.shape[1]).exponential_(generator=generator) for generator in self.generators])
+        return scores.float() - noise.log().to(scores.device)
+
+
+def stream(seed: int, *keys: int) -> int:
+    """A 63-bit seed for one purpose among those of `seed`: a hash, so that neighbouring seeds share nothing."""
+    return int(np.random.SeedSequence([seed, *keys]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Policy:
+    """A checkpoint's policy in eval mode, decoding with another `beta` if given. Raises ValueError when its method has no beta."""
+    place = resolve(directory)
+    method = read_method(place)
+    if beta is None:
+        return Policy.from_pretrained(place)
+    if not hasattr(method, "beta"):
+        raise ValueError(f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out")
+    return Policy.from_pretrained(place, method=replace(method, beta=beta))
+
+
+def reply_batch(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Sequence[list[Message]],
+    *,
+    max_new_tokens: int = 32,
+    max_prompt_length: int = 512,
+    do_sample: bool = True,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    num_beams: int = 1,
+    seed: int = 0,
+    batch_size: int = 128,
+) -> list[str]:
+    """The text of one reply per conversation (message lists that the assistant is to answer), in the order given."""
+    decoding = Decoding(max_new_tokens, max_prompt_length, do_sample, temperature, top_k, top_p, num_beams)
+    seeds = [stream(seed, i) for i in range(len(conversations))]
+    return [reply.text for reply in generate_replies(policy, tokenizer, conversations, decoding, seeds=seeds, batch_size=batch_size)]
+
+
+@torch.no_grad()
+def generate_replies(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Sequence[list[Message]],
+    decoding: Decoding,
+    *,
+    seeds: Sequence[int],
+    batch_size: int = 128,
+) -> list[Reply]:
+    """One reply per conversation, in the order given; conversation i draws from the stream `seeds[i]`. Prompts of similar length share a batch."""
+    decoding.check()
+    room = prompt_room(policy, decoding)
+    prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    replies: list[Reply | None] = [None] * len(prompts)
+    with _evaluating(policy):
+        for start in range(0, len(order), batch_size):
+            part = order[start : start + batch_size]
+            produced = _generate(policy, tokenizer, [prompts[i] for i in part], decoding, [seeds[i] for i in part])
+            for i, tokens in zip(part, produced, strict=True):
+                replies[i] = read_reply(tokens, policy, tokenizer)
+    return replies
+
+
+@torch.no_grad()
+def beam_replies(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding) -> list[Reply]:
+    """All `num_beams` results of a beam search, best first, with their scores (sum of log-probabilities / number of tokens)."""
+    beams = replace(decoding, do_sample=False)
+    beams.check()
+    ids, mask = left_padded([encode_prompt(messages, tokenizer, max_length=prompt_room(policy, beams))], _pad_id(tokenizer), policy.device)
+    settings = {"num_beams": beams.num_beams, "num_return_sequences": beams.num_beams, "return_dict_in_generate": True, "output_scores": True}
+    with _evaluating(policy):
+        result = policy.generate(input_ids=ids, attention_mask=mask, do_sample=False, **_limits(policy, tokenizer, beams), **settings)
+    scores = result.sequences_scores.tolist() if beams.num_beams > 1 else [None]
+    rows = result.sequences[:, ids.shape[1] :].tolist()
+    return [replace(read_reply(row, policy, tokenizer), score=score) for row, score in zip(rows, scores, strict=True)]
+
+
+def sampler(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
+    """The processors that make greedy decoding sample as `decoding` says."""
+    processors = LogitsProcessorList()
+    if not decoding.do_sample:
+        return processors
+    if decoding.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(decoding.temperature))
+    if decoding.top_k:
+        processors.append(TopKLogitsWarper(decoding.top_k))
+    if decoding.top_p < 1.0:
+        processors.append(TopPLogitsWarper(decoding.top_p))
+    processors.append(RowSampler(seeds))
+    return processors
+
+
+def rank_weights(count: int) -> list[float]:
+    """How likely each of `count` beams is chosen, best first: proportional to count - 1 - rank, so the last one never is; a single one always."""
+    if count == 1:
+        return [1.0]
+    total = count * (count - 1) / 2
+    return [(count - 1 - rank) / total for rank in range(count)]
+
+
+def choose_beam(replies: Sequence[Reply], rng: np.random.Generator) -> tuple[int, list[float]]:
+    """The index of the chosen beam and the probability that each had: empty replies are dropped; if none is left, all are equally likely."""
+    kept = [i for i, reply in enumerate(replies) if reply.text.strip()]
+    odds = [0.0] * len(replies)
+    chosen = zip(kept, rank_weights(len(kept)), strict=True) if kept else enumerate([1 / len(replies)] * len(replies))
+    for i, weight in chosen:
+        odds[i] = weight
+    return int(rng.choice(len(replies), p=odds)), odds
+
+
+def read_reply(tokens: Sequence[int], policy: Policy, tokenizer: PreTrainedTokenizerFast) -> Reply:
+    """Generated ids to a Reply."""
+    ends = [i for i, token in enumerate(tokens) if token in set(stop_ids(policy, tokenizer))]
+    kept = list(tokens[: ends[0]] if ends else tokens)
+    return Reply(tokenizer.decode(kept, skip_special_tokens=True).strip(), tuple(kept), bool(ends))
+
+
+def prompt_room(policy: Policy, decoding: Decoding) -> int:
+    """Tokens a prompt may have, such that the longest reply still fits the model's context."""
+    context = getattr(policy.config, "max_position_embeddings", None) or decoding.max_prompt_length + decoding.max_new_tokens
+    room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
+    if room < 1:
+        raise ValueError(f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions")
+    return room
+
+
+def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The tokens that end a reply: the tokenizer's end of turn and those that the model's generation config names."""
+    named = policy.generation_config.eos_token_id
+    found = [named] if isinstance(named, int) else list(named or [])
+    return sorted({*found, tokenizer.eos_token_id} - {None})
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(B, T) ids and attention mask, padded on the left, as `generate` wants them."""
+    width = max(map(len, prompts))
+    ids = torch.full((len(prompts), width), pad_id, dtype=torch.int64)
+    mask = torch.zeros((len(prompts), width), dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.as_tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def _generate(
+    policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], decoding: Decoding, seeds: Sequence[int], streamer: Any = None
+) -> list[list[int]]:
+    ids, mask = left_padded(prompts, _pad_id(tokenizer), policy.device)
+    produced = policy.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        do_sample=False,
+        num_beams=decoding.num_beams,
+        logits_processor=sampler(decoding, seeds),
+        streamer=streamer,
+        **_limits(policy, tokenizer, decoding),
+    )
+    return produced[:, ids.shape[1] :].tolist()
+
+
+def _limits(policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding) -> dict[str, Any]:
+    return {"max_new_tokens": decoding.max_new_tokens, "eos_token_id": stop_ids(policy, tokenizer), "pad_token_id": _pad_id(tokenizer)}
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+@contextmanager
+def _evaluating(policy: Policy) -> Iterator[None]:
+    """Dropout off, and as it was afterwards."""
+    training = policy.training
+    policy.eval()
+    try:
+        yield
+    finally:
+        policy.train(training)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Conversations in an environment: Gymnasium's reset/step with message lists as observations and reply texts as actions.
+
+
+def play_episodes(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    make_env: Callable[[], Any],
+    episodes: Sequence[int],
+    decoding: Decoding,
+    *,
+    seed: int = 0,
+    batch_size: int = 128,
+    max_turns: int = MAX_TURNS,
+) -> list[Episode]:
+    """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order given.
+
+    Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays it and whatever else is played.
+    """
+    played: list[Episode] = []
+    for start in range(0, len(episodes), batch_size):
+        tables = [_Table(make_env, seed, index) for index in episodes[start : start + batch_size]]
+        turn = 0
+        while running := [table for table in tables if not table.finished]:
+            seeds = [stream(seed, table.index, 1 + turn) for table in running]
+            replies = generate_replies(policy, tokenizer, [table.messages for table in running], decoding, seeds=seeds, batch_size=batch_size)
+            turn += 1
+            for table, reply in zip(running, replies, strict=True):
+                table.step(reply, last=turn == max_turns)
+        played += [table.episode() for table in tables]
+    return played
+
+
+def env_return(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    step: int = 0,
+    *,
+    make_env: Callable[[], Any],
+    episodes: int = 64,
+    seed: int = 0,
+    decoding: Decoding | None = None,
+    batch_size: int = 128,
+) -> dict[str, float]:
+    """The mean return and what guards against hollow ones, for the training loop: the same episodes at every `step`, which is therefore not used."""
+    played = play_episodes(policy, tokenizer, make_env, range(episodes), decoding or Decoding(), seed=seed, batch_size=batch_size)
+    replies = [reply for episode in played for reply in episode.replies]
+    totals = np.array([episode.total for episode in played])
+    return {
+        "eval/return": float(totals.mean()),
+        "eval/return_stderr": float(totals.std(ddof=1) / np.sqrt(len(totals))) if len(totals) > 1 else 0.0,
+        "eval/replies_per_dialog": len(replies) / len(played),
+        "eval/reply_tokens": float(np.mean([len(reply.tokens) for reply in replies])),
+        "eval/empty_replies": float(np.mean([not reply.text for reply in replies])),
+    }
+
+
+class _Table:
+    """One running conversation."""
+
+    def __init__(self, make_env: Callable[[], Any], seed: int, index: int) -> None:
+        self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
+        self.seed = stream(seed, index)
+        self.messages, _ = self.env.reset(seed=self.seed)
+        self.given = len(self.messages)
+        self.rewards: dict[int, tuple[float, Any]] = {}  # message index -> reward, vote
+        self.replies: list[Reply] = []
+        self.finished, self.truncated = False, False
+
+    def step(self, reply: Reply, *, last: bool) -> None:
+        before = self.messages
+        self.messages, reward, terminated, truncated, info = self.env.step(reply.text)
+        grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
+        if not grown or self.messages[len(before)]["role"] != "assistant":
+            raise ValueError(f"{self.name}: expected step to return the conversation so far with the reply added, got {str(self.messages[-2:])[:200]}")
+        self.rewards[len(before)] = float(reward), info.get("vote")
+        self.replies.append(reply)
+        self.finished, self.truncated = terminated or truncated or last, not terminated
+
+    def episode(self) -> Episode:
+        messages = [dict(message) for message in self.messages]
+        for i, message in enumerate(messages):
+            if i in self.rewards:
+                reward, vote = self.rewards[i]
+                message |= {"reward": reward} | ({} if vote is None else {"feedback": {"vote": vote}})
+            elif message["role"] == "assistant":
+                message["weight"] = 0  # the environment's own words, not the policy's
+        meta = {"episode": self.index, "seed": self.seed}
+        dialog = Dialog(id=f"{self.name}-{self.index:06d}", messages=messages, source=self.name, truncated=self.truncated, meta=meta)
+        return Episode(self.index, dialog, self.replies)
+
+
+def settings_of(decoding: Decoding) -> dict[str, Any]:
+    """Plain values for a report or a log."""
+    return asdict(decoding)

@@ -1,0 +1,114 @@
+"""Figures with intervals: every figure of a report is a ratio of sums over units (episodes, dialogs, contexts), so one bootstrap serves them all.
+
+All runs of all policies meet the same units, so runs (seeds) and units are crossed, not nested: a lucky conversation is lucky for every run. A bootstrap
+replicate therefore draws units once for everybody and runs within each policy. Out of n, n - 1 are drawn with replacement (Rao and Wu 1988): drawing n
+would make the intervals of three runs a fifth too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+REPLICATES = 2000
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One run's figure: sum(numerator) / sum(denominator) over U units, through exp for a perplexity."""
+
+    numerator: np.ndarray  # (U,)
+    denominator: np.ndarray  # (U,)
+    exponential: bool = False
+
+    @classmethod
+    def mean(cls, values: Sequence[float | None] | np.ndarray) -> Measure:
+        """The mean over units; None and NaN count as absent."""
+        array = np.array([np.nan if value is None else value for value in values], dtype=float)
+        return cls(np.nan_to_num(array, posinf=np.inf, neginf=-np.inf), (~np.isnan(array)).astype(float))
+
+    @classmethod
+    def whole(cls, value: float) -> Measure:
+        """A figure that is not a mean over units (distinct-n): only runs are drawn again."""
+        return cls.mean([value])
+
+    @property
+    def value(self) -> float:
+        """The figure; NaN without a single unit that it applies to."""
+        return float(_ratio(self.numerator.sum(), self.denominator.sum(), self.exponential))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of a group of runs (or a difference of two groups) with its 95 % interval; both ends are None where nothing varies."""
+
+    value: float
+    low: float | None
+    high: float | None
+    runs: int
+    units: int
+
+
+def estimate(runs: Sequence[Measure], *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
+    """The figure over all runs with the interval over runs and units; None when it applies to nothing. One run: the interval covers units only."""
+    numerator, denominator, exponential = _stack(runs)
+    value = float(_ratio(numerator.sum(), denominator.sum(), exponential))
+    if np.isnan(value):
+        return None
+    units = _draws(numerator.shape[1], replicates, _stream(seed, 0))
+    draws = _replicate(numerator, denominator, exponential, units, _stream(seed, 1))
+    return _with_interval(value, draws, len(runs), numerator.shape[1])
+
+
+def difference(runs: Sequence[Measure], baseline: Sequence[Measure], *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
+    """`runs` minus `baseline`, paired by unit. Raises ValueError when the two did not meet the same number of units."""
+    ours, theirs = _stack(runs), _stack(baseline)
+    if ours[0].shape[1] != theirs[0].shape[1]:
+        raise ValueError(f"expected two policies that met the same units, got {ours[0].shape[1]} and {theirs[0].shape[1]}")
+    value = float(_ratio(ours[0].sum(), ours[1].sum(), ours[2]) - _ratio(theirs[0].sum(), theirs[1].sum(), theirs[2]))
+    if np.isnan(value):
+        return None
+    units = _draws(ours[0].shape[1], replicates, _stream(seed, 0))
+    draws = _replicate(*ours, units, _stream(seed, 1)) - _replicate(*theirs, units, _stream(seed, 2))
+    return _with_interval(value, draws, min(len(runs), len(baseline)), ours[0].shape[1])
+
+
+def _stack(runs: Sequence[Measure]) -> tuple[np.ndarray, np.ndarray, bool]:
+    """(R, U) numerators and denominators of R runs."""
+    if not runs:
+        raise ValueError("expected the measures of at least one run, got none")
+    sizes = sorted({len(run.numerator) for run in runs})
+    if len(sizes) > 1:
+        raise ValueError(f"expected runs that met the same units, got {sizes} units")
+    return np.stack([run.numerator for run in runs]), np.stack([run.denominator for run in runs]), runs[0].exponential
+
+
+def _replicate(numerator: np.ndarray, denominator: np.ndarray, exponential: bool, units: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(replicates,) figures; `units` (replicates, U) says how often each unit was drawn."""
+    runs = _draws(len(numerator), len(units), rng)  # (replicates, R)
+    return _ratio(((runs @ numerator) * units).sum(1), ((runs @ denominator) * units).sum(1), exponential)
+
+
+def _draws(count: int, replicates: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.multinomial(max(1, count - 1), np.full(count, 1 / count), size=replicates).astype(float)
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray, exponential: bool) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(denominator > 0, np.divide(numerator, denominator), np.nan)
+        return np.exp(ratio) if exponential else ratio
+
+
+def _with_interval(value: float, draws: np.ndarray, runs: int, units: int) -> Estimate:
+    known = draws[np.isfinite(draws)]
+    if len(known) < len(draws) / 2 or not np.isfinite(value) or known.min() == known.max():
+        return Estimate(value, None, None, runs, units)
+    low, high = np.percentile(known, [2.5, 97.5])
+    return Estimate(value, float(low), float(high), runs, units)
+
+
+def _stream(seed: int, number: int) -> np.random.Generator:
+    """Units have a stream of their own, so that every figure over the same units is drawn alike."""
+    return np.random.default_rng([seed, number])

@@ -1,0 +1,127 @@
+"""Figures of texts and of orderings. Each is defined with its formula in README.md."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.evaluation.intervals import Measure
+from rl_dialog.rewards.words import words
+
+NEAR = 0.8  # two replies whose sets of words have this Jaccard similarity say the same
+
+
+def distinct(texts: Sequence[str], n: int) -> float:
+    """Different n-grams of words / all n-grams, over all texts together; NaN without any. It falls as more texts are counted."""
+    grams = [gram for text in texts for gram in ngrams(words(text), n)]
+    return len(set(grams)) / len(grams) if grams else float("nan")
+
+
+def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    """All runs of n neighbours."""
+    return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+
+
+def inner_repetition(text: str, n: int = 3) -> tuple[int, int]:
+    """(n-grams of the text that it already had, all its n-grams)."""
+    grams = ngrams(words(text), n)
+    return len(grams) - len(set(grams)), len(grams)
+
+
+def repeats(earlier: Sequence[str], text: str) -> bool:
+    """Is `text` the same as one of the `earlier` replies, or nearly (Jaccard similarity of their sets of words at least NEAR)?"""
+    said = set(words(text))
+    return any(before == text or _jaccard(said, set(words(before))) >= NEAR for before in earlier)
+
+
+def _jaccard(a: set[str], b: set[str]) -> float:
+    return len(a & b) / len(a | b) if a and b else 0.0
+
+
+def text_measures(dialogs: Sequence[Dialog], tokens: Sequence[Sequence[int]], finished: Sequence[Sequence[bool]]) -> dict[str, Measure]:
+    """Length, repetition and diversity of generated replies; one unit per dialog. `tokens` and `finished` have one number per reply."""
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    texts = [[dialog.messages[i]["content"] or "" for i in dialog.replies] for dialog in dialogs]
+    for said, lengths, ended in zip(texts, tokens, finished, strict=True):
+        inner = [inner_repetition(text) for text in said]
+        count = len(said)
+        rows["tokens"].append((sum(lengths), count))
+        rows["words"].append((sum(len(words(text)) for text in said), count))
+        rows["repeated"].append((sum(repeats(said[:i], text) for i, text in enumerate(said)), count))
+        rows["rep_3"].append((sum(again for again, _ in inner), sum(total for _, total in inner)))
+        rows["empty"].append((sum(not text.strip() for text in said), count))
+        rows["unfinished"].append((sum(not end for end in ended), count))
+        rows["replies"].append((count, 1))
+    measures = {name: _measure(pairs) for name, pairs in rows.items()}
+    flat = [text for said in texts for text in said]
+    return measures | {f"distinct_{n}": Measure.whole(distinct(flat, n)) for n in (1, 2)}
+
+
+def reward_measures(dialogs: Sequence[Dialog], rewards: Mapping[str, Callable[[Dialog], list[float | None]]]) -> dict[str, Measure]:
+    """Mean of each reward over the replies it applies to; one unit per dialog."""
+    found = {}
+    for name, function in rewards.items():
+        values = [[value for value in function(dialog) if value is not None] for dialog in dialogs]
+        found[name] = _measure([(sum(row), len(row)) for row in values])
+    return found
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of replies to one context with different outcomes. P pairs; replies are numbered through all dialogs in order."""
+
+    better: np.ndarray  # (P,) int64
+    worse: np.ndarray  # (P,) int64
+    context: np.ndarray  # (P,) int64
+    contexts: int
+
+
+def find_pairs(dialogs: Sequence[Dialog], *, most_per_context: int = 200) -> Pairs:
+    """All pairs of different replies that follow the same messages and have different outcomes.
+
+    A reply's outcome is the sum of the rewards from it to the end of its dialog: its own reward where it is the last. Replies without a reward are left
+    out, and so are a context's pairs beyond `most_per_context`.
+    """
+    at: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
+    number = 0
+    for dialog in dialogs:
+        earned = [dialog.messages[i].get("reward") for i in dialog.replies]
+        for place, i in enumerate(dialog.replies):
+            if earned[place] is not None:
+                outcome = sum(reward or 0.0 for reward in earned[place:])
+                context = json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]])
+                at[context].append((outcome, dialog.messages[i]["content"] or "", number + place))
+        number += len(earned)
+    found = [_pairs_of(replies)[:most_per_context] for replies in at.values()]
+    found = [pairs for pairs in found if pairs]
+    flat = [(better, worse, context) for context, pairs in enumerate(found) for better, worse in pairs]
+    columns = np.array(flat, dtype=np.int64).reshape(-1, 3).T
+    return Pairs(*columns, contexts=len(found))
+
+
+def _pairs_of(replies: Sequence[tuple[float, str, int]]) -> list[tuple[int, int]]:
+    return [
+        (i, j) if first > second else (j, i)
+        for (first, text, i), (second, other, j) in combinations(replies, 2)
+        if abs(first - second) > 1e-9 and text != other
+    ]
+
+
+def pairwise_accuracy(scores: np.ndarray, pairs: Pairs) -> Measure:
+    """Share of pairs whose better reply has the higher score, ties counting half; one unit per context. `scores` has one number per reply."""
+    better, worse = scores[pairs.better], scores[pairs.worse]
+    known = ~(np.isnan(better) | np.isnan(worse))
+    right = np.where(better == worse, 0.5, (better > worse).astype(float))
+    count = np.bincount(pairs.context, known.astype(float), minlength=pairs.contexts)
+    return Measure(np.bincount(pairs.context, np.where(known, right, 0.0), minlength=pairs.contexts), count)
+
+
+def _measure(pairs: Sequence[tuple[float, float]]) -> Measure:
+    columns = np.array(pairs, dtype=float).reshape(-1, 2).T
+    return Measure(columns[0], columns[1])

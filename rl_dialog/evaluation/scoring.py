@@ -1,0 +1,223 @@
+"""What a policy says about logged replies: their log-probabilities, the divergence from the prior, and the critic's values. No text is generated.
+
+Everything is exact over the vocabulary, a chunk of states at a time, so no (N, V) tensor of a whole batch ever exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import Row, tokenize
+from rl_dialog.evaluation.intervals import Measure
+from rl_dialog.methods import BC
+from rl_dialog.methods.backup import minimum
+from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.scores import Dense, Linear, LowRank, Scores
+from rl_dialog.models.policy import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CHUNK_ELEMENTS = 1 << 21  # numbers in one chunk of scores: 8 MB in float32
+TOKENS_PER_BATCH = 8192
+COLUMNS = ("nll", "lm_nll", "kl", "q", "q_last", "advantage")
+
+
+@dataclass(frozen=True)
+class LoggedReplies:
+    """Held-out dialogs as token rows. R replies, numbered through the dialogs in order."""
+
+    rows: list[Row]
+    dialog: np.ndarray  # (R,) int64: the dialog of each reply
+    dialogs: int
+
+
+@dataclass(frozen=True)
+class ReplyScores:
+    """Sums over the decisions of each of R replies; NaN where the policy has no such number."""
+
+    tokens: np.ndarray  # (R,) decisions, the end of turn included
+    nll: np.ndarray  # -log pi(a|s), pi being what the policy samples from
+    lm_nll: np.ndarray  # the same for the plain LM
+    kl: np.ndarray  # KL(pi || prior)
+    q: np.ndarray  # min over the target heads, at the taken tokens
+    q_last: np.ndarray  # the same at the last decision only (not a sum)
+    advantage: np.ndarray  # q - V
+    kl_missing: str = ""  # why there is no KL
+
+
+def logged_replies(dialogs: Sequence[Dialog], tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> LoggedReplies:
+    """The rows of `dialogs` under a policy's own tokenizer."""
+    rows, owner = [], []
+    for number, dialog in enumerate(dialogs):
+        windows = tokenize(dialog, tokenizer, max_length=max_length)
+        rows += windows
+        owner += [number] * sum(len(row.reply_ends) for row in windows)
+    return LoggedReplies(rows, np.array(owner, dtype=np.int64), len(dialogs))
+
+
+@torch.no_grad()
+def score_replies(policy: Policy, logged: LoggedReplies, *, prior: PreTrainedModel | None = None, tokens_per_batch: int = TOKENS_PER_BATCH) -> ReplyScores:
+    """Scores every logged reply. Without a `prior`, a policy that steers its own LM is compared with that LM; any other has no KL."""
+    frozen, missing = _reference(policy, prior)
+    first = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows)])  # first reply of each row
+    table = np.full((first[-1], 1 + len(COLUMNS)), np.nan)
+    for chosen in _batches([len(row.input_ids) for row in logged.rows], tokens_per_batch):
+        batch = collate([logged.rows[i] for i in chosen]).to(policy.device)
+        if batch.decisions:
+            places = np.concatenate([np.arange(first[i], first[i + 1]) for i in chosen])
+            table[places] = _per_reply(batch, _per_decision(policy, frozen, batch))
+    return ReplyScores(*table.T, kl_missing=missing)
+
+
+def kl_divergence(log_pi: Tensor, log_p: Tensor) -> Tensor:
+    """KL(pi || p) = sum_a pi(a) (log pi(a) - log p(a)) per row of two (S, V) tables of log-probabilities; actions with pi = 0 count 0."""
+    pi = log_pi.exp()
+    return torch.where(pi > 0, pi * (log_pi - log_p), 0.0).sum(1)
+
+
+def held_out_measures(scores: ReplyScores, logged: LoggedReplies) -> dict[str, Measure]:
+    """Perplexities and divergences; one unit per dialog."""
+
+    def per_dialog(values: np.ndarray) -> np.ndarray:
+        return np.bincount(logged.dialog, values, minlength=logged.dialogs)
+
+    tokens, replies = per_dialog(scores.tokens), per_dialog(np.ones_like(scores.tokens))
+    found = {
+        "perplexity": Measure(per_dialog(scores.nll), tokens, exponential=True),
+        "lm_perplexity": Measure(per_dialog(scores.lm_nll), tokens, exponential=True),
+    }
+    if not np.isnan(scores.kl).all():
+        found |= {"kl": Measure(per_dialog(scores.kl), tokens), "kl_per_reply": Measure(per_dialog(scores.kl), replies)}
+    return found
+
+
+def critic_scores(scores: ReplyScores) -> dict[str, np.ndarray]:
+    """Ways to rank replies, the one reported as the critic's first: mean Q where there are Q values, else the mean log-probability."""
+    ways = {
+        "mean Q": scores.q / scores.tokens,
+        "last-token Q": scores.q_last,
+        "mean Q - V": scores.advantage / scores.tokens,
+        "mean log-probability": -scores.nll / scores.tokens,
+        "log-probability": -scores.nll,
+    }
+    return {name: values for name, values in ways.items() if not np.isnan(values).all()}
+
+
+def token_table(policy: Policy, prior: PreTrainedModel | None, prompt: Sequence[int], reply: Sequence[int]) -> list[dict[str, float | int | None]]:
+    """One row per token of a reply: q, v, advantage, and log-probabilities under the prior, the plain LM and the policy."""
+    ids = np.array([*prompt, *reply], dtype=np.int32)
+    written = np.arange(len(ids)) >= len(prompt)
+    row = Row(ids, written, np.array([len(ids) - 1], dtype=np.int32), np.zeros(1, dtype=np.float32), False)
+    frozen, _ = _reference(policy, prior)
+    with torch.no_grad():
+        batch = collate([row]).to(policy.device)
+        found = _per_decision(policy, frozen, batch, value=True)
+    names = {"q": "q", "v": "v", "advantage": "advantage", "prior": "prior_logp", "lm": "lm_logp", "policy": "logp"}
+    columns = {name: found[key].tolist() for name, key in names.items()}
+    return [{"token": int(token), **{name: _or_none(columns[name][i]) for name in columns}} for i, token in enumerate(reply)]
+
+
+def _reference(policy: Policy, prior: PreTrainedModel | None) -> tuple[Policy | None, str]:
+    """The frozen prior as something that scores batches (the policy itself: its LM is the prior), or None and the reason."""
+    if prior is not None:
+        ours, theirs = (model.get_output_embeddings().weight.shape[0] for model in (policy, prior))
+        if ours != theirs:
+            return None, f"the prior has {theirs} tokens, the policy {ours}"
+        return Policy(prior.to(policy.device), BC()).eval(), ""
+    if not policy.method.plain_lm:
+        return policy, ""
+    return None, "the checkpoint names no frozen prior"
+
+
+def _per_decision(policy: Policy, frozen: Policy | None, batch: Batch, *, value: bool = False) -> dict[str, Tensor]:
+    """(N,) numbers per decision of a batch, in chunks of decisions."""
+    out = policy.outputs(batch)
+    prior = out.lm if frozen is policy else None if frozen is None else frozen.outputs(batch).lm
+    vocabulary = policy.get_output_embeddings().weight.shape[0]
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    parts: list[dict[str, Tensor]] = []
+    for start in range(0, batch.decisions, size):
+        chosen = slice(start, min(start + size, batch.decisions))
+        chunk = {field.name: _part(getattr(out, field.name), chosen) for field in fields(out)}
+        parts.append(_chunk(policy, replace(out, **chunk), _part(prior, chosen), batch.actions[chosen], value=value))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor, *, value: bool) -> dict[str, Tensor]:
+    log_pi = policy.method.decode(out).float().log_softmax(1)  # (S, V)
+    log_lm = log_pi if policy.method.plain_lm else out.lm.dense().log_softmax(1)
+    log_p = None if prior is None else log_lm if prior is out.lm else prior.dense().log_softmax(1)
+    nothing = torch.full((len(actions),), torch.nan, device=actions.device)
+    q = nothing
+    if heads := out.q_target or out.q:
+        q = minimum(tuple(head.at(actions) for head in heads))
+    elif policy.method.heads.lm_target:  # the LM's logits are the Q values
+        q = out.lm.at(actions)
+    v = nothing if out.v is None else out.v
+
+    def taken(table: Tensor | None) -> Tensor:
+        return nothing if table is None else table.gather(1, actions[:, None]).squeeze(1)
+
+    found = {"logp": taken(log_pi), "lm_logp": taken(log_lm), "q": q, "advantage": q - v}
+    if value:
+        return found | {"v": v, "prior_logp": taken(log_p)}
+    return found | {"kl": nothing if log_p is None else kl_divergence(log_pi, log_p)}
+
+
+def _per_reply(batch: Batch, found: dict[str, Tensor]) -> np.ndarray:
+    """(replies, 1 + len(COLUMNS)) sums over each reply's decisions: tokens, then COLUMNS."""
+    end = batch.turn_end.long()
+    reply = (end.cumsum(0) - end).cpu().numpy()  # decisions are in reading order
+    count = int(end.sum())
+    last = end.bool().cpu().numpy()
+
+    def summed(values: Tensor) -> np.ndarray:
+        return np.bincount(reply, values.double().cpu().numpy(), minlength=count)
+
+    q_last = found["q"].double().cpu().numpy()[last]
+    sums = {"nll": summed(-found["logp"]), "lm_nll": summed(-found["lm_logp"]), "q_last": q_last}
+    sums |= {name: summed(found[name]) for name in ("kl", "q", "advantage")}
+    return np.stack([np.bincount(reply, minlength=count), *(sums[name] for name in COLUMNS)], axis=1)
+
+
+def _part(value: Any, chosen: slice) -> Any:
+    """The chosen states of whatever a policy says about all of them."""
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        return tuple(_part(item, chosen) for item in value)
+    if isinstance(value, Tensor):
+        return value[chosen]
+    if isinstance(value, Linear):
+        return Linear(value.features[chosen], value.weight, value.bias)
+    if isinstance(value, LowRank):
+        return LowRank(_part(value.base, chosen), value.scale, value.features[chosen], value.weight, value.offset[chosen])
+    if isinstance(value, Dense):
+        return Dense(value.scores[chosen])
+    raise TypeError(f"expected scores of a kind that can be cut into chunks (Linear, LowRank, Dense), got {type(value).__name__}")
+
+
+def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indices of rows of similar length, at most `tokens` padded tokens together (one row at least)."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batch and lengths[i] * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else value

@@ -1,0 +1,17 @@
+"""Behaviour cloning: the baseline every other method must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.methods.method import Loss, Method, Outputs
+
+
+@dataclass(frozen=True)
+class BC(Method):
+    """Cross-entropy on the assistant's tokens: L = -mean log pi(a|s). User tokens are context only."""
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        total, nll = out.lm.nll(batch.actions)
+        return Loss(total, {"nll": nll.sum()})

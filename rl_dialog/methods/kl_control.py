@@ -1,0 +1,52 @@
+"""KL-control Q-learning and Psi-learning on tokens (Jaques et al. 2019, arXiv 1907.00456): maximise reward, stay near the prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.methods.backup import discounts
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+
+
+@dataclass(frozen=True)
+class KLControl(Method):
+    """The LM's logits are Q; pi = softmax(Q); p is the frozen prior.
+
+    max:  Q(s,a) = r/c + log p(a|s) - log pi(a|s) + gamma max_a' Q'(s',a')
+    psi:  Q(s,a) = r/c + log p(a|s)               + gamma log sum_a' exp Q'(s',a')     (eq. 8; entropy comes with the logsumexp)
+
+    Q' is a Polyak copy of the whole LM, log p - log pi is sampled at the logged token and has no gradient, the loss is Huber's.
+    `coefficient="kl"` scales the prior term instead: r + c (log p - log pi), as the 2019 code does (not the same trade-off).
+    """
+
+    backup: Literal["max", "psi"] = "psi"
+    """max: KL-control Q-learning; psi: soft (logsumexp) backup"""
+    c: float = 0.5
+    """how strongly the prior holds: a larger c stays closer to it"""
+    coefficient: Literal["reward", "kl"] = "reward"
+    """reward: r/c + k as in the paper's objective; kl: r + c*k as in the 2019 code"""
+    gamma: float = 0.99
+    """discount"""
+    discount: Literal["token", "turn"] = "token"
+    """apply gamma at every token (as in the papers) or only at the end of a reply"""
+    alpha: float = 0.005
+    """Polyak rate of the target network, once per optimizer step"""
+
+    heads: ClassVar[Heads] = Heads(lm_target=True)
+    uses_prior: ClassVar[bool] = True
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        actions, count = batch.actions, batch.decisions
+        q = out.lm.at(actions)
+        log_pi = q.detach() - out.lm.reduce("logsumexp")[:count]
+        k = batch.prior_logp - log_pi if self.backup == "max" else batch.prior_logp
+        following = out.lm_target.reduce("max" if self.backup == "max" else "logsumexp")[batch.next_state]
+        earned = batch.rewards / self.c + k if self.coefficient == "reward" else batch.rewards + self.c * k
+        y = earned + discounts(batch, self.gamma, self.discount) * following
+        q_loss = F.smooth_l1_loss(q, y, reduction="sum")
+        metrics = {"q_loss": q_loss, "q": q.sum(), "nll": -log_pi.sum(), "log_p_minus_log_pi": (batch.prior_logp - log_pi).sum()}
+        return Loss(q_loss, {name: value.detach() for name, value in metrics.items()})

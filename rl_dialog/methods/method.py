@@ -1,0 +1,57 @@
+"""What a method is: hyper-parameters, the heads it needs, a loss on decisions, and how it turns outputs into logits to sample from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.methods.scores import Scores
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a method needs beside the LM's own logits."""
+
+    q: int = 0  # vocabulary-wide Q heads
+    v: bool = False  # a state-value head
+    target: bool = False  # Polyak-averaged copies of the Q heads
+    lm_target: bool = False  # a Polyak-averaged copy of the whole LM
+
+
+@dataclass
+class Outputs:
+    """What a policy says about S states (data/batch.py: the N decisions first)."""
+
+    lm: Scores
+    q: tuple[Scores, ...] = ()
+    q_target: tuple[Scores, ...] = ()
+    v: Tensor | None = None  # (S,)
+    lm_target: Scores | None = None
+
+
+@dataclass
+class Loss:
+    """`total` and every metric are SUMS over the N decisions; the training loop divides by the global number of decisions."""
+
+    total: Tensor  # ()
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # (), detached
+
+
+@dataclass(frozen=True)
+class Method:
+    """A frozen dataclass of hyper-parameters with a loss and a decode rule; nothing else differs between methods."""
+
+    heads: ClassVar[Heads] = Heads()
+    uses_prior: ClassVar[bool] = False  # wants batch.prior_logp, the frozen prior's log-probability of each action
+    plain_lm: ClassVar[bool] = True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        """The training loss over the batch's decisions."""
+        raise TypeError(f"{type(self).__name__} has no loss")
+
+    def decode(self, out: Outputs) -> Tensor:
+        """(S, V) logits to sample from; temperature, top-p and the rest belong to `generate`."""
+        return out.lm.dense()

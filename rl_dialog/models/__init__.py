@@ -1,0 +1,1 @@
+"""Policies: any causal LM with optional value heads, and their checkpoints."""

@@ -1,0 +1,181 @@
+"""The checkpoint directory *is* the LM's `from_pretrained` directory; what is ours stands beside it.
+
+    config.json model.safetensors generation_config.json     the LM (LoRA adapters merged in)
+    tokenizer.json ... chat_template.jinja                    the tokenizer
+    rl_dialog.yaml                                            method, heads, where the frozen prior is
+    heads.safetensors                                         Q, target and V heads, the separate value trunk
+    README.md metrics.json                                    model card, figures at this step
+    trainer/                                                  everything resume needs (training/loop.py)
+
+No file here is a pickle and none is ever loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rl_dialog.config import from_dict
+from rl_dialog.methods import METHODS, BC, Method
+from rl_dialog.models.policy import ModelConfig, Policy
+
+FORMAT = 1
+
+
+def method_name(method: Method) -> str:
+    """The key of METHODS."""
+    return next(name for name, kind in METHODS.items() if type(method) is kind)
+
+
+def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) -> None:
+    """Writes the LM, the heads and the method into `directory` (made if needed). `prior` is the path of the frozen prior, relative to it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _save_lm(policy.lm, directory)
+    tensors = {name: value.detach().contiguous().cpu() for name, value in policy.state_dict().items() if name.startswith(("heads.", "value_trunk."))}
+    if tensors:
+        save_file(tensors, directory / "heads.safetensors")
+    method = {"name": method_name(policy.method), **dataclasses.asdict(policy.method)}
+    shape = {"heads": policy.model_config.heads, "rank": policy.model_config.rank, "value_trunk": policy.model_config.value_trunk}
+    description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
+    (directory / "rl_dialog.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
+
+
+def describe(directory: str | Path) -> dict[str, Any]:
+    """The parsed rl_dialog.yaml, or {} for a directory or hub name that is not ours. Raises ValueError for one that cannot be read."""
+    path = Path(directory) / "rl_dialog.yaml"
+    if not path.is_file():
+        return {}
+    description = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a checkpoint of format {FORMAT}, got {str(description)[:120]!r}")
+    return description
+
+
+def read_method(directory: str | Path) -> Method:
+    """The method a checkpoint was trained with; BC for a plain LM."""
+    values = dict(describe(directory).get("method") or {"name": "bc"})
+    name = values.pop("name", None)
+    if name not in METHODS:
+        raise ValueError(f"{directory}/rl_dialog.yaml: unknown method {name!r}: expected one of {', '.join(METHODS)}")
+    return from_dict(METHODS[name], values, where=f"{directory}/rl_dialog.yaml")
+
+
+def load_policy(directory: str | Path, *, method: Method | None = None) -> Policy:
+    """A policy in eval mode. `method` replaces the stored decoding (another beta) and must be of the stored kind.
+
+    Raises ValueError when the directory is not a checkpoint, was trained by another method, or lacks its heads.
+    """
+    directory = resolve(directory)
+    stored = read_method(directory)
+    if method is not None and type(method) is not type(stored):
+        raise ValueError(f"{directory} was trained with {method_name(stored)}, expected {method_name(method)}: pass a checkpoint of that method, or train one")
+    method = method or stored
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ValueError(f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name ({error})") from error
+    shape = describe(directory).get("model") or {}
+    policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
+    if policy.heads is not None:
+        _load_heads(policy, Path(directory) / "heads.safetensors")
+    return policy.eval()
+
+
+def load_prior(directory: str | Path) -> PreTrainedModel | None:
+    """The frozen prior a checkpoint was trained against, or None when it has none. Raises ValueError when it is named but missing."""
+    directory = resolve(directory)
+    prior = describe(directory).get("prior")
+    if prior is None:
+        return None
+    path = (Path(directory) / prior).resolve()
+    if not path.is_dir():
+        raise ValueError(f"{directory}/rl_dialog.yaml: expected the frozen prior at {path}, found nothing; copy the run's `prior` folder beside its checkpoints")
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval().requires_grad_(False)
+
+
+def freeze_prior(policy: Policy, directory: Path, tokenizer: Any) -> PreTrainedModel | None:
+    """The LM as it is before training, kept in `directory` so that resumed runs and evaluations see the same one.
+
+    None for a policy with LoRA: switching its adapters off gives the prior without a second model.
+    """
+    if not directory.is_dir() and int(os.environ.get("RANK", "0")) == 0:
+        write_atomically(directory, lambda temporary: (_save_lm(policy.lm, temporary), tokenizer.save_pretrained(temporary)))
+    if getattr(policy.lm, "_hf_peft_config_loaded", False):
+        return None
+    return copy.deepcopy(policy.lm).eval().requires_grad_(False)
+
+
+def resolve(directory: str | Path) -> str:
+    """A checkpoint, or the one that a run folder's `best` (else `latest`) names; hub names pass through."""
+    path = Path(directory)
+    if path.is_dir() and not (path / "config.json").exists():
+        for pointer in ("best", "latest"):
+            if (path / pointer).is_file():
+                return str(path / (path / pointer).read_text(encoding="utf-8").strip())
+        raise ValueError(f"{directory}: expected a checkpoint (config.json) or a run folder (best, latest), found {sorted(p.name for p in path.iterdir())[:8]}")
+    return str(directory)
+
+
+def write_atomically(directory: Path, fill: Any) -> None:
+    """Calls `fill(temporary directory)` and renames it to `directory`, so that a killed process never leaves half a checkpoint."""
+    temporary = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    fill(temporary)
+    shutil.rmtree(directory, ignore_errors=True)
+    os.replace(temporary, directory)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """The same for a small file."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Readable JSON; NaN and infinity become null."""
+    write_text_atomically(path, json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None), indent=1, ensure_ascii=False) + "\n")
+
+
+def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
+    if not getattr(lm, "_hf_peft_config_loaded", False):
+        lm.save_pretrained(directory)
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
+    state = {}
+    for layer in layers:
+        layer.merge()
+    for name, value in lm.state_dict().items():
+        if "lora_" not in name:
+            state[name.replace(".base_layer", "")] = value.detach().clone()
+    for layer in layers:
+        layer.unmerge()
+    lm._hf_peft_config_loaded = False  # save_pretrained would write the adapter alone, which needs the base model's path to load
+    try:
+        lm.save_pretrained(directory, state_dict=state)
+    finally:
+        lm._hf_peft_config_loaded = True
+
+
+def _load_heads(policy: Policy, path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path}: expected the heads of method {method_name(policy.method)}, found no such file")
+    tensors = load_file(path)
+    missing, unexpected = policy.load_state_dict(tensors, strict=False)
+    missing = [name for name in missing if name.startswith(("heads.", "value_trunk."))]
+    if missing or unexpected:
+        raise ValueError(f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}")

@@ -1,0 +1,71 @@
+"""Q and V heads on the hidden states of a language model."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from rl_dialog.methods.method import Heads
+from rl_dialog.methods.scores import Linear, LowRank, Scores
+
+
+class MLPHead(nn.Module):
+    """Q as published: H -> 2H -> V with a ReLU between. The output layer starts at zero, so that Q does."""
+
+    def __init__(self, hidden: int, vocabulary: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(hidden, 2 * hidden)
+        self.out = nn.Linear(2 * hidden, vocabulary)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, hidden: Tensor, lm: Linear) -> Scores:
+        """hidden (S, H) -> Scores (S, V)."""
+        return Linear(self.inner(hidden).relu_(), self.out.weight, self.out.bias)
+
+
+class LowRankHead(nn.Module):
+    """Q = scale * log pi_LM + a rank-R correction + an offset of the state: V x R numbers instead of V x 2H. Starts at zero."""
+
+    def __init__(self, hidden: int, vocabulary: int, rank: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(hidden, rank)
+        self.out = nn.Parameter(torch.zeros(vocabulary, rank))
+        self.offset = nn.Linear(rank, 1)
+        self.scale = nn.Parameter(torch.zeros(()))
+        nn.init.zeros_(self.offset.weight)
+        nn.init.zeros_(self.offset.bias)
+
+    def forward(self, hidden: Tensor, lm: Linear) -> Scores:
+        """hidden (S, H), the LM's scores -> Scores (S, V)."""
+        features = torch.nn.functional.gelu(self.inner(hidden))
+        return LowRank(lm, self.scale, features, self.out, self.offset(features).squeeze(1).float())
+
+
+class ValueHead(nn.Module):
+    """V: H -> 2H -> 1."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(hidden, 2 * hidden)
+        self.out = nn.Linear(2 * hidden, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden (S, H) -> (S,)."""
+        return self.out(self.inner(hidden).relu_()).squeeze(1).float()
+
+
+class ValueHeads(nn.Module):
+    """The Q heads, their targets and the V head that a method asks for."""
+
+    def __init__(self, heads: Heads, hidden: int, vocabulary: int, *, kind: str, rank: int) -> None:
+        super().__init__()
+        if kind not in ("mlp", "lowrank"):
+            raise ValueError(f"expected heads 'mlp' or 'lowrank', got {kind!r}")
+        self.q = nn.ModuleList(MLPHead(hidden, vocabulary) if kind == "mlp" else LowRankHead(hidden, vocabulary, rank) for _ in range(heads.q))
+        self.q_target = copy.deepcopy(self.q).requires_grad_(False) if heads.target else nn.ModuleList()
+        self.v = ValueHead(hidden) if heads.v else None

@@ -1,0 +1,301 @@
+"""The Policy: a causal LM, the heads its method needs, and logits that are already the method's.
+
+`forward` returns what to sample from, so `generate` with its caches, beams, samplers and streamers works unchanged. A checkpoint is the LM's own
+`from_pretrained` directory; heads and method stand beside it (models/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.methods import Method
+from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.scores import Linear
+from rl_dialog.models.heads import ValueHeads
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The language model and the shape of its heads."""
+
+    model_name_or_path: str = ""
+    """hub name or local directory of a causal LM (a checkpoint of ours too); empty builds a new one from the fields below"""
+    family: Literal["gpt2", "llama"] = "gpt2"
+    """architecture of a new model"""
+    layers: int = 4
+    """transformer blocks of a new model"""
+    attention_heads: int = 4
+    """attention heads of a new model"""
+    width: int = 128
+    """hidden size of a new model"""
+    context: int = 1024
+    """longest input of a new model, in tokens"""
+    dropout: float = 0.0
+    """dropout of a new GPT-2"""
+    heads: Literal["mlp", "lowrank"] = "mlp"
+    """Q heads: mlp as published (2H x V numbers each), or lowrank on top of the LM head (rank x V)"""
+    rank: int = 32
+    """rank of lowrank heads"""
+    value_trunk: Literal["shared", "separate"] = "shared"
+    """shared: Q and V read the LM's hidden states; separate: they get a transformer of their own, a copy of the LM's"""
+    use_peft: bool = False
+    """train LoRA adapters instead of all of the LM; the LM without them is the frozen prior"""
+    lora_r: int = 16
+    """rank of the adapters"""
+    lora_alpha: int = 32
+    """scale of the adapters (alpha / r)"""
+    lora_dropout: float = 0.0
+    """dropout inside the adapters"""
+    lora_target_modules: str = "all-linear"
+    """comma-separated module names, or all-linear"""
+
+
+def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
+    """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises ValueError when it cannot be loaded."""
+    if config.model_name_or_path:
+        try:
+            lm = AutoModelForCausalLM.from_pretrained(config.model_name_or_path, dtype=torch.float32, attn_implementation="sdpa")
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"cannot load a causal LM from {config.model_name_or_path!r}: expected a hub name, or a directory with config.json and model.safetensors ({error})"
+            ) from error
+    else:
+        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, len(tokenizer)), dtype=torch.float32, attn_implementation="sdpa")
+    if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
+        lm.resize_token_embeddings(len(tokenizer))
+    lm.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    return lm
+
+
+def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
+    if config.family == "gpt2":
+        drop = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
+        sizes = {"n_layer": config.layers, "n_head": config.attention_heads, "n_embd": config.width, "n_positions": config.context}
+        return AutoConfig.for_model("gpt2", vocab_size=vocabulary, **sizes, **drop, bos_token_id=None, eos_token_id=None)
+    return AutoConfig.for_model(
+        "llama",
+        vocab_size=vocabulary,
+        hidden_size=config.width,
+        intermediate_size=config.width * 8 // 3,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.attention_heads,
+        num_key_value_heads=config.attention_heads,
+        max_position_embeddings=config.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+class TwoCaches(DynamicCache):
+    """The LM's KV cache with the value trunk's beside it: what beams do to one, they do to both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = DynamicCache()
+
+    @classmethod
+    def around(cls, cache: Any) -> TwoCaches:
+        """`cache` itself when it is one of ours, a new one when it is still empty. Raises ValueError otherwise."""
+        if isinstance(cache, cls):
+            return cache
+        if cache.get_seq_length():
+            raise ValueError(f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with {cache.get_seq_length()} tokens")
+        return cls()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self.second.reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self.second.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self.second.batch_select_indices(indices)
+
+    def crop(self, max_length: int) -> None:
+        super().crop(max_length)
+        self.second.crop(max_length)
+
+
+class Policy(PreTrainedModel, GenerationMixin):
+    """A causal LM with the value heads of its method. `policy.generate(...)` samples from the method's policy.
+
+    The wrapper's config is the LM's own. A separate value trunk keeps a KV cache of its own beside the LM's (`TwoCaches`).
+    """
+
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_cache_class = True
+    main_input_name = "input_ids"
+
+    def __init__(self, lm: PreTrainedModel, method: Method, config: ModelConfig | None = None) -> None:
+        config = config or ModelConfig()
+        super().__init__(lm.config)
+        _require_plain_head(lm)
+        self.lm, self.method, self.model_config = lm, method, config
+        self.generation_config = lm.generation_config
+        vocabulary, hidden = lm.get_output_embeddings().weight.shape
+        wanted = method.heads.q or method.heads.v
+        self.value_trunk = copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
+        if config.use_peft and not getattr(lm, "_hf_peft_config_loaded", False):
+            _add_lora(lm, config)
+        self.heads = ValueHeads(method.heads, hidden, vocabulary, kind=config.heads, rank=config.rank) if wanted else None
+        self.lm_target: PreTrainedModel | None = None  # made by `start_training`
+
+    # What transformers asks of a model.
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.lm.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm.get_output_embeddings()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, T, V) of the method's policy; `logits_to_keep=1` computes the last position only, as decoding does."""
+        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
+        if self.value_trunk is not None and past_key_values is not None:
+            past_key_values = TwoCaches.around(past_key_values)
+        result = self.lm.base_model(input_ids=input_ids, past_key_values=past_key_values, **inputs)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden = result.last_hidden_state[:, keep]
+        value_hidden = hidden
+        if self.value_trunk is not None:
+            value_cache = None if past_key_values is None else past_key_values.second
+            value_hidden = self.value_trunk(input_ids=input_ids, past_key_values=value_cache, **inputs).last_hidden_state[:, keep]
+        logits = self.method.decode(self._outputs(hidden.flatten(0, 1), value_hidden.flatten(0, 1), training=False))
+        return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden.shape[:2]), past_key_values=result.past_key_values)
+
+    # What methods ask of a model.
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """Everything the method's loss reads, on the batch's S states. Rows are padded on the right, so causal attention needs no padding mask."""
+        hidden = self._hidden(self.lm.base_model, batch)
+        value_hidden = hidden if self.value_trunk is None else self._hidden(self.value_trunk, batch)
+        out = self._outputs(hidden, value_hidden, training=True)
+        if self.lm_target is not None:
+            with torch.no_grad():
+                out.lm_target = _lm_scores(self.lm_target, self._hidden(self.lm_target.base_model, batch))
+        return out
+
+    @torch.no_grad()
+    def prior_logp(self, batch: Batch) -> Tensor:
+        """(N,) log p(action) under the LM as it is now without adapters: call it on a frozen prior, or on a policy with LoRA."""
+        with self.without_adapters():
+            scores = _lm_scores(self.lm, self._hidden(self.lm.base_model, batch))
+        return -scores.nll(batch.actions)[1]
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """The LM as loaded: LoRA adapters off."""
+        if not getattr(self.lm, "_hf_peft_config_loaded", False):
+            yield
+            return
+        self.lm.disable_adapters()
+        try:
+            yield
+        finally:
+            self.lm.enable_adapters()
+
+    def start_training(self) -> Policy:
+        """Adds what only training needs: the Polyak copy of the LM, where the method has one."""
+        if self.method.heads.lm_target and self.lm_target is None:
+            self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
+        return self
+
+    @torch.no_grad()
+    def update_targets(self, alpha: float) -> None:
+        """Polyak averaging, once per optimizer step: target <- alpha * online + (1 - alpha) * target."""
+        pairs = []
+        if self.heads is not None:
+            pairs += list(zip(self.heads.q_target.parameters(), self.heads.q.parameters(), strict=False))
+        if self.lm_target is not None:
+            pairs += list(zip(self.lm_target.parameters(), self.lm.parameters(), strict=True))
+        if pairs:
+            targets, online = zip(*pairs, strict=True)
+            torch._foreach_lerp_(targets, online, alpha)
+
+    def _hidden(self, trunk: nn.Module, batch: Batch) -> Tensor:
+        hidden = trunk(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # (B, T, H)
+        return hidden.flatten(0, 1)[batch.states]  # (S, H)
+
+    def _outputs(self, hidden: Tensor, value_hidden: Tensor, *, training: bool) -> Outputs:
+        """hidden, value_hidden (S, H)."""
+        lm = _lm_scores(self.lm, hidden)
+        if self.heads is None:
+            return Outputs(lm)
+        q = tuple(head(value_hidden, lm) for head in self.heads.q) if training else ()
+        with torch.no_grad() if training else nullcontext():
+            q_target = tuple(head(value_hidden, lm) for head in self.heads.q_target)
+        needs_v = self.heads.v is not None and (training or not getattr(self.method, "top_k", 0))
+        return Outputs(lm, q, q_target, self.heads.v(value_hidden) if needs_v else None)
+
+    # Checkpoints (models/checkpoint.py has the layout).
+
+    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
+        """Writes the LM's own directory plus heads and method."""
+        from rl_dialog.models.checkpoint import save_policy
+
+        save_policy(self, Path(save_directory))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *, method: Method | None = None, **_: Any) -> Policy:
+        """A policy from a checkpoint directory, or from any causal LM (then `method` is behaviour cloning). Raises ValueError."""
+        from rl_dialog.models.checkpoint import load_policy
+
+        return load_policy(pretrained_model_name_or_path, method=method)
+
+
+def _lm_scores(lm: PreTrainedModel, hidden: Tensor) -> Linear:
+    head = lm.get_output_embeddings()
+    return Linear(hidden, head.weight, getattr(head, "bias", None))
+
+
+def _require_plain_head(lm: PreTrainedModel) -> None:
+    """Logits must be the output embedding times the last hidden state; soft caps and logit scales would silently change every loss."""
+    ids = torch.arange(1, 4, device=lm.device)[None] % lm.get_input_embeddings().num_embeddings
+    training = lm.training
+    lm.eval()
+    with torch.no_grad():
+        expected = lm(input_ids=ids, use_cache=False).logits
+        hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        got = _lm_scores(lm, hidden.flatten(0, 1)).dense().view_as(expected)
+    lm.train(training)
+    if not torch.allclose(expected.float(), got.float(), atol=1e-3, rtol=1e-3):
+        raise ValueError(
+            f"{type(lm).__name__}: expected logits = output embedding x last hidden state, got something else (a soft cap or a logit scale?); "
+            "models with such a head are not supported"
+        )
+
+
+def _add_lora(lm: PreTrainedModel, config: ModelConfig) -> None:
+    from peft import LoraConfig
+
+    names = config.lora_target_modules
+    targets = names if names == "all-linear" else [name.strip() for name in names.split(",")]
+    lora = LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout, target_modules=targets, task_type="CAUSAL_LM")
+    lm.add_adapter(lora)

@@ -1,0 +1,75 @@
+"""Rewards: named functions `Dialog -> list[float | None]`, one number per reply. A run uses a weighted sum of them.
+
+None means "does not apply to this reply" (the user never answered, nobody voted): it adds 0 to the sum and lowers the component's coverage.
+README.md has a section per reward; `statistics.py` says how the components spread and correlate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.human import logged, rating, vote
+from rl_dialog.rewards.reply import question, repetition
+from rl_dialog.rewards.statistics import Statistics
+from rl_dialog.rewards.user import answer_length, sentiment
+
+Reward = Callable[[Dialog], list[float | None]]
+
+REWARDS: dict[str, Reward] = {
+    "vote": vote,
+    "rating": rating,
+    "logged": logged,
+    "sentiment": sentiment,
+    "answer_length": answer_length,
+    "question": question,
+    "repetition": repetition,
+}
+
+__all__ = ["REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]
+
+
+def choose_rewards(names: Mapping[str, float] | list[str], *, rating_name: str | None = None) -> dict[str, Reward]:
+    """The functions behind `names`, `rating` reading one named rating if asked. Raises ValueError for an unknown name."""
+    for name in names:
+        if name not in REWARDS:
+            raise ValueError(f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}")
+    chosen = {name: REWARDS[name] for name in names}
+    if rating_name is not None and "rating" in chosen:
+        chosen["rating"] = partial(rating, name=rating_name)
+    return chosen
+
+
+def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> np.ndarray:
+    """Scores a dialog in place: each reply gets its components as `rewards` and their weighted sum as `reward`.
+
+    Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then the sum. Components that `rewards` does
+    not name stay in the message as they were. Raises ValueError for a reward that does not give one finite number or None per reply.
+    """
+    replies = dialog.replies
+    columns = [_checked(name, function(dialog), dialog) for name, function in rewards.items()]
+    table = np.full((len(replies), len(columns) + 1), np.nan)
+    for r, i in enumerate(replies):
+        message = dialog.messages[i]
+        components = {name: column[r] for name, column in zip(rewards, columns, strict=True)}
+        applied = {name: value for name, value in components.items() if value is not None}
+        total = math.fsum(weights[name] * value for name, value in applied.items())
+        kept = {name: value for name, value in message.get("rewards", {}).items() if name not in rewards}
+        message["rewards"] = kept | applied
+        message["reward"] = total
+        table[r] = [*(math.nan if value is None else value for value in components.values()), total]
+    return table
+
+
+def _checked(name: str, values: list[float | None], dialog: Dialog) -> list[float | None]:
+    expected = len(dialog.replies)
+    if len(values) != expected:
+        raise ValueError(f"reward {name!r}, dialog {dialog.id!r}: expected {expected} numbers, one per reply, got {len(values)}")
+    for value in values:
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"reward {name!r}, dialog {dialog.id!r}: expected finite numbers or None, got {value!r}")
+    return values

@@ -1,0 +1,33 @@
+"""How the assistant spoke: rewards read from the reply and the assistant's earlier turns. They apply to every reply."""
+
+from __future__ import annotations
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.words import content_words, parts
+
+QUESTION_WORDS = frozenset(("who", "what", "why", "where", "how", "when"))
+QUESTION_MARKS = "?\uff1f\u061f"  # ASCII, fullwidth, Arabic
+
+
+def question(dialog: Dialog) -> list[float]:
+    """0, 0.5 or 1: half for a question mark, half for an English question word as a word of its own ("show" is none)."""
+    values = []
+    for i in dialog.replies:
+        text = dialog.messages[i]["content"] or ""
+        marked = any(mark in text for mark in QUESTION_MARKS)
+        values.append(0.5 * marked + 0.5 * (not QUESTION_WORDS.isdisjoint(parts(text))))
+    return values
+
+
+def repetition(dialog: Dialog) -> list[float]:
+    """0, -1, -2, ...: minus the number of distinct content words of the reply that the assistant already used in this dialog."""
+    values, used = [], set()
+    replies = set(dialog.replies)
+    for i, message in enumerate(dialog.messages):
+        if message["role"] != "assistant":
+            continue
+        said = content_words(message["content"] or "")
+        if i in replies:
+            values.append(-float(len(said & used)))
+        used |= said
+    return values

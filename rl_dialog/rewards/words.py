@@ -1,0 +1,46 @@
+"""Words as the rewards count them: no model, no downloads, and text without spaces counts too."""
+
+from __future__ import annotations
+
+import re
+
+# Scripts written without spaces: kana, Han ideographs and their extensions. Korean and most others separate words, so \w+ finds theirs.
+UNSPACED = "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])\w)+(?:['’](?:(?![{UNSPACED}])\w)+)*")
+_RUN = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}])\w)+")
+
+# English function words, which say nothing about repetition. Question words are not among them: asking the same question again is repetition.
+_FUNCTION_WORDS = """
+a an the this that these those some any each every no not nor
+i me my mine myself you your yours yourself he him his himself she her hers herself it its itself
+we us our ours ourselves they them their theirs themselves
+am is are was were be been being do does did doing done have has had having
+can could will would shall should may might must ought
+and or but if then than so as because while until though although
+of at by for with about against between into through during before after above below to from up down in out on off over under
+again further once here there all both few more most other such only own same too very just also
+s t d m o re ve ll don didn doesn isn aren wasn weren hasn haven hadn won wouldn couldn shouldn can't cannot
+yes yeah oh okay ok well
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words; punctuation is none, "don't" is one, and each ideograph or kana counts as one."""
+    return _WORD.findall(text.lower())
+
+
+def parts(text: str) -> list[str]:
+    """Lower-case words split at apostrophes too ("what's" -> what, s), with unspaced text in whole runs."""
+    return _RUN.findall(text.lower())
+
+
+def content_words(text: str) -> set[str]:
+    """The distinct words that carry meaning: no function words; unspaced text gives its pairs of neighbouring characters."""
+    found: set[str] = set()
+    for part in parts(text):
+        if re.match(f"[{UNSPACED}]", part):
+            found.update(part[i : i + 2] for i in range(max(1, len(part) - 1)))
+        elif part not in FUNCTION_WORDS:
+            found.add(part)
+    return found

@@ -1,0 +1,348 @@
+"""The only training loop: step, accumulate, clip, log, evaluate, save, resume. It runs alone or as one of the workers of a process group.
+
+Losses arrive as sums over decisions and are divided by the number of decisions in the whole update, over micro-batches and workers, so one worker, two
+workers and accumulated gradients make the same update. The order of the data and all randomness follow from (seed, step), so a run that was killed
+and resumed is the run that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.tokenize import Row
+from rl_dialog.methods import BC
+from rl_dialog.models.checkpoint import save_policy, write_atomically, write_json, write_text_atomically
+from rl_dialog.models.policy import Policy
+from rl_dialog.training.logger import Logger
+from rl_dialog.training.optim import Schedule, learning_rate_at, load_optimizer, make_optimizer, save_optimizer
+
+Evaluate = Callable[[Policy, Any, int], dict[str, float]]  # (policy, tokenizer, step) -> {"eval/return": ...}
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long, how fast, how often. Names are those of transformers and TRL."""
+
+    per_device_train_batch_size: int = 16
+    """dialogs per worker and micro-batch"""
+    gradient_accumulation_steps: int = 1
+    """micro-batches per update"""
+    num_train_epochs: float = 3.0
+    """passes over the training split; ignored when max_steps is set"""
+    max_steps: int = 0
+    """updates; 0 derives them from num_train_epochs"""
+    learning_rate: float = 1e-4
+    """peak learning rate of AdamW"""
+    lr_scheduler_type: Schedule = "linear"
+    """constant, linear or cosine decay to zero"""
+    warmup_steps: int = 0
+    """updates of linear warm-up"""
+    weight_decay: float = 0.0
+    """on matrices only"""
+    max_grad_norm: float = 1.0
+    """clip the gradient's norm; 0 does not clip"""
+    bf16: bool = False
+    """bfloat16 autocast (weights, values and the optimizer stay float32)"""
+    reward_spread: Literal["reply_end", "every_token"] = "reply_end"
+    """where a reply's reward arrives; every_token reproduces the 2019 code"""
+    logging_steps: int = 10
+    """updates between two lines of metrics"""
+    eval_steps: int = 0
+    """updates between two evaluations; 0 evaluates at the end only"""
+    save_steps: int = 0
+    """updates between two checkpoints; 0 saves at every evaluation"""
+    save_total_limit: int = 2
+    """checkpoints kept, besides the best"""
+    seed: int = 0
+    """order of the data, initial weights, dropout"""
+    report_to: Literal["tensorboard", "none"] = "tensorboard"
+    """where metrics go besides metrics.jsonl"""
+
+
+class Objective(nn.Module):
+    """Policy and loss as one module, so that DDP sees a whole forward pass."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = self.policy.method.loss(self.policy.outputs(batch), batch)
+        return loss.total, loss.metrics
+
+
+class Trainer:
+    """One policy, its data and its run folder. `train()` starts, or continues from the run folder's latest checkpoint.
+
+    Args:
+        policy: as loaded; its method decides the loss.
+        prior: the frozen prior, where the method uses one and the policy has no adapters to switch off.
+        train_rows, eval_rows: token rows; every worker holds all of them and takes its share of each batch.
+        evaluate: called by the first worker at each evaluation, to measure what no loss can (returns in an environment).
+        describe: written into every checkpoint as the model card.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer: Any,
+        train_rows: Sequence[Row],
+        eval_rows: Sequence[Row],
+        config: TrainerConfig,
+        output_dir: str | Path,
+        *,
+        prior: nn.Module | None = None,
+        evaluate: Evaluate | None = None,
+        describe: str = "",
+        device: torch.device | str = "cpu",
+        quiet: bool = False,
+    ) -> None:
+        if not train_rows:
+            raise ValueError("expected at least one training row, got none: the train split holds no replies")
+        self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
+        self.train_rows, self.eval_rows, self.evaluate, self.describe = train_rows, eval_rows, evaluate, describe
+        self.device, self.quiet = torch.device(device), quiet
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.policy = policy.start_training().to(self.device)
+        self.optimizer = make_optimizer(self.policy, learning_rate=config.learning_rate, weight_decay=config.weight_decay)
+        self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
+        self.steps_per_epoch = -(-len(train_rows) // self.batch_size)
+        self.total_steps = config.max_steps or max(1, round(config.num_train_epochs * self.steps_per_epoch))
+        self.step, self.best = 0, None
+        self._epoch: tuple[int, list[np.ndarray]] | None = None
+        self.metric, self.sign = self._selection_metric()
+        self._prior_logp = self._compute_prior_logp(prior) if policy.method.uses_prior else None
+
+    def train(self) -> dict[str, Any]:
+        """Trains to the last step; returns the final metrics and the paths of the latest and the best checkpoint."""
+        self._resume()
+        objective: nn.Module = Objective(self.policy)
+        if self.world > 1:
+            objective = DistributedDataParallel(objective, find_unused_parameters=True)
+        log = Logger(self.output_dir, total=self.total_steps, first_step=self.step, report_to=self.config.report_to, quiet=self.quiet) if not self.rank else None
+        metrics: dict[str, float] = {}
+        clock = time.perf_counter()
+        tokens_since = 0
+        while self.step < self.total_steps:
+            sums, tokens = self._update(objective)
+            tokens_since += tokens
+            due = self._due(self.config.logging_steps)
+            if due:
+                seconds, clock = time.perf_counter() - clock, time.perf_counter()
+                metrics = self._means("train", sums) | {"data/tokens_per_s": tokens_since * self.world / seconds, "train/epoch": self.step / self.steps_per_epoch}
+                tokens_since = 0
+            if log:
+                log.advance(metrics.get("train/loss"))
+                if due:
+                    log.log(self.step, metrics)
+            metrics |= self._evaluate_and_save(log)
+        if log:
+            log.close()
+        return metrics | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+
+    def _update(self, objective: nn.Module) -> tuple[dict[str, Tensor], int]:
+        """One optimizer step on the next global batch; returns the summed metrics and the number of tokens on this worker."""
+        config = self.config
+        batches = [self._collate(rows, self.train_rows, self._prior_logp).to(self.device) for rows in self._micro_batches(self.step)]
+        count = self._sum_over_workers(torch.tensor(float(sum(b.decisions for b in batches)), device=self.device))
+        torch.manual_seed(int(np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0] >> 1))
+        rate = learning_rate_at(self.step, peak=config.learning_rate, warmup=config.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.policy.train()
+        sums: dict[str, Tensor] = {}
+        for i, batch in enumerate(batches):
+            last = i == len(batches) - 1
+            with contextlib.nullcontext() if last or self.world == 1 else objective.no_sync():
+                with self._autocast():
+                    total, metrics = objective(batch)
+                (total * (self.world / count)).backward()  # DDP averages over workers
+            for name, value in {"loss": total.detach(), **metrics}.items():
+                sums[name] = sums.get(name, 0) + value.float()
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm or float("inf"))
+        if not torch.isfinite(norm):
+            raise ValueError(f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning rate, or check the rewards in the manifest")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if alpha := getattr(self.policy.method, "alpha", 0.0):
+            self.policy.update_targets(alpha)
+        self.step += 1
+        share = count / self.world  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
+        tokens = sum(int(b.attention_mask.sum()) for b in batches)
+        return sums | {"grad_norm": norm.detach() * share, "learning_rate": rate * share, "decisions": share}, tokens
+
+    def _micro_batches(self, step: int) -> Iterator[Sequence[int]]:
+        """This worker's rows of update `step`. The global batch depends on (seed, step) and its size, never on how it is cut."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            lengths = [len(row.input_ids) for row in self.train_rows]
+            self._epoch = epoch, epoch_order(lengths, self.batch_size, seed=self.config.seed, epoch=epoch)
+        batch = self._epoch[1][position]
+        size = self.config.per_device_train_batch_size
+        mine = batch[self.rank * size * self.config.gradient_accumulation_steps :][: size * self.config.gradient_accumulation_steps]
+        for start in range(0, len(mine), size):
+            yield mine[start : start + size]
+
+    def _collate(self, indices: Sequence[int], rows: Sequence[Row], prior_logp: list[np.ndarray] | None) -> Batch:
+        chosen = None if prior_logp is None else [prior_logp[i] for i in indices]
+        return collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0, spread=self.config.reward_spread, prior_logp=chosen)
+
+    @torch.no_grad()
+    def _compute_prior_logp(self, prior: nn.Module | None, batch_size: int = 32) -> list[np.ndarray]:
+        """log p of every logged action under the frozen prior, once, in a fixed order. train and eval rows, in this order."""
+        frozen = self.policy if prior is None else Policy(prior.to(self.device), BC())
+        was_training = frozen.training
+        frozen.eval()
+        rows = [*self.train_rows, *self.eval_rows]
+        found: list[np.ndarray] = [np.empty(0, np.float32)] * len(rows)
+        order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
+        for start in range(0, len(order), batch_size):
+            indices = order[start : start + batch_size]
+            batch = collate([rows[i] for i in indices]).to(self.device)
+            with self._autocast():
+                logp = frozen.prior_logp(batch).float().cpu().numpy()
+            for place, i in enumerate(indices):
+                found[i] = logp[(batch.rows == place).cpu().numpy()]
+        frozen.train(was_training)
+        return found
+
+    @torch.no_grad()
+    def _evaluation(self) -> dict[str, float]:
+        """The loss terms on the evaluation rows, shared out over the workers, and what `evaluate` measures."""
+        self.policy.eval()
+        sums: dict[str, Tensor] = {}
+        size = self.config.per_device_train_batch_size
+        offset = len(self.train_rows)
+        prior = None if self._prior_logp is None else self._prior_logp[offset:]
+        count = torch.zeros((), device=self.device)
+        for start in range(self.rank * size, len(self.eval_rows), size * self.world):
+            batch = self._collate(range(start, min(start + size, len(self.eval_rows))), self.eval_rows, prior).to(self.device)
+            with self._autocast():
+                loss = self.policy.method.loss(self.policy.outputs(batch), batch)
+            for name, value in {"loss": loss.total, **loss.metrics}.items():
+                sums[name] = sums.get(name, 0) + value.float()
+            count += batch.decisions
+        metrics = self._means("eval", sums | {"decisions": count}) if self.eval_rows else {}
+        if "eval/nll" in metrics:
+            metrics["eval/perplexity"] = float(np.exp(metrics["eval/nll"]))
+        if self.evaluate and self.rank == 0:
+            metrics |= self.evaluate(self.policy, self.tokenizer, self.step)
+        if self.world > 1:
+            dist.barrier()
+        return metrics
+
+    def _evaluate_and_save(self, log: Logger | None) -> dict[str, float]:
+        """At the steps where they are due."""
+        evaluating = self._due(self.config.eval_steps) or self.step == self.total_steps
+        saving = self._due(self.config.save_steps) or evaluating
+        metrics = self._evaluation() if evaluating else {}
+        if log and metrics:
+            log.log(self.step, metrics)
+        if saving and self.rank == 0:
+            self._save(metrics)
+        if saving and self.world > 1:
+            dist.barrier()
+        return metrics
+
+    def _save(self, metrics: dict[str, float]) -> None:
+        """checkpoint-<step>/, then the pointers `latest` and `best`, then the removal of old ones."""
+        value = metrics.get(self.metric) if self.metric else None
+        if value is not None and (self.best is None or self.sign * value > self.sign * self.best["value"]):
+            self.best = {"step": self.step, "value": value, "metric": self.metric}
+        if self.metric is None:
+            self.best = {"step": self.step, "value": None, "metric": None}
+        name = f"checkpoint-{self.step}"
+        write_atomically(self.output_dir / name, lambda directory: self._fill(directory, metrics))
+        write_text_atomically(self.output_dir / "latest", name + "\n")
+        if self.best is not None:
+            write_text_atomically(self.output_dir / "best", f"checkpoint-{self.best['step']}\n")
+        kept = sorted(self.output_dir.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+        for old in kept[:-1]:
+            shutil.rmtree(old / "trainer", ignore_errors=True)  # only the latest can be resumed
+        for old in kept[: -self.config.save_total_limit]:
+            if self.best is None or old.name != f"checkpoint-{self.best['step']}":
+                shutil.rmtree(old)
+
+    def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
+        save_policy(self.policy, directory, prior="../prior" if (self.output_dir / "prior").is_dir() else None)
+        self.tokenizer.save_pretrained(directory)
+        write_json(directory / "metrics.json", {"step": self.step, **metrics})
+        (directory / "README.md").write_text(self.describe, encoding="utf-8")
+        state = directory / "trainer"
+        state.mkdir()
+        save_model(self.policy, str(state / "policy.safetensors"))
+        save_optimizer(self.optimizer, state / "optimizer.safetensors")
+        progress = {"step": self.step, "best": self.best, "batch_size": self.batch_size, "rows": len(self.train_rows), "total_steps": self.total_steps}
+        write_json(state / "progress.json", progress)
+
+    def _resume(self) -> None:
+        """Continues from `latest`, if there is one. Raises ValueError when it belongs to other data or another batch size."""
+        if not (self.output_dir / "latest").is_file():
+            return
+        state = self._pointer("latest") / "trainer"
+        progress = json.loads((state / "progress.json").read_text(encoding="utf-8"))
+        here = {"batch_size": self.batch_size, "rows": len(self.train_rows)}
+        if any(progress[key] != value for key, value in here.items()):
+            stored = {key: progress[key] for key in here}
+            raise ValueError(f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and global batch size, or start anew")
+        load_model(self.policy, str(state / "policy.safetensors"), device=str(self.device))
+        load_optimizer(self.optimizer, state / "optimizer.safetensors")
+        self.step, self.best = progress["step"], progress["best"]
+
+    def _selection_metric(self) -> tuple[str | None, int]:
+        """What `best` means: the return in an environment; for cloning the held-out loss; for values nothing (a TD error ranks no policies): the latest."""
+        if self.evaluate:
+            return "eval/return", 1
+        return ("eval/loss", -1) if not (self.policy.method.heads.q or self.policy.method.heads.lm_target) and self.eval_rows else (None, 1)
+
+    def _means(self, group: str, sums: dict[str, Tensor]) -> dict[str, float]:
+        """Sums over this worker's decisions to means over everyone's."""
+        names = [name for name in sums if name != "decisions"]
+        stacked = torch.stack([torch.as_tensor(sums[name], dtype=torch.float64).to(self.device) for name in (*names, "decisions")])
+        *values, count = self._sum_over_workers(stacked).tolist()
+        return {f"{group}/{name}": value / count for name, value in zip(names, values, strict=True)}
+
+    def _sum_over_workers(self, value: Tensor) -> Tensor:
+        if self.world > 1:
+            dist.all_reduce(value)
+        return value
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else contextlib.nullcontext()
+
+    def _due(self, every: int) -> bool:
+        return bool(every) and self.step % every == 0
+
+    def _pointer(self, name: str) -> Path:
+        path = self.output_dir / name
+        return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
+
+
+def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int, window: int = 50) -> list[np.ndarray]:
+    """The batches of one epoch: rows shuffled, then sorted by length within `window` batches so that little is padded, then batches shuffled.
+
+    Every row comes once; the last batch is filled up from the epoch's first rows.
+    """
+    generator = np.random.default_rng((seed, epoch))
+    order = generator.permutation(len(lengths))
+    missing = -len(order) % batch_size
+    order = np.concatenate([order, np.resize(order, missing)])
+    lengths = np.asarray(lengths)
+    pools = [order[start : start + batch_size * window] for start in range(0, len(order), batch_size * window)]
+    batches = [part for pool in pools for part in pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, batch_size)]
+    return [batches[i] for i in generator.permutation(len(batches))]

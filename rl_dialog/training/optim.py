@@ -1,0 +1,51 @@
+"""Optimizer and schedule, and their exact state without pickles."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def make_optimizer(model: nn.Module, *, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW over the parameters that train; only matrices decay."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+def learning_rate_at(step: int, *, peak: float, warmup: int, total: int, schedule: Schedule) -> float:
+    """The learning rate of update `step` (0-based): linear warm-up, then constant, or down to zero after `total` updates."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak
+    share = min(1.0, (step - warmup) / max(1, total - warmup))
+    return peak * (1 - share if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    """The optimizer's tensors as `<parameter index>.<name>` in one safetensors file."""
+    state = optimizer.state_dict()["state"]
+    save_file({f"{i}.{name}": torch.as_tensor(value).detach().cpu().contiguous() for i, slots in state.items() for name, value in slots.items()}, path)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    """The inverse of `save_optimizer`. Raises ValueError when the file belongs to other parameters."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, value in load_file(path).items():
+        index, slot = name.split(".", 1)
+        state.setdefault(int(index), {})[slot] = value
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if any(index >= count for index in state):
+        raise ValueError(f"{path}: expected the state of {count} parameters, got {max(state) + 1}: was the run started with other heads or adapters?")
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
