@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 TOPICS = {
-    "music": ("music", "songs", "bands", "concerts", "guitars", "jazz", "singing", "choirs"),
-    "food": ("food", "cooking", "soup", "pasta", "bread", "cakes", "cheese", "dinners"),
-    "travel": ("travel", "trips", "trains", "beaches", "mountains", "islands", "hotels", "flights"),
-    "sport": ("sport", "football", "tennis", "running", "matches", "swimming", "cycling", "races"),
-    "films": ("films", "movies", "cinema", "actors", "comedies", "thrillers", "westerns", "cartoons"),
+    "music": ("music", "songs", "concerts", "jazz"),
+    "food": ("food", "cooking", "pasta", "cheese"),
+    "travel": ("travel", "trains", "beaches", "hotels"),
+    "sport": ("sport", "football", "tennis", "races"),
+    "films": ("films", "movies", "actors", "cartoons"),
 }
 TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}
 WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")

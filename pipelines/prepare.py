@@ -45,7 +45,7 @@ class PrepareConfig:
     reader: str | None = None
     """Read every file with this reader instead of deciding by its content."""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
-    """Weight of each reward in a reply's total; 0 computes and reports it without adding it. Without any: logged 1."""
+    """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it. Without any: logged 1."""
     rating: str | None = None
     """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
     tokenizer: str | None = None
@@ -93,17 +93,10 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         with _progress("score", config.quiet) as progress:
             scored = cluster.score_logs(logs, _scoring(config, weights), work, concurrency=config.concurrency, progress=progress)
         _check_scored(scored, bad)
-        tokenizer, trained = _tokenizer(config, scored, directory / "tokenizer")
+        tokenizer = _tokenizer(config, scored, directory / "tokenizer")
         with _progress("tokenise", config.quiet, sum(scored.dialogs.values())) as progress:
-            shards = cluster.write_shards(
-                scored,
-                directory / "tokenizer",
-                directory,
-                shard_rows=config.shard_rows,
-                max_length=config.max_length,
-                concurrency=config.concurrency,
-                progress=progress,
-            )
+            sizes = {"shard_rows": config.shard_rows, "max_length": config.max_length, "concurrency": config.concurrency}
+            shards = cluster.write_shards(scored, directory / "tokenizer", directory, **sizes, progress=progress)
         quarantined = _write_quarantine(bad, work / "quarantine", directory / "quarantine.jsonl")
         manifest = {
             "format": FORMAT,
@@ -113,16 +106,9 @@ def main(config: PrepareConfig) -> dict[str, Any]:
             "skipped": [asdict(skip) for skip in skipped],
             "splits": {split: _split_figures(found) for split, found in shards.items()},
             "rewards": scored.statistics.summary(weights),
-            "tokenizer": {
-                "name": "trained" if trained else config.tokenizer,
-                "vocab_size": len(tokenizer),
-                "sha256": hashlib.sha256((directory / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest(),
-            },
+            "tokenizer": _tokenizer_figures(config, directory / "tokenizer", len(tokenizer)),
             "quarantined": quarantined,
-            "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
-            "renamed_ids": sum(int((count > 1).sum()) for count in cluster.occurrences(scored).values()),
-            "cut_replies": sum(shard.cut_replies for found in shards.values() for shard in found),
-            "shared_contexts": _shared_contexts(config, scored),
+            **_counts(config, scored, shards),
             **_cost(began, scored, shards),
         }
         shutil.rmtree(work)
@@ -226,14 +212,14 @@ def _scoring(config: PrepareConfig, weights: dict[str, float]) -> cluster.Scorin
     )
 
 
-def _tokenizer(config: PrepareConfig, scored: cluster.Scored, directory: Path) -> tuple[PreTrainedTokenizerFast, bool]:
-    """The tokenizer, saved in `directory`, and whether it was trained here."""
+def _tokenizer(config: PrepareConfig, scored: cluster.Scored, directory: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of the run, saved in `directory`."""
     from rl_dialog.data.tokenize import load_tokenizer, train_tokenizer
 
     trained = config.tokenizer is None
     tokenizer = train_tokenizer(sample_texts(scored), vocab_size=config.vocab_size) if trained else load_tokenizer(config.tokenizer)
     tokenizer.save_pretrained(directory)
-    return tokenizer, trained
+    return tokenizer
 
 
 def sample_texts(scored: cluster.Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
@@ -294,11 +280,22 @@ def _split_figures(shards: Sequence[cluster.Shard]) -> dict[str, Any]:
     return {**totals, "shards": [{"file": shard.file, "dialogs": shard.dialogs, "rows": shard.rows} for shard in shards]}
 
 
-def _shared_contexts(config: PrepareConfig, scored: cluster.Scored) -> int:
+def _tokenizer_figures(config: PrepareConfig, directory: Path, vocab_size: int) -> dict[str, Any]:
+    digest = hashlib.sha256((directory / "tokenizer.json").read_bytes()).hexdigest()
+    return {"name": config.tokenizer or "trained", "vocab_size": vocab_size, "sha256": digest}
+
+
+def _counts(config: PrepareConfig, scored: cluster.Scored, shards: dict[str, list[cluster.Shard]]) -> dict[str, int]:
+    """What a user may wonder about afterwards."""
     shared = cluster.shared_contexts(scored)
     if shared and config.split == "hash":
         raise RuntimeError(f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it")
-    return shared
+    return {
+        "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
+        "renamed_ids": sum(int((count > 1).sum()) for count in cluster.occurrences(scored).values()),
+        "cut_replies": sum(shard.cut_replies for found in shards.values() for shard in found),
+        "shared_contexts": shared,
+    }
 
 
 def _cost(began: float, scored: cluster.Scored, shards: dict[str, list[cluster.Shard]]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
     pass 1   files -> read (tasks) -> score and split (actors) -> chunks of scored dialogs on disk, one statistics row per chunk to the driver
     pass 2   plan of shards -> tokenise (actors, a tokenizer each) -> finished shards on disk
 
-The driver sees numbers, never texts. Every chunk is named by where it came from (group of files, position in it), and pass 2 cuts each split's chunks,
-in that order, into shards of equal size: so the shards do not depend on how many workers there were or who finished first. Files are read and written
-by the workers: on several machines the logs and the output must lie on storage that all of them mount.
+The driver sees numbers, never texts. Every chunk is named by where it came from (group of files, position in it), and pass 2 cuts each split's
+chunks, in that order, into shards of equal size: so the shards do not depend on how many workers there were or who finished first. Files are read and
+written by the workers: on several machines the logs and the output must lie on storage that all of them mount.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import resource
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,20 +116,30 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     local = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES} if address == "local" else {}
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray's C++ side warns about the arguments of Ray Data's own actors
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-    _WARM.append(_warm.remote())
+    with _native_stderr_held():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-_WARM=[]
-@ray.remote(num_cpus=0)
-def _warm():
-    import ray.data
-    from transformers import PreTrainedTokenizerFast
-    return 1
+@contextmanager
+def _native_stderr_held() -> Iterator[None]:
+    """Holds back what Ray's C++ side writes to stderr while it starts (the log level it found); shown if the start fails."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(shown, held.read())
+            raise
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
 
 
 def score_logs(
@@ -141,15 +152,16 @@ def score_logs(
     for name in (*SPLITS, "quarantine"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     size = sum(os.path.getsize(path) for path in {log.path for log in logs})
+    small = size <= GROUP_BYTES  # starting another process would take longer than reading does
     with errors_of_workers():
         records = _dataset(_group_tables(logs)).map_batches(
-            read_group, batch_size=None, batch_format="pyarrow", num_cpus=0.4, fn_kwargs={"scoring": scoring}
+            read_group, batch_size=None, batch_format="pyarrow", num_cpus=0.6 if small else 0.4, fn_kwargs={"scoring": scoring}
         )
         chunks = records.map_batches(
             Scorer,
             batch_size=None,
             batch_format="pyarrow",
-            num_cpus=0.6,  # with a reader's 0.4 the two fit one CPU; different shares also keep Ray from fusing them into one process
+            num_cpus=0.6,  # with a reader's 0.4 the two fit one CPU; with equal shares Ray fuses them into one process
             compute=_pool(concurrency, 1 + size // GROUP_BYTES),
             fn_constructor_kwargs={"scoring": scoring, "directory": str(directory)},
         )
@@ -413,7 +425,7 @@ def trailing_hashes(identifier: str) -> int:
 
 
 class ShardWriter:
-    """An actor of pass 2: tokenises the dialogs of one planned shard and writes it, with a tokenizer of its own (a shared one is "Already borrowed")."""
+    """An actor of pass 2: tokenises the dialogs of one planned shard and writes it, with its own tokenizer (shared ones are "Already borrowed")."""
 
     def __init__(self, tokenizer_dir: str, directory: str, max_length: int) -> None:
         self.tokenizer, self.directory, self.max_length = _saved_tokenizer(tokenizer_dir), Path(directory), max_length
@@ -452,6 +464,8 @@ class ShardWriter:
         for i in range(len(part)):
             [row] = part.slice(i, 1).to_pylist()
             dialog = Dialog.from_row(row)
+            for message in dialog.messages:  # no template shows these, and transformers copies all it is given for every prefix it renders
+                message.pop("rewards", None), message.pop("feedback", None)
             rows = tokenize(dialog, self.tokenizer, max_length=self.max_length)
             ids.append(dialog.id + suffixes.get(str(shard.dialogs), ""))
             windows.append(rows)
@@ -465,7 +479,7 @@ class ShardWriter:
 
 
 def _saved_tokenizer(directory: str) -> PreTrainedTokenizerFast:
-    """A tokenizer saved by `save_pretrained`. One without a class of its own is loaded without AutoTokenizer, which imports torch: seconds and memory."""
+    """A tokenizer saved by `save_pretrained`, without AutoTokenizer where it has no class of its own: that imports torch, which takes seconds."""
     from transformers import PreTrainedTokenizerFast
 
     from rl_dialog.data.tokenize import load_tokenizer
@@ -481,7 +495,10 @@ def _saved_tokenizer(directory: str) -> PreTrainedTokenizerFast:
 
 @contextmanager
 def errors_of_workers() -> Iterator[None]:
-    """What a worker raised, as it raised it: Ray's wrappers hold a traceback of Ray's own, and a user can only fix the cause."""
+    """What a worker raised, as it raised it: Ray's wrappers and logs hold tracebacks of Ray's own, and a user can only fix the cause."""
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
@@ -491,6 +508,8 @@ def errors_of_workers() -> Iterator[None]:
         if cause is None:
             raise
         raise cause from None
+    finally:
+        logger.setLevel(level)
 
 
 def _fixable(error: BaseException) -> bool:
@@ -528,7 +547,7 @@ def _dataset(tables: list[pa.Table]) -> ray.data.Dataset:
     context.target_max_block_size = CHUNK_BYTES
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context.raise_original_map_exception = True  # else what a worker raised arrives as text inside a traceback
     return dataset
 
 

@@ -30,6 +30,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+TEMPLATE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")  # of a message; rewards are none of its business
+
 
 class TemplateError(ValueError):
     """The tokenizer's chat template cannot be used for training; the message says why and what to do."""
@@ -86,21 +88,20 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
 
 @dataclass
 class _Rendered:
-    """A whole dialog as tokens, with the token span of every message."""
+    """A whole dialog as tokens, with the token spans of its replies."""
 
     input_ids: np.ndarray  # (T,)
-    starts: list[int]  # first token of message i (its header included)
-    actions: list[int]  # first token the assistant wrote in message i; for other roles equal to the end
-    action_ends: list[int]  # one past the last token it wrote (end of turn included)
-    ends: list[int]  # one past the last token of message i
+    starts: list[int]  # first token of every message, its header included; empty unless asked for
+    actions: dict[int, int]  # reply -> the first token the assistant wrote in it
+    action_ends: dict[int, int]  # reply -> one past the last token it wrote (end of turn included)
 
 
 def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: int = 1024) -> list[Row]:
     """The rows of a dialog: one, or several windows when it is longer than `max_length` tokens.
 
-    Each reply is trained on in exactly one row, with at least half a window of the messages before it and the system prompt always in front; a row
-    that the conversation outlasts ends in the state before the next reply. A reply that alone is too long loses its tail (`cut_replies` counts it).
-    Replies without a reward count as 0. Raises TemplateError.
+    Each reply is trained on in exactly one row, with up to half a window of whole messages before the first one (the tail of a longer message) and
+    the system prompt in front unless it takes a quarter of the window. A row that the conversation outlasts ends in the state before the next reply.
+    A reply that alone is too long loses its tail (`cut_replies` counts it). Replies without a reward count as 0. Raises TemplateError.
     """
     replies = dialog.replies
     if not replies:
@@ -109,13 +110,15 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
     rewards = {i: float(dialog.messages[i].get("reward") or 0.0) for i in replies}
     if len(rendered.input_ids) <= max_length:
         return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length)]
-    rows, todo = [], list(replies)
-    while todo:
-        system, first = _context_start(dialog, rendered, todo[0], max_length // 2)
-        room = max_length - system
-        taken = [i for i in todo if rendered.action_ends[i] - rendered.starts[first] <= room] or todo[:1]
-        rows.append(_window(dialog, rendered, system, first, taken, rewards, max_length=max_length))
-        todo = todo[len(taken) :]
+    rendered = _render(dialog, tokenizer, every=True)
+    states_after = [*(rendered.actions[i] for i in replies[1:]), len(rendered.input_ids) if dialog.truncated else rendered.action_ends[replies[-1]]]
+    rows, done = [], 0
+    while done < len(replies):
+        system, start = _context_start(dialog, rendered, replies[done], max_length // 2)
+        fitting = sum(1 for end in states_after[done:] if end - start <= max_length - system)
+        taken = replies[done : done + max(1, fitting)]
+        rows.append(_window(dialog, rendered, system, start, taken, rewards, max_length=max_length))
+        done += len(taken)
     return rows
 
 
@@ -128,7 +131,7 @@ def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[R
 def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> list[int]:
     """Token ids a policy continues: the rendered messages and the generation prompt, at most `max_length` of them.
 
-    When they are longer, the system prompt and the latest whole messages stay (the rule of `tokenize`, so that a policy acts on what it was trained on).
+    When they are longer, the system prompt and the latest whole messages stay (the rule of `tokenize`: a policy acts on what it was trained on).
     """
     ids = _encode(tokenizer, _text(tokenizer, messages, prompt=True))
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
@@ -139,16 +142,23 @@ def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizer
     return ids[-max_length:]
 
 
-def _render(dialog: Dialog, tokenizer: PreTrainedTokenizerFast) -> _Rendered:
-    messages, where = dialog.messages, f"dialog {dialog.id!r}"
-    texts = [_text(tokenizer, messages[: n + 1]) for n in range(len(messages))]
-    prompts = [_text(tokenizer, messages[:n], prompt=True) if m["role"] == "assistant" and n else None for n, m in enumerate(messages)]
-    if messages[0]["role"] == "assistant":
-        prompts[0] = _opening(texts[0], messages[0], tokenizer)
-    for n, text in enumerate(texts):
-        _require_prefix(texts[n - 1] if n else "", text, n, where)
-        _require_prefix(prompts[n] or "", text, n, where)
-    final = _text(tokenizer, messages, prompt=True) if dialog.truncated and messages[-1]["role"] != "assistant" else texts[-1]
+def _render(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, every: bool = False) -> _Rendered:
+    """Renders the prefixes that end at a trained reply or begin one; with `every`, those of all messages (a dialog that must be cut needs them)."""
+    messages, replies = dialog.messages, set(dialog.replies)
+    texts: dict[int, str] = {}  # message -> the text up to and including it
+    prompts: dict[int, str] = {}  # reply -> the text it continues
+    last = ""
+    for n in range(len(messages)):
+        if n in replies:
+            texts[n] = _text(tokenizer, messages[: n + 1])
+            prompts[n] = _text(tokenizer, messages[:n], prompt=True) if n else _opening(texts[n], messages[n], tokenizer)
+            _require_prefix(prompts[n], texts[n], n, dialog.id)
+        elif every or n == len(messages) - 1:
+            texts[n] = _text(tokenizer, messages[: n + 1])
+        if n in texts:
+            _require_prefix(last, texts[n], n, dialog.id)
+            last = texts[n]
+    final = _text(tokenizer, messages, prompt=True) if dialog.truncated and messages[-1]["role"] != "assistant" else last
     encoded = tokenizer(final, add_special_tokens=False, return_offsets_mapping=True)
     ids = np.asarray(encoded["input_ids"], dtype=np.int32)
     token_starts = np.asarray([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
@@ -156,19 +166,19 @@ def _render(dialog: Dialog, tokenizer: PreTrainedTokenizerFast) -> _Rendered:
     def position(characters: int) -> int:
         return int(np.searchsorted(token_starts, characters, side="left"))
 
-    ends = [position(len(text)) for text in texts]
-    starts = [0, *ends[:-1]]
-    actions = [end if prompt is None else position(len(prompt)) for prompt, end in zip(prompts, ends, strict=True)]
-    action_ends = [_end_of_turn(ids, a, e, tokenizer.eos_token_id) for a, e in zip(actions, ends, strict=True)]
-    return _Rendered(ids, starts, actions, action_ends, ends)
+    ends = {n: position(len(text)) for n, text in texts.items()}
+    actions = {n: position(len(prompt)) for n, prompt in prompts.items()}
+    action_ends = {n: _end_of_turn(ids, start, ends[n], tokenizer.eos_token_id) for n, start in actions.items()}
+    starts = [0, *(ends[n] for n in range(len(messages) - 1))] if every else []
+    return _Rendered(ids, starts, actions, action_ends)
 
 
-def _window(dialog: Dialog, r: _Rendered, system: int, first: int, replies: list[int], rewards: dict[int, float], *, max_length: int) -> Row:
-    """Messages `first`..(state before the reply after the last of `replies`), behind the first `system` tokens."""
+def _window(dialog: Dialog, r: _Rendered, system: int, start: int, replies: list[int], rewards: dict[int, float], *, max_length: int) -> Row:
+    """Tokens `start`..(state before the reply after the last of `replies`), behind the first `system` tokens."""
     later = [i for i in dialog.replies if i > replies[-1]]
     stop = r.actions[later[0]] if later else len(r.input_ids)
     ends_here = not later and not dialog.truncated
-    start, shift = r.starts[first], system - r.starts[first]
+    shift = system - start
     stop = min(stop, max(r.action_ends[replies[-1]], start + max_length - system))  # a long user turn after the last reply may not fit
     whole = np.concatenate([r.input_ids[:system], r.input_ids[start:stop]])
     ids = whole[:max_length]
@@ -180,13 +190,15 @@ def _window(dialog: Dialog, r: _Rendered, system: int, first: int, replies: list
 
 
 def _context_start(dialog: Dialog, r: _Rendered, reply: int, budget: int) -> tuple[int, int]:
-    """(tokens of the leading system messages, first message kept) so that the context of `reply` fits `budget` tokens if it can."""
+    """(tokens of the leading system messages, first token kept behind them): the whole messages before `reply` that fit `budget` tokens."""
     lead = next((n for n, m in enumerate(dialog.messages) if m["role"] != "system"), 0)
     system = r.starts[lead] if r.starts[lead] <= budget // 2 else 0
     first = reply
     while first > lead and r.actions[reply] - r.starts[first - 1] + system <= budget:
         first -= 1
-    return system, first
+    if first == reply > lead:  # the message before is too long: its tail
+        return system, r.actions[reply] - budget + system
+    return system, r.starts[first]
 
 
 def _opening(text: str, message: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
@@ -201,11 +213,11 @@ def _end_of_turn(ids: np.ndarray, start: int, end: int, eos: int | None) -> int:
     return start + int(found[-1]) + 1 if len(found) else end
 
 
-def _require_prefix(prefix: str, text: str, number: int, where: str) -> None:
+def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
     if not text.startswith(prefix):
         at = next((i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b), min(len(prefix), len(text)))
         raise TemplateError(
-            f"{where}: the chat template changes earlier text when message {number} is added: expected {prefix[at : at + 40]!r} at character {at}, "
+            f"dialog {dialog!r}: the chat template changes earlier text when message {number} is added: expected {prefix[at : at + 40]!r} at character {at}, "
             f"got {text[at : at + 40]!r}. Training masks need a template that only appends; set `tokenizer.chat_template` to one that does "
             "(rl_dialog.data.tokenize.CHAT_TEMPLATE is such a template)."
         )
@@ -215,6 +227,7 @@ def _text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *,
     from jinja2 import TemplateError as JinjaError
 
     try:
+        messages = [{key: m[key] for key in TEMPLATE_KEYS if key in m} for m in messages]
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except JinjaError as error:
         roles = ", ".join(m["role"] for m in messages)

@@ -1,7 +1,7 @@
 """Replies and conversations of a policy, in batches, such that what is said in one conversation never depends on the others in its batch.
 
-Sampling draws from one random stream per reply: a Gumbel-max draw inside `generate` (`RowSampler`) instead of the global generator that all rows share.
-So the same seed gives the same replies for any batch size and number of workers, and no global random state is read or changed.
+Sampling draws from one random stream per reply: a Gumbel-max draw inside `generate` (`RowSampler`) instead of the global generator that all rows
+share. So the same seed gives the same replies for any batch size and number of workers, and no global random state is read or changed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Decoding:
     def check(self) -> None:
         """Raises ValueError for settings that contradict each other or make no sense."""
         if self.do_sample and self.num_beams > 1:
-            raise ValueError(f"expected either sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
+            raise ValueError(f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
         if self.max_new_tokens < 1 or self.max_prompt_length < 1 or self.num_beams < 1:
             raise ValueError(f"expected max_new_tokens, max_prompt_length and num_beams of at least 1, got {self}")
         if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
@@ -177,6 +177,17 @@ def beam_replies(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: l
     return [replace(read_reply(row, policy, tokenizer), score=score) for row, score in zip(rows, scores, strict=True)]
 
 
+@torch.no_grad()
+def stream_reply(
+    policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding, *, seed: int, streamer: Any = None
+) -> Reply:
+    """One reply, its tokens handed to a transformers `streamer` as they come."""
+    decoding.check()
+    prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
+    with _evaluating(policy):
+        return read_reply(_generate(policy, tokenizer, [prompt], decoding, [seed], streamer)[0], policy, tokenizer)
+
+
 def sampler(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
     """The processors that make greedy decoding sample as `decoding` says."""
     processors = LogitsProcessorList()
@@ -212,9 +223,10 @@ def choose_beam(replies: Sequence[Reply], rng: np.random.Generator) -> tuple[int
 
 def read_reply(tokens: Sequence[int], policy: Policy, tokenizer: PreTrainedTokenizerFast) -> Reply:
     """Generated ids to a Reply."""
-    ends = [i for i, token in enumerate(tokens) if token in set(stop_ids(policy, tokenizer))]
-    kept = list(tokens[: ends[0]] if ends else tokens)
-    return Reply(tokenizer.decode(kept, skip_special_tokens=True).strip(), tuple(kept), bool(ends))
+    stops = set(stop_ids(policy, tokenizer))
+    end = next((i for i, token in enumerate(tokens) if token in stops), None)
+    kept = list(tokens[:end])
+    return Reply(tokenizer.decode(kept, skip_special_tokens=True).strip(), tuple(kept), end is not None)
 
 
 def prompt_room(policy: Policy, decoding: Decoding) -> int:
@@ -353,7 +365,8 @@ class _Table:
         self.messages, reward, terminated, truncated, info = self.env.step(reply.text)
         grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
         if not grown or self.messages[len(before)]["role"] != "assistant":
-            raise ValueError(f"{self.name}: expected step to return the conversation so far with the reply added, got {str(self.messages[-2:])[:200]}")
+            got = str(self.messages[-2:])[:200]
+            raise ValueError(f"{self.name}: expected step to return the conversation so far with the reply added, got {got}")
         self.rewards[len(before)] = float(reward), info.get("vote")
         self.replies.append(reply)
         self.finished, self.truncated = terminated or truncated or last, not terminated

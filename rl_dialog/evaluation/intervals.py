@@ -1,8 +1,8 @@
 """Figures with intervals: every figure of a report is a ratio of sums over units (episodes, dialogs, contexts), so one bootstrap serves them all.
 
-All runs of all policies meet the same units, so runs (seeds) and units are crossed, not nested: a lucky conversation is lucky for every run. A bootstrap
-replicate therefore draws units once for everybody and runs within each policy. Out of n, n - 1 are drawn with replacement (Rao and Wu 1988): drawing n
-would make the intervals of three runs a fifth too narrow.
+All runs of all policies meet the same units, so runs (seeds) and units are crossed, not nested: a lucky conversation is lucky for every run. A
+bootstrap replicate therefore draws units once for everybody and runs within each policy. Out of n, n - 1 are drawn with replacement (Rao and Wu
+1988): drawing n would make the intervals of three runs a fifth too narrow.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _stack(runs: Sequence[Measure]) -> tuple[np.ndarray, np.ndarray, bool]:
 def _replicate(numerator: np.ndarray, denominator: np.ndarray, exponential: bool, units: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(replicates,) figures; `units` (replicates, U) says how often each unit was drawn."""
     runs = _draws(len(numerator), len(units), rng)  # (replicates, R)
-    return _ratio(((runs @ numerator) * units).sum(1), ((runs @ denominator) * units).sum(1), exponential)
+    with np.errstate(invalid="ignore"):  # an infinite numerator that was not drawn
+        return _ratio(((runs @ numerator) * units).sum(1), ((runs @ denominator) * units).sum(1), exponential)
 
 
 def _draws(count: int, replicates: int, rng: np.random.Generator) -> np.ndarray:

@@ -85,8 +85,8 @@ class Pairs:
 def find_pairs(dialogs: Sequence[Dialog], *, most_per_context: int = 200) -> Pairs:
     """All pairs of different replies that follow the same messages and have different outcomes.
 
-    A reply's outcome is the sum of the rewards from it to the end of its dialog: its own reward where it is the last. Replies without a reward are left
-    out, and so are a context's pairs beyond `most_per_context`.
+    A reply's outcome is the sum of the rewards from it to the end of its dialog: its own reward where it is the last. Replies without a reward are
+    left out, and so are a context's pairs beyond `most_per_context`.
     """
     at: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     number = 0

@@ -66,9 +66,11 @@ def logged_replies(dialogs: Sequence[Dialog], tokenizer: PreTrainedTokenizerFast
 
 
 @torch.no_grad()
-def score_replies(policy: Policy, logged: LoggedReplies, *, prior: PreTrainedModel | None = None, tokens_per_batch: int = TOKENS_PER_BATCH) -> ReplyScores:
+def score_replies(
+    policy: Policy, logged: LoggedReplies, *, prior: PreTrainedModel | None = None, tokens_per_batch: int = TOKENS_PER_BATCH
+) -> ReplyScores:
     """Scores every logged reply. Without a `prior`, a policy that steers its own LM is compared with that LM; any other has no KL."""
-    frozen, missing = _reference(policy, prior)
+    frozen, missing = reference_policy(policy, prior)
     first = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows)])  # first reply of each row
     table = np.full((first[-1], 1 + len(COLUMNS)), np.nan)
     for chosen in _batches([len(row.input_ids) for row in logged.rows], tokens_per_batch):
@@ -118,7 +120,7 @@ def token_table(policy: Policy, prior: PreTrainedModel | None, prompt: Sequence[
     ids = np.array([*prompt, *reply], dtype=np.int32)
     written = np.arange(len(ids)) >= len(prompt)
     row = Row(ids, written, np.array([len(ids) - 1], dtype=np.int32), np.zeros(1, dtype=np.float32), False)
-    frozen, _ = _reference(policy, prior)
+    frozen, _ = reference_policy(policy, prior)
     with torch.no_grad():
         batch = collate([row]).to(policy.device)
         found = _per_decision(policy, frozen, batch, value=True)
@@ -127,7 +129,7 @@ def token_table(policy: Policy, prior: PreTrainedModel | None, prompt: Sequence[
     return [{"token": int(token), **{name: _or_none(columns[name][i]) for name in columns}} for i, token in enumerate(reply)]
 
 
-def _reference(policy: Policy, prior: PreTrainedModel | None) -> tuple[Policy | None, str]:
+def reference_policy(policy: Policy, prior: PreTrainedModel | None) -> tuple[Policy | None, str]:
     """The frozen prior as something that scores batches (the policy itself: its LM is the prior), or None and the reason."""
     if prior is not None:
         ours, theirs = (model.get_output_embeddings().weight.shape[0] for model in (policy, prior))
@@ -142,14 +144,15 @@ def _reference(policy: Policy, prior: PreTrainedModel | None) -> tuple[Policy | 
 def _per_decision(policy: Policy, frozen: Policy | None, batch: Batch, *, value: bool = False) -> dict[str, Tensor]:
     """(N,) numbers per decision of a batch, in chunks of decisions."""
     out = policy.outputs(batch)
-    prior = out.lm if frozen is policy else None if frozen is None else frozen.outputs(batch).lm
+    prior = None if frozen in (None, policy) else frozen.outputs(batch).lm
     vocabulary = policy.get_output_embeddings().weight.shape[0]
     size = max(1, CHUNK_ELEMENTS // vocabulary)
     parts: list[dict[str, Tensor]] = []
     for start in range(0, batch.decisions, size):
         chosen = slice(start, min(start + size, batch.decisions))
-        chunk = {field.name: _part(getattr(out, field.name), chosen) for field in fields(out)}
-        parts.append(_chunk(policy, replace(out, **chunk), _part(prior, chosen), batch.actions[chosen], value=value))
+        chunk = replace(out, **{field.name: _part(getattr(out, field.name), chosen) for field in fields(out)})
+        reference = chunk.lm if frozen is policy else _part(prior, chosen)
+        parts.append(_chunk(policy, chunk, reference, batch.actions[chosen], value=value))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

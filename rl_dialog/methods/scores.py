@@ -106,7 +106,10 @@ class Linear(Scores):
 
     def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         ones = torch.ones(len(actions), device=actions.device) if weight is None else weight.detach().float()
-        total, each, self._lse = _LinearNLL.apply(self.features[: len(actions)], self.weight, self.bias, actions, ones)
+        inputs = (self.features[: len(actions)], self.weight, self.bias)
+        if not torch.is_grad_enabled():  # an autograd.Function cannot see this, and would work out gradients for nothing
+            inputs = tuple(None if tensor is None else tensor.detach() for tensor in inputs)
+        total, each, self._lse = _LinearNLL.apply(*inputs, actions, ones)
         return total, each
 
 
@@ -128,12 +131,15 @@ class LowRank(Scores):
         return self.scale * log_p + delta + self.offset[:count]
 
     def at_each(self, tokens: Tensor) -> Tensor:
-        log_p = self.base.at_each(tokens) - self.base.reduce("logsumexp")[:, None]
+        with torch.no_grad():
+            log_p = self.base.at_each(tokens) - self.base.reduce("logsumexp")[:, None]
         rows = F.embedding(tokens, self.weight)  # (S, K, R)
         return self.scale * log_p + torch.einsum("skr,sr->sk", rows, self.features.to(rows.dtype)) + self.offset[:, None]
 
     def dense(self) -> Tensor:
-        return self.scale * self.base.dense().log_softmax(1) + F.linear(self.features, self.weight).float() + self.offset[:, None]
+        with torch.no_grad():
+            log_p = self.base.dense().log_softmax(1)
+        return self.scale * log_p + F.linear(self.features, self.weight).float() + self.offset[:, None]
 
     def reduce(self, how: str) -> Tensor:
         dense = self.dense().detach()
@@ -205,7 +211,7 @@ class _LowRankNLL(torch.autograd.Function):
         for start in range(0, len(actions), step):
             part = slice(start, start + step)
             base = F.linear(base_features[part], base_weight.to(base_features.dtype), base_bias).float()
-            scores = torch.addmm(base, features[part].float(), table.float().t(), beta=float(scale))
+            scores = torch.addmm(base, features[part].float(), table.float().t(), beta=float(scale)).float()  # autocast makes bfloat16
             each[part], _ = _softmax_(scores, actions[part], ones[part])
             grad_scale += torch.dot(scores.flatten(), base.flatten())
             grad_features[part] = scores.to(features.dtype) @ table

@@ -156,14 +156,16 @@ def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
-    state = {}
+    frozen = [layer.get_base_layer().weight.detach().clone() for layer in layers]
+    state, copies = {}, {}
     for layer in layers:
         layer.merge()
     for name, value in lm.state_dict().items():
-        if "lora_" not in name:
-            state[name.replace(".base_layer", "")] = value.detach().clone()
-    for layer in layers:
+        if "lora_" not in name:  # tied weights stay tied: one copy for both names
+            state[name.replace(".base_layer", "")] = copies.setdefault(value.data_ptr(), value.detach().clone())
+    for layer, weight in zip(layers, frozen, strict=True):
         layer.unmerge()
+        layer.get_base_layer().weight.data.copy_(weight)  # w + d - d is not w in floating point, and w is the frozen prior
     lm._hf_peft_config_loaded = False  # save_pretrained would write the adapter alone, which needs the base model's path to load
     try:
         lm.save_pretrained(directory, state_dict=state)
@@ -174,8 +176,10 @@ def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
 def _load_heads(policy: Policy, path: Path) -> None:
     if not path.is_file():
         raise ValueError(f"{path}: expected the heads of method {method_name(policy.method)}, found no such file")
-    tensors = load_file(path)
-    missing, unexpected = policy.load_state_dict(tensors, strict=False)
+    try:
+        missing, unexpected = policy.load_state_dict(load_file(path), strict=False)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{path}: expected the heads of {method_name(policy.method)} in safetensors format, got: {error}") from error
     missing = [name for name in missing if name.startswith(("heads.", "value_trunk."))]
     if missing or unexpected:
         raise ValueError(f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}")

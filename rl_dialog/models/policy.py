@@ -112,7 +112,7 @@ class TwoCaches(DynamicCache):
         """`cache` itself when it is one of ours, a new one when it is still empty. Raises ValueError otherwise."""
         if isinstance(cache, cls):
             return cache
-        if cache.get_seq_length():
+        if cache is not None and cache.get_seq_length():
             raise ValueError(f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with {cache.get_seq_length()} tokens")
         return cls()
 
@@ -178,7 +178,8 @@ class Policy(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the method's policy; `logits_to_keep=1` computes the last position only, as decoding does."""
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
-        if self.value_trunk is not None and past_key_values is not None:
+        wants_cache = past_key_values is not None or (self.config.use_cache if use_cache is None else use_cache)
+        if self.value_trunk is not None and wants_cache:
             past_key_values = TwoCaches.around(past_key_values)
         result = self.lm.base_model(input_ids=input_ids, past_key_values=past_key_values, **inputs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

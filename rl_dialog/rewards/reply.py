@@ -28,6 +28,6 @@ def repetition(dialog: Dialog) -> list[float]:
             continue
         said = content_words(message["content"] or "")
         if i in replies:
-            values.append(-float(len(said & used)))
+            values.append(float(-len(said & used)))
         used |= said
     return values

@@ -75,15 +75,14 @@ class Statistics:
         n = self.count[k, k]
         if n == 0:
             return {"mean": None, "std": None, "min": None, "max": None, "coverage": 0.0}
-        std = float(np.sqrt(self.square[k, k] / n))
-        mean, low, high = (float(a) for a in (self.mean[k, k], self.low[k], self.high[k]))
-        return {"mean": mean, "std": std, "min": low, "max": high, "coverage": float(n / self.replies)}
+        figures = (self.mean[k, k], np.sqrt(self.square[k, k] / n), self.low[k], self.high[k], n / self.replies)
+        return dict(zip(("mean", "std", "min", "max", "coverage"), map(_rounded, figures), strict=True))
 
     def _correlation(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
         spread = np.sqrt(self.square * self.square.T)
         known = (spread > 0) & (self.low < self.high)[:, None] & (self.low < self.high)[None, :]
         values = np.divide(self.product, spread, out=np.zeros_like(spread), where=known).clip(-1, 1)
-        return {a: {b: float(values[i, j]) if known[i, j] else None for j, b in enumerate(names)} for i, a in enumerate(names)}
+        return {a: {b: _rounded(values[i, j]) if known[i, j] else None for j, b in enumerate(names)} for i, a in enumerate(names)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON holds exactly; infinities of an empty column become null."""
@@ -98,3 +97,8 @@ class Statistics:
         low = np.array([np.inf if v is None else v for v in values["low"]])
         high = np.array([-np.inf if v is None else v for v in values["high"]])
         return cls(values["replies"], **arrays, low=low, high=high)
+
+
+def _rounded(value: float) -> float:
+    """Nine digits: more would show in which order the sums were taken."""
+    return float(f"{value:.9g}")

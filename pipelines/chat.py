@@ -1,0 +1,236 @@
+"""Talk to a checkpoint in the terminal.
+
+    python -m pipelines.chat --checkpoint runs/ilql
+    python -m pipelines.chat --checkpoint runs/ilql --do_sample --temperature 0.8 --save chats.jsonl --debug
+
+By default a beam search proposes five replies and one of them is drawn by rank, .4 .3 .2 .1 0, so that the bot does not repeat itself. `--do_sample`
+samples token by token and streams. Saved chats are log lines that `prepare` reads.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, TextStreamer
+from transformers.utils import logging as transformers_logging
+
+from rl_dialog.config import run
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
+from rl_dialog.evaluation.generation import Decoding, Reply, beam_replies, choose_beam, load_for_decoding, prompt_room, stream, stream_reply
+from rl_dialog.evaluation.runs import existing
+from rl_dialog.evaluation.scoring import reference_policy, token_table
+from rl_dialog.models.checkpoint import load_prior, method_name, resolve
+from rl_dialog.models.policy import Policy
+
+HELP = """/reset   start a new conversation
+/undo    take back your last message and its answer
+/help    show this
+/quit    leave (quit, exit and Ctrl-D do too)"""
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """Whom to talk to, and how it answers."""
+
+    checkpoint: str = ""
+    """run folder (its best checkpoint) or checkpoint directory"""
+    system: str = ""
+    """system prompt"""
+    do_sample: bool = False
+    """sample token by token, streaming, instead of drawing one of the beams by rank"""
+    num_beams: int = 5
+    """beams to draw from; 1 answers greedily. Without do_sample only"""
+    temperature: float = 1.0
+    """softmax temperature when sampling"""
+    top_k: int = 0
+    """sample among the k likeliest tokens; 0 keeps all"""
+    top_p: float = 1.0
+    """sample among the likeliest tokens of this total probability"""
+    max_new_tokens: int = 64
+    """longest reply in tokens"""
+    max_prompt_length: int = 512
+    """longest prompt in tokens; older messages are left out first"""
+    beta: float | None = None
+    """another beta, for a checkpoint whose method has one"""
+    seed: int = 0
+    """the same seed and input give the same replies"""
+    debug: bool = False
+    """show the context, all beams with their scores, and Q, V and log-probabilities of each token of the reply"""
+    save: str = ""
+    """append every conversation to this file as one JSON line"""
+    device: str = ""
+    """where the policy runs; by default a GPU if there is one"""
+    quiet: bool = False
+    """no banner and no prompts"""
+
+
+class Chat:
+    """One sitting: a policy and the conversation so far."""
+
+    def __init__(self, config: ChatConfig) -> None:
+        self.config, self.place = config, resolve(existing(config.checkpoint))
+        self.decoding = _decoding(config)
+        device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.policy: Policy = load_for_decoding(self.place, beta=config.beta).to(device)
+        self.tokenizer = load_tokenizer(self.place)
+        self.prior, self.prior_note = _prior(self.policy, self.place) if config.debug else (None, "")
+        self.replies = self.saved = 0
+        self.start()
+
+    def start(self) -> None:
+        """An empty conversation."""
+        self.id = f"chat-{uuid.uuid4().hex[:12]}"
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": self.config.system}] if self.config.system else []
+
+    def answer(self, text: str) -> None:
+        """Adds the user's message and the reply, which it prints."""
+        self.messages.append({"role": "user", "content": text.encode("utf-8", "replace").decode("utf-8")})
+        if self.config.debug:
+            prompt = encode_prompt(self.messages, self.tokenizer, max_length=prompt_room(self.policy, self.decoding))
+            print(f"context ({len(prompt)} tokens): {self.tokenizer.decode(prompt)}")
+        reply = self._stream() if self.decoding.num_beams == 1 else self._draw()
+        if self.config.debug:
+            print(self._table(prompt, reply), flush=True)
+        self.messages.append({"role": "assistant", "content": reply.text})
+        self.replies += 1
+
+    def undo(self) -> bool:
+        """Takes back the last exchange; False when there is none."""
+        users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        if users:
+            del self.messages[users[-1] :]
+        return bool(users)
+
+    def save(self) -> None:
+        """Appends the conversation to the transcript, if it has a reply; a message that was not answered is left out."""
+        while self.messages and self.messages[-1]["role"] == "user":
+            self.messages.pop()
+        if not self.config.save or not any(message["role"] == "assistant" for message in self.messages):
+            return
+        decoding = asdict(self.decoding) | ({} if self.config.beta is None else {"beta": self.config.beta})
+        meta = {"checkpoint": self.place, "method": method_name(self.policy.method), "decoding": decoding, "started": self.started}
+        path = Path(self.config.save)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(Dialog(self.id, self.messages, source="chat", meta=meta).to_json() + "\n")
+        self.saved += 1
+
+    def _stream(self) -> Reply:
+        print("bot> ", end="", flush=True)
+        streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        return stream_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed(), streamer=streamer)
+
+    def _draw(self) -> Reply:
+        beams = beam_replies(self.policy, self.tokenizer, self.messages, self.decoding)
+        chosen, odds = choose_beam(beams, np.random.default_rng(self._seed()))
+        for i, beam in enumerate(beams) if self.config.debug else ():
+            print(f"beam {i + 1}{' *' if i == chosen else '  '} score {beam.score:8.4f}  drawn with {odds[i]:.2f}  {beam.text or '(empty)'}")
+        print(f"bot> {beams[chosen].text}", flush=True)
+        return beams[chosen]
+
+    def _seed(self) -> int:
+        """Another stream for each reply of a sitting, so that a message that was taken back can be answered anew."""
+        return stream(self.config.seed, self.replies)
+
+    def _table(self, prompt: list[int], reply: Reply) -> str:
+        ids = [*reply.tokens, *([self.tokenizer.eos_token_id] if reply.finished else [])]
+        names = {"q": "Q", "v": "V", "advantage": "Q - V", "prior": "log prior", "lm": "log LM", "policy": "log policy"}
+        lines = [f"{'token':<16}" + "".join(f"{title:>12}" for title in names.values())]
+        for row in token_table(self.policy, self.prior, prompt, ids) if ids else ():
+            cells = "".join(f"{'-' if row[name] is None else format(row[name], '.4f'):>12}" for name in names)
+            lines.append(f"{self.tokenizer.decode([row['token']])!r:<16}" + cells)
+        return "\n".join(lines + ([f"no log prior: {self.prior_note}"] if self.prior_note else []))
+
+
+def main(config: ChatConfig) -> dict[str, Any]:
+    """Talks until the user leaves; returns how much was said and where it was saved."""
+    if not config.checkpoint:
+        raise ValueError("expected --checkpoint: a run folder or a checkpoint directory")
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    chat = Chat(config)
+    if not config.quiet:
+        print(f"{chat.place} ({method_name(chat.policy.method)}). /help shows the commands, /quit leaves.", flush=True)
+    with _saved_at_the_end(chat):
+        for line in _lines(config.quiet):
+            if not _obey(chat, line):
+                break
+    return {"replies": chat.replies, "dialogs_saved": chat.saved, "saved": config.save or None}
+
+
+def _obey(chat: Chat, line: str) -> bool:
+    """Does what a line asks for; False when it asks to leave."""
+    text = line.strip()
+    if text.lower() in ("/quit", "/exit", "quit", "exit"):
+        return False
+    if text == "/reset":
+        chat.save()
+        chat.start()
+        print("A new conversation.", flush=True)
+    elif text == "/undo":
+        print("Taken back." if chat.undo() else "There is nothing to take back.", flush=True)
+    elif text.startswith("/"):
+        print(HELP if text == "/help" else f"unknown command {text.split()[0]}\n{HELP}", flush=True)
+    elif text:
+        chat.answer(text)
+    return True
+
+
+def _lines(quiet: bool) -> Iterator[str]:
+    """What the user types; a terminal gets line editing."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    while True:
+        try:
+            yield input("" if quiet else "you> ")
+        except EOFError:
+            print()
+            return
+
+
+@contextmanager
+def _saved_at_the_end(chat: Chat) -> Iterator[None]:
+    """Saves the conversation however the block ends; Ctrl-C and a termination signal end it like /quit."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        chat.save()
+
+
+def _decoding(config: ChatConfig) -> Decoding:
+    beams = 1 if config.do_sample else config.num_beams
+    decoding = Decoding(
+        config.max_new_tokens, config.max_prompt_length, config.do_sample, config.temperature, config.top_k, config.top_p, num_beams=beams
+    )
+    decoding.check()
+    return decoding
+
+
+def _prior(policy: Policy, place: str) -> tuple[PreTrainedModel | None, str]:
+    """The frozen prior for the table of tokens, and why it cannot be shown."""
+    try:
+        prior = load_prior(place)
+    except ValueError as error:
+        return None, str(error)
+    return prior, reference_policy(policy, prior)[1]
+
+
+if __name__ == "__main__":
+    run(ChatConfig, main)

@@ -1,0 +1,199 @@
+"""The report's plots as PNG bytes, drawn on objects of their own: no global state of matplotlib is touched and no display is needed."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rl_dialog.evaluation.intervals import Estimate
+from rl_dialog.evaluation.summary import Group, figure_of
+
+COLOURS = ("#4269d0", "#e0731d", "#3a9b5c", "#b5468c", "#7a6ad8", "#8a6d3b", "#2a9fb5", "#c23b3b")
+GREY = "#6b6b6b"
+CURVES = ("eval/return", "eval/nll", "eval/loss", "train/loss", "train/q_loss", "train/nll")  # learning curves in order of interest
+MOST_PANELS = 4
+
+
+def colours(groups: Sequence[Group]) -> dict[str, str]:
+    """One colour per group name; `best` and `last` share it."""
+    names = list(dict.fromkeys(group.name for group in groups))
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+
+
+def interval_plot(groups: Sequence[Group], name: str, *, title: str, references: Mapping[str, Estimate] | None = None) -> bytes | None:
+    """One line per group: the estimate with its interval, its runs as dots, references as vertical lines. None when no group has the figure."""
+    having = [group for group in groups if name in group.estimates]
+    if not having:
+        return None
+    references = references or {}
+    figure = Figure(figsize=(8, 1.3 + 0.42 * len(having) + 0.2 * len(references)), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    _intervals(axes, having, name, colours(groups))
+    for number, (label, value) in enumerate(references.items()):
+        style = ("--", "-.", ":")[number % 3]
+        axes.axvline(value.value, color=GREY, linestyle=style, linewidth=1.2, label=f"{label}: {value.value:.2f}", zorder=1)
+        if value.low is not None:
+            axes.axvspan(value.low, value.high, color=GREY, alpha=0.12, linewidth=0, zorder=0)
+    if references:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=min(3, len(references)), frameon=False, fontsize=8)
+    axes.set_title(title, loc="left", fontsize=10)
+    return _png(figure)
+
+
+def panels(groups: Sequence[Group], titles: Mapping[str, str]) -> bytes | None:
+    """Small interval plots side by side: figure -> its title."""
+    having = {name: title for name, title in titles.items() if any(name in group.estimates for group in groups)}
+    if not having:
+        return None
+    columns = min(3, len(having))
+    rows = -(-len(having) // columns)
+    figure = Figure(figsize=(3.1 * columns + 0.8, rows * (0.9 + 0.3 * len(groups))), dpi=110, layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
+    for axes, (name, title) in zip(grid, having.items(), strict=False):
+        _intervals(axes, groups, name, colours(groups))
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    for axes in grid[len(having) :]:
+        axes.set_visible(False)
+    return _png(figure)
+
+
+def trade_off(groups: Sequence[Group]) -> bytes | None:
+    """KL to the prior against return: how far a policy went, and what for. None without both."""
+    having = [group for group in groups if {"kl", "return"} <= set(group.estimates)]
+    if not having:
+        return None
+    figure = Figure(figsize=(6.4, 4.2), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    hue = colours(groups)
+    for group in having:
+        kl, total = group.estimates["kl"], group.estimates["return"]
+        axes.errorbar(
+            kl.value,
+            total.value,
+            xerr=_arms(kl),
+            yerr=_arms(total),
+            fmt="o",
+            color=hue[group.name],
+            markerfacecolor=_face(group, hue),
+            capsize=2,
+            label=group.label,
+        )
+        for run in group.runs:
+            axes.plot(run.measures["kl"].value, run.measures["return"].value, ".", color=hue[group.name], alpha=0.4, markersize=4)
+    axes.set_xlabel("KL to the prior per token (nats)", fontsize=9)
+    axes.set_ylabel("return per dialog", fontsize=9)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _plain(axes)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    return _png(figure)
+
+
+def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
+    """Group name -> run folders; their metrics.jsonl side by side, runs thin and their mean thick. None where nothing was logged."""
+    curves = {name: [found for folder in paths if (found := read_curves(folder / "metrics.jsonl"))] for name, paths in folders.items()}
+    keys = [key for key in CURVES if any(key in run for runs in curves.values() for run in runs)][:MOST_PANELS]
+    if not keys:
+        return None
+    columns = min(2, len(keys))
+    rows = -(-len(keys) // columns)
+    figure = Figure(figsize=(4.4 * columns, 2.7 * rows), dpi=110, layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    for axes, key in zip(grid, keys, strict=False):
+        for number, (name, runs) in enumerate(curves.items()):
+            if having := [run[key] for run in runs if key in run]:
+                _curve(axes, having, COLOURS[number % len(COLOURS)], name)
+        axes.set_title(key, loc="left", fontsize=9)
+        axes.set_xlabel("step", fontsize=8)
+        _plain(axes)
+        axes.grid(color="#e6e6e6", linewidth=0.8)
+    for axes in grid[len(keys) :]:
+        axes.set_visible(False)
+    figure.legend(*_legend(grid[: len(keys)]), loc="outside lower center", ncols=min(4, len(curves)), frameon=False, fontsize=8)
+    return _png(figure)
+
+
+def read_curves(path: Path) -> dict[str, dict[int, float]]:
+    """metrics.jsonl as metric -> {step: value}; a line cut by a killed run is left out, and so are values that are not finite."""
+    found: dict[str, dict[int, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            values: Any = json.loads(line)
+        except ValueError:
+            continue
+        step = values.get("step") if isinstance(values, dict) else None
+        for key, value in values.items() if isinstance(step, int) else ():
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(key, {})[step] = float(value)
+    return found
+
+
+def _intervals(axes: Axes, groups: Sequence[Group], name: str, hue: Mapping[str, str]) -> None:
+    for y, group in enumerate(groups):
+        value = group.estimates.get(name)
+        if value is None or not math.isfinite(value.value):
+            continue
+        runs = [run.measures[name].value for run in group.runs]
+        if len(runs) > 1:
+            axes.plot(runs, [y + 0.22] * len(runs), ".", color=hue[group.name], alpha=0.55, markersize=5)
+        if value.low is not None:
+            axes.plot([value.low, value.high], [y, y], color=hue[group.name], linewidth=2.2, solid_capstyle="butt")
+        axes.plot(value.value, y, "o", color=hue[group.name], markersize=6, markerfacecolor=_face(group, hue))
+    axes.set_yticks(range(len(groups)), [group.label for group in groups], fontsize=8)
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    if figure_of(name).percent:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    _plain(axes)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+
+
+def _curve(axes: Axes, runs: Sequence[Mapping[int, float]], colour: str, label: str) -> None:
+    several = len(runs) > 1
+    for run in runs:
+        axes.plot(list(run), list(run.values()), color=colour, alpha=0.3 if several else 1.0, linewidth=0.9, label=None if several else label)
+    if several:
+        steps = sorted(set.intersection(*(set(run) for run in runs)))
+        axes.plot(steps, [np.mean([run[step] for run in runs]) for step in steps], color=colour, linewidth=1.9, label=label)
+
+
+def _legend(grid: Sequence[Axes]) -> tuple[list[Any], list[str]]:
+    """Every label once."""
+    found: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
+
+
+def _face(group: Group, hue: Mapping[str, str]) -> str:
+    """Hollow for the last checkpoint, so that it is told from the best one in print too."""
+    return "white" if group.which == "last" else hue[group.name]
+
+
+def _arms(value: Estimate) -> list[list[float]] | None:
+    """Error bars of matplotlib; a percentile interval need not hold the estimate itself."""
+    if value.low is None or value.high is None:
+        return None
+    return [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
+
+
+def _plain(axes: Axes) -> None:
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8, length=3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,156 @@
+"""From runs to groups: which figures there are, what a group of runs says with its intervals, and how it differs from the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.evaluation.generation import Episode, Reply
+from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How a figure is shown."""
+
+    title: str
+    digits: int = 2
+    percent: bool = False
+
+
+FIGURES: dict[str, Figure] = {
+    "return": Figure("return per dialog"),
+    "replies": Figure("replies per dialog"),
+    "perplexity": Figure("perplexity (policy)"),
+    "lm_perplexity": Figure("perplexity (plain LM)"),
+    "kl": Figure("KL to prior per token", 4),
+    "kl_per_reply": Figure("KL to prior per reply", 3),
+    "critic": Figure("pairwise accuracy", percent=True),
+    "distinct_1": Figure("distinct-1", 3),
+    "distinct_2": Figure("distinct-2", 3),
+    "words": Figure("words per reply", 1),
+    "tokens": Figure("tokens per reply", 1),
+    "repeated": Figure("repeated replies", percent=True),
+    "rep_3": Figure("repeated 3-grams inside", percent=True),
+    "empty": Figure("empty replies", percent=True),
+    "unfinished": Figure("cut replies", percent=True),
+}
+
+
+@dataclass
+class Answer:
+    """A generated reply to a held-out context: the dialog that ends with it, and what the log has in its place."""
+
+    context: str  # id of the held-out dialog
+    dialog: Dialog
+    reply: Reply
+    logged: str
+
+
+@dataclass
+class RunResult:
+    """One evaluated checkpoint."""
+
+    run: str
+    directory: str
+    method: str
+    measures: dict[str, Measure] = field(default_factory=dict)
+    episodes: list[Episode] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)  # figure -> why it is missing, or what to know about it
+
+    @property
+    def dialogs(self) -> list[Dialog]:
+        """What was generated: rollouts where there are some, else answers to held-out contexts."""
+        return [episode.dialog for episode in self.episodes] or [answer.dialog for answer in self.answers]
+
+
+@dataclass
+class Group:
+    """Runs that differ by seed, at the same kind of checkpoint."""
+
+    name: str
+    which: str  # best, last, checkpoint-<step>, or nothing
+    runs: list[RunResult]
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.which})" if self.which else self.name
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    def note(self, figure: str) -> str:
+        """Why the figure is missing, in the words of the first run that says so."""
+        return next((run.notes[figure] for run in self.runs if figure in run.notes), "")
+
+    def measures(self, figure: str) -> list[Measure]:
+        """One per run, where every run has the figure."""
+        found = [run.measures[figure] for run in self.runs if figure in run.measures]
+        return found if len(found) == len(self.runs) else []
+
+    def summarise(self, *, replicates: int, seed: int) -> None:
+        """Fills `estimates`."""
+        for figure in dict.fromkeys(name for run in self.runs for name in run.measures):
+            measures = self.measures(figure)
+            found = estimate(measures, replicates=replicates, seed=seed) if measures else None
+            if found is not None:
+                self.estimates[figure] = found
+
+
+def figure_of(name: str) -> Figure:
+    """How the figure is shown; rewards and the critic's ways to rank are named after a slash."""
+    if name in FIGURES:
+        return FIGURES[name]
+    kind, _, rest = name.partition("/")
+    return Figure(rest, 3) if kind == "reward" else Figure(rest, percent=True)
+
+
+def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
+    """What to compare with: behaviour cloning where it was evaluated, else the first group; at the same kind of checkpoint where there is one."""
+    name = next((other.name for other in groups if other.method == "bc"), groups[0].name)
+    candidates = [other for other in groups if other.name == name]
+    chosen = next((other for other in candidates if other.which == group.which), candidates[0])
+    return None if chosen is group or group.name == name else chosen
+
+
+def compare(group: Group, baseline: Group, *, replicates: int, seed: int) -> dict[str, Estimate]:
+    """Differences to the baseline in every figure that both have."""
+    found = {}
+    for figure in group.estimates:
+        if figure.startswith("critic/") or figure not in baseline.estimates:
+            continue
+        change = difference(group.measures(figure), baseline.measures(figure), replicates=replicates, seed=seed)
+        if change is not None:
+            found[figure] = change
+    return found
+
+
+def shown(value: Estimate | None, figure: Figure, *, signed: bool = False) -> str:
+    """`1.23 [1.10, 1.35]`, or `-`."""
+    if value is None:
+        return "-"
+    middle = _number(value.value, figure, signed=signed)
+    if value.low is None or value.high is None:
+        return middle
+    return f"{middle} [{_number(value.low, figure, signed=signed)}, {_number(value.high, figure, signed=signed)}]"
+
+
+def _number(value: float, figure: Figure, *, signed: bool) -> str:
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    sign = "+" if signed else ""
+    if figure.percent:
+        return f"{100 * value:{sign}.1f} {'points' if signed else '%'}"
+    digits = figure.digits if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:{sign}.{digits}f}" if abs(value) < 1e5 else f"{value:{sign}.2e}"
+
+
+def as_json(value: Estimate) -> dict[str, Any]:
+    """Plain values; infinities become null when written."""
+    return {"value": value.value, "low": value.low, "high": value.high, "runs": value.runs, "units": value.units}

@@ -1,0 +1,248 @@
+"""The alignment rule: the table of the docstring to the letter, then random rows against a slow implementation written from the same words."""
+
+import random
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.tokenize import tokenize
+
+U, HI, A, A1, A2, B1 = 11, 12, 13, 14, 15, 16  # <u> hi <a> a1 a2 <u> <a> b1
+IDS = [U, HI, A, A1, A2, U, A, B1]
+
+
+@pytest.fixture
+def table_row(make_row):
+    return make_row(IDS, [(3, 4, 0.5), (7, 7, 2.0)])
+
+
+def flags(*positions, width=8):
+    return [t in positions for t in range(width)]
+
+
+def test_the_table_of_the_docstring(table_row):
+    """States end at t=2 and 3 (actions a1, a2) and t=6 (action b1); r_a arrives after a2, r_b after b1; a2 links to b1 across the user's token."""
+    batch = collate([table_row])
+    assert batch.input_ids.tolist() == [IDS]
+    assert batch.attention_mask.tolist() == [[True] * 8]
+    assert batch.act.tolist() == [flags(2, 3, 6)]
+    assert batch.reward.tolist() == [[0, 0, 0, 0.5, 0, 0, 2.0, 0]]
+    assert batch.nxt.tolist() == [[0, 0, 3, 6, 0, 0, 0, 0]]
+    assert batch.done.tolist() == [flags(6)]
+    assert batch.decisions == 3
+    assert batch.states.tolist() == [2, 3, 6]
+    assert batch.actions.tolist() == [A1, A2, B1]
+    assert batch.rewards.tolist() == [0, 0.5, 2.0]
+    assert batch.next_state.tolist() == [1, 2, 0]
+    assert batch.dones.tolist() == [False, False, True]
+    assert batch.turn_end.tolist() == [False, True, True]
+    assert batch.rows.tolist() == [0, 0, 0]
+    assert batch.prior_logp is None
+
+
+def test_types(table_row):
+    batch = collate([table_row])
+    kinds = {f.name: getattr(batch, f.name).dtype for f in fields(batch) if f.name != "prior_logp"}
+    integers, booleans = ("input_ids", "nxt", "states", "actions", "next_state", "rows"), ("attention_mask", "act", "done", "dones", "turn_end")
+    expected = (
+        {name: torch.int64 for name in integers} | {name: torch.bool for name in booleans} | {"reward": torch.float32, "rewards": torch.float32}
+    )
+    assert kinds == expected
+
+
+def test_every_token_spreads_a_reply_s_reward_over_its_actions(table_row):
+    batch = collate([table_row], spread="every_token")
+    assert batch.reward.tolist() == [[0, 0, 0.5, 0.5, 0, 0, 2.0, 0]]
+    assert batch.rewards.tolist() == [0.5, 0.5, 2.0]
+
+
+def test_a_truncated_row_bootstraps_from_its_last_token(make_row):
+    """<u> <a> a1 a2 <u> <a>, cut off: the last action's next state is the last token (t=5), which takes no action and has no `done`."""
+    batch = collate([make_row([U, A, A1, A2, U, A], [(2, 3, 1.5)], truncated=True)])
+    assert batch.states.tolist() == [1, 2, 5]
+    assert batch.actions.tolist() == [A1, A2]
+    assert batch.nxt.tolist() == [[0, 2, 5, 0, 0, 0]]
+    assert batch.next_state.tolist() == [1, 2]
+    assert batch.dones.tolist() == [False, False] and not batch.done.any()
+    assert batch.rewards.tolist() == [0, 1.5]
+
+
+def test_a_truncated_row_that_ends_with_its_action(make_row):
+    """A reply cut at the window's end: its last token is both the last action and the state that bootstraps."""
+    batch = collate([make_row([U, A, A1, A2], [(2, 3, 1.0)], truncated=True)])
+    assert batch.states.tolist() == [1, 2, 3]
+    assert batch.next_state.tolist() == [1, 2]
+
+
+def test_bootstrap_states_come_after_all_decisions(make_row, table_row):
+    """Rows of 6 and 8 tokens, padded to 8: decisions of row 0 (t=1, 2), of row 1 (8+2, 8+3, 8+6), then row 0's last token (t=5)."""
+    batch = collate([make_row([U, A, A1, A2, U, A], [(2, 3, 1.5)], truncated=True), table_row])
+    assert batch.states.tolist() == [1, 2, 10, 11, 14, 5]
+    assert batch.next_state.tolist() == [1, 5, 3, 4, 0]
+    assert batch.rows.tolist() == [0, 0, 1, 1, 1]
+    assert batch.decisions == 5
+
+
+def test_padding_is_no_end(make_row, table_row):
+    """The short row is finished at its last action and nowhere else; what follows is padding."""
+    short = make_row([U, A, A1], [(2, 2, 1.0)])
+    batch = collate([table_row, short], pad_id=99)
+    assert batch.input_ids[1].tolist() == [U, A, A1, 99, 99, 99, 99, 99]
+    assert batch.attention_mask[1].tolist() == flags(0, 1, 2)
+    assert batch.done[1].tolist() == flags(1)
+    for name in ("act", "done", "reward", "nxt"):
+        assert not getattr(batch, name)[~batch.attention_mask].any(), name
+    assert 99 not in batch.actions
+
+
+def test_a_truncated_row_s_padding_is_no_end_either(make_row, table_row):
+    batch = collate([make_row([U, A, A1, U], [(2, 2, 1.0)], truncated=True), table_row])
+    assert not batch.done[0].any()
+    assert batch.states[-1] == 3  # its own last token, not the padded row's
+
+
+def test_context_replies_are_skipped_like_user_tokens(make_row):
+    """A reply of weight 0 (tokens 4, 5) is in no reply's span: the action before links over it."""
+    batch = collate([make_row([U, A, A1, U, A, A2, U, A, B1], [(2, 2, 1.0), (8, 8, 2.0)])])
+    assert batch.states.tolist() == [1, 7]
+    assert batch.next_state.tolist() == [1, 0]
+
+
+def test_a_row_without_decisions_adds_nothing(make_row, table_row):
+    batch = collate([table_row, make_row([U, HI, U], [], truncated=True)])
+    assert batch.decisions == 3 and len(batch.states) == 3
+    assert batch.attention_mask[1].sum() == 3
+
+
+def test_only_rows_without_decisions(make_row):
+    batch = collate([make_row([U, HI], [])])
+    assert batch.decisions == 0 and batch.states.shape == (0,) and batch.next_state.shape == (0,)
+
+
+def test_bad_input_is_refused(make_row, table_row):
+    with pytest.raises(ValueError, match="expected at least one row to collate, got none"):
+        collate([])
+    with pytest.raises(ValueError, match="expected spread 'reply_end' or 'every_token', got 'evenly'"):
+        collate([table_row], spread="evenly")
+    with pytest.raises(ValueError, match="expected a state before the first action"):
+        collate([make_row([A1, U], [(0, 0, 1.0)])])
+
+
+def test_prior_logp_follows_the_decisions(table_row, make_row):
+    short = make_row([U, A, A1], [(2, 2, 1.0)])
+    batch = collate([table_row, short], prior_logp=[np.array([-1.0, -2.0, -3.0]), np.array([-4.0])])
+    assert batch.prior_logp.tolist() == [-1, -2, -3, -4] and batch.prior_logp.dtype == torch.float32
+
+
+def test_to_moves_every_tensor(table_row):
+    moved = collate([table_row], prior_logp=[np.zeros(3)]).to("meta")
+    assert {getattr(moved, f.name).device.type for f in fields(moved)} == {"meta"}
+    assert collate([table_row]).to("cpu").prior_logp is None
+
+
+def test_weight_zero_and_tool_messages_through_the_tokenizer(tokenizer):
+    """From the record to the batch: three assistant messages, the middle one context; the first reply links to the last."""
+    from rl_dialog.data.schema import Dialog
+
+    replies = [{"role": "assistant", "content": "a", "reward": 1.0}, {"role": "assistant", "content": "b", "reward": 9.0, "weight": 0}]
+    last = {"role": "assistant", "content": "c", "reward": 2.0}
+    user = {"role": "user", "content": "u"}
+    (row,) = tokenize(Dialog(id="d", messages=[user, replies[0], user, replies[1], user, last]), tokenizer)
+    batch = collate([row])
+    assert [tokenizer.decode([i]) for i in batch.actions] == ["a", "<|end|>", "c", "<|end|>"]
+    assert batch.rewards.tolist() == [0, 1, 0, 2]
+    assert batch.next_state.tolist() == [1, 2, 3, 0]
+    assert batch.dones.tolist() == [False, False, False, True]
+
+
+# --- random rows ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def random_row(draw, make_row):
+    ids, replies, t = [draw.randint(1, 50)], [], 1
+    for _ in range(draw.randint(0, 4)):
+        user, words = draw.randint(0, 3), draw.randint(1, 4)
+        t += user
+        replies.append((t, t + words - 1, round(draw.uniform(-2, 2), 3)))
+        t += words
+    t += draw.randint(0, 2)
+    return make_row(ids + [draw.randint(1, 50) for _ in range(t - 1)], replies, truncated=draw.random() < 0.4)
+
+
+def decisions_of(row, spread):
+    """(state, action, reward, next state or None, is turn end) of one row, token by token, from the words of the rule."""
+    found = []
+    length = len(row.input_ids)
+    for t in range(length - 1):
+        if not row.assistant[t + 1]:
+            continue
+        later = [s for s in range(t + 1, length - 1) if row.assistant[s + 1]]
+        following = tuple(row.input_ids[: later[0] + 1]) if later else tuple(row.input_ids) if row.truncated else None
+        which = sum(1 for end in row.reply_ends if end < t + 1)  # replies that ended before this action
+        ends = t + 1 in row.reply_ends
+        earned = row.rewards[which] if ends or spread == "every_token" else 0
+        found.append((tuple(row.input_ids[: t + 1]), int(row.input_ids[t + 1]), float(earned), following, ends))
+    return found
+
+
+def decisions_in(batch: Batch):
+    """The same, read back from the gathered tensors: a state is the tokens up to its flat position."""
+    width = batch.input_ids.shape[1]
+    text = [tuple(batch.input_ids[s // width, : s % width + 1].tolist()) for s in batch.states.tolist()]
+    return [
+        (text[n], a, r, None if done else text[following], end)
+        for n, (a, r, following, done, end) in enumerate(
+            zip(*(getattr(batch, k).tolist() for k in ("actions", "rewards", "next_state", "dones", "turn_end")), strict=True)
+        )
+    ]
+
+
+@pytest.mark.parametrize("spread", ["reply_end", "every_token"])
+def test_random_rows_against_the_slow_implementation(make_row, spread):
+    draw = random.Random(3)
+    for _ in range(60):
+        rows = [random_row(draw, make_row) for _ in range(draw.randint(1, 5))]
+        batch = collate(rows, spread=spread)
+        expected = [decision for row in rows for decision in decisions_of(row, spread)]
+        assert decisions_in(batch) == expected
+        assert batch.rows.tolist() == [b for b, row in enumerate(rows) for _ in decisions_of(row, spread)]
+        assert len(batch.states) == len(expected) + sum(bool(row.truncated and decisions_of(row, spread)) for row in rows)
+
+
+def test_the_dense_and_the_gathered_view_agree(make_row):
+    """(B, T) tensors at the decisions are the (N,) tensors."""
+    draw = random.Random(4)
+    for _ in range(30):
+        batch = collate([random_row(draw, make_row) for _ in range(4)])
+        at = batch.act.flatten()
+        assert torch.equal(batch.reward.flatten()[at], batch.rewards)
+        assert torch.equal(batch.done.flatten()[at], batch.dones)
+        assert torch.equal(batch.input_ids.flatten()[1:][at[:-1]], batch.actions)
+        assert not batch.reward.flatten()[~at].any() and not batch.done.flatten()[~at].any()
+        width = batch.input_ids.shape[1]
+        alive = ~batch.dones
+        flat = batch.rows[alive] * width + batch.nxt.flatten()[at][alive]
+        assert torch.equal(batch.states[batch.next_state[alive]], flat)
+
+
+def test_rows_together_or_apart_are_the_same_decisions(make_row):
+    """Ragged equals single, whatever the order, the padding token and the longest row."""
+    draw = random.Random(5)
+    for _ in range(30):
+        rows = [random_row(draw, make_row) for _ in range(4)]
+        together = decisions_in(collate(rows, pad_id=7))
+        assert together == [d for row in rows for d in decisions_in(collate([row]))]
+        order = draw.sample(range(4), 4)
+        assert sorted(map(repr, decisions_in(collate([rows[i] for i in order])))) == sorted(map(repr, together))
+
+
+def test_a_longer_neighbour_only_adds_padding(make_row):
+    row = make_row(IDS, [(3, 4, 0.5), (7, 7, 2.0)], truncated=True)
+    longer = replace(row, input_ids=np.arange(1, 41, dtype=np.int32), assistant=np.zeros(40, bool), reply_ends=np.zeros(0, np.int32))
+    alone, beside = collate([row]), collate([row, replace(longer, rewards=np.zeros(0, np.float32))])
+    for name in ("input_ids", "attention_mask", "act", "reward", "nxt", "done"):
+        wide = getattr(beside, name)[:1]
+        assert torch.equal(wide[:, :8], getattr(alone, name)) and not wide[:, 8:].any(), name

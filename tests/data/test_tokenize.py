@@ -1,0 +1,476 @@
+"""Tokens, masks and windows, against token lists built by hand.
+
+Under our own template a message is `<|role|>`, the tokens of its text, `<|end|>`; special tokens never merge with text, so the expected ids of any
+dialog are a concatenation (`by_hand`).
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import (
+    CHAT_TEMPLATE,
+    END,
+    PAD,
+    ROLE_TOKENS,
+    TemplateError,
+    cut_replies,
+    encode_prompt,
+    load_tokenizer,
+    texts_of,
+    tokenize,
+    train_tokenizer,
+)
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+TEXTS = ["hello", "", "two words", "😀 日本語", "a\nb", "I think, therefore I am.", "null", "  spaces  ", "<|end|> in text", "e\u0301\u200d\x00"]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def reply(text, **extra):
+    return {"role": "assistant", "content": text, **extra}
+
+
+def dialog(*messages, **fields):
+    return Dialog(id="d1", messages=list(messages), **fields)
+
+
+def by_hand(tokenizer, messages, *, prompt=False):
+    """Token ids of messages under our template."""
+    ids = []
+    for m in messages:
+        ids += [tokenizer.convert_tokens_to_ids(f"<|{m['role']}|>"), *tokenizer(m["content"])["input_ids"], tokenizer.convert_tokens_to_ids(END)]
+    return ids + [tokenizer.convert_tokens_to_ids("<|assistant|>")] * prompt
+
+
+def spans(row):
+    """[(first, last)] of each reply: reply ends are given, and a reply begins where the mask does after the one before."""
+    found, start = [], 0
+    for end in row.reply_ends:
+        first = start + int(np.argmax(row.assistant[start:]))
+        found.append((first, int(end)))
+        start = int(end) + 1
+    return found
+
+
+def written(tokenizer, row):
+    """The text of each reply that the row trains on."""
+    return [tokenizer.decode(row.input_ids[first : last + 1]) for first, last in spans(row)]
+
+
+@pytest.fixture(scope="module")
+def chatml():
+    """A tokenizer whose end of turn is followed by a newline that the template writes."""
+    made = train_tokenizer(["hello there"] * 5, vocab_size=300)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "eos_token": "<|im_end|>"})
+    made.chat_template = CHATML
+    return made
+
+
+# --- masks ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_mask_is_the_reply_and_its_end_of_turn(tokenizer, text):
+    messages = [system("be kind"), user("hi " + text), reply(text, reward=2.5), user(text), reply("bye", reward=-1)]
+    (row,) = tokenize(dialog(*messages), tokenizer)
+    assert row.input_ids.tolist() == by_hand(tokenizer, messages)
+    assert written(tokenizer, row) == [text + END, "bye" + END]
+    assert sum(last - first + 1 for first, last in spans(row)) == row.assistant.sum()  # nothing else is masked in
+    assert row.rewards.tolist() == [2.5, -1.0]
+    assert not row.truncated
+    assert (row.input_ids.dtype, row.assistant.dtype, row.reply_ends.dtype, row.rewards.dtype) == (np.int32, bool, np.int32, np.float32)
+
+
+def test_an_exact_row(tokenizer):
+    """<|user|> h i <|end|> <|assistant|> <|end|>: the empty reply is one action, its end of turn."""
+    (row,) = tokenize(dialog(user("hi"), reply("")), tokenizer)
+    assert tokenizer.convert_ids_to_tokens(row.input_ids) == ["<|user|>", *tokenizer.tokenize("hi"), END, "<|assistant|>", END]
+    assert row.assistant.tolist() == [False] * (len(row.assistant) - 1) + [True]
+    assert row.reply_ends.tolist() == [len(row.input_ids) - 1]
+    assert row.rewards.tolist() == [0.0]
+
+
+def test_chatml_newline_after_the_end_of_turn_is_no_action(chatml):
+    (row,) = tokenize(dialog(user("hello"), reply("there", reward=1), user("x"), reply("y", reward=2)), chatml)
+    turns = (("user", "hello"), ("assistant", "there"), ("user", "x"), ("assistant", "y"))
+    assert chatml.decode(row.input_ids) == "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    assert written(chatml, row) == ["there<|im_end|>", "y<|im_end|>"]
+    assert row.assistant.sum() == len(chatml("there<|im_end|>")["input_ids"]) + len(chatml("y<|im_end|>")["input_ids"])
+
+
+@pytest.mark.parametrize("text", ["hello", "", "a", "assistant", "im_start", "  padded"])
+@pytest.mark.parametrize("kind", ["ours", "chatml"])
+def test_the_assistant_may_open(tokenizer, chatml, kind, text):
+    """The opening reply's text may also stand in the template's own header ("assistant")."""
+    made, end = (tokenizer, END) if kind == "ours" else (chatml, "<|im_end|>")
+    (row,) = tokenize(dialog(reply(text, reward=3), user("x"), reply("y")), made)
+    assert written(made, row) == [text + end, "y" + end]
+    assert not row.assistant[0]
+
+
+def test_an_opening_tool_call_is_written_by_the_assistant(tokenizer):
+    call = [{"type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    (row,) = tokenize(dialog(reply(None, tool_calls=call), {"role": "tool", "content": "42"}, reply("it is 42")), tokenizer)
+    first, second = written(tokenizer, row)
+    assert first.startswith('[{"type": "function"') and first.endswith("}]" + END)
+    assert second == "it is 42" + END
+
+
+def test_tool_calls_are_actions_and_tool_results_are_not(tokenizer):
+    call = [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Kraków"}'}}]
+    messages = [user("weather?"), reply(None, tool_calls=call, reward=1), {"role": "tool", "content": "21 degrees"}, reply("warm", reward=2)]
+    (row,) = tokenize(dialog(*messages), tokenizer)
+    first, second = written(tokenizer, row)
+    assert '"name": "weather"' in first and "degrees" not in first and first.endswith(END)
+    assert second == "warm" + END
+    assert "21 degrees" in tokenizer.decode(row.input_ids[~row.assistant])
+
+
+def test_replies_of_weight_zero_are_context(tokenizer):
+    messages = [user("a"), reply("not me", weight=0, reward=9), user("b"), reply("me", reward=1), user("c"), reply("nor me", weight=0, reward=9)]
+    (row,) = tokenize(dialog(*messages), tokenizer)
+    assert row.input_ids.tolist() == by_hand(tokenizer, messages)
+    assert written(tokenizer, row) == ["me" + END]
+    assert row.rewards.tolist() == [1.0]
+    assert not row.truncated  # the conversation ended, and nothing after `me` is trained on: no value to bootstrap from
+
+
+def test_no_reply_no_row(tokenizer):
+    assert tokenize(dialog(user("anyone?")), tokenizer) == []
+    assert tokenize(dialog(user("x"), reply("y", weight=0)), tokenizer) == []
+
+
+def test_null_rewards_count_as_zero(tokenizer):
+    (row,) = tokenize(dialog(user("x"), reply("y", reward=None), user("x"), reply("y")), tokenizer)
+    assert row.rewards.tolist() == [0.0, 0.0]
+
+
+def test_a_truncated_dialog_ends_in_the_state_before_the_next_reply(tokenizer):
+    messages = [user("a"), reply("b", reward=1), user("c")]
+    (row,) = tokenize(dialog(*messages, truncated=True), tokenizer)
+    assert row.input_ids.tolist() == by_hand(tokenizer, messages, prompt=True)
+    assert row.truncated and written(tokenizer, row) == ["b" + END]
+
+
+def test_a_truncated_dialog_that_ends_with_a_reply_stops_there(tokenizer):
+    messages = [user("a"), reply("b", reward=1)]
+    (row,) = tokenize(dialog(*messages, truncated=True), tokenizer)
+    assert row.input_ids.tolist() == by_hand(tokenizer, messages)
+    assert row.truncated
+
+
+def test_a_finished_dialog_that_ends_with_the_user_is_not_truncated(tokenizer):
+    (row,) = tokenize(dialog(user("a"), reply("b"), user("bye")), tokenizer)
+    assert not row.truncated
+
+
+# --- templates -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def with_template(template):
+    made = train_tokenizer(["hello there"] * 5, vocab_size=300)
+    made.chat_template = template
+    return made
+
+
+def test_a_template_that_rewrites_history_is_refused():
+    """It marks the last message, so every earlier rendering changes when a message is added (as templates that drop old reasoning do)."""
+    template = "{% for m in messages %}{{ '[LAST]' if loop.last else '' }}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    with pytest.raises(TemplateError) as error:
+        tokenize(dialog(user("hello"), reply("there")), with_template(template))
+    for part in (
+        "dialog 'd1'",
+        "when message 1 is added",
+        "expected '[LAST]<|user|>hello<|end|>' at character 0",
+        "got '<|user|>hello",
+        "CHAT_TEMPLATE",
+    ):
+        assert part in str(error.value)
+
+
+def test_a_generation_prompt_that_replies_do_not_begin_with_is_refused():
+    template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'bot: ' }}{% endif %}"
+    )
+    with pytest.raises(TemplateError, match="expected 'bot: ' at character 12"):  # 12 = len("user: hello\n")
+        tokenize(dialog(user("hello"), reply("there")), with_template(template))
+
+
+def test_a_template_that_refuses_the_roles_is_named():
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    with pytest.raises(TemplateError, match="roles system, user, assistant, got its error: no system prompts"):
+        tokenize(dialog(system("be kind"), user("hello"), reply("there")), with_template(template))
+
+
+def test_template_errors_are_value_errors():
+    assert issubclass(TemplateError, ValueError)
+
+
+# --- windows -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def talk(turns, *, words=4, lead=()):
+    """A dialog of distinct user turns and replies, with the reply's number as its reward."""
+    messages = list(lead)
+    for n in range(turns):
+        messages += [user(" ".join(f"u{n}" for _ in range(words))), reply(" ".join(f"a{n}" for _ in range(words)), reward=float(n))]
+    return dialog(*messages)
+
+
+def test_every_reply_is_trained_on_once(tokenizer):
+    made = talk(12)
+    rows = tokenize(made, tokenizer, max_length=64)
+    assert len(rows) > 3
+    assert all(len(row.input_ids) <= 64 for row in rows)
+    texts = [text for row in rows for text in written(tokenizer, row)]
+    assert texts == [m["content"] + END for m in made.messages if m["role"] == "assistant"]
+    assert np.concatenate([row.rewards for row in rows]).tolist() == [float(n) for n in range(12)]
+    assert [row.truncated for row in rows] == [True] * (len(rows) - 1) + [False]
+
+
+def test_a_window_ends_in_the_state_before_the_next_reply(tokenizer):
+    """Its last token is the generation prompt of the first reply of the next window, so that V is asked about a state it is trained on."""
+    made = talk(12)
+    whole = by_hand(tokenizer, made.messages)
+    rows = tokenize(made, tokenizer, max_length=64)
+    for row, following in zip(rows, rows[1:], strict=False):
+        assert row.input_ids[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
+        first = spans(following)[0][0]
+        upto = position(whole, row.input_ids) + len(row.input_ids)
+        assert upto == position(whole, following.input_ids) + first
+
+
+def test_windows_keep_context(tokenizer):
+    """At least the user turn before a reply is in its window, and up to half a window of whole messages."""
+    made = talk(12)
+    rows = tokenize(made, tokenizer, max_length=64)
+    for row in rows[1:]:
+        first, _ = spans(row)[0]
+        text = tokenizer.decode(row.input_ids[:first])
+        assert text.startswith(("<|user|>", "<|assistant|>")) and text.count("<|user|>") >= 1
+        assert first <= 32
+        size = len(by_hand(tokenizer, [reply("a10 a10 a10 a10")]))  # the largest message: one more would not have fitted
+        assert first + size > 32
+
+
+def test_the_system_prompt_stands_in_front_of_every_window(tokenizer):
+    lead = system("be kind")
+    front = by_hand(tokenizer, [lead])
+    rows = tokenize(talk(12, lead=[lead]), tokenizer, max_length=64)
+    assert len(rows) > 3 and len(front) <= 16
+    for row in rows:
+        assert row.input_ids[: len(front)].tolist() == front
+        assert len(row.input_ids) <= 64
+    assert [text for row in rows for text in written(tokenizer, row)] == [" ".join([f"a{n}"] * 4) + END for n in range(12)]
+
+
+def test_a_system_prompt_that_would_fill_the_window_is_left_out(tokenizer):
+    lead = system("x y " * 40)
+    for row in tokenize(talk(6, lead=[lead]), tokenizer, max_length=64):
+        assert "<|system|>" not in tokenizer.decode(row.input_ids)
+        assert len(row.input_ids) <= 64
+
+
+def test_a_reply_longer_than_a_window_loses_its_tail_and_is_counted(tokenizer):
+    made = dialog(user("short"), reply("a", reward=1), user("tell me"), reply("b c " * 100, reward=5), user("ok"), reply("d", reward=2))
+    rows = tokenize(made, tokenizer, max_length=48)
+    texts = [text for row in rows for text in written(tokenizer, row)]
+    assert len(texts) == 3 and texts[0] == "a" + END and texts[2] == "d" + END
+    assert ("b c " * 100).startswith(texts[1]) and END not in texts[1]
+    (cut,) = [row for row in rows if 5.0 in row.rewards.tolist()]
+    assert len(cut.input_ids) == 48 and cut.reply_ends[-1] == 47
+    assert cut.truncated  # it does not end there: bootstrap
+    assert "tell me" in tokenizer.decode(cut.input_ids)
+    assert cut_replies(made, tokenizer, rows) == 1
+
+
+def test_a_cut_reply_at_the_end_of_the_dialog_is_truncated_too(tokenizer):
+    made = dialog(user("tell me"), reply("b c " * 100, reward=5))
+    (row,) = rows = tokenize(made, tokenizer, max_length=32)
+    assert row.truncated and len(row.input_ids) == 32
+    assert cut_replies(made, tokenizer, rows) == 1
+
+
+def test_whole_replies_are_not_counted_as_cut(tokenizer):
+    for made in (talk(12), dialog(user("a"), reply("b"), truncated=True)):
+        assert cut_replies(made, tokenizer, tokenize(made, tokenizer, max_length=64)) == 0
+
+
+def test_a_long_message_before_a_reply_leaves_its_tail(tokenizer):
+    """20 + 60 one-word messages: the reply must not be trained without what it answers."""
+    made = dialog(user("x"), reply("y"), user("q " * 60 + "the question"), reply("answer"))
+    row = tokenize(made, tokenizer, max_length=48)[-1]
+    assert written(tokenizer, row) == ["answer" + END]
+    context = tokenizer.decode(row.input_ids[: spans(row)[0][0]])
+    assert context.endswith("the question<|end|><|assistant|>")
+    assert spans(row)[0][0] == 24  # half of 48
+
+
+def test_a_weight_zero_reply_between_windows_is_not_the_next_state(tokenizer):
+    """As within one row, the value after a reply is that of the next *trained* reply's first state."""
+    messages = [user("a " * 12), reply("one", reward=1), user("b"), reply("skip", weight=0), user("c"), reply("two " * 8, reward=2)]
+    rows = tokenize(dialog(*messages), tokenizer, max_length=48)
+    assert len(rows) == 2
+    assert tokenizer.decode(rows[0].input_ids).endswith("skip<|end|><|user|>c<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_of_random_dialogs(tokenizer, seed):
+    """Whatever the lengths: order, text, rewards, one window per reply, `max_length`, and windows that are slices of the whole."""
+    draw = random.Random(seed)
+    for _ in range(25):
+        messages = [system("s " * draw.choice((1, 4)))] if draw.random() < 0.5 else []
+        for _ in range(draw.randint(1, 8)):
+            role = draw.choice(("user", "assistant", "user", "tool"))
+            messages += [{"role": role, "content": "w " * draw.choice((0, 1, 2, 5, 9)) + str(draw.random())[:4]}]
+        messages += [user("last"), reply("end", reward=1.0)]
+        for m in messages:
+            if m["role"] == "assistant":
+                m |= {"reward": draw.random(), "weight": draw.choice((0, 1, 1))}
+        made, limit = dialog(*messages, truncated=draw.random() < 0.3), draw.choice((40, 56, 90))
+        if not made.replies:
+            continue
+        rows = tokenize(made, tokenizer, max_length=limit)
+        assert [t for row in rows for t in written(tokenizer, row)] == [messages[i]["content"] + END for i in made.replies]
+        assert np.concatenate([r.rewards for r in rows]).tolist() == [np.float32(messages[i]["reward"]) for i in made.replies]
+        assert all(len(row.input_ids) <= limit and not row.assistant[0] for row in rows)
+        assert [row.truncated for row in rows] == [True] * (len(rows) - 1) + [made.truncated]
+        whole = by_hand(tokenizer, messages, prompt=made.truncated)
+        lead = len(by_hand(tokenizer, [m for m in messages if m["role"] == "system"]))
+        for row in rows:
+            ids = row.input_ids.tolist()
+            kept = lead if lead and ids[:lead] == whole[:lead] else 0
+            assert position(whole, ids[kept:]) >= 0
+
+
+def position(whole, part):
+    """Where `part` stands in `whole`; -1 where it does not."""
+    whole, part = list(whole), list(part)
+    return next((i for i in range(len(whole) - len(part) + 1) if whole[i : i + len(part)] == part), -1)
+
+
+# --- prompts -------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ours", "chatml"])
+def test_a_prompt_is_the_training_prefix_of_its_reply(tokenizer, chatml, kind):
+    """What a policy sees when it acts is, token for token, what it saw before that reply in training."""
+    made = tokenizer if kind == "ours" else chatml
+    messages = [system("be kind")]
+    for text in TEXTS:
+        if kind == "chatml" and text.startswith((" ", "\n")):
+            continue
+        messages += [user(text), reply(text[::-1] or "-")]
+    (row,) = tokenize(dialog(*messages), made)
+    for (first, _), i in zip(spans(row), dialog(*messages).replies, strict=True):
+        assert encode_prompt(messages[:i], made, max_length=1024) == row.input_ids[:first].tolist()
+
+
+def test_a_long_prompt_keeps_the_system_prompt_and_the_latest_whole_messages(tokenizer):
+    made = talk(10, lead=[system("be kind")])
+    messages = made.messages[:-1]
+    ids = encode_prompt(messages, tokenizer, max_length=50)
+    assert len(ids) <= 50
+    kept = next(k for k in range(len(messages)) if len(by_hand(tokenizer, [messages[0], *messages[k + 1 :]], prompt=True)) <= 50)
+    assert 0 < kept < len(messages) - 2
+    assert ids == by_hand(tokenizer, [messages[0], *messages[kept + 1 :]], prompt=True)
+
+
+def test_a_prompt_that_fits_exactly_is_whole(tokenizer):
+    messages = [user("a b c"), reply("d"), user("e")]
+    exact = by_hand(tokenizer, messages, prompt=True)
+    assert encode_prompt(messages, tokenizer, max_length=len(exact)) == exact
+    assert encode_prompt(messages, tokenizer, max_length=len(exact) - 1) == by_hand(tokenizer, messages[1:], prompt=True)
+
+
+def test_one_message_longer_than_the_prompt_keeps_its_tail(tokenizer):
+    messages = [user("q " * 80 + "the question")]
+    ids = encode_prompt(messages, tokenizer, max_length=20)
+    assert ids == by_hand(tokenizer, messages, prompt=True)[-20:]
+
+
+# --- tokenizers ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "don 't , stop .", "\t\r\n\x0b\x85\u2028", "ﬁ ﬀ Å Å", "".join(map(chr, range(0x250))), "\U0010ffff"])
+def test_the_byte_level_tokenizer_gives_any_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_special_tokens_are_one_id_each(tokenizer):
+    for token in (PAD, END, *ROLE_TOKENS):
+        assert len(tokenizer(token)["input_ids"]) == 1
+    assert (tokenizer.pad_token, tokenizer.eos_token, tokenizer.chat_template) == (PAD, END, CHAT_TEMPLATE)
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_vocabulary_size_is_an_upper_bound():
+    assert len(train_tokenizer(["the cat sat on the mat"] * 50, vocab_size=265)) == 265
+    assert len(train_tokenizer(["x"], vocab_size=5000)) < 300
+
+
+def test_training_a_tokenizer_is_deterministic():
+    texts = ["the cat sat on the mat", "a dog ate my homework", "the the the"] * 7
+    assert train_tokenizer(texts, vocab_size=300).get_vocab() == train_tokenizer(iter(texts), vocab_size=300).get_vocab()
+
+
+def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    assert loaded.chat_template == tokenizer.chat_template
+    assert (loaded.pad_token_id, loaded.eos_token_id, loaded.all_special_tokens) == (
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.all_special_tokens,
+    )
+    made = dialog(*[m for text in TEXTS for m in (user(text), reply(text))])
+    (here,), (there,) = tokenize(made, tokenizer), tokenize(made, loaded)
+    assert here.input_ids.tolist() == there.input_ids.tolist() and here.assistant.tolist() == there.assistant.tolist()
+
+
+def test_a_tokenizer_without_template_or_padding_gets_ours(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<eos>": 0, **{c: n + 1 for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}}
+    plain = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<eos>").save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.chat_template == CHAT_TEMPLATE and loaded.eos_token == END and loaded.pad_token == PAD
+    (row,) = tokenize(dialog(user("hi"), reply("hello")), loaded)
+    assert row.input_ids.tolist() == by_hand(loaded, [user("hi"), reply("hello")])
+    assert written(loaded, row) == ["hello" + END]
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "no-such-model-of-anyone"])
+def test_a_missing_tokenizer_is_one_paragraph(name):
+    with pytest.raises(ValueError) as error:
+        load_tokenizer(name)
+    assert str(error.value).startswith(f"no tokenizer at {name!r}: expected a hub name or a directory with tokenizer files")
+
+
+def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):
+    with pytest.raises(ValueError, match="no tokenizer at .*expected a hub name or a directory with tokenizer files"):
+        load_tokenizer(tmp_path)
+
+
+def test_texts_of_leaves_out_what_is_empty():
+    made = dialog(user("a"), reply(""), reply(None, tool_calls=[{"x": 1}]), user("b"))
+    assert list(texts_of([made, made])) == ["a", "b", "a", "b"]

@@ -1,0 +1,191 @@
+"""Batched replies equal single ones, sampling has the right distribution and one stream per reply, beams are drawn by rank."""
+
+import pytest
+import torch
+
+from rl_dialog.evaluation.generation import (
+    Decoding,
+    Reply,
+    RowSampler,
+    beam_replies,
+    choose_beam,
+    env_return,
+    generate_replies,
+    load_for_decoding,
+    play_episodes,
+    rank_weights,
+    read_reply,
+    reply_batch,
+    stream,
+)
+from rl_dialog.methods import BC, ILQL
+
+TALKS = [
+    [{"role": "user", "content": "hello"}],
+    [{"role": "user", "content": "what would you like to eat today?"}, {"role": "assistant", "content": "tea"}, {"role": "user", "content": "oh"}],
+    [{"role": "system", "content": "be kind"}, {"role": "user", "content": "thank you, that is all"}],
+    [{"role": "user", "content": "?"}],
+    [{"role": "user", "content": "hello there, how are you? " * 3}],
+]
+
+
+class Echo:
+    """A world that ends after `length` replies and pays the length of each in words; the second reply gets a vote."""
+
+    length = 3
+
+    def reset(self, *, seed=None):
+        self.messages = [{"role": "assistant", "content": "Welcome."}, {"role": "user", "content": f"hello {seed % 7}"}]
+        return list(self.messages), {}
+
+    def step(self, reply):
+        said = sum(m["role"] == "assistant" for m in self.messages)
+        self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"you said {reply[:5]}"}]
+        info = {"vote": 1} if said == 2 else {}
+        return list(self.messages), float(len(reply.split())), said == self.length, False, info
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny models on a busy machine are faster without a pool of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", [BC(), ILQL()], ids=["bc", "ilql"])
+def test_a_ragged_batch_says_what_each_conversation_alone_would(make_policy, tokenizer, method, sample):
+    policy = make_policy(method)
+    decoding = Decoding(max_new_tokens=8, max_prompt_length=64, do_sample=sample)
+    seeds = [stream(0, i) for i in range(len(TALKS))]
+    together = generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds)
+    alone = [generate_replies(policy, tokenizer, [talk], decoding, seeds=[seed])[0] for talk, seed in zip(TALKS, seeds, strict=True)]
+    assert together == alone
+    assert together == generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds, batch_size=2)
+
+
+def test_greedy_equals_generate(make_policy, tokenizer):
+    policy = make_policy(BC())
+    ids = tokenizer.apply_chat_template(TALKS[0], add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    expected = policy.generate(ids, do_sample=False, max_new_tokens=8, pad_token_id=tokenizer.pad_token_id)[0, ids.shape[1] :].tolist()
+    assert reply_batch(policy, tokenizer, TALKS[:1], do_sample=False, max_new_tokens=8) == [read_reply(expected, policy, tokenizer).text]
+
+
+def test_sampling_leaves_the_global_random_state_alone(make_policy, tokenizer):
+    policy = make_policy(BC())
+    before = torch.random.get_rng_state()
+    first = reply_batch(policy, tokenizer, TALKS, max_new_tokens=6, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert reply_batch(policy, tokenizer, TALKS, max_new_tokens=6, seed=3) == first
+    assert reply_batch(policy, tokenizer, TALKS, max_new_tokens=6, seed=4) != first
+
+
+def test_the_row_sampler_draws_from_the_softmax():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    sampler = RowSampler([stream(0, i) for i in range(4000)])
+    drawn = sampler(None, p.log().expand(4000, 5)).argmax(1)
+    shares = drawn.bincount(minlength=5) / 4000
+    assert shares[4] == 0
+    assert torch.allclose(shares, p, atol=0.03)  # about four standard errors
+    with pytest.raises(ValueError, match="one per stream"):
+        sampler(None, p.expand(3, 5))
+
+
+def test_a_reply_ends_before_the_end_of_turn(make_policy, tokenizer):
+    policy = make_policy(BC())
+    hello, end = tokenizer("hello")["input_ids"], tokenizer.eos_token_id
+    role = tokenizer.convert_tokens_to_ids("<|user|>")
+    assert read_reply([*hello, end, *hello], policy, tokenizer) == Reply("hello", tuple(hello), True)
+    assert read_reply([role, *hello], policy, tokenizer) == Reply("hello", (role, *hello), False)
+    assert read_reply([end, tokenizer.pad_token_id], policy, tokenizer) == Reply("", (), True)
+
+
+def test_top_k_1_is_greedy(make_policy, tokenizer):
+    policy = make_policy(ILQL())
+    greedy = reply_batch(policy, tokenizer, TALKS, do_sample=False, max_new_tokens=6)
+    assert reply_batch(policy, tokenizer, TALKS, do_sample=True, top_k=1, max_new_tokens=6) == greedy
+    assert reply_batch(policy, tokenizer, TALKS, do_sample=True, temperature=1e-4, max_new_tokens=6) == greedy
+
+
+def test_the_prompt_leaves_room_for_the_reply(make_policy, tokenizer):
+    policy = make_policy(BC())  # 128 positions
+    talk = [{"role": "user", "content": "thank you " * 200}]
+    assert len(generate_replies(policy, tokenizer, [talk], Decoding(max_new_tokens=16), seeds=[0])[0].tokens) <= 16
+    with pytest.raises(ValueError, match="max_new_tokens 128 with a model of 128 positions"):
+        reply_batch(policy, tokenizer, [talk], max_new_tokens=128)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"top_p": 0.0}, {"num_beams": 3}, {"max_new_tokens": 0}, {"top_k": -1}])
+def test_settings_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        Decoding(**wrong).check()
+
+
+def test_rank_weights():
+    assert rank_weights(5) == [0.4, 0.3, 0.2, 0.1, 0.0]
+    assert rank_weights(2) == [1.0, 0.0]
+    assert rank_weights(1) == [1.0]
+    assert rank_weights(3) == pytest.approx([2 / 3, 1 / 3, 0])
+
+
+def test_empty_beams_are_dropped():
+    import numpy as np
+
+    beams = [Reply(text, (1,), True, -1.0) for text in ("", "good", " ", "fine", "poor")]
+    assert choose_beam(beams, np.random.default_rng(0))[1] == pytest.approx([0, 2 / 3, 0, 1 / 3, 0])
+    nothing = [Reply("", (), True, -1.0)] * 4
+    assert choose_beam(nothing, np.random.default_rng(0))[1] == [0.25] * 4
+    chosen = [choose_beam(beams, np.random.default_rng(i))[0] for i in range(300)]
+    assert set(chosen) == {1, 3}
+    assert 160 < chosen.count(1) < 240
+
+
+def test_beams_come_best_first(make_policy, tokenizer):
+    beams = beam_replies(make_policy(ILQL()), tokenizer, TALKS[1], Decoding(max_new_tokens=6, num_beams=4, do_sample=False))
+    scores = [beam.score for beam in beams]
+    assert len(beams) == 4
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_episodes_become_dialogs_with_rewards_and_votes(make_policy, tokenizer):
+    policy = make_policy(BC())
+    played = play_episodes(policy, tokenizer, Echo, [4, 1], Decoding(max_new_tokens=5), seed=9, batch_size=1)
+    assert [episode.index for episode in played] == [4, 1]
+    first = played[0]
+    assert len(first.dialog.replies) == len(first.replies) == Echo.length  # the greeting is the world's own
+    assert [first.dialog.messages[i]["content"] for i in first.dialog.replies] == [reply.text for reply in first.replies]
+    assert first.total == sum(len(reply.text.split()) for reply in first.replies)
+    assert "feedback" not in first.dialog.messages[first.dialog.replies[0]]
+    assert first.dialog.messages[first.dialog.replies[1]]["feedback"] == {"vote": 1}
+    assert not first.dialog.truncated
+    cut = play_episodes(policy, tokenizer, Echo, [4], Decoding(max_new_tokens=5), seed=9, max_turns=2)[0]
+    assert cut.dialog.truncated
+    assert cut.replies == first.replies[:2]
+
+
+def test_episodes_do_not_depend_on_who_else_is_playing(make_policy, tokenizer):
+    policy = make_policy(ILQL())
+    decoding = Decoding(max_new_tokens=5)
+    together = play_episodes(policy, tokenizer, Echo, range(9), decoding, seed=1)
+    split = play_episodes(policy, tokenizer, Echo, range(9), decoding, seed=1, batch_size=4)
+    assert [episode.dialog for episode in together] == [episode.dialog for episode in split]
+    assert play_episodes(policy, tokenizer, Echo, [7], decoding, seed=1)[0].dialog == together[7].dialog
+
+
+def test_env_return_for_the_training_loop(make_policy, tokenizer):
+    policy = make_policy(BC()).train()
+    found = env_return(policy, tokenizer, 10, make_env=Echo, episodes=6, seed=2, decoding=Decoding(max_new_tokens=5))
+    assert found == env_return(policy, tokenizer, 20, make_env=Echo, episodes=6, seed=2, decoding=Decoding(max_new_tokens=5))
+    assert found["eval/replies_per_dialog"] == Echo.length
+    assert policy.training
+
+
+def test_another_beta(make_policy, tokenizer, tmp_path):
+    make_policy(ILQL(beta=1.0)).save_pretrained(tmp_path / "ilql")
+    make_policy(BC()).save_pretrained(tmp_path / "bc")
+    assert load_for_decoding(tmp_path / "ilql", beta=7.0).method == ILQL(beta=7.0)
+    assert load_for_decoding(tmp_path / "ilql").method.beta == 1.0
+    with pytest.raises(ValueError, match="trained with bc, which has no beta"):
+        load_for_decoding(tmp_path / "bc", beta=7.0)

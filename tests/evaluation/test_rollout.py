@@ -1,0 +1,56 @@
+"""Any number of workers plays the same episodes, and a worker that dies costs nothing but time."""
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+
+from envs.small_talk import SmallTalk
+from rl_dialog.cluster.rollout import Rollouts
+from rl_dialog.evaluation.generation import Decoding, load_for_decoding, play_episodes
+from rl_dialog.methods import BC, ILQL
+
+EPISODES = range(11)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def checkpoints(make_policy, tokenizer, tmp_path):
+    for name, method in (("bc", BC()), ("ilql", ILQL())):
+        make_policy(method).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    return tmp_path / "bc", tmp_path / "ilql"
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+def test_workers_and_batches_do_not_change_the_episodes(cluster, checkpoints, tokenizer, sample):
+    decoding = Decoding(max_new_tokens=6, max_prompt_length=100, do_sample=sample)
+    here = [play_episodes(load_for_decoding(path), tokenizer, SmallTalk, EPISODES, decoding, seed=3) for path in checkpoints]
+    with Rollouts(SmallTalk, 2) as rollouts:
+        there = [rollouts.play(path, EPISODES, decoding, seed=3, batch_size=4) for path in checkpoints]
+        steered = rollouts.play(checkpoints[1], EPISODES, decoding, seed=3, beta=0.0)
+    assert here == there
+    assert steered != there[1]
+
+
+def test_a_killed_worker_is_replaced(cluster, checkpoints):
+    decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
+    with Rollouts(SmallTalk, 1) as rollouts:
+        before = rollouts.play(checkpoints[0], EPISODES, decoding)
+        ray.kill(rollouts.workers[0], no_restart=False)
+        assert rollouts.play(checkpoints[0], EPISODES, decoding) == before
+
+
+def test_the_users_own_errors_come_through(cluster, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with Rollouts(SmallTalk, 1) as rollouts, pytest.raises(ValueError, match="expected a checkpoint"):
+        rollouts.play(tmp_path / "empty", EPISODES, Decoding())
+    with pytest.raises(ValueError, match="at least one rollout worker"):
+        Rollouts(SmallTalk, 0)

@@ -1,0 +1,305 @@
+"""ILQL's loss and decoding against numbers worked out by hand; every score is a table, no transformer is involved."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rl_dialog.data.batch import collate
+from rl_dialog.methods import BC, ILQL
+from rl_dialog.methods.backup import discounts
+from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.scores import Dense
+
+# Two decisions, actions 1 and 0, rewards 0 and 1, then the end (spec/asapp_offline_rl.md, the row "ilql loss").
+LOGITS = [[0.0, 1, 0], [2, 0, 0]]
+Q1, Q2 = [[0.1, 0.6, -0.2], [1, 0.3, 0]], [[0.2, 0.4, 0], [0.8, 0.1, 0.5]]
+T1, T2 = [[0, 0.7, 0.1], [0.9, 0.2, 0.1]], [[0.1, 0.3, 0], [0.6, 0.2, 0.2]]
+V = [0.5, 0.2]
+
+
+@dataclass
+class Tables:
+    """Leaf tensors behind an Outputs."""
+
+    lm: torch.Tensor
+    q: list[torch.Tensor]
+    q_target: list[torch.Tensor]
+    v: torch.Tensor
+
+    @classmethod
+    def of(cls, lm=LOGITS, q=(Q1, Q2), q_target=(T1, T2), v=V):
+        def leaf(values):
+            return torch.as_tensor(values, dtype=torch.float32).clone().requires_grad_()
+
+        return cls(leaf(lm), [leaf(x) for x in q], [leaf(x) for x in q_target], leaf(v))
+
+    @classmethod
+    def random(cls, states, tokens):
+        return cls.of(torch.randn(states, tokens), torch.randn(2, states, tokens), torch.randn(2, states, tokens), torch.randn(states))
+
+    def outputs(self, rows=slice(None)):
+        def table(tensors):
+            return tuple(Dense(t[rows]) for t in tensors)
+
+        return Outputs(Dense(self.lm[rows]), table(self.q), table(self.q_target), self.v[rows])
+
+    def gradients(self, total):
+        leaves = {"lm": self.lm, "q1": self.q[0], "q2": self.q[1], "t1": self.q_target[0], "t2": self.q_target[1], "v": self.v}
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), found, strict=True)}
+
+
+@pytest.fixture
+def batch(make_row):
+    return collate([make_row([9, 1, 0], [(1, 2, 1.0)])])
+
+
+# --- loss ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_published_loss_row(batch):
+    """tau .7, gamma .99, cql .1, awac 1, N = 2.
+
+    y = (0 + .99 * .2, 1) = (.198, 1); Qhat = (min(.7, .3), min(.9, .6)) = (.3, .6); u = (-.2, .4)
+    L_Q   = [(.6 - .198)^2 + (1 - 1)^2 + (.4 - .198)^2 + (.8 - 1)^2] / 2 = .121204
+    L_V   = [.3 * .04 + .7 * .16] / 2 = .062
+    L_CQL = 1.5304428, L_LM = .3954947, together .121204 + .062 + .1 * 1.5304428 + .3954947 = .7317430; a Loss is N times that.
+    """
+    loss = ILQL(tau=0.7, gamma=0.99, cql_weight=0.1, awac_weight=1.0).loss(Tables.of().outputs(), batch)
+    per_decision = {name: value.item() / 2 for name, value in loss.metrics.items()}
+    assert per_decision == {
+        "q_loss": pytest.approx(0.121204, abs=1e-6),
+        "v_loss": pytest.approx(0.062, abs=1e-6),
+        "cql_loss": pytest.approx(1.5304428, abs=1e-6),
+        "nll": pytest.approx(0.3954947, abs=1e-6),
+        "q": pytest.approx(0.8, abs=1e-6),  # of the first head: (.6 + 1) / 2
+        "v": pytest.approx(0.35, abs=1e-6),
+        "advantage": pytest.approx(0.1, abs=1e-6),  # (-.2 + .4) / 2
+    }
+    assert loss.total.item() / 2 == pytest.approx(0.7317430, abs=1e-6)
+    assert not any(value.requires_grad for value in loss.metrics.values())
+
+
+def test_each_weight_scales_its_term(batch):
+    """cql_weight 3 and awac_weight .5: 2 * (.121204 + .062 + 3 * 1.5304428 + .5 * .3954947) = 9.9445."""
+    loss = ILQL(tau=0.7, gamma=0.99, cql_weight=3.0, awac_weight=0.5).loss(Tables.of().outputs(), batch)
+    assert loss.total.item() == pytest.approx(2 * (0.121204 + 0.062 + 3 * 1.5304428 + 0.5 * 0.3954947), abs=1e-5)
+    bare = ILQL(tau=0.7, gamma=0.99, cql_weight=0.0, awac_weight=0.0).loss(Tables.of().outputs(), batch)
+    assert bare.total.item() == pytest.approx(2 * (0.121204 + 0.062), abs=1e-6)
+
+
+def targets(method, tables, batch):
+    """y of each decision: the first head's gradient of (Q - y)^2 is 2 (Q - y)."""
+    gradient = tables.gradients(method.loss(tables.outputs(), batch).total)["q1"]
+    taken = torch.arange(batch.decisions), batch.actions
+    return (tables.q[0][taken] - gradient[taken] / 2).detach()
+
+
+PLAIN = {"cql_weight": 0.0, "awac_weight": 0.0}
+
+
+def test_targets_stop_at_the_end(batch):
+    """V = (.5, .2), r = (0, 1), ended: y = (.99 * .2, 1) = (.198, 1)."""
+    torch.testing.assert_close(targets(ILQL(gamma=0.99, **PLAIN), Tables.of(), batch), torch.tensor([0.198, 1.0]))
+
+
+def test_a_truncated_conversation_bootstraps(make_row):
+    """The same rewards, cut off before a state worth .9: y = (.99 * .2, 1 + .99 * .9) = (.198, 1.891)."""
+    batch = collate([make_row([9, 1, 0, 9], [(1, 2, 1.0)], truncated=True)])
+    tables = Tables.of(torch.zeros(3, 3), torch.randn(2, 3, 3), torch.randn(2, 3, 3), [0.5, 0.2, 0.9])
+    torch.testing.assert_close(targets(ILQL(gamma=0.99, **PLAIN), tables, batch), torch.tensor([0.198, 1.891]))
+
+
+def test_the_end_of_a_reply_is_worth_the_next_reply(make_row):
+    """<u> 1 2 <u> <u> 0 1: y of the first reply's last token is r_1 + gamma V(first state of the second reply); the user's tokens are no states."""
+    batch = collate([make_row([9, 1, 2, 9, 9, 0, 1], [(1, 2, 10.0), (5, 6, 20.0)])])
+    tables = Tables.of(torch.zeros(4, 3), torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), [1.0, 2.0, 3.0, 4.0])
+    torch.testing.assert_close(targets(ILQL(gamma=0.5, **PLAIN), tables, batch), torch.tensor([0 + 0.5 * 2, 10 + 0.5 * 3, 0 + 0.5 * 4, 20.0]))
+    per_turn = ILQL(gamma=0.5, discount="turn", **PLAIN)
+    torch.testing.assert_close(targets(per_turn, tables, batch), torch.tensor([0 + 2.0, 10 + 0.5 * 3, 0 + 4.0, 20.0]))
+
+
+@pytest.mark.parametrize(
+    ("guesses", "gamma", "discount", "expected"),
+    [
+        (3, 0.99, "token", -1.84633),  # -(g^5 + g^11): the reward of guess k arrives at action 6k - 1
+        (6, 0.99, "token", -4.93351),  # lost: -(g^5 + g^11 + g^17 + g^23 + g^29 + g^35)
+        (3, 0.99, "turn", -1.99),  # -(1 + g)
+        (3, 1.0, "token", -2.0),
+        (6, 1.0, "token", -6.0),
+    ],
+)
+def test_discounted_returns_of_a_word_game(make_row, guesses, gamma, discount, expected):
+    """Guesses of six tokens (five letters and the end of turn) and five colours in between, -1 for each guess but a winning third one."""
+    ids, spans = [9], []
+    for guess in range(guesses):
+        start = len(ids)
+        ids += [1] * 6 + [9] * 5
+        spans.append((start, start + 5, 0.0 if guesses == 3 and guess == 2 else -1.0))
+    batch = collate([make_row(ids, spans)])
+    v = torch.zeros(len(batch.states))
+    for _ in range(batch.decisions):
+        v = batch.rewards + discounts(batch, gamma, discount) * v[batch.next_state]
+    assert v[0].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_gradients_go_where_they_should(make_row):
+    """L_Q and L_CQL into Q, L_V into V, L_LM into the LM; nothing into the targets, and V gets nothing through y or the cloning weights."""
+    batch = collate([make_row([9, 1, 0], [(1, 2, 1.0)]), make_row([9, 2, 2, 1], [(1, 3, -1.0)])])
+    tables = Tables.random(5, 3)
+    taken = torch.arange(5), batch.actions
+    got = tables.gradients(ILQL(tau=0.8, gamma=0.9, cql_weight=0.3, awac_weight=0.7, awac_beta=1.5).loss(tables.outputs(), batch).total)
+    y = targets(ILQL(gamma=0.9, **PLAIN), tables, batch)
+    onehot = F.one_hot(batch.actions, 3).float()
+    u = torch.minimum(*tables.q_target)[taken] - tables.v
+    for name, q in (("q1", tables.q[0]), ("q2", tables.q[1])):
+        torch.testing.assert_close(got[name], 2 * (q[taken] - y)[:, None] * onehot + 0.3 * (q.softmax(-1) - onehot))
+    torch.testing.assert_close(got["v"], -2 * torch.where(u < 0, 0.2, 0.8) * u)
+    torch.testing.assert_close(got["lm"], 0.7 * (1.5 * u).exp()[:, None] * (tables.lm.softmax(-1) - onehot))
+    assert not got["t1"].any() and not got["t2"].any()
+
+
+def test_v_follows_the_smaller_target(batch):
+    """Pessimism: raising the larger of the two targets changes nothing, raising the smaller one does."""
+    method = ILQL()
+    loss = method.loss(Tables.of().outputs(), batch).metrics["v_loss"]
+    larger, smaller = torch.tensor(T1), torch.tensor(T2)
+    larger[0, 1] += 5  # Qhat of the first decision is T2's .3
+    assert torch.equal(method.loss(Tables.of(q_target=(larger, T2)).outputs(), batch).metrics["v_loss"], loss)
+    smaller[0, 1] += 0.1
+    assert method.loss(Tables.of(q_target=(T1, smaller)).outputs(), batch).metrics["v_loss"] < loss
+
+
+def test_v_reads_the_targets_and_q_the_online_value(batch):
+    """Online Q does not move V, and the targets do not move Q."""
+    tables = Tables.of()
+    before = tables.gradients(ILQL(**PLAIN).loss(tables.outputs(), batch).total)
+    other = Tables.of(q=(torch.randn(2, 3), torch.randn(2, 3)))
+    assert torch.equal(other.gradients(ILQL(**PLAIN).loss(other.outputs(), batch).total)["v"], before["v"])
+    third = Tables.of(q_target=(torch.randn(2, 3), torch.randn(2, 3)))
+    assert torch.equal(third.gradients(ILQL(**PLAIN).loss(third.outputs(), batch).total)["q1"], before["q1"])
+
+
+def test_a_batch_is_the_sum_of_its_rows(make_row):
+    """Rows of different lengths, one of them truncated: the loss together is the sum of the losses apart, so padding and neighbours do not matter."""
+    rows = [
+        make_row([9, 1, 0], [(1, 2, 1.0)]),
+        make_row([9, 2, 2, 1, 9, 9, 0, 9], [(1, 3, -1.0), (6, 6, 0.5)], truncated=True),
+        make_row([9, 9, 9, 2], [(3, 3, 2.0)]),
+    ]
+    method = ILQL(tau=0.8, gamma=0.9, awac_beta=0.5)
+    together = collate(rows)
+    tables = Tables.random(8, 3)  # 7 decisions, then the truncated row's last state
+    whole = method.loss(tables.outputs(), together)
+    mine = {0: [0, 1], 1: [2, 3, 4, 5, 7], 2: [6]}
+    apart = [method.loss(tables.outputs(mine[b]), collate([row])) for b, row in enumerate(rows)]
+    torch.testing.assert_close(whole.total, sum(loss.total for loss in apart))
+    for name, value in whole.metrics.items():
+        torch.testing.assert_close(value, sum(loss.metrics[name] for loss in apart), msg=lambda m, n=name: f"{n}: {m}")
+
+
+# --- cloning weights -----------------------------------------------------------------------------------------------------------------------------
+
+
+def lm_gradient(method, tables, batch):
+    return tables.gradients(method.loss(tables.outputs(), batch).total)["lm"]
+
+
+@pytest.mark.parametrize(
+    ("beta", "clip", "advantage", "weight"),
+    [
+        (1.0, 20.0, 0.5, 1.6487),
+        (1.0, 20.0, -0.5, 0.60653),
+        (4.0, 20.0, 0.5, 7.38906),
+        (4.0, 5.0, 0.5, 5.0),
+        (10.0, 20.0, 1.0, 20.0),
+        (0.0, 20.0, 9.0, 1.0),
+    ],
+)
+def test_cloning_weights(make_row, beta, clip, advantage, weight):
+    """exp(beta A), at most awac_clip: e^.5 = 1.6487, e^-.5 = .6065, e^2 = 7.389."""
+    batch = collate([make_row([9, 1], [(1, 1, 0.0)])])
+    tables = Tables.of([[0.0, 0.0]], [[[0.0, 0.0]]] * 2, [[[0.0, advantage + 0.25]]] * 2, [0.25])
+    got = lm_gradient(ILQL(awac_beta=beta, awac_clip=clip), tables, batch)
+    torch.testing.assert_close(got, weight * torch.tensor([[0.5, -0.5]]), rtol=1e-4, atol=0)
+
+
+def test_without_weighting_it_is_behaviour_cloning_bit_for_bit(batch):
+    tables = Tables.random(2, 3)
+    cloned = tables.gradients(BC().loss(tables.outputs(), batch).total)["lm"]
+    assert torch.equal(lm_gradient(ILQL(awac_beta=0.0, awac_weight=1.0), tables, batch), cloned)
+
+
+def test_weights_do_not_enter_the_reported_nll(batch):
+    tables = Tables.random(2, 3)
+    plain, weighted = (ILQL(awac_beta=b).loss(tables.outputs(), batch).metrics["nll"] for b in (0.0, 3.0))
+    torch.testing.assert_close(plain, weighted)
+
+
+def test_no_cloning_leaves_the_language_model_alone(batch):
+    assert not lm_gradient(ILQL(awac_weight=0.0), Tables.random(2, 3), batch).any()
+
+
+# --- decoding ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def decoded(method, lm, q_target, v, q=None):
+    tables = Tables.of(lm, q_target if q is None else q, q_target, v)
+    return method.decode(tables.outputs()).softmax(-1).detach()
+
+
+@pytest.mark.parametrize(
+    ("beta", "expected"), [(0, (0.211942, 0.576117, 0.211942)), (1, (0.176389, 0.647223, 0.176389)), (4, (0.090703, 0.818594, 0.090703))]
+)
+@pytest.mark.parametrize("v", [0.5, -5.0])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_the_published_decoding_table(beta, expected, v, top_k):
+    """Logits (0, 1, 0), the smaller target (0, .3, 0): weights (1, e^(1 + .3 beta), 1) normalised. V shifts all tokens alike."""
+    got = decoded(ILQL(beta=beta, top_k=top_k), [[0, 1, 0]], ([[0, 0.3, 0]], [[0.2, 0.9, 0.0]]), [v])
+    torch.testing.assert_close(got, torch.tensor([expected]), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(0, 0.5), (1, 0.8808), (4, 0.99966)])
+def test_advantage_of_one(beta, expected):
+    """pi = (1/2, 1/2), A = (1, -1): sigmoid(2 beta)."""
+    assert decoded(ILQL(beta=beta), [[0, 0]], ([[1, -1]],) * 2, [0.0])[0, 0].item() == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize("top_k", [0, 2, 5])
+def test_a_constant_on_q_and_v_changes_nothing(top_k):
+    lm, q, v = torch.randn(4, 5), torch.randn(2, 4, 5), torch.randn(4)
+    method = ILQL(beta=3.0, top_k=top_k)
+    torch.testing.assert_close(decoded(method, lm, q + 7, v + 7), decoded(method, lm, q, v))
+
+
+def test_decoding_takes_the_smaller_target_and_ignores_online_q():
+    lm, targets_, v = torch.randn(4, 5), torch.randn(2, 4, 5), torch.randn(4)
+    expected = (lm.log_softmax(-1) + 2.5 * (targets_.amin(0) - v[:, None])).softmax(-1)
+    torch.testing.assert_close(decoded(ILQL(beta=2.5), lm, targets_, v, q=torch.randn(2, 4, 5)), expected)
+
+
+def test_top_k_is_chosen_before_the_advantage():
+    """The third token is the LM's least likely and worth 1000: impossible among the LM's top 2, certain without top-k."""
+    lm, q = [[2.0, 1.0, 0.0]], ([[0.0, 0.5, 1000.0]],) * 2
+    got = decoded(ILQL(beta=1.0, top_k=2), lm, q, [0.0])[0]
+    assert got[2].item() == 0
+    torch.testing.assert_close(got[:2], torch.tensor([2.0, 1.5]).softmax(0))
+    assert decoded(ILQL(beta=1.0), lm, q, [0.0])[0, 2].item() == 1
+
+
+def test_top_k_of_the_whole_vocabulary_is_no_top_k():
+    lm, q, v = torch.randn(4, 5), torch.randn(2, 4, 5), torch.randn(4)
+    for k in (5, 50):
+        torch.testing.assert_close(decoded(ILQL(beta=2.0, top_k=k), lm, q, v), decoded(ILQL(beta=2.0), lm, q, v))
+
+
+def test_beta_zero_is_the_language_model_whatever_q_says():
+    lm = torch.randn(4, 5)
+    torch.testing.assert_close(decoded(ILQL(beta=0.0), lm, torch.full((2, 4, 5), torch.inf), torch.zeros(4)), lm.softmax(-1))
+
+
+def test_it_needs_double_q_v_and_targets():
+    assert (ILQL.heads.q, ILQL.heads.v, ILQL.heads.target, ILQL.heads.lm_target) == (2, True, True, False)
+    assert not ILQL.plain_lm and not ILQL.uses_prior

@@ -1,0 +1,182 @@
+"""KL-control and Psi-learning targets by hand; every score is a table.
+
+The loss is Huber's, so where |Q - y| < 1 the gradient of Q is Q - y: with Q set to y + .25 it must be exactly .25 (`gap`).
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rl_dialog.data.batch import collate
+from rl_dialog.methods import KLControl
+from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.scores import Dense
+
+
+def leaf(values):
+    return torch.as_tensor(values, dtype=torch.float32).clone().requires_grad_()
+
+
+@pytest.fixture
+def one(make_row):
+    """<u> 0: one action and the end, reward 1."""
+
+    def build(log_p=0.0, reward=1.0):
+        return collate([make_row([9, 0], [(1, 1, reward)])], prior_logp=[[log_p]])
+
+    return build
+
+
+@pytest.fixture
+def two(make_row):
+    """<u> 0 1: a first action that leads to a second one, which ends it; reward .5 on the second."""
+
+    def build(log_p=(0.0, 0.0)):
+        return collate([make_row([9, 0, 1], [(1, 2, 0.5)])], prior_logp=[list(log_p)])
+
+    return build
+
+
+def gap(method, q, target, batch):
+    """Q - y of each decision."""
+    lm = leaf(q)
+    method.loss(Outputs(Dense(lm), lm_target=Dense(torch.as_tensor(target, dtype=torch.float32))), batch).total.backward()
+    return lm.grad[torch.arange(batch.decisions), batch.actions]
+
+
+def policy_row(q, pi, tokens=3):
+    """A row of Q whose first entry is q and whose softmax there is pi."""
+    rest = (1 - pi) / (tokens - 1)
+    return [q] + [q + math.log(rest / pi)] * (tokens - 1)
+
+
+@pytest.mark.parametrize(("backup", "value"), [("psi", 3.4076059), ("max", 3.0)])
+def test_the_backup_of_logits_one_two_three(two, backup, value):
+    """log(e + e^2 + e^3) = 3.4076; the maximum is 3. gamma 1, no reward and no prior term (p = 1 = pi) at the first action."""
+    method = KLControl(backup=backup, gamma=1.0, c=1.0)
+    q = [[value + 0.25, -1e4, -1e4], [-1e4, 0.5 + 0.25, -1e4]]  # pi = 1 on both actions
+    got = gap(method, q, [[9.0, 9, 9], [1, 2, 3]], two())
+    torch.testing.assert_close(got, torch.tensor([0.25, 0.25]), rtol=0, atol=2e-6)
+
+
+def test_the_value_is_discounted(two):
+    """gamma .5 per token: .5 * 3.4076 = 1.7038; per turn a reply's first token is not discounted."""
+    table = [[0.0, 0, 0], [1, 2, 3]]
+    got = gap(KLControl(gamma=0.5, c=1.0), [[1.7038030 + 0.25, 0, 0], [0, 0, 0]], table, two())
+    assert got[0].item() == pytest.approx(0.25, abs=2e-6)
+    got = gap(KLControl(gamma=0.5, discount="turn", c=1.0), [[3.4076059 + 0.25, 0, 0], [0, 0, 0]], table, two())
+    assert got[0].item() == pytest.approx(0.25, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "c", "y"),
+    [
+        ("kl", 0.5, 1 + 0.3465736),  # 1 + .5 * log(.5 / .25)
+        ("kl", 0.0, 1.0),
+        ("kl", 2.0, 1 + 1.3862944),
+        ("reward", 0.5, 2 + 0.6931472),  # 1 / .5 + log 2
+        ("reward", 2.0, 0.5 + 0.6931472),
+    ],
+)
+def test_kl_control_s_reward(one, coefficient, c, y):
+    """p = .5, pi = .25, r = 1, the end."""
+    got = gap(KLControl(backup="max", c=c, coefficient=coefficient), [policy_row(y + 0.25, 0.25)], [[0.0] * 3], one(math.log(0.5)))
+    assert got.item() == pytest.approx(0.25, abs=2e-6)
+
+
+@pytest.mark.parametrize(("coefficient", "c", "y"), [("kl", 0.5, 1 - 0.3465736), ("reward", 0.5, 2 - 0.6931472), ("reward", 1.0, 1 - 0.6931472)])
+@pytest.mark.parametrize("pi", [0.25, 0.9])
+def test_psi_leaves_the_policy_s_own_term_to_the_logsumexp(one, coefficient, c, y, pi):
+    """r / c + log p or r + c log p, whatever pi is: equation 8 has no -log pi."""
+    got = gap(KLControl(backup="psi", c=c, coefficient=coefficient), [policy_row(y + 0.25, pi)], [[0.0] * 3], one(math.log(0.5)))
+    assert got.item() == pytest.approx(0.25, abs=2e-6)
+
+
+def test_the_two_conventions(one):
+    """k = log(.3 / .25) = .18232. r / 2 + k = .68232 and r + 2 k = 1.36464 differ in scale; r + .5 k = 1.09116 is another trade-off."""
+    batch, q = one(math.log(0.3)), 1.0
+
+    def y(coefficient, c):
+        return q - gap(KLControl(backup="max", c=c, coefficient=coefficient), [policy_row(q, 0.25)], [[0.0] * 3], batch).item()
+
+    assert y("reward", 2.0) == pytest.approx(0.68232, abs=1e-5)
+    assert y("kl", 2.0) == pytest.approx(1.36464, abs=1e-5)
+    assert y("kl", 0.5) == pytest.approx(1.09116, abs=1e-5)
+
+
+def test_the_loss_is_huber_s(make_row):
+    """Q = (0, 3) against y = (.5, 1): .5 * .25 = .125 and 2 - .5 = 1.5, mean .8125; a Loss is the sum, 1.625."""
+    rows = [make_row([9, 0], [(1, 1, 0.5)]), make_row([9, 0], [(1, 1, 1.0)])]
+    batch = collate(rows, prior_logp=[[0.0], [0.0]])
+    lm = leaf([[0.0, -1e4], [3.0, -1e4]])
+    loss = KLControl(backup="max", c=1.0).loss(Outputs(Dense(lm), lm_target=Dense(torch.zeros(2, 2))), batch)
+    assert loss.total.item() == pytest.approx(1.625, abs=1e-6)
+    assert loss.metrics["q_loss"].item() / batch.decisions == pytest.approx(0.8125, abs=1e-6)
+    loss.total.backward()
+    assert lm.grad[:, 0].tolist() == [-0.5, 1.0]
+
+
+def test_nothing_is_bootstrapped_after_the_end_and_something_after_a_cut(make_row):
+    """A target of 100 everywhere: y = 1 at the end, 1 + .5 * 100 at a truncation (psi over one token; log(1) = 0)."""
+    ended = collate([make_row([9, 0], [(1, 1, 1.0)])], prior_logp=[[0.0]])
+    cut = collate([make_row([9, 0, 9], [(1, 1, 1.0)], truncated=True)], prior_logp=[[0.0]])
+    method = KLControl(gamma=0.5, c=1.0)
+    assert gap(method, [[1.25]], [[100.0]], ended).item() == pytest.approx(0.25)
+    assert gap(method, [[51.25], [0.0]], [[100.0], [100.0]], cut).item() == pytest.approx(0.25)
+
+
+def test_the_end_of_a_reply_is_worth_the_next_reply(make_row):
+    """<u> 0 <u> <u> 0: the value after the first reply's only action is that of the second reply's first state; user tokens are no states."""
+    batch = collate([make_row([9, 0, 9, 9, 0], [(1, 1, 10.0), (4, 4, 20.0)])], prior_logp=[[0.0, 0.0]])
+    got = gap(KLControl(gamma=0.5, c=1.0), [[10 + 0.5 * 6 + 0.25], [20.25]], [[4.0], [6.0]], batch)
+    torch.testing.assert_close(got, torch.tensor([0.25, 0.25]))
+
+
+@pytest.mark.parametrize("backup", ["psi", "max"])
+def test_only_the_taken_token_gets_a_gradient(two, backup):
+    """log pi is sampled at the logged token without gradient, and the target network has none."""
+    lm, target = leaf(torch.randn(2, 3)), leaf(torch.randn(2, 3))
+    batch = two((-0.5, -2.0))
+    KLControl(backup=backup).loss(Outputs(Dense(lm), lm_target=Dense(target)), batch).total.backward()
+    assert (lm.grad != 0).tolist() == F.one_hot(batch.actions, 3).bool().tolist()
+    assert target.grad is None
+
+
+def test_metrics_are_sums_without_gradient(two):
+    """pi = 1/3 at both actions, p = (.5, .1): log p - log pi sums to log(1.5) + log(.3)."""
+    batch = two((math.log(0.5), math.log(0.1)))
+    loss = KLControl(backup="psi").loss(Outputs(Dense(leaf(torch.full((2, 3), 4.0))), lm_target=Dense(torch.zeros(2, 3))), batch)
+    got = {name: value.item() for name, value in loss.metrics.items()}
+    assert got["q"] == pytest.approx(8.0)
+    assert got["nll"] == pytest.approx(2 * math.log(3), abs=1e-5)
+    assert got["log_p_minus_log_pi"] == pytest.approx(math.log(1.5) + math.log(0.3), abs=1e-5)
+    assert not any(value.requires_grad for value in loss.metrics.values())
+
+
+@pytest.mark.parametrize("backup", ["psi", "max"])
+def test_a_batch_is_the_sum_of_its_rows(make_row, backup):
+    rows = [make_row([9, 1, 0], [(1, 2, 1.0)]), make_row([9, 2, 2, 1, 9, 9, 0, 9], [(1, 3, -1.0), (6, 6, 0.5)], truncated=True)]
+    logp = [[-0.1, -0.2], [-1.0, -2.0, -3.0, -4.0]]
+    lm, target = torch.randn(7, 3), torch.randn(7, 3)  # six decisions, then the truncated row's last state
+    method = KLControl(backup=backup, gamma=0.9)
+
+    def loss(states, chosen):
+        batch = collate([rows[b] for b in chosen], prior_logp=[logp[b] for b in chosen])
+        return method.loss(Outputs(Dense(lm[states]), lm_target=Dense(target[states])), batch).total
+
+    torch.testing.assert_close(loss(list(range(7)), [0, 1]), loss([0, 1], [0]) + loss([2, 3, 4, 5, 6], [1]))
+
+
+def test_its_logits_are_the_policy():
+    lm = torch.randn(2, 3)
+    assert torch.equal(KLControl().decode(Outputs(Dense(lm))), lm)
+    assert KLControl.uses_prior and KLControl.plain_lm and KLControl.heads.lm_target and not KLControl.heads.q
+
+
+def test_a_missing_prior_is_an_error(make_row):
+    """Without prior log-probabilities there is nothing to stay near to; the loss must not go on without them."""
+    batch = collate([make_row([9, 0], [(1, 1, 1.0)])])
+    with pytest.raises(TypeError):
+        KLControl().loss(Outputs(Dense(torch.zeros(1, 3)), lm_target=Dense(torch.zeros(1, 3))), batch)

@@ -1,0 +1,237 @@
+"""Linear and LowRank against the table they stand for: the same numbers and gradients as autograd on the dense form, which here is float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rl_dialog.methods import scores
+from rl_dialog.methods.scores import Dense, Linear, LowRank
+
+S, N, V, H, R = 7, 5, 11, 6, 3
+ACTIONS = torch.tensor([0, 10, 4, 4, 9])  # a token taken twice: its row gets two gradients
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+CHUNKS = {"one state a chunk": V, "two and a rest": 2 * V + 1, "all at once": 1 << 20, "fewer than a state": 1}
+
+
+def leaf(*shape):
+    return torch.randn(*shape).requires_grad_()
+
+
+class Case:
+    """A Scores object in float32, its tensors, and the dense form of the same numbers in float64."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.base = {"base_features": leaf(S, H), "base_weight": leaf(V, H), "base_bias": leaf(V)}
+        self.own = {"features": leaf(S, H), "weight": leaf(V, H)}
+        if kind == "linear":
+            self.own["bias"] = leaf(V)
+        if kind == "lowrank":
+            self.own = {"scale": torch.tensor(0.7).requires_grad_(), "features": leaf(S, R), "weight": leaf(V, R), "offset": leaf(S)}
+        self.exact = {name: t.detach().double().requires_grad_() for name, t in (self.own | self.base).items()}
+
+    def scores(self):
+        if self.kind != "lowrank":
+            return Linear(self.own["features"], self.own["weight"], self.own.get("bias"))
+        base = Linear(self.base["base_features"], self.base["base_weight"], self.base["base_bias"])
+        return LowRank(base, **self.own)
+
+    def table(self):
+        """(S, V) in float64, with gradients into `exact`."""
+        e = self.exact
+        linear = e["features"] @ e["weight"].T
+        if self.kind == "linear":
+            return linear + e["bias"]
+        if self.kind == "no bias":
+            return linear
+        base = F.linear(e["base_features"], e["base_weight"], e["base_bias"]).detach()
+        return e["scale"] * base.log_softmax(1) + linear + e["offset"][:, None]
+
+    def check_gradients(self):
+        for name, tensor in self.own.items():
+            expected = self.exact[name].grad
+            got = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            torch.testing.assert_close(
+                got.double(), torch.zeros_like(got).double() if expected is None else expected, **CLOSE, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        for name, tensor in self.base.items():
+            assert tensor.grad is None, f"{name} got a gradient"
+
+
+@pytest.fixture(params=["linear", "no bias", "lowrank"])
+def case(request):
+    torch.manual_seed(1)
+    return Case(request.param)
+
+
+@pytest.fixture(params=CHUNKS.values(), ids=CHUNKS.keys())
+def chunk(request, monkeypatch):
+    monkeypatch.setattr(scores, "CHUNK_ELEMENTS", request.param)
+
+
+def test_at(case):
+    got = case.scores().at(ACTIONS)
+    expected = case.table()[torch.arange(N), ACTIONS]
+    torch.testing.assert_close(got.double(), expected, **CLOSE)
+    weights = torch.randn(N)
+    (got * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    case.check_gradients()
+
+
+def test_at_each(case):
+    tokens = torch.randint(V, (S, 4))
+    got, expected = case.scores().at_each(tokens), case.table().gather(1, tokens)
+    torch.testing.assert_close(got.double(), expected, **CLOSE)
+    weights = torch.randn(S, 4)
+    (got * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    case.check_gradients()
+
+
+def test_dense(case):
+    got, expected = case.scores().dense(), case.table()
+    torch.testing.assert_close(got.double(), expected, **CLOSE)
+    weights = torch.randn(S, V)
+    (got * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    case.check_gradients()
+
+
+@pytest.mark.parametrize("how", ["max", "logsumexp"])
+def test_reduce(case, chunk, how):
+    got = case.scores().reduce(how)
+    expected = case.table().amax(1) if how == "max" else case.table().logsumexp(1)
+    torch.testing.assert_close(got.double(), expected.detach(), **CLOSE)
+    assert not got.requires_grad
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_nll(case, chunk, weighted):
+    """Value, terms and gradients, also through an outer factor; the states behind the first N are untouched."""
+    weight = torch.tensor([1.0, 0.0, 2.5, 0.3, 20.0]) if weighted else None
+    total, each = case.scores().nll(ACTIONS, weight)
+    expected = F.cross_entropy(case.table()[:N], ACTIONS, reduction="none")
+    torch.testing.assert_close(each.double(), expected.detach(), **CLOSE)
+    assert not each.requires_grad
+    whole = (expected if weight is None else expected * weight.double()).sum()
+    torch.testing.assert_close(total.double(), whole, **CLOSE)
+    (total * 0.37).backward()
+    (whole * 0.37).backward()
+    case.check_gradients()
+    assert not case.own["features"].grad[N:].any()
+
+
+def test_dense_scores_are_the_table_itself():
+    """The reference that method tests use, against plain indexing."""
+    table = torch.randn(S, V)
+    dense, weight = Dense(table), torch.rand(N)
+    assert torch.equal(dense.at(ACTIONS), table[torch.arange(N), ACTIONS])
+    tokens = torch.randint(V, (S, 3))
+    assert torch.equal(dense.at_each(tokens), table[torch.arange(S)[:, None], tokens])
+    torch.testing.assert_close(dense.reduce("max"), table.max(1).values)
+    torch.testing.assert_close(dense.reduce("logsumexp"), table.exp().sum(1).log())
+    log_p = (table.exp() / table.exp().sum(1, keepdim=True)).log()[torch.arange(N), ACTIONS]
+    total, each = dense.nll(ACTIONS, weight)
+    torch.testing.assert_close(each, -log_p)
+    torch.testing.assert_close(total, -(weight * log_p).sum())
+
+
+def test_nll_by_hand():
+    """Logits (0, 1, 0), action 1: log(2 + e) - 1 = .551445. Logits (2, 0, 0), action 0: log(e^2 + 2) - 2 = .239545. Gradient softmax - onehot."""
+    features, weight = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]).requires_grad_(), torch.eye(3).requires_grad_()
+    total, each = Linear(features, weight).nll(torch.tensor([1, 0]))
+    torch.testing.assert_close(each, torch.tensor([0.551445, 0.239545]), rtol=0, atol=1e-6)
+    total.backward()
+    expected = torch.tensor([[0.211942, 0.576117 - 1, 0.211942], [0.786986 - 1, 0.106507, 0.106507]])
+    torch.testing.assert_close(features.grad, expected, rtol=0, atol=1e-5)
+
+
+def test_nll_of_large_scores_is_finite():
+    """exp(1e4) overflows; log softmax of (1e4, 0) at the second token is -1e4."""
+    features = torch.tensor([[1e4, 0.0], [-1e4, 0.0]]).requires_grad_()
+    total, each = Linear(features, torch.eye(2)).nll(torch.tensor([1, 1]))
+    assert each.tolist() == [1e4, 0.0]
+    total.backward()
+    assert features.grad.tolist() == [[1.0, -1.0], [0.0, 0.0]]
+
+
+def test_no_decisions(case):
+    total, each = case.scores().nll(ACTIONS[:0])
+    assert total.item() == 0 and each.shape == (0,)
+    assert case.scores().at(ACTIONS[:0]).shape == (0,)
+    total.backward()
+    case.check_gradients()
+
+
+def test_the_log_sum_exp_is_kept_from_nll():
+    """`lse` after `nll` is free and the same as without."""
+    torch.manual_seed(2)
+    linear = Case("linear").scores()
+    fresh = Linear(linear.features, linear.weight, linear.bias).lse(N)
+    linear.nll(ACTIONS)
+    linear.features = None  # nothing is left to compute it from
+    torch.testing.assert_close(linear.lse(N), fresh)
+    torch.testing.assert_close(linear.lse(2), fresh[:2])
+    assert not fresh.requires_grad
+
+
+def test_reduce_after_nll_covers_all_states():
+    """`nll` knows the log-sum-exp of the first N states only; `reduce` is asked for all S."""
+    torch.manual_seed(2)
+    case = Case("linear")
+    linear = case.scores()
+    linear.nll(ACTIONS)
+    torch.testing.assert_close(linear.reduce("logsumexp").double(), case.table().logsumexp(1).detach(), **CLOSE)
+    linear.reduce("max")
+    torch.testing.assert_close(linear.lse(S).double(), case.table().logsumexp(1).detach(), **CLOSE)
+
+
+def test_without_gradients_none_are_worked_out(monkeypatch):
+    """Evaluation and prior log-probabilities pay for the scores only."""
+    made = Case("linear").scores()
+    monkeypatch.setattr(torch, "mm", lambda *_, **__: pytest.fail("a gradient was computed under no_grad"))
+    with torch.no_grad():
+        total, each = made.nll(ACTIONS)
+    assert not total.requires_grad
+    torch.testing.assert_close(total, each.sum())
+
+
+def test_frozen_tensors_get_no_gradient():
+    """A LoRA run: the LM head is frozen, the hidden states are not."""
+    features, weight = leaf(S, H), torch.randn(V, H)
+    Linear(features, weight).nll(ACTIONS)[0].backward()
+    assert features.grad is not None and weight.grad is None
+
+
+@pytest.mark.parametrize("kind", ["linear", "lowrank"])
+def test_a_second_backward_is_never_silently_wrong(kind):
+    case = Case(kind)
+    total = case.scores().nll(ACTIONS)[0] * 3
+    total.backward(retain_graph=True)
+    first = case.own["weight"].grad.clone()
+    try:
+        total.backward()
+    except RuntimeError:
+        return
+    torch.testing.assert_close(case.own["weight"].grad, 2 * first)
+
+
+@pytest.mark.parametrize("kind", ["linear", "no bias", "lowrank"])
+def test_bfloat16_autocast(kind):
+    """As a bf16 run trains: float32 weights under autocast, within bfloat16's 3 digits of the exact loss and gradient."""
+    torch.manual_seed(1)
+    case = Case(kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = case.scores()
+        total, each = made.nll(ACTIONS)
+        at = made.at(ACTIONS).sum()
+    (total + at).backward()
+    table = case.table()
+    expected = F.cross_entropy(table[:N], ACTIONS, reduction="sum") + table[torch.arange(N), ACTIONS].sum()
+    expected.backward()
+    assert total.dtype == torch.float32
+    torch.testing.assert_close((total + at).double(), expected, rtol=0.05, atol=0.2)
+    for name, tensor in case.own.items():
+        error = (tensor.grad.double() - case.exact[name].grad).norm() / case.exact[name].grad.norm()
+        assert error < 0.05, (name, error)

@@ -1,0 +1,201 @@
+"""The evaluation from checkpoints to report: figures against direct computation, every output, determinism, and errors a user can read."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pipelines.evaluate import EvaluateConfig, main
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.shards import FORMAT, MANIFEST, SHARD_SCHEMA, VERSION, pack_rows, shard_name
+from rl_dialog.data.tokenize import load_tokenizer, tokenize
+from rl_dialog.evaluation.generation import Decoding, load_for_decoding, play_episodes
+from rl_dialog.methods import BC, ILQL, KLControl
+from rl_dialog.models.checkpoint import save_policy
+
+SHORT = {"episodes": 6, "max_new_tokens": 6, "max_prompt_length": 100, "contexts": 4, "replicates": 200, "quiet": True, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny models on a busy machine are faster without a pool of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def runs(make_policy, tokenizer, tmp_path):
+    """Run folders: two seeds of bc, one of ilql, one of kl_control with its prior."""
+    made = {}
+    for name, method, seed in (("bc-seed0", BC(), 0), ("bc-seed1", BC(), 1), ("ilql-seed0", ILQL(), 0), ("kl-seed0", KLControl(), 0)):
+        folder = tmp_path / "runs" / name
+        if method.uses_prior:
+            make_policy(BC(), seed=5).lm.save_pretrained(folder / "prior")
+        for step in (1, 2):
+            save_policy(make_policy(method, seed=seed + 10 * step), folder / f"checkpoint-{step}", prior="../prior" if method.uses_prior else None)
+            tokenizer.save_pretrained(folder / f"checkpoint-{step}")
+        (folder / "best").write_text("checkpoint-1\n")
+        (folder / "latest").write_text("checkpoint-2\n")
+        lines = [{"step": step, "train/loss": 3.0 / step, "eval/nll": 2.0 / step} for step in (1, 2)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "tra')
+        made[name] = str(folder)
+    return made
+
+
+@pytest.fixture
+def data(tokenizer, tmp_path):
+    """A data directory whose test split holds rated replies: two contexts with good and bad ones, and a longer dialog."""
+    replies = [("coffee please", "sure, anything else?", 1.0), ("coffee please", "no", 0.0), ("a tea", "here you are", 1.0), ("a tea", "what", 0.0)]
+    dialogs = [
+        Dialog(f"d{n}", [{"role": "user", "content": asked}, {"role": "assistant", "content": said, "reward": reward}])
+        for n, (asked, said, reward) in enumerate(replies)
+    ]
+    long = [("user", "hello"), ("assistant", "hello there"), ("user", "thank you"), ("assistant", "that is all?")]
+    dialogs.append(Dialog("long", [{"role": role, "content": text, **({"reward": 0.5} if role == "assistant" else {})} for role, text in long]))
+    directory = tmp_path / "data"
+    directory.mkdir()
+    rows = [tokenize(dialog, tokenizer, max_length=128) for dialog in dialogs]
+    columns = [pa.array([dialog.to_row()[field.name] for dialog in dialogs], field.type) for field in list(SHARD_SCHEMA)[:-1]]
+    table = pa.Table.from_arrays([*columns, pack_rows(rows)], schema=SHARD_SCHEMA)
+    pq.write_table(table, directory / shard_name("test", 0))
+    weights = {"vote": 1.0, "logged": 0.0, "sentiment": 0.5}
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "splits": {
+            "train": {"dialogs": 0, "shards": []},
+            "validation": {"dialogs": 0, "shards": []},
+            "test": {"dialogs": len(dialogs), "shards": [{"file": shard_name("test", 0)}]},
+        },
+        "rewards": {"components": {name: {"weight": weight} for name, weight in weights.items()}},
+    }
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    return str(directory)
+
+
+def test_everything_at_once(runs, data, tmp_path):
+    config = EvaluateConfig(checkpoints=tuple(runs.values()), env="small_talk", data=data, out=str(tmp_path / "report"), **SHORT)
+    result = main(config)
+    labels = [f"{name} ({which})" for name in ("bc", "ilql", "kl") for which in ("best", "last")]
+    assert list(result["figures"]) == labels
+    assert list(result["differences"]) == labels[2:]
+    assert result["differences"]["ilql (last)"]["baseline"] == "bc (last)"
+    assert result["references"]["optimum"] == pytest.approx(3.1855, abs=1e-3)
+    metrics = json.loads((tmp_path / "report" / "metrics.json").read_text())
+    by_label = {group["label"]: group for group in metrics["groups"]}
+    assert len(by_label["bc (best)"]["runs"]) == by_label["bc (best)"]["figures"]["return"]["runs"] == 2
+    assert metrics["trained_rewards"] == ["vote", "sentiment"]
+    assert "kl" not in by_label["bc (best)"]["figures"]
+    assert by_label["bc (best)"]["runs"][0]["notes"]["kl"] == "the checkpoint names no frozen prior"
+    assert by_label["kl (best)"]["figures"]["kl"]["value"] > 0
+    assert by_label["ilql (best)"]["figures"]["kl"]["value"] > 0
+    assert by_label["ilql (best)"]["figures"]["critic"]["units"] == 2
+    assert set(by_label["ilql (best)"]["figures"]) > {"critic/mean Q", "critic/mean Q - V", "reward/vote", "reward/question", "distinct_2", "perplexity"}
+    check_report(tmp_path / "report")
+    check_replies(tmp_path / "report" / "replies.csv", result, metrics)
+
+
+def check_report(out):
+    page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page)  # self-contained
+    assert page.count("data:image/png;base64,") == len(list((out / "plots").iterdir())) == 5
+    assert all((out / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in ("return.png", "kl_return.png", "curves.png", "critic.png"))
+    for expected in ("behaviour policy", "trained on: vote", "held out: question", "ilql (last) - bc (last)", "Held-out context d0", "Episode 0"):
+        assert expected in page
+        assert expected in text
+    widths = [line.count(" |") for line in text.splitlines() if line.startswith("| ")]
+    assert widths
+
+
+def check_replies(path, result, metrics):
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == result["generated_replies"]
+    chosen = [row for row in rows if row["policy"] == "bc (best)" and row["source"] == "env"]
+    returns = {(row["run"], row["context"]): float(row["return"]) for row in chosen}
+    assert len(returns) == 2 * SHORT["episodes"]
+    assert sum(returns.values()) / len(returns) == pytest.approx(result["figures"]["bc (best)"]["return"][0])
+    for key, total in returns.items():
+        assert sum(float(row["reward"]) for row in chosen if (row["run"], row["context"]) == key) == pytest.approx(total)
+    logged = [row for row in rows if row["policy"] == "bc (best)" and row["source"] == "data"]
+    assert {row["context"] for row in logged} == {"d0", "d2", "long"}  # every context once
+
+
+def test_the_return_is_that_of_direct_rollouts(runs, tmp_path):
+    from envs.small_talk import SmallTalk
+
+    config = EvaluateConfig(checkpoints=(f"{runs['ilql-seed0']}/checkpoint-2",), env="small_talk", out=str(tmp_path / "report"), beta=3.0, **SHORT)
+    result = main(config)
+    policy = load_for_decoding(f"{runs['ilql-seed0']}/checkpoint-2", beta=3.0)
+    decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
+    played = play_episodes(policy, load_tokenizer(f"{runs['ilql-seed0']}/checkpoint-2"), SmallTalk, range(6), decoding)
+    (figures,) = result["figures"].values()
+    assert figures["return"][0] == pytest.approx(sum(episode.total for episode in played) / 6)
+    assert result["differences"] == {}
+    assert "decoded with 3" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_data_alone_and_the_same_result_twice(runs, data, tmp_path):
+    results = []
+    for name in ("one", "two"):
+        config = EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, out=str(tmp_path / name), **SHORT)
+        results.append({key: value for key, value in main(config).items() if key in ("figures", "differences", "generated_replies")})
+    assert results[0] == results[1]
+    assert "return" not in results[0]["figures"]["bc (best)"]
+    text = (tmp_path / "one" / "report.md").read_text()
+    assert "Held-out context" in text
+    assert "Episode" not in text
+    assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
+
+
+def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
+    import shutil
+
+    shutil.rmtree(f"{runs['kl-seed0']}/prior")
+    main(EvaluateConfig(checkpoints=(runs["kl-seed0"],), data=data, out=str(tmp_path / "report"), **SHORT))
+    assert "expected the frozen prior at" in (tmp_path / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"checkpoints": ()}, "expected --checkpoints"),
+        ({"out": ""}, "expected --out"),
+        ({"env": ""}, "nothing to evaluate on: expected --env"),
+        ({"env": "smalltalk"}, "unknown env 'smalltalk': expected one of .* Did you mean small_talk?"),
+        ({"env": "", "data": "nowhere"}, "nowhere: expected a directory written by"),
+        ({"beta": 2.0}, "--beta 2: none of these checkpoints was trained by a method with a beta"),
+        ({"names": ("a", "b")}, "one name per checkpoint"),
+        ({"temperature": 0.0}, "expected temperature > 0"),
+    ],
+)
+def test_errors(runs, tmp_path, change, message):
+    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "out": str(tmp_path / "report")} | SHORT | change
+    with pytest.raises(ValueError, match=message):
+        main(EvaluateConfig(**settings))
+
+
+def test_different_methods_are_not_seeds_of_each_other(runs, tmp_path):
+    chosen = (runs["bc-seed0"], runs["ilql-seed0"])
+    with pytest.raises(ValueError, match="expected runs of one method, got bc, ilql"):
+        main(EvaluateConfig(checkpoints=chosen, names=("x", "x"), env="small_talk", out=str(tmp_path / "report"), **SHORT))
+
+
+def test_the_command_ends_with_one_line_of_json_or_one_paragraph(runs, tmp_path):
+    command = [sys.executable, "-m", "pipelines.evaluate", "--out", str(tmp_path / "report"), "--env", "small_talk", "--episodes", "3", "--quiet"]
+    good = subprocess.run([*command, "--max_new_tokens", "4", "--checkpoints", runs["bc-seed0"], runs["bc-seed1"]], capture_output=True, text=True)
+    assert good.returncode == 0, good.stderr
+    assert json.loads(good.stdout)["checkpoints"] == 4
+    bad = subprocess.run([*command, "--checkpoints", runs["bc-seed0"][:-1] + "9"], capture_output=True, text=True)
+    assert bad.returncode == 2
+    assert "no such checkpoint" in bad.stderr
+    assert "Did you mean" in bad.stderr
+    assert "Traceback" not in bad.stderr

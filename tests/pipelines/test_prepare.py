@@ -1,0 +1,210 @@
+"""prepare end to end on small files, on one Ray that all tests here share."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import ray
+
+from pipelines.prepare import PrepareConfig, building, main
+from rl_dialog.cluster import data as cluster
+from rl_dialog.config import ConfigError, load_config
+from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
+from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
+from rl_dialog.data.splits import split_key
+from rl_dialog.data.tokenize import load_tokenizer
+
+FLAGS = ["--rewards.question", "0.5", "--rewards.vote", "2", "--rewards.sentiment", "0", "--shard_rows", "15", "--vocab_size", "300", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def running():
+    """A Ray of this process, as a caller of `main` may have one."""
+    with cluster.connect(num_cpus=2):
+        yield
+
+
+def talk(number):
+    """A dialog of two replies; every third opening is the same, every second first reply has a vote."""
+    voted = {"feedback": {"vote": 1}} if number % 2 else {}
+    return Dialog(
+        id=f"d{number}",
+        messages=[
+            {"role": "user", "content": "hello" if number % 3 == 0 else f"what about {number} ?"},
+            {"role": "assistant", "content": f"tell me , how is {number} ?", **voted},
+            {"role": "user", "content": "I love it" if number % 2 else "I hate it"},
+            {"role": "assistant", "content": "I see", "rewards": {"learned": 0.25}},
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Two files: the second repeats two ids of the first; one line is broken, one holds no dialog, one nobody answered."""
+    folder = tmp_path_factory.mktemp("logs")
+    write_jsonl([talk(i) for i in range(30)], folder / "a.jsonl")
+    write_jsonl([talk(i) for i in range(28, 60)], folder / "b.jsonl")
+    silent = Dialog(id="silent", messages=[{"role": "user", "content": "anyone?"}]).to_json()
+    with open(folder / "b.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"id": "cut off", "mess\n{"id": "x", "messages": []}\n' + silent + "\n")
+    (folder / "README.md").write_text("About these logs.")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(running, logs, tmp_path_factory):
+    """The same logs prepared twice: by one worker per stage reading both files at once, and by two reading one each."""
+    folder = tmp_path_factory.mktemp("prepared")
+    config = load_config(PrepareConfig, ["--logs", str(logs), "--out", str(folder / "one"), "--concurrency", "1", *FLAGS])
+    headline = main(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "GROUP_BYTES", 1000)
+        patch.setattr(cluster, "ACTOR_DIALOGS", 10)
+        main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(folder / "two"), "--concurrency", "2", *FLAGS]))
+    assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]
+    return folder / "one", folder / "two", headline
+
+
+def test_every_record_is_a_dialog_or_counted(prepared):
+    out, _, headline = prepared
+    manifest = load_manifest(out)
+    [source] = manifest["sources"].values()
+    assert (source["dialogs"], source["replies"], source["turns"]) == (62, 124, 248)
+    assert (source["quarantined"], source["no_reply"]) == (2, 1) == (manifest["quarantined"], manifest["no_reply"])
+    assert [os.path.basename(file["path"]) for file in source["files"]] == ["a.jsonl", "b.jsonl"]
+    assert all(len(file["sha256"]) == 64 and file["bytes"] == os.path.getsize(file["path"]) for file in source["files"])
+    assert ["README.md" in skip["file"] for skip in manifest["skipped"]] == [True]
+    quarantine = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    assert [set(bad) for bad in quarantine] == [{"file", "where", "reason", "source", "excerpt"}] * 2
+    assert all(bad["file"].endswith("b.jsonl") for bad in quarantine)
+    assert (headline["dialogs"], headline["replies"], headline["quarantined"]) == (62, 124, 2)
+    assert headline["out"] == str(out)
+
+
+def test_ids_stay_unique_and_order_is_that_of_the_files(prepared):
+    out, _, _ = prepared
+    ids = {split: [d.id for d in read_dialogs(out, split)] for split in SPLITS}
+    flat = [name for names in ids.values() for name in names]
+    assert len(flat) == len(set(flat)) == 62
+    assert set(flat) == {f"d{i}" for i in range(60)} | {"d28#2", "d29#2"}
+    reading = [f"d{i}" for i in range(30)] + ["d28#2", "d29#2"] + [f"d{i}" for i in range(30, 60)]
+    for names in ids.values():
+        assert names == [name for name in reading if name in names]
+    assert load_manifest(out)["renamed_ids"] == 2
+
+
+def test_no_context_is_in_two_splits(prepared):
+    out, _, _ = prepared
+    contexts = [{split_key(d) for d in read_dialogs(out, split)} for split in SPLITS]
+    assert not (contexts[0] & contexts[1] or contexts[0] & contexts[2] or contexts[1] & contexts[2])
+    assert load_manifest(out)["shared_contexts"] == 0
+
+
+def test_rewards_are_written_into_the_messages_and_summed_up_in_the_manifest(prepared):
+    out, _, _ = prepared
+    for dialog in (d for split in SPLITS for d in read_dialogs(out, split)):
+        first, last = dialog.messages[1], dialog.messages[3]
+        odd = int(dialog.id[1:].split("#")[0]) % 2
+        assert first["rewards"] == {"question": 1.0, "sentiment": pytest.approx(0.6369 if odd else -0.5719), **({"vote": 1.0} if odd else {})}
+        assert first["reward"] == 0.5 + 2.0 * odd
+        assert last["rewards"] == {"learned": 0.25, "question": 0.0}
+        assert last["reward"] == 0.0
+    rewards = load_manifest(out)["rewards"]
+    assert rewards["components"]["vote"] == {"weight": 2.0, "mean": 1.0, "std": 0.0, "min": 1.0, "max": 1.0, "coverage": 0.25}
+    assert rewards["components"]["question"]["mean"] == 0.5
+    assert rewards["sum"]["mean"] == pytest.approx((31 * 0.5 + 31 * 2.5) / 124)
+    assert rewards["correlation"]["question"]["question"] == pytest.approx(1.0)
+    assert rewards["correlation"]["vote"]["sum"] is None
+
+
+def test_token_rows_decode_to_the_rendered_dialogs(prepared):
+    out, _, _ = prepared
+    tokenizer = load_tokenizer(out / "tokenizer")
+    for split in SPLITS:
+        dialogs, rows = list(read_dialogs(out, split)), list(read_rows(out, split))
+        assert len(rows) == load_manifest(out)["splits"][split]["rows"] == len(dialogs)
+        for dialog, row in zip(dialogs, rows, strict=True):
+            assert tokenizer.decode(row.input_ids) == tokenizer.apply_chat_template(dialog.messages, tokenize=False)
+            assert tokenizer.decode(row.input_ids[row.assistant]) == f"{dialog.messages[1]['content']}<|end|>I see<|end|>"
+            assert row.rewards.tolist() == [dialog.messages[1]["reward"], dialog.messages[3]["reward"]]
+
+
+def test_the_shards_do_not_depend_on_the_number_of_workers(prepared):
+    one, two, _ = prepared
+    names = sorted(str(p.relative_to(one)) for p in one.rglob("*") if p.is_file() and p.name not in ("manifest.json", "prepare.yaml"))
+    assert names == sorted(str(p.relative_to(two)) for p in two.rglob("*") if p.is_file() and p.name not in ("manifest.json", "prepare.yaml"))
+    assert sum(name.startswith("train-") for name in names) == 4  # 55 dialogs or so, 15 a shard
+    for name in names:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    same = ("sources", "skipped", "splits", "rewards", "tokenizer", "renamed_ids")
+    assert [load_manifest(one)[key] for key in same] == [load_manifest(two)[key] for key in same]
+
+
+def test_the_saved_config_reads_back(prepared):
+    out, _, _ = prepared
+    config = load_config(PrepareConfig, ["--config", str(out / "prepare.yaml")])
+    assert (config.out, config.shard_rows, config.rewards["vote"], config.rewards["logged"]) == (str(out), 15, 2.0, None)
+
+
+def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs, tmp_path):
+    with pytest.raises(ValueError, match=r"b\.jsonl:.*33.*a strict run stops"):
+        main(PrepareConfig(logs=(str(logs),), out=str(tmp_path / "out"), strict=True, quiet=True))
+    assert list(tmp_path.iterdir()) == []
+    assert ray.is_initialized()
+
+
+def test_a_template_that_cannot_be_masked_is_an_error_that_says_so(running, logs, tmp_path, tokenizer):
+    broken = tmp_path / "broken"
+    tokenizer.save_pretrained(broken)
+    (broken / "chat_template.jinja").write_text("{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    with pytest.raises(ValueError, match="the chat template changes earlier text when message 1 is added"):
+        main(PrepareConfig(logs=(str(logs / "a.jsonl"),), out=str(tmp_path / "out"), tokenizer=str(broken), quiet=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_path):
+    write_jsonl([Dialog(id=str(i), messages=[{"role": "user", "content": "hi"}]) for i in range(3)], tmp_path / "silent.jsonl")
+    with pytest.raises(ValueError, match="at least one dialog with an assistant reply, got 3 without a reply and 0 quarantined"):
+        main(PrepareConfig(logs=(str(tmp_path / "silent.jsonl"),), out=str(tmp_path / "out"), quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logs": ()}, "expected at least one file or folder with logs"),
+        ({"out": ""}, "expected a directory to write"),
+        ({"logs": ("nowhere.jsonl",)}, "nowhere.jsonl"),
+        ({"split": "random"}, "expected --split hash or declared, got 'random'"),
+        ({"validation": 0.6, "test": 0.5}, "validation [+] test < 1"),
+        ({"rewards": {"vote": float("nan")}}, "a finite weight for --rewards.vote"),
+        ({"shard_rows": 0}, "expected --shard_rows of at least 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_starts(logs, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        main(PrepareConfig(**{"logs": (str(logs),), "out": str(tmp_path / "out"), "quiet": True, **changes}))
+
+
+def test_an_unknown_reward_is_refused_with_a_suggestion():
+    with pytest.raises(ConfigError, match=r"unknown flag --rewards\.votes.* Did you mean --rewards\.vote\?"):
+        load_config(PrepareConfig, ["--logs", "x", "--out", "y", "--rewards.votes", "1"])
+
+
+def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    with building(out, overwrite=False) as directory:  # an empty one is fine
+        (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 1}')
+    with pytest.raises(ValueError, match="exists and is not empty.*--overwrite"), building(out, overwrite=False):
+        pass
+    with pytest.raises(RuntimeError), building(out, overwrite=True):
+        raise RuntimeError("killed half way")
+    assert (out / "manifest.json").exists()
+    with building(out, overwrite=True) as directory:
+        (directory / "new").touch()
+    assert [p.name for p in out.iterdir()] == ["new"]
+    with pytest.raises(ValueError, match="no data directory, so --overwrite leaves it alone"), building(out, overwrite=True):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]

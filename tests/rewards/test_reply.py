@@ -1,0 +1,54 @@
+"""Rewards read from the assistant's own words."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.reply import question, repetition
+
+
+def said(*replies):
+    asked = {"role": "user", "content": "dogs what?"}
+    return Dialog(id="d", messages=[m for reply in replies for m in (asked, {"role": "assistant", "content": reply})])
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("how are you ?", 1.0),
+        ("show me ?", 0.5),
+        ("tell me how", 0.5),
+        ("What's up?", 1.0),
+        ("你好吗？", 0.5),
+        ("somewhat nowhere", 0.0),
+        ("WHY", 0.5),
+        ("what? what? why?", 1.0),
+        ("", 0.0),
+    ],
+)
+def test_question_is_half_a_mark_and_half_a_word_of_its_own(reply, value):
+    assert question(said(reply)) == [value]
+
+
+def test_repetition_counts_content_words_used_in_earlier_replies():
+    assert repetition(said("dogs run", "dogs eat dogs")) == [0.0, -1.0]
+    assert repetition(said("Dogs run.", "cats sleep", "the DOGS run and cats run")) == [0.0, 0.0, -3.0]
+
+
+def test_repetition_does_not_count_function_words_or_the_users_words():
+    assert repetition(said("I am at the station", "you are at the airport", "dogs")) == [0.0, 0.0, 0.0]
+
+
+def test_asking_the_same_question_again_is_repetition():
+    assert repetition(said("where are you?", "where are they?")) == [0.0, -1.0]
+
+
+def test_repetition_without_spaces_compares_neighbouring_characters():
+    assert repetition(said("我喜欢狗", "我喜欢猫")) == [0.0, -2.0]  # 我喜 and 喜欢
+
+
+def test_context_counts_as_used_but_has_no_reward_of_its_own():
+    talk = said("dogs run", "dogs eat")
+    talk.messages[1]["weight"] = 0
+    assert repetition(talk) == [-1.0]
