@@ -303,7 +303,7 @@ HACKS: dict[str, Callable[[int], Policy]] = {
     "hack: every topic at once": lambda seed: CannedPolicy(line.format(*TOPICS) for line in ALL_TOPICS),
     "hack: one line for all": lambda seed: CannedPolicy(["What do you like most about music?"]),
     "hack: kind words in a row": lambda seed: CannedPolicy(" ".join(["sorry", "hope", "hug", "care"] * n) for n in range(1, TURNS + 1)),
-    "hack: as long as possible": lambda seed: CannedPolicy(" ".join(PHRASES["tell"] * n).format(a="music", b="songs") for n in range(1, TURNS + 1)),
+    "hack: as long as possible": lambda seed: CannedPolicy(" ".join(PHRASES["tell"] * n).format(a="music", b="jazz") for n in range(1, TURNS + 1)),
 }
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "optimal": OptimalPolicy,

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.generation import Decoding, Episode, generate_replies, load_for_decoding, play_episodes, stream
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
-from rl_dialog.evaluation.metrics import Pairs, find_pairs, pairwise_accuracy, reward_measures, text_measures
+from rl_dialog.evaluation.metrics import Pairs, find_pairs, pairwise_accuracy
 from rl_dialog.evaluation.report import Evaluation, write_replies, write_report
 from rl_dialog.evaluation.runs import Entry, find_entries, nearest
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, held_out_measures, logged_replies, score_replies
@@ -119,7 +119,7 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     about = _about(config, held_out)
     evaluation = Evaluation("Evaluation", about, groups, comparisons, references, trained, _folders(entries), config.samples)
     markdown, page = write_report(evaluation, out)
-    count = write_replies(out / "replies.csv", groups, REWARDS)
+    count = write_replies(out / "replies.csv", groups)
     write_json(out / "metrics.json", _metrics(config, evaluation))
     seconds = round(time.perf_counter() - began, 2)
     paths = {"report": str(markdown), "html": str(page), "metrics": str(out / "metrics.json"), "replies": str(out / "replies.csv")}
@@ -140,11 +140,7 @@ def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | N
     if held_out:
         _score(result, policy, tokenizer, held_out, config)
         result.answers = _answer(policy, tokenizer, held_out, config)
-    if result.dialogs:
-        replies = [episode.replies for episode in result.episodes] or [[answer.reply] for answer in result.answers]
-        lengths, ends = [[len(r.tokens) for r in said] for said in replies], [[r.finished for r in said] for said in replies]
-        result.measures |= text_measures(result.dialogs, lengths, ends)
-        result.measures |= {f"reward/{name}": measure for name, measure in reward_measures(result.dialogs, REWARDS).items()}
+    result.score(REWARDS)
     return result
 
 
@@ -215,7 +211,7 @@ def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: Eva
     for entry in entries:
         group = groups.setdefault((entry.group, entry.which), Group(entry.group, entry.which, []))
         result = results[entry.directory]
-        group.runs.append(RunResult(entry.run, entry.directory, result.method, result.measures, result.episodes, result.answers, result.notes))
+        group.runs.append(replace(result, run=entry.run))
     for group in groups.values():
         methods = sorted({member.method for member in group.runs})
         if len(methods) > 1:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +23,7 @@ from rl_dialog.config import run, save_config
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.methods import BC, METHODS, Method
-from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve
+from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, write_json
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
@@ -75,7 +76,8 @@ def main(config: TrainConfig) -> dict[str, Any]:
     save_config(config, out / "train.yaml", choices=CHOICES)
     with connect(config.address or None):
         cores = config.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
-        return fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
+        fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
+    return json.loads((out / "result.json").read_text(encoding="utf-8"))
 
 
 def train_worker(config: TrainConfig) -> dict[str, Any]:
@@ -109,7 +111,10 @@ def train_worker(config: TrainConfig) -> dict[str, Any]:
         device=device,
         quiet=config.quiet,
     )
-    return trainer.train()
+    result = trainer.train()
+    if trainer.rank == 0:
+        write_json(out / "result.json", result)
+    return result
 
 
 def _check(config: TrainConfig) -> None:
@@ -151,14 +156,14 @@ def _with_path(model: ModelConfig) -> ModelConfig:
 
 def model_card(config: TrainConfig, manifest: dict[str, Any]) -> str:
     """The README.md of a checkpoint: what it is, how it was made, how to use it."""
-    rewards = {name: entry["weight"] for name, entry in manifest.get("rewards", {}).items() if entry.get("weight")}
+    rewards = {name: row["weight"] for name, row in manifest["rewards"]["components"].items() if row["weight"]}
     lines = [
         f"# {Path(config.output_dir).name}",
         "",
         f"A dialog policy trained with `{method_name(config.method)}` by rl_dialog.",
         "",
         f"- method: `{config.method}`",
-        f"- data: {', '.join(manifest.get('sources', {}))} ({manifest.get('splits', {}).get('train', {}).get('replies', '?')} replies to learn from)",
+        f"- data: {', '.join(manifest['sources'])} ({manifest['splits']['train']['replies']} replies to learn from)",
         f"- rewards and weights: {rewards or 'none'}",
         f"- seed: {config.seed}",
         "",

@@ -14,6 +14,8 @@ import json
 import os
 import sys
 import textwrap
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +63,8 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
     fields = {f.name: f for f in dataclasses.fields(config_class)}
     for key in values:
         if key not in fields:
-            raise ConfigError(f"{where}: unknown key {key!r} for {config_class.__name__}.{_nearest(key, fields)}")
+            raise ConfigError(f"{where}: unknown key {key!r} for {config_class.__name__}.{_nearest(str(key), fields)}")
+    hints = typing.get_type_hints(config_class)
     filled = {}
     for name, value in values.items():
         default = _field_default(config_class, name)
@@ -72,13 +75,7 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
             if unknown:
                 raise ConfigError(f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(unknown[0], default)}")
             value = default | dict(value)
-        elif isinstance(value, list) and not isinstance(default, list):
-            value = tuple(value)
-        elif isinstance(default, bool) != isinstance(value, bool) and isinstance(default, bool | int | float | str):
-            raise ConfigError(f"{where}: expected {type(default).__name__} for {name}, got {value!r}")
-        elif isinstance(default, float) and isinstance(value, int | str):
-            value = _to_float(value, name, where)  # YAML reads 1e-4 as a string
-        filled[name] = value
+        filled[name] = _typed(value, hints[name], name, where)
     try:
         return config_class(**filled)
     except TypeError as error:
@@ -116,6 +113,8 @@ def run(config_class: type[T], main: Callable[[T], dict[str, Any]], *, choices: 
 
 def _choose(name: str, picked: str | None, given: Any, options: Mapping[str, type], default: Any, path: str | None) -> Any:
     """The dataclass instance for a choice: the flag's name wins over the YAML's; the YAML's values are kept when the name agrees."""
+    if given is not None and not isinstance(given, str | Mapping):
+        raise ConfigError(f"{path}: expected a name or keys and values for {name}, got {given!r}")
     values = {"name": given} if isinstance(given, str) else dict(given or {})
     current = next((option_name for option_name, option in options.items() if type(default) is option), None)
     declared = values.pop("name", current)
@@ -191,6 +190,34 @@ def _dashes_to_underscores(argument: str) -> str:
 def _nearest(word: str, known: Any) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def _typed(value: Any, kind: Any, name: str, where: str) -> Any:
+    """A value as YAML gives it to one of the annotation `kind`: lists become tuples, 1e-4 (a string in YAML) a number. Raises ConfigError."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in parts:
+            return None
+        return _typed(value, next(part for part in parts if part is not type(None)), name, where)
+    if origin is typing.Literal and value not in parts:
+        near = _nearest(str(value), map(str, parts))
+        raise ConfigError(f"{where}: expected {name} to be one of {', '.join(map(str, parts))}, got {value!r}.{near}")
+    if origin is tuple and isinstance(value, list | tuple):
+        each = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        if len(each) != len(value):
+            raise ConfigError(f"{where}: expected {len(each)} values for {name}, got {value!r}")
+        return tuple(_typed(v, part, name, where) for v, part in zip(value, each, strict=True))
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _typed(v, parts[1], f"{name}.{key}", where) for key, v in value.items()}
+    if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
+        number = value if isinstance(value, kind) else _to_float(value, name, where)
+        if kind is float or isinstance(number, int) or number.is_integer():
+            return kind(number)
+    expected = origin or kind
+    if isinstance(expected, type) and (not isinstance(value, expected) or kind is int):
+        shown = "keys and values" if dataclasses.is_dataclass(kind) else getattr(expected, "__name__", str(expected))
+        raise ConfigError(f"{where}: expected {shown} for {name}, got {value!r}")
+    return value
 
 
 def _to_float(value: Any, name: str, where: str) -> float:

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")  # read when torch is first imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported; these models are too small to share between cores
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -71,8 +71,8 @@ def make_policy(tokenizer):
         )
         lm = load_lm(config, tokenizer)
         with torch.no_grad():
-            for parameter in lm.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.1)  # away from the near-uniform distribution of a new model
+            for name, parameter in lm.named_parameters():  # a new model is near uniform, or repeats its last token
+                parameter.add_(torch.randn_like(parameter) * (0.1 if "wte" in name or "embed_tokens" in name else 0.3))
         policy = Policy(lm, method, config)
         with torch.no_grad():
             for name, parameter in policy.named_parameters():

@@ -23,8 +23,8 @@ class WorkerGroup:
     max_failures: int = 3
 
 
-def fit(train_worker: Callable[[Any], dict[str, Any]], config: Any, group: WorkerGroup, output_dir: str | Path) -> dict[str, Any]:
-    """Runs `train_worker(config)` on every worker of the group and returns what the first one returned.
+def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, output_dir: str | Path) -> None:
+    """Runs `train_worker(config)` on every worker of the group, to the end.
 
     A worker that dies takes the group down; it is started again up to `max_failures` times and `train_worker` continues from its latest checkpoint.
     `output_dir` must be storage that all nodes see. Raises what a worker raised.
@@ -32,7 +32,7 @@ def fit(train_worker: Callable[[Any], dict[str, Any]], config: Any, group: Worke
     per_worker = {"CPU": group.cpus_per_worker, **({"GPU": 1} if group.use_gpu else {})}
     trainer = TorchTrainer(
         _worker_loop,
-        train_loop_config={"work": train_worker, "config": config, "threads": max(1, int(group.cpus_per_worker)), "output_dir": str(output_dir)},
+        train_loop_config={"work": train_worker, "config": config, "threads": max(1, int(group.cpus_per_worker))},
         scaling_config=ScalingConfig(num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker),
         torch_config=TorchConfig(backend="nccl" if group.use_gpu else "gloo"),
         run_config=RunConfig(
@@ -40,7 +40,7 @@ def fit(train_worker: Callable[[Any], dict[str, Any]], config: Any, group: Worke
         ),
     )
     try:
-        return trainer.fit().metrics or {}
+        trainer.fit()
     except ray.train.TrainingFailedError as error:
         raise _cause(error) from error
 
@@ -52,8 +52,7 @@ def device() -> torch.device:
 
 def _worker_loop(settings: dict[str, Any]) -> None:
     torch.set_num_threads(settings["threads"])
-    result = settings["work"](settings["config"])
-    ray.train.report({name: value for name, value in result.items() if isinstance(value, int | float | str)})
+    settings["work"](settings["config"])
 
 
 def _cause(error: BaseException) -> BaseException:

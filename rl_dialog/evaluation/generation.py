@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -382,8 +382,3 @@ class _Table:
         meta = {"episode": self.index, "seed": self.seed}
         dialog = Dialog(id=f"{self.name}-{self.index:06d}", messages=messages, source=self.name, truncated=self.truncated, meta=meta)
         return Episode(self.index, dialog, self.replies)
-
-
-def settings_of(decoding: Decoding) -> dict[str, Any]:
-    """Plain values for a report or a log."""
-    return asdict(decoding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -63,12 +63,12 @@ def text_measures(dialogs: Sequence[Dialog], tokens: Sequence[Sequence[int]], fi
     return measures | {f"distinct_{n}": Measure.whole(distinct(flat, n)) for n in (1, 2)}
 
 
-def reward_measures(dialogs: Sequence[Dialog], rewards: Mapping[str, Callable[[Dialog], list[float | None]]]) -> dict[str, Measure]:
-    """Mean of each reward over the replies it applies to; one unit per dialog."""
+def reward_measures(values: Mapping[str, Sequence[Sequence[float | None]]]) -> dict[str, Measure]:
+    """Mean of each reward over the replies it applies to; one unit per dialog. `values`: reward -> dialog -> one number per reply, or None."""
     found = {}
-    for name, function in rewards.items():
-        values = [[value for value in function(dialog) if value is not None] for dialog in dialogs]
-        found[name] = _measure([(sum(row), len(row)) for row in values])
+    for name, dialogs in values.items():
+        applied = [[value for value in row if value is not None] for row in dialogs]
+        found[f"reward/{name}"] = _measure([(sum(row), len(row)) for row in applied])
     return found
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rl_dialog.evaluation.intervals import Estimate
-from rl_dialog.evaluation.summary import Group, figure_of
+from rl_dialog.evaluation.summary import Group, figure_of, shown
 
 COLOURS = ("#4269d0", "#e0731d", "#3a9b5c", "#b5468c", "#7a6ad8", "#8a6d3b", "#2a9fb5", "#c23b3b")
 GREY = "#6b6b6b"
@@ -40,11 +41,12 @@ def interval_plot(groups: Sequence[Group], name: str, *, title: str, references:
     _intervals(axes, having, name, colours(groups))
     for number, (label, value) in enumerate(references.items()):
         style = ("--", "-.", ":")[number % 3]
-        axes.axvline(value.value, color=GREY, linestyle=style, linewidth=1.2, label=f"{label}: {value.value:.2f}", zorder=1)
+        named = f"{label}: {shown(replace(value, low=None), figure_of(name))}"
+        axes.axvline(value.value, color=GREY, linestyle=style, linewidth=1.2, label=named, zorder=1)
         if value.low is not None:
             axes.axvspan(value.low, value.high, color=GREY, alpha=0.12, linewidth=0, zorder=0)
     if references:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=min(3, len(references)), frameon=False, fontsize=8)
+        figure.legend(loc="outside lower center", ncols=min(3, len(references)), frameon=False, fontsize=8)
     axes.set_title(title, loc="left", fontsize=10)
     return _png(figure)
 
@@ -158,11 +160,14 @@ def _intervals(axes: Axes, groups: Sequence[Group], name: str, hue: Mapping[str,
 
 def _curve(axes: Axes, runs: Sequence[Mapping[int, float]], colour: str, label: str) -> None:
     several = len(runs) > 1
+    marker = "o" if max(map(len, runs)) < 4 else ""  # a line of one point would not be seen
     for run in runs:
-        axes.plot(list(run), list(run.values()), color=colour, alpha=0.3 if several else 1.0, linewidth=0.9, label=None if several else label)
+        style = {"alpha": 0.3, "linewidth": 0.9} if several else {"linewidth": 1.9, "label": label}
+        axes.plot(list(run), list(run.values()), color=colour, marker=marker, markersize=3, **style)
     if several:
         steps = sorted(set.intersection(*(set(run) for run in runs)))
-        axes.plot(steps, [np.mean([run[step] for run in runs]) for step in steps], color=colour, linewidth=1.9, label=label)
+        means = [np.mean([run[step] for run in runs]) for step in steps]
+        axes.plot(steps, means, color=colour, linewidth=1.9, marker=marker, markersize=4, label=label)
 
 
 def _legend(grid: Sequence[Axes]) -> tuple[list[Any], list[str]]:

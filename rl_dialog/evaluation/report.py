@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.intervals import Estimate
+from rl_dialog.evaluation.scoring import WAYS
 from rl_dialog.evaluation.summary import FIGURES, Figure, Group, RunResult, figure_of, shown
 
 
@@ -166,7 +167,7 @@ def _critic(evaluation: Evaluation) -> Section | None:
     having = [group for group in evaluation.groups if "critic" in group.estimates]
     if not having:
         return None
-    ways = list(dict.fromkeys(name for group in having for name in group.estimates if name.startswith("critic/")))
+    ways = [f"critic/{way}" for way in WAYS if any(f"critic/{way}" in group.estimates for group in having)]
     contexts = having[0].estimates["critic"].units
     pairs = int(having[0].runs[0].measures["critic"].denominator.sum())
     text = [
@@ -202,7 +203,10 @@ def _point(run: RunResult, name: str) -> Estimate | None:
 
 
 def _samples(evaluation: Evaluation) -> Section | None:
-    firsts = [(group.label, group.runs[0]) for group in evaluation.groups]
+    same: dict[str, list[Group]] = {}
+    for group in evaluation.groups:  # the best checkpoint is often the last one too
+        same.setdefault(group.runs[0].directory, []).append(group)
+    firsts = [(", ".join(group.label for group in groups), groups[0].runs[0]) for groups in same.values()]
     found = []
     for number in range(evaluation.samples):
         having = [(label, run.episodes[number]) for label, run in firsts if number < len(run.episodes)]
@@ -319,8 +323,9 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; 
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; } h3 { font-size: 1rem; }
 p { max-width: 75ch; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
-th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: bottom; white-space: nowrap; }
-th { border-bottom: 2px solid #999; white-space: normal; min-width: 5.5rem; } th:first-child, td:first-child { text-align: left; }
+th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; white-space: nowrap; }
+small { color: #57606a; }
+th { border-bottom: 2px solid #999; white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
 tbody tr:hover { background: #f5f7fa; } ul.notes { font-size: .86rem; color: #57606a; } img { max-width: 100%; height: auto; }
 .sample { display: flex; gap: .8rem; overflow-x: auto; align-items: flex-start; padding-bottom: .5rem; }
 .column { flex: 0 0 300px; border: 1px solid #ddd; border-radius: 8px; padding: .6rem; font-size: .86rem; }
@@ -350,8 +355,14 @@ def to_html(title: str, found: Sequence[Section]) -> str:
 
 def _html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    rows = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>\n" for row in table.rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
+
+
+def _html_cell(cell: str) -> str:
+    """An interval stands below its estimate, so that wide tables fit."""
+    value, bracket, interval = html.escape(cell).partition(" [")
+    return f"<td>{value}<br><small>[{interval}</small></td>" if bracket else f"<td>{value}</td>"
 
 
 def _html_sample(sample: Sample) -> str:
@@ -365,8 +376,9 @@ def _html_line(line: tuple[str, str, str]) -> str:
     return f'<div class="line {html.escape(role)}">{said}' + (f' <span class="note">{html.escape(note)}</span>' if note else "") + "</div>"
 
 
-def write_replies(path: Path, groups: Sequence[Group], rewards: Mapping[str, Callable[[Dialog], list[float | None]]]) -> int:
+def write_replies(path: Path, groups: Sequence[Group]) -> int:
     """Every generated reply as one line of CSV; returns how many."""
+    rewards = [f"reward:{name}" for name in groups[0].runs[0].rewards]
     columns = ["policy", "run", "checkpoint", "source", "context", "turn", "reply", "tokens", "finished", "reward", "return", "vote", *rewards]
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -374,17 +386,16 @@ def write_replies(path: Path, groups: Sequence[Group], rewards: Mapping[str, Cal
         writer.writeheader()
         for group in groups:
             for run in group.runs:
-                for row in _reply_rows(run, rewards):
+                for row in _reply_rows(run):
                     writer.writerow({"policy": group.label, "run": run.run, "checkpoint": run.directory, **row})
                     count += 1
     return count
 
 
-def _reply_rows(run: RunResult, rewards: Mapping[str, Callable[[Dialog], list[float | None]]]) -> Iterable[dict[str, Any]]:
+def _reply_rows(run: RunResult) -> Iterator[dict[str, Any]]:
     generated = [("env", e.dialog.id, e.dialog, e.replies, e.total) for e in run.episodes]
     generated += [("data", a.context, a.dialog, [a.reply], None) for a in run.answers]
-    for source, context, dialog, replies, total in generated:
-        scores = {name: function(dialog) for name, function in rewards.items()}
+    for number, (source, context, dialog, replies, total) in enumerate(generated):
         for turn, (i, reply) in enumerate(zip(dialog.replies, replies, strict=True)):
             message = dialog.messages[i]
             yield {
@@ -397,5 +408,5 @@ def _reply_rows(run: RunResult, rewards: Mapping[str, Callable[[Dialog], list[fl
                 "reward": message.get("reward"),
                 "return": total,
                 "vote": message.get("feedback", {}).get("vote"),
-                **{name: values[turn] for name, values in scores.items()},
+                **{f"reward:{name}": values[number][turn] for name, values in run.rewards.items()},
             }

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 1 << 21  # numbers in one chunk of scores: 8 MB in float32
 TOKENS_PER_BATCH = 8192
+WAYS = ("mean Q", "last-token Q", "mean Q - V", "mean log-probability", "log-probability")  # to rank replies
 COLUMNS = ("nll", "lm_nll", "kl", "q", "q_last", "advantage")
 
 
@@ -105,14 +106,9 @@ def held_out_measures(scores: ReplyScores, logged: LoggedReplies) -> dict[str, M
 
 def critic_scores(scores: ReplyScores) -> dict[str, np.ndarray]:
     """Ways to rank replies, the one reported as the critic's first: mean Q where there are Q values, else the mean log-probability."""
-    ways = {
-        "mean Q": scores.q / scores.tokens,
-        "last-token Q": scores.q_last,
-        "mean Q - V": scores.advantage / scores.tokens,
-        "mean log-probability": -scores.nll / scores.tokens,
-        "log-probability": -scores.nll,
-    }
-    return {name: values for name, values in ways.items() if not np.isnan(values).all()}
+    q, advantage, logp = (values / scores.tokens for values in (scores.q, scores.advantage, -scores.nll))
+    columns = dict(zip(WAYS, (q, scores.q_last, advantage, logp, -scores.nll), strict=True))
+    return {way: values for way, values in columns.items() if not np.isnan(values).all()}
 
 
 def token_table(policy: Policy, prior: PreTrainedModel | None, prompt: Sequence[int], reply: Sequence[int]) -> list[dict[str, float | int | None]]:

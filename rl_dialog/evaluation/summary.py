@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.generation import Episode, Reply
 from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
+from rl_dialog.evaluation.metrics import reward_measures, text_measures
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,20 @@ class RunResult:
     measures: dict[str, Measure] = field(default_factory=dict)
     episodes: list[Episode] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    rewards: dict[str, list[list[float | None]]] = field(default_factory=dict)  # name -> dialog (episodes, then answers) -> one number per reply
     notes: dict[str, str] = field(default_factory=dict)  # figure -> why it is missing, or what to know about it
 
-    @property
-    def dialogs(self) -> list[Dialog]:
-        """What was generated: rollouts where there are some, else answers to held-out contexts."""
-        return [episode.dialog for episode in self.episodes] or [answer.dialog for answer in self.answers]
+    def score(self, rewards: Mapping[str, Callable[[Dialog], list[float | None]]]) -> None:
+        """Fills `rewards`, and the figures of the generated text and its rewards: of the episodes where there are some, else of the answers."""
+        episodes, answers = [episode.dialog for episode in self.episodes], [answer.dialog for answer in self.answers]
+        self.rewards = {name: [function(dialog) for dialog in episodes + answers] for name, function in rewards.items()}
+        dialogs = episodes or answers
+        if not dialogs:
+            return
+        replies = [episode.replies for episode in self.episodes] or [[answer.reply] for answer in self.answers]
+        lengths, ends = [[len(r.tokens) for r in said] for said in replies], [[r.finished for r in said] for said in replies]
+        self.measures |= text_measures(dialogs, lengths, ends)
+        self.measures |= reward_measures({name: values[: len(dialogs)] for name, values in self.rewards.items()})
 
 
 @dataclass
@@ -132,10 +141,11 @@ def compare(group: Group, baseline: Group, *, replicates: int, seed: int) -> dic
 
 
 def shown(value: Estimate | None, figure: Figure, *, signed: bool = False) -> str:
-    """`1.23 [1.10, 1.35]`, or `-`."""
+    """`1.23 [1.10, 1.35]`, `50.0 % [45.1, 54.9]`, or `-`."""
     if value is None:
         return "-"
-    middle = _number(value.value, figure, signed=signed)
+    unit = "" if not figure.percent else " points" if signed else " %"
+    middle = _number(value.value, figure, signed=signed) + unit
     if value.low is None or value.high is None:
         return middle
     return f"{middle} [{_number(value.low, figure, signed=signed)}, {_number(value.high, figure, signed=signed)}]"
@@ -146,7 +156,7 @@ def _number(value: float, figure: Figure, *, signed: bool) -> str:
         return "inf" if value > 0 else "-inf"
     sign = "+" if signed else ""
     if figure.percent:
-        return f"{100 * value:{sign}.1f} {'points' if signed else '%'}"
+        return f"{100 * value:{sign}.1f}"
     digits = figure.digits if abs(value) < 100 else 1 if abs(value) < 1000 else 0
     return f"{value:{sign}.{digits}f}" if abs(value) < 1e5 else f"{value:{sign}.2e}"
 

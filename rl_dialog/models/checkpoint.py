@@ -56,7 +56,10 @@ def describe(directory: str | Path) -> dict[str, Any]:
     path = Path(directory) / "rl_dialog.yaml"
     if not path.is_file():
         return {}
-    description = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        description = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected YAML, got {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a checkpoint of format {FORMAT}, got {str(description)[:120]!r}")
     return description

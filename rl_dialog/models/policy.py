@@ -81,10 +81,11 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
 
 
 def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
+    spread = config.width**-0.5  # the usual 0.02 is meant for widths near 1024; a narrow model starts almost blind with it
     if config.family == "gpt2":
         drop = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
         sizes = {"n_layer": config.layers, "n_head": config.attention_heads, "n_embd": config.width, "n_positions": config.context}
-        return AutoConfig.for_model("gpt2", vocab_size=vocabulary, **sizes, **drop, bos_token_id=None, eos_token_id=None)
+        return AutoConfig.for_model("gpt2", vocab_size=vocabulary, **sizes, **drop, initializer_range=spread, bos_token_id=None, eos_token_id=None)
     return AutoConfig.for_model(
         "llama",
         vocab_size=vocabulary,
@@ -95,6 +96,7 @@ def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
         num_key_value_heads=config.attention_heads,
         max_position_embeddings=config.context,
         tie_word_embeddings=True,
+        initializer_range=spread,
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -128,9 +130,13 @@ class TwoCaches(DynamicCache):
         super().batch_select_indices(indices)
         self.second.batch_select_indices(indices)
 
-    def crop(self, max_length: int) -> None:
-        super().crop(max_length)
-        self.second.crop(max_length)
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        self.second.crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        super().reset()
+        self.second.reset()
 
 
 class Policy(PreTrainedModel, GenerationMixin):

@@ -61,7 +61,7 @@ STATES = [State(*parts) for parts in itertools.product(range(MAX_MOOD + 1), rang
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Dialog]:
     path = tmp_path_factory.mktemp("logs") / "logs.jsonl"
-    write_logs(path, dialogs=600, seed=1)
+    write_logs(path, dialogs=1500, seed=1)
     return list(read_jsonl(path))
 
 
@@ -109,8 +109,8 @@ def test_special_rules() -> None:
         ("What do you like most about jazz?", "ask"),
         ("WHAT DO YOU LIKE MOST ABOUT JAZZ?!", "ask"),
         ("I am sorry for you. What do you like most about jazz?", "ask_kindly"),
-        ("I learned a lot about concerts last year.", "tell"),
-        ("That must be tough. I learned a lot about concerts last year.", "tell_kindly"),
+        ("I learned a lot about music last year.", "tell"),
+        ("That must be tough. I learned a lot about music last year.", "tell_kindly"),
         ("Music is nice and so are films, I think.", "tell"),  # one other topic is fine
         ("I like music, films and sport very much.", "ignore"),  # three are not
         ("What do you like most about tennis?", "ignore"),
@@ -137,7 +137,7 @@ def test_replies_are_read_as_documented(reply: str, act: str) -> None:
 
 def test_repetition_compares_distinct_words_with_every_earlier_reply() -> None:
     earlier = ["Where do you go for jazz?", "I learned a lot about music last year."]
-    assert read_reply("Where do you go for concerts?", "music", earlier) == "ask"  # 5 of 7 distinct words
+    assert read_reply("Where do you go for music?", "music", earlier) == "ask"  # 5 of 7 distinct words
     assert read_reply("For jazz, where do you go?", "music", earlier) == "repeat"
     assert read_reply("I learned a lot about music only last year.", "music", earlier) == "repeat"  # 8 of 9
 
@@ -148,10 +148,10 @@ def test_every_phrase_is_read_as_its_act_and_every_user_turn_as_spoken() -> None
             reply = phrase.format(a="tennis", b="races")
             assert read_reply(reply, "music" if act == "ignore" else "sport", []) == act, reply
     for (tone, tones), (level, warmths), topic in itertools.product(TONES.items(), WARMTH.items(), PLAIN_TOPIC + EAGER_TOPIC):
-        seen = read_user(f"{warmths[-1]} {tones[-1]} {topic.format(a='soup')}")
+        seen = read_user(f"{warmths[-1]} {tones[-1]} {topic.format(a='cooking')}")
         assert (seen.topic, seen.tone, seen.warmth, seen.eager) == ("food", tone, level, topic in EAGER_TOPIC)
-    assert read_user(f"{GREETINGS[0]} I read a page about soup.").tone is None
-    assert read_user("Oh, thanks! I read a page about soup.").warmth is None
+    assert read_user(f"{GREETINGS[0]} I read a page about cooking.").tone is None
+    assert read_user("Oh, thanks! I read a page about cooking.").warmth is None
     with pytest.raises(ValueError, match="names one of"):
         read_user("Hello?")
 
@@ -288,8 +288,8 @@ def test_beliefs_hold_the_truth_and_reject_foreign_users() -> None:
             assert dict(belief_of(messages))[world.state] > 0
             messages, *_ = world.step(policy(messages))
     with pytest.raises(ValueError, match="user turn of this world"):
-        told = [{"role": "user", "content": "I read a page about soup."}, {"role": "assistant", "content": "I learned a lot about soup."}]
-        belief_of([*told, {"role": "user", "content": "I really love this chat! I read a page about soup."}])
+        told = [{"role": "user", "content": "I read a page about cooking."}, {"role": "assistant", "content": "I learned a lot about cooking."}]
+        belief_of([*told, {"role": "user", "content": "I really love this chat! I read a page about cooking."}])
 
 
 def test_policies_are_ordered_and_apart() -> None:
@@ -319,7 +319,7 @@ def test_the_temptation_pays_at_once_and_costs_later() -> None:
         assert max(now, key=now.get) == "flatter"
         later = full_values(0, state)
         assert max(later, key=later.get) == "ask" and later["ask"] - later["flatter"] > 0.5
-    assert MyopicPolicy(0).choose([{"role": "user", "content": "I am full of joy! I read a page about soup."}]) == "flatter"
+    assert MyopicPolicy(0).choose([{"role": "user", "content": "I am full of joy! I read a page about cooking."}]) == "flatter"
 
 
 # --- the logs

@@ -39,11 +39,10 @@ def test_text_measures():
 
 
 def test_rewards_count_where_they_apply():
-    talks = [dialog(("user", "u"), ("assistant", "yes?", 1.0), ("user", "u"), ("assistant", "no", 4.0)), dialog(("user", "u"), ("assistant", "x"))]
-    found = reward_measures(talks, {"own": lambda d: [d.messages[i].get("reward") for i in d.replies], "never": lambda d: [None] * len(d.replies)})
-    assert found["own"].value == 2.5
-    assert found["own"].denominator.tolist() == [2, 0]
-    assert np.isnan(found["never"].value)
+    found = reward_measures({"own": [[1.0, 4.0], [None]], "never": [[None, None], [None]]})
+    assert found["reward/own"].value == 2.5
+    assert found["reward/own"].denominator.tolist() == [2, 0]
+    assert np.isnan(found["reward/never"].value)
 
 
 def test_pairs_share_a_context_and_differ_in_outcome():

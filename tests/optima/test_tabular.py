@@ -1,6 +1,6 @@
 """Each method reaches the known answer of a tiny decision process, with a table instead of a transformer.
 
-A state is whatever `key` makes of the tokens so far; its scores are a row of a table, learned by plain Adam on `method.loss` with Polyak targets. User
+A state is whatever `key` makes of the tokens so far; its scores are a row of a table, learned by Adam on `method.loss` with Polyak targets. User
 tokens are 90 and above, so the tables' columns are the assistant's actions only and every column is in the data (an untouched Q of 0 would enter
 maxima and sums). Rewards and counts are those of spec/ilql.md section 10; the docstrings derive the answers.
 """

@@ -1,5 +1,6 @@
 """The terminal chat as a user runs it: a real process with scripted input."""
 
+import io
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import time
 
 import pytest
 
+from pipelines.chat import ChatConfig, main
+from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.methods import BC, ILQL
 
@@ -67,7 +70,7 @@ def test_beams_commands_and_transcript(checkpoints, tmp_path):
     assert len(beams) == 20
     assert sum(" * " in line for line in beams) == 4
     header = next(line for line in out if line.startswith("token"))
-    assert header.split() == "token Q V Q - V log prior log LM log policy".split()
+    assert header.split() == ["token", "Q", "V", "Q", "-", "V", "log", "prior", "log", "LM", "log", "policy"]
     first, second = read_jsonl(saved)
     assert [m["content"] for m in first.messages if m["role"] == "user"] == ["hello", "thank you"]
     assert first.messages[0] == {"role": "system", "content": "Be kind."}
@@ -77,15 +80,19 @@ def test_beams_commands_and_transcript(checkpoints, tmp_path):
     assert (first.source, first.meta["method"], first.meta["decoding"]["num_beams"]) == ("chat", "ilql", 5)
 
 
-def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path):
+def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path, monkeypatch, capsys):
     saved = tmp_path / "chats.jsonl"
-    arguments = ("--checkpoint", checkpoints / "bc", "--do_sample", "--top_k", "50", "--top_p", "0.95", "--temperature", "0.9", "--seed", "3", "--quiet")
-    first = talk(*arguments, "--save", saved, lines=["hello", "hello"])  # ends with the input
-    assert talk(*arguments, "--save", saved, lines=["hello", "hello"]) == first
+    arguments = ["--checkpoint", checkpoints / "bc", "--do_sample", "--top_k", "50", "--top_p", "0.95", "--temperature", "0.9", "--seed", "3"]
+    arguments += ["--save", saved, "--quiet"]
+    out = talk(*arguments, lines=["hello", "hello"])  # ends with the input
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nhello\n"))
+    main(load_config(ChatConfig, [*map(str, arguments), "--max_new_tokens", "5", "--device", "cpu"]))
     once, again = read_jsonl(saved)
     assert once.messages == again.messages
-    assert first[0] == f"bot> {once.messages[1]['content']}".rstrip() or once.messages[1]["content"] in "\n".join(first)
-    assert not any("/help" in line for line in first)
+    assert capsys.readouterr().out.splitlines() == out[:-1]  # the command adds its line of JSON
+    for message in once.messages[1::2]:
+        assert message["content"] in "\n".join(out)
+    assert not any("/help" in line for line in out)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
@@ -115,9 +122,6 @@ def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
     ],
 )
 def test_errors_are_one_paragraph(checkpoints, arguments, message):
-    from pipelines.chat import ChatConfig, main
-    from rl_dialog.config import load_config
-
     config = load_config(ChatConfig, [str(a).format(root=checkpoints) for a in arguments])
     with pytest.raises(ValueError) as error:
         main(config)

@@ -1,0 +1,149 @@
+"""The whole circle on a laptop in minutes: logs -> prepare -> train (bc, kl_control, ilql) -> evaluate -> a chat.
+
+    python -m pipelines.quickstart
+
+The logs are written by a policy of mixed quality in the small-talk world (envs/README.md), where the best possible return is known, so the table at
+the end is measured by talking, not estimated. Every step is a pipeline that you can run on your own logs; the commands are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from envs.small_talk import write_logs
+from pipelines import evaluate, prepare, train
+from rl_dialog.cluster.data import connect
+from rl_dialog.config import load_config, run
+from rl_dialog.evaluation.generation import Decoding, play_episodes
+from rl_dialog.models.checkpoint import resolve
+
+CONFIGS = Path(__file__).parent.parent / "tune_configs"
+METHODS = ("bc", "kl_control", "ilql")
+
+
+@dataclass(frozen=True)
+class QuickstartConfig:
+    """What the quickstart makes. The defaults take about five minutes on two cores."""
+
+    out: str = "runs/quickstart"
+    """folder for everything it writes; an earlier quickstart there is replaced"""
+    dialogs: int = 2000
+    """conversations in the logs"""
+    seeds: int = 3
+    """runs of each method"""
+    episodes: int = 200
+    """conversations per evaluated checkpoint"""
+    max_steps: int = 0
+    """updates per run; 0 takes those of tune_configs/quickstart_*.yaml"""
+    quiet: bool = False
+    """print only the final JSON line"""
+
+
+def main(config: QuickstartConfig) -> dict[str, Any]:
+    """Runs the circle and returns the returns of each method and the paths."""
+    began, say = time.perf_counter(), Console(quiet=config.quiet, highlight=False, width=None if os.isatty(1) else 110).print
+    out = Path(config.out)
+    _clear(out)
+    say(f"[bold]1 logs[/]       {config.dialogs} chats of a mixed-quality bot with simulated users")
+    write_logs(out / "logs" / "small_talk.jsonl", dialogs=config.dialogs, seed=1)
+    with connect():
+        say("[bold]2 prepare[/]    score, split and tokenise them")
+        wanted = ["--logs", str(out / "logs"), "--out", str(out / "data"), "--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0"]
+        prepare.main(load_config(prepare.PrepareConfig, [*wanted, "--vocab_size", "1024", "--max_length", "512", "--quiet"]))
+        say(f"[bold]3 train[/]      {', '.join(METHODS)}, {config.seeds} seeds each")
+        _train(config, out)
+    say(f"[bold]4 evaluate[/]   {config.episodes} conversations per policy in the world")
+    runs = [str(out / f"{method}-seed{seed}") for method in METHODS for seed in range(config.seeds)]
+    arguments = ["--checkpoints", *runs, "--env", "small_talk", "--data", str(out / "data"), "--out", str(out / "report"), "--quiet"]
+    report = evaluate.main(load_config(evaluate.EvaluateConfig, [*arguments, "--episodes", str(config.episodes), "--contexts", "8"]))
+    figures = json.loads((out / "report" / "metrics.json").read_text(encoding="utf-8"))
+    returns = _table(figures, say)
+    best = max((name for name in returns if name in METHODS), key=lambda name: returns[name][0])
+    _sample(out / f"{best}-seed0", say)
+    seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
+    say(f"\nDone in {seconds:.0f} s. The report: [bold]{report['html']}[/] (also report.md, metrics.json, replies.csv).")
+    say("Next:")
+    say(f"  python -m pipelines.chat --checkpoint {out / f'{best}-seed0'} --debug        talk to the best policy")
+    say(f"  tensorboard --logdir {out}                                        learning curves")
+    say("  python -m pipelines.prepare --logs YOUR_LOGS --out data/mine --rewards.vote 1 --rewards.sentiment 0.5      your own logs")
+    return {"returns": returns, "best": best, "report": report["html"], "out": str(out), "seconds": round(seconds, 1), "driver_mib": memory}
+
+
+def _train(config: QuickstartConfig, out: Path) -> None:
+    """Every seed's bc first, then the methods that start from it; as many runs at a time as there are cores."""
+
+    def one(method: str, seed: int) -> None:
+        start = ["--model.model_name_or_path", str(out / f"bc-seed{seed}")] if method != "bc" else []
+        steps = ["--max_steps", str(config.max_steps)] if config.max_steps else []
+        arguments = ["--config", str(CONFIGS / f"quickstart_{method}.yaml"), "--data", str(out / "data"), "--output_dir", str(out / f"{method}-seed{seed}")]
+        settings = [*arguments, *start, *steps, "--seed", str(seed), "--cpus_per_worker", "1", "--quiet"]
+        train.main(load_config(train.TrainConfig, settings, choices=train.CHOICES))
+
+    with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4))) as pool:
+        for batch in (("bc",), METHODS[1:]):
+            list(pool.map(lambda job: one(*job), [(method, seed) for method in batch for seed in range(config.seeds)]))
+
+
+def _table(figures: dict[str, Any], say: Any) -> dict[str, list[float]]:
+    """Prints returns with intervals between the reference lines."""
+    table = Table("policy", "return, 95 % interval", "perplexity", "KL to prior", "distinct-2", "words", title="Mean return per conversation")
+    returns: dict[str, list[float]] = {}
+    for name, value in figures["references"].items():
+        returns[name] = _triple(value)
+        table.add_row(name, _interval(returns[name]), style="dim")
+    for group in figures["groups"]:
+        if group["which"] in ("", "last"):
+            returns[group["group"]] = _triple(group["figures"]["return"])
+            cells = [group["figures"].get(name) for name in ("perplexity", "kl", "distinct_2", "words")]
+            shown = ["-" if cell is None else f"{_triple(cell)[0]:.3g}" for cell in cells]
+            table.add_row(group["group"], _interval(returns[group["group"]]), *shown)
+    say(table)
+    return returns
+
+
+def _triple(value: dict[str, Any] | Sequence[float]) -> list[float]:
+    return [value["value"], value["low"], value["high"]] if isinstance(value, dict) else list(value)
+
+
+def _interval(value: Sequence[float]) -> str:
+    mean, low, high = value
+    return f"{mean:.2f}" if low is None or low == high else f"{mean:.2f}  [{low:.2f}, {high:.2f}]"
+
+
+def _sample(folder: Path, say: Any) -> None:
+    """One conversation of a policy, as it was played."""
+    from envs import ENVS
+    from rl_dialog.data.tokenize import load_tokenizer
+    from rl_dialog.models.policy import Policy
+
+    place = resolve(folder)
+    (episode,) = play_episodes(Policy.from_pretrained(place), load_tokenizer(place), ENVS["small_talk"], range(1), Decoding())
+    say(f"\nA conversation of {folder.name}:")
+    for message in episode.dialog.messages:
+        reward = f"   [dim]{message['reward']:+.2f}[/]" if message.get("reward") is not None else ""
+        say(f"  {message['role']:>9}: {message['content']}{reward}")
+
+
+def _clear(out: Path) -> None:
+    """Removes an earlier quickstart; refuses a folder that is something else."""
+    if out.exists():
+        if any(out.iterdir()) and not (out / "logs" / "small_talk.jsonl").exists():
+            raise ValueError(f"{out} exists and is not a quickstart's folder: pass another --out")
+        shutil.rmtree(out)
+    (out / "logs").mkdir(parents=True)
+
+
+if __name__ == "__main__":
+    run(QuickstartConfig, main)
