@@ -75,7 +75,11 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
     if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
         lm.resize_token_embeddings(len(tokenizer))
     lm.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        top_k=0,  # all of the policy; transformers would keep 50 tokens
     )
     return lm
 

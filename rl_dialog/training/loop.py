@@ -133,7 +133,7 @@ class Trainer:
         self._resume()
         objective: nn.Module = Objective(self.policy)
         if self.world > 1:
-            objective = DistributedDataParallel(objective, find_unused_parameters=True)
+            objective = DistributedDataParallel(objective, find_unused_parameters=_may_leave_parameters_out(self.policy))
         log = Logger(self.output_dir, total=self.total_steps, first_step=self.step, report_to=self.config.report_to, quiet=self.quiet) if not self.rank else None
         metrics: dict[str, float] = {}
         clock = time.perf_counter()
@@ -331,6 +331,11 @@ class Trainer:
     def _pointer(self, name: str) -> Path:
         path = self.output_dir / name
         return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
+
+
+def _may_leave_parameters_out(policy: Policy) -> bool:
+    """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when the cloning term is off."""
+    return getattr(policy.method, "awac_weight", 1.0) == 0 or getattr(policy.method, "cql_weight", 1.0) == 0
 
 
 def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int, window: int = 50) -> list[np.ndarray]:

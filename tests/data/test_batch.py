@@ -104,6 +104,13 @@ def test_a_truncated_row_s_padding_is_no_end_either(make_row, table_row):
     assert batch.states[-1] == 3  # its own last token, not the padded row's
 
 
+def test_after_the_end_there_is_no_state_even_where_one_begins_the_row(make_row):
+    """Rows of <u> a1 and <u> b1: the states are each row's first token, and `next_state` of an ended decision is 0, not its own row's beginning."""
+    batch = collate([make_row([U, A1], [(1, 1, 1.0)]), make_row([U, B1], [(1, 1, 2.0)])])
+    assert batch.states.tolist() == [0, 2]
+    assert batch.next_state.tolist() == [0, 0] and batch.dones.tolist() == [True, True]
+
+
 def test_context_replies_are_skipped_like_user_tokens(make_row):
     """A reply of weight 0 (tokens 4, 5) is in no reply's span: the action before links over it."""
     batch = collate([make_row([U, A, A1, U, A, A2, U, A, B1], [(2, 2, 1.0), (8, 8, 2.0)])])

@@ -129,6 +129,15 @@ def test_an_opening_tool_call_is_written_by_the_assistant(tokenizer):
     assert second == "it is 42" + END
 
 
+def test_a_template_sees_neither_rewards_nor_feedback():
+    """What people said about a reply, or what it earned, must never reach the text the policy reads; tool calls and names may."""
+    template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    noted = {**reply("there"), "reward": 7.5, "rewards": {"vote": 1}, "feedback": {"edit": "secret"}, "weight": 1}
+    (row,) = tokenize(dialog(user("hello"), noted), made := with_template(template + "{% if add_generation_prompt %}{{ '' }}{% endif %}"))
+    text = made.decode(row.input_ids)
+    assert "there" in text and not any(word in text for word in ("reward", "7.5", "vote", "secret", "weight"))
+
+
 def test_tool_calls_are_actions_and_tool_results_are_not(tokenizer):
     call = [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Kraków"}'}}]
     messages = [user("weather?"), reply(None, tool_calls=call, reward=1), {"role": "tool", "content": "21 degrees"}, reply("warm", reward=2)]
@@ -207,6 +216,18 @@ def test_a_generation_prompt_that_replies_do_not_begin_with_is_refused():
     )
     with pytest.raises(TemplateError, match="expected 'bot: ' at character 12"):  # 12 = len("user: hello\n")
         tokenize(dialog(user("hello"), reply("there")), with_template(template))
+
+
+def test_a_template_without_an_end_of_turn_token():
+    """Where the template ends a turn with a newline, the newline is what the policy writes to end it; no whole reply counts as cut."""
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    made, plain = dialog(user("hello"), reply("there", reward=1), user("x"), reply("y")), with_template(template)
+    (row,) = rows = tokenize(made, plain)
+    assert plain.decode(row.input_ids) == "user:hello\nassistant:there\nuser:x\nassistant:y\n"
+    assert written(plain, row) == ["there\n", "y\n"]
+    assert cut_replies(made, plain, rows) == 0
 
 
 def test_a_template_that_refuses_the_roles_is_named():

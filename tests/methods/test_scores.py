@@ -176,6 +176,14 @@ def test_the_log_sum_exp_is_kept_from_nll():
     assert not fresh.requires_grad
 
 
+def test_a_log_sum_exp_of_more_states_is_worked_out_again():
+    torch.manual_seed(2)
+    linear = Case("linear").scores()
+    few = linear.lse(2)
+    torch.testing.assert_close(linear.lse(N), Linear(linear.features, linear.weight, linear.bias).reduce("logsumexp")[:N])
+    assert few.shape == (2,) and linear.lse(N).shape == (N,)
+
+
 def test_reduce_after_nll_covers_all_states():
     """`nll` knows the log-sum-exp of the first N states only; `reduce` is asked for all S."""
     torch.manual_seed(2)

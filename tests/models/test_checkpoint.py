@@ -175,7 +175,7 @@ def test_the_description_is_readable_and_complete(saved):
     assert description["model"] == {"heads": "mlp", "rank": 4, "value_trunk": "shared"}
     assert read_method(directory) == ILQL(beta=2.0, tau=0.9)
     generation = json.loads((directory / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == 1 and generation["pad_token_id"] == 0
+    assert generation["eos_token_id"] == 1 and generation["pad_token_id"] == 0 and generation["top_k"] == 0
 
 
 def test_method_names_are_those_of_the_registry():

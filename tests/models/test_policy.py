@@ -128,11 +128,18 @@ def test_samples_follow_the_method_s_distribution(policy):
         p = policy(PROMPT, logits_to_keep=1).logits[0, -1].softmax(-1)
         plain = policy.lm(PROMPT).logits[0, -1].softmax(-1)
     torch.manual_seed(0)
-    drawn = policy.generate(PROMPT.expand(4000, -1), do_sample=True, max_new_tokens=1, top_k=0)[:, -1]
+    drawn = policy.generate(PROMPT.expand(4000, -1), max_new_tokens=1)[:, -1]
     token = (p - plain).abs().argmax()
     share, wanted = (drawn == token).float().mean().item(), p[token].item()
     deviation = (wanted * (1 - wanted) / 4000) ** 0.5
     assert abs(share - wanted) < 5 * deviation < abs(plain[token].item() - wanted)
+
+
+def test_nothing_is_cut_off_the_policy_unasked(tokenizer):
+    """transformers keeps the 50 likeliest tokens by default; a new model's near uniform policy must reach more than that in 2000 draws."""
+    config = ModelConfig(layers=1, attention_heads=2, width=16)
+    policy = Policy(load_lm(config, tokenizer), BC(), config)
+    assert len(set(policy.generate(PROMPT.expand(2000, -1), max_new_tokens=1)[:, -1].tolist())) > 200
 
 
 @every([("gpt2", "kl_control", "mlp", "shared"), ("llama", "ilql", "mlp", "separate")])
@@ -300,6 +307,21 @@ def test_the_loss_of_a_batch_is_that_of_its_dense_tables(policy, rows):
     torch.testing.assert_close(got.total, expected.total, rtol=1e-4, atol=1e-4)
     for name, value in expected.metrics.items():
         torch.testing.assert_close(got.metrics[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@every([("gpt2", "kl_control", "mlp", "shared"), ("llama", "kl_control", "mlp", "shared")])
+def test_the_target_copy_runs_on_its_own_trunk(policy, rows):
+    """Once the online LM has moved on, the target's scores are still those of the whole model it was copied from."""
+    batch = collate(rows)
+    with torch.no_grad():
+        before = policy.lm(batch.input_ids).logits.flatten(0, 1)[batch.states]
+        policy.start_training()
+        for p in policy.lm.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+        out = policy.outputs(batch)
+    torch.testing.assert_close(out.lm_target.dense(), before, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(out.lm.dense(), before, atol=0.1)
+    assert not out.lm_target.features.requires_grad
 
 
 @every([("gpt2", "bc", "mlp", "shared"), ("llama", "ilql", "lowrank", "shared")])

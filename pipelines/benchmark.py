@@ -1,0 +1,287 @@
+"""Speed on this machine, as ratios to the plain language model measured in the same run.
+
+    python -m pipelines.benchmark train       tokens/s of bc and ilql, over those of cross-entropy training of the same backbone
+    python -m pipelines.benchmark generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
+
+The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round: whatever
+else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average is written down beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import transformers
+import tyro
+from torch import Tensor, nn
+
+from rl_dialog.config import run
+from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.tokenize import Row
+from rl_dialog.methods import BC, ILQL, Method
+from rl_dialog.models.checkpoint import write_json
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.training.loop import Objective, TrainerConfig
+from rl_dialog.training.optim import make_optimizer
+
+# Freed memory stays in the process: otherwise every step pays for getting large tensors from the system anew, by how much depends on the kernel.
+ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+
+# Ratios of other implementations of ILQL with mlp heads, measured the same way on the same shapes.
+OTHERS = {
+    "train": {"trlx": 0.44, "Snell et al., shared backbone": 0.35, "Snell et al., as shipped": 0.24},
+    "generate": {"trlx, batch 1": 0.56, "trlx, batch 16": 0.52, "Snell et al., batch 1": 0.43, "Snell et al., batch 16": 0.45},
+}
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """What to measure, and on which shapes."""
+
+    what: tyro.conf.Positional[Literal["train", "generate"]] = "train"
+    """train: tokens/s of the training step; generate: new tokens/s of sampling"""
+    out: str = "benchmark.json"
+    """where to write the figures, the settings and the machine"""
+    rounds: int = 20
+    """rounds to measure; each contender takes one step, or generates once, in each"""
+    warmup: int = 3
+    """rounds before those"""
+    threads: int = 2
+    """threads of torch"""
+    layers: int = 6
+    """transformer blocks"""
+    attention_heads: int = 8
+    """attention heads"""
+    width: int = 256
+    """hidden size"""
+    vocabulary: int = 8192
+    """tokens of the vocabulary"""
+    rank: int = ModelConfig.rank
+    """rank of lowrank heads"""
+    batch_size: int = 16
+    """train: rows of a batch"""
+    length: int = 128
+    """train: tokens of a row"""
+    user_block: int = 16
+    """train: in the second setting, user and assistant alternate in blocks of so many tokens"""
+    batch_sizes: tuple[int, ...] = (1, 16)
+    """generate: rows of a batch, one setting each"""
+    prompt: int = 32
+    """generate: tokens of a prompt"""
+    new_tokens: int = 64
+    """generate: tokens of a reply"""
+    top_k: int = 20
+    """generate: how many tokens to sample among; ilql chooses them before it adds the advantage"""
+    beta: float = 1.0
+    """generate: strength of the advantage"""
+    seed: int = 0
+    """weights, tokens and sampling"""
+    quiet: bool = False
+    """print the JSON line only"""
+
+
+def main(config: BenchmarkConfig) -> dict[str, Any]:
+    """Measures, prints a table, writes the figures; returns the ratios. Raises ValueError for sizes that cannot be measured."""
+    if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.length < 2 * config.user_block:
+        raise ValueError("expected rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks")
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(config.threads)
+    before = os.getloadavg()
+    settings = benchmark_training(config) if config.what == "train" else benchmark_generation(config)
+    figures = {setting: summarise(seconds, tokens, seed=config.seed) for setting, (tokens, seconds) in settings.items()}
+    if not config.quiet:
+        print(_table(config, figures))
+    machine = describe_machine() | {"load_average_before": before, "load_average_after": os.getloadavg()}
+    report = {"what": config.what, "machine": machine, "settings": asdict(config), "figures": figures, "measured_elsewhere": OTHERS[config.what]}
+    Path(config.out).parent.mkdir(parents=True, exist_ok=True)
+    write_json(Path(config.out), report)
+    ratios = {setting: {name: row["ratio"] for name, row in rows.items() if "ratio" in row} for setting, rows in figures.items()}
+    return {"what": config.what, "ratios": ratios, "load_average": os.getloadavg()[0], "out": config.out}
+
+
+# Training.
+
+
+def benchmark_training(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, list[float]]]]:
+    """{setting: (tokens of a step, {contender: seconds of each round})}."""
+    measured = {}
+    for setting, block in (("every token a decision", 0), (f"half of the tokens the user's, blocks of {config.user_block}", config.user_block)):
+        batch = make_batch(config, block)
+        contenders = {
+            "plain": plain_training(config, batch),
+            "bc": our_training(config, BC(), batch),
+            "ilql mlp": our_training(config, ILQL(), batch, heads="mlp"),
+            "ilql lowrank": our_training(config, ILQL(), batch, heads="lowrank"),
+        }
+        measured[setting] = batch.input_ids.numel(), take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
+    return measured
+
+
+def plain_training(config: BenchmarkConfig, batch: Batch) -> Callable[[], None]:
+    """A step of cross-entropy training as transformers does it, on the same tokens."""
+    lm = _new_lm(config).train()
+    labels = batch.input_ids.clone()
+    labels[:, 1:][~batch.act[:, :-1]] = -100  # position t decides token t + 1
+    labels[:, 0] = -100
+    return _step(lm, lambda: lm(input_ids=batch.input_ids, labels=labels, use_cache=False).loss)
+
+
+def our_training(config: BenchmarkConfig, method: Method, batch: Batch, **model: Any) -> Callable[[], None]:
+    """The same step as the training loop takes it."""
+    policy = Policy(_new_lm(config), method, ModelConfig(rank=config.rank, **model)).start_training().train()
+    objective = Objective(policy)
+    return _step(policy, lambda: objective(batch)[0] / batch.decisions, alpha=getattr(method, "alpha", 0.0))
+
+
+def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> Callable[[], None]:
+    """Forward, backward, clipping, optimizer, targets: the order of training/loop.py."""
+    trainer = TrainerConfig()
+    optimizer = make_optimizer(model, learning_rate=trainer.learning_rate, weight_decay=trainer.weight_decay)
+
+    def step() -> None:
+        loss().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), trainer.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise ValueError("expected a finite gradient")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if alpha:
+            model.update_targets(alpha)
+
+    return step
+
+
+def make_batch(config: BenchmarkConfig, user_block: int) -> Batch:
+    """Random tokens. Without a `user_block` the assistant writes all but the first, otherwise every second block."""
+    generator = np.random.default_rng(config.seed)
+    t = np.arange(config.length)
+    assistant = t > 0 if not user_block else t // user_block % 2 == 1
+    ends = np.flatnonzero(assistant & ~np.append(assistant[1:], False)).astype(np.int32)
+    rows = []
+    for _ in range(config.batch_size):
+        ids = generator.integers(config.vocabulary, size=config.length, dtype=np.int32)
+        rows.append(Row(ids, assistant, ends, generator.normal(size=len(ends)).astype(np.float32), truncated=False))
+    return collate(rows)
+
+
+# Generation.
+
+
+def benchmark_generation(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, list[float]]]]:
+    """{setting: (new tokens of a call, {contender: seconds of each round})}."""
+    method = ILQL(beta=config.beta, top_k=config.top_k)
+    lm = _new_lm(config).eval()
+    guided = {heads: Policy(lm, method, ModelConfig(heads=heads, rank=config.rank)).eval() for heads in ("mlp", "lowrank")}
+    for policy in guided.values():
+        for parameter in policy.heads.parameters():
+            nn.init.normal_(parameter, std=0.02)  # new heads are zero and would steer nowhere
+    measured = {}
+    for batch_size in config.batch_sizes:
+        prompt = torch.randint(config.vocabulary, (batch_size, config.prompt), generator=torch.Generator().manual_seed(config.seed))
+        contenders = {"plain": _generation(config, lm, prompt, top_k=config.top_k)}
+        contenders |= {f"ilql {heads}": _generation(config, policy, prompt, top_k=0) for heads, policy in guided.items()}
+        measured[f"batch {batch_size}"] = prompt.shape[0] * config.new_tokens, take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
+    return measured
+
+
+def _generation(config: BenchmarkConfig, model: Any, prompt: Tensor, *, top_k: int) -> Callable[[], None]:
+    """One call of `generate`; there is no end-of-sequence token, so every reply has the same length."""
+    mask = torch.ones_like(prompt)
+
+    def call() -> None:
+        ids = model.generate(prompt, attention_mask=mask, do_sample=True, top_k=top_k, max_new_tokens=config.new_tokens, use_cache=True)
+        if ids.shape[1] != config.prompt + config.new_tokens:
+            raise ValueError(f"expected {config.new_tokens} new tokens, got {ids.shape[1] - config.prompt}")
+
+    return call
+
+
+# Measuring.
+
+
+def take_turns(contenders: dict[str, Callable[[], None]], *, rounds: int, warmup: int) -> dict[str, list[float]]:
+    """Seconds of each contender in each round, A B C A B C."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(warmup + rounds):
+        for name, step in contenders.items():
+            began = time.perf_counter()
+            step()
+            if i >= warmup:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def summarise(seconds: dict[str, list[float]], tokens: int, *, seed: int) -> dict[str, dict[str, Any]]:
+    """Per contender: median seconds, tokens/s, and the median ratio to `plain` with the 95% interval of a bootstrap over rounds."""
+    generator = np.random.default_rng(seed)
+    plain = np.array(seconds["plain"])
+    rows: dict[str, dict[str, Any]] = {}
+    for name, values in seconds.items():
+        rows[name] = {"seconds": round(float(np.median(values)), 5), "tokens_per_s": round(tokens / float(np.median(values)), 1)}
+        if name != "plain":
+            ratios = plain / np.array(values)
+            medians = np.median(generator.choice(ratios, size=(2000, len(ratios))), axis=1)
+            low, high = np.quantile(medians, (0.025, 0.975))
+            rows[name] |= {"ratio": round(float(np.median(ratios)), 3), "low": round(float(low), 3), "high": round(float(high), 3)}
+    return rows
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a figure in tokens/s depends on besides the code."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"cpu": cpu, "cores": os.cpu_count(), **versions, "allocator": os.environ.get("GLIBC_TUNABLES", "")}
+
+
+def _table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
+    lines = [f"{config.what}: GPT-2 of {config.layers} layers, width {config.width}, vocabulary {config.vocabulary}; {config.threads} threads, float32"]
+    for setting, rows in figures.items():
+        lines += ["", f"{setting:<52} {'tokens/s':>10} {'ratio':>7}   95% interval"]
+        for name, row in rows.items():
+            ratio = f"{row['ratio']:>7.3f}   {row['low']:.3f} to {row['high']:.3f}" if "ratio" in row else f"{1:>7.3f}"
+            lines.append(f"  {name:<50} {row['tokens_per_s']:>10.0f} {ratio}")
+    others = ", ".join(f"{name} {value:.2f}" for name, value in OTHERS[config.what].items())
+    return "\n".join([*lines, "", f"Measured elsewhere at the default sizes: {others}.", ""])
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """As much of a tokenizer as a new LM needs."""
+
+    size: int
+    bos_token_id: None = None
+    eos_token_id: None = None
+    pad_token_id: None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def _new_lm(config: BenchmarkConfig) -> Any:
+    torch.manual_seed(config.seed)
+    context = max(config.length, config.prompt + config.new_tokens)
+    model = ModelConfig(layers=config.layers, attention_heads=config.attention_heads, width=config.width, context=context, dropout=0.0)
+    return load_lm(model, _Vocabulary(config.vocabulary))
+
+
+def _pin_allocator() -> None:
+    """Starts this process anew under `ALLOCATOR`, which glibc reads only at the start."""
+    if os.environ.get("GLIBC_TUNABLES") != ALLOCATOR and sys.platform == "linux":
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": ALLOCATOR})
+
+
+if __name__ == "__main__":
+    _pin_allocator()
+    run(BenchmarkConfig, main)

@@ -1,0 +1,228 @@
+"""The training loop: one update is one update however it is cut, and a resumed run is the run that never stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from safetensors.torch import load_file, save_file
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
+from rl_dialog.methods import ILQL, METHODS, KLControl
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.training.loop import Trainer, TrainerConfig, epoch_order
+from rl_dialog.training.optim import learning_rate_at
+
+WORDS = "yes no maybe good bad fine hello there what how nice day".split()
+MODEL = ModelConfig(layers=1, width=16, attention_heads=2, context=128)
+
+
+def make_tokenizer():  # noqa: ANN201
+    return train_tokenizer([" ".join(WORDS)] * 3, vocab_size=300)
+
+
+def make_rows(tokenizer, count: int = 24) -> list[Row]:  # noqa: ANN001
+    """Dialogs of different length, reply count, reward and ending, so that every denominator differs between micro-batches."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for i in range(count):
+        messages = []
+        for _ in range(int(generator.integers(1, 4))):
+            messages.append({"role": "user", "content": " ".join(generator.choice(WORDS, generator.integers(1, 6)))})
+            reply = " ".join(generator.choice(WORDS, generator.integers(1, 8)))
+            messages.append({"role": "assistant", "content": reply, "reward": float(generator.normal())})
+        rows += tokenize(Dialog(str(i), messages, truncated=bool(i % 3 == 0)), tokenizer)
+    return rows
+
+
+def make_trainer(directory: Path, method: str, config: TrainerConfig, *, rows: list[Row] | None = None) -> Trainer:
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    lm = load_lm(MODEL, tokenizer)
+    policy = Policy(lm, METHODS[method](), MODEL)
+    if policy.heads is not None:
+        for parameter in policy.heads.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+    prior = load_lm(MODEL, tokenizer) if policy.method.uses_prior else None
+    rows = make_rows(tokenizer) if rows is None else rows
+    return Trainer(policy, tokenizer, rows, rows[:5], config, directory, prior=prior, quiet=True)
+
+
+def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in trainer.policy.state_dict().items()}
+
+
+def _worker(rank: int, world: int, port: int, directory: str, method: str, config: TrainerConfig) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    trainer = plain_descent(make_trainer(Path(directory), method, config))
+    trainer.train()
+    if rank == 0:
+        save_file(parameters(trainer), Path(directory) / "parameters.safetensors")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
+    """Three updates of 8 dialogs: as 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2 micro-batches of 2, from the same start.
+
+    Micro-batches hold different numbers of decisions, so averaging their means would differ; dividing sums by the global number does not. Plain
+    gradient descent, because Adam divides by the gradient's size and so turns the rounding of a zero gradient (attention's key bias) into a step.
+    """
+    shared = {"max_steps": 3, "learning_rate": 0.1, "report_to": "none", "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
+    one = plain_descent(make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **shared)))
+    start = parameters(one)
+    one.train()
+    cut = plain_descent(make_trainer(tmp_path / "cut", method, TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared)))
+    cut.train()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, **shared)
+    (tmp_path / "two").mkdir()
+    multiprocessing.spawn(_worker, args=(2, port, str(tmp_path / "two"), method, config), nprocs=2)
+    two = load_file(tmp_path / "two" / "parameters.safetensors")
+    moved = max((expected - start[name]).abs().max().item() for name, expected in parameters(one).items())
+    assert moved > 1e-2  # the updates were real, ten thousand times the tolerance
+    for name, expected in parameters(one).items():
+        for how, got in (("accumulated", parameters(cut)), ("two workers", two)):
+            torch.testing.assert_close(got[name], expected, atol=1e-6, rtol=0, msg=lambda text, what=(how, name): f"{what}: {text}")
+
+
+def plain_descent(trainer: Trainer) -> Trainer:
+    trainer.optimizer = torch.optim.SGD([p for p in trainer.policy.parameters() if p.requires_grad], lr=0.1)
+    return trainer
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
+    """Dropout, warm-up, decay, moments, targets and the order of the data all continue where they were."""
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=10, learning_rate=1e-2, warmup_steps=3, save_steps=4, logging_steps=1, report_to="none")
+    whole = make_trainer(tmp_path / "whole", method, config)
+    whole.train()
+    stopped = make_trainer(tmp_path / "stopped", method, config)
+    update = stopped._update
+
+    def stop(objective):  # noqa: ANN001, ANN202
+        if stopped.step == 6:
+            raise KeyboardInterrupt
+        return update(objective)
+
+    stopped._update = stop
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    resumed = make_trainer(tmp_path / "stopped", method, config)
+    for parameter in resumed.policy.lm.parameters():  # whatever the process starts with is replaced by the checkpoint
+        torch.nn.init.constant_(parameter, 0.5)
+    resumed.train()
+    for name, expected in parameters(whole).items():
+        assert torch.equal(parameters(resumed)[name], expected), name
+    lines = [[json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()] for run in ("whole", "stopped")]
+    timeless = [[{k: v for k, v in line.items() if "per_s" not in k} for line in run] for run in lines]
+    assert timeless[0] == timeless[1]
+
+
+def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none")
+    make_trainer(tmp_path, "bc", config).train()
+    with pytest.raises(ValueError, match="expected to resume a run with .*'batch_size': 4.*'batch_size': 8"):
+        make_trainer(tmp_path, "bc", TrainerConfig(per_device_train_batch_size=8, max_steps=4, report_to="none")).train()
+
+
+def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(tmp_path: Path) -> None:
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=8, eval_steps=2, save_total_limit=2, learning_rate=1e-2, report_to="none")
+    make_trainer(tmp_path, "bc", config).train()
+    names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    best = (tmp_path / "best").read_text().strip()
+    assert (tmp_path / "latest").read_text().strip() == "checkpoint-8" and set(names) == {"checkpoint-6", "checkpoint-8", best}
+    assert not list(tmp_path.rglob("*.bin")) + list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl"))
+    assert [path.parent.name for path in tmp_path.rglob("trainer")] == ["checkpoint-8"]
+    losses = {
+        line["step"]: line["eval/loss"] for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()) if "eval/loss" in line
+    }
+    assert best == f"checkpoint-{min(losses, key=losses.get)}"
+
+
+def test_best_is_the_highest_return_when_an_environment_measures_it(tmp_path: Path) -> None:
+    returns = {2: 1.0, 4: 3.0, 6: 2.0}
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=6, eval_steps=2, report_to="none")
+    trainer = make_trainer(tmp_path, "ilql", config)
+    trainer.evaluate, trainer.metric, trainer.sign = (lambda policy, tokenizer, step: {"eval/return": returns[step]}), "eval/return", 1
+    trainer.train()
+    assert (tmp_path / "best").read_text().strip() == "checkpoint-4"
+
+
+def test_the_prior_never_moves(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "kl_control", TrainerConfig(per_device_train_batch_size=4, max_steps=3, learning_rate=1e-2, report_to="none"))
+    before = hashlib.sha256(np.concatenate(trainer._prior_logp).tobytes()).hexdigest()
+    lm = parameters(trainer)
+    trainer.train()
+    assert hashlib.sha256(np.concatenate(trainer._prior_logp).tobytes()).hexdigest() == before
+    assert any(not torch.equal(value, lm[name]) for name, value in parameters(trainer).items() if name.startswith("lm."))
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    rows = make_rows(make_tokenizer(), 4)
+    rows[0].rewards[:] = np.inf
+    trainer = make_trainer(tmp_path, "ilql", TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none"), rows=rows)
+    with pytest.raises(ValueError, match="expected a finite gradient"):
+        trainer.train()
+
+
+def test_no_rows_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="train split holds no replies"):
+        make_trainer(tmp_path, "bc", TrainerConfig(), rows=[])
+
+
+def test_tensorboard_holds_what_the_json_lines_hold(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    make_trainer(tmp_path, "bc", TrainerConfig(per_device_train_batch_size=8, max_steps=4, logging_steps=2)).train()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    written = {e.step: e.value for e in events.Scalars("train/loss")}
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written == {line["step"]: pytest.approx(line["train/loss"], rel=1e-6) for line in lines if "train/loss" in line} and set(written) == {2, 4}
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(24, 8), (25, 8), (3, 8), (1000, 7)])
+def test_an_epoch_takes_every_row_and_full_batches_only(rows: int, batch: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 500, rows)
+    batches = epoch_order(lengths, batch, seed=1, epoch=2)
+    taken = np.concatenate(batches)
+    assert {len(b) for b in batches} == {batch} and set(taken) == set(range(rows)) and len(taken) - rows < batch
+    again = epoch_order(lengths, batch, seed=1, epoch=2)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+    if rows > 100:
+        other = epoch_order(lengths, batch, seed=1, epoch=3)
+        assert not all(np.array_equal(a, b) for a, b in zip(batches, other, strict=True))
+        assert np.mean([lengths[b].max() - lengths[b].mean() for b in batches]) < 0.1 * lengths.max()  # little padding
+
+
+def test_schedules_by_hand() -> None:
+    """peak 1, 2 steps of warm-up, 10 in all: (1/2, 1), then linear from 1 to 0 over 8 steps; cosine is 1/2 halfway."""
+    linear = [learning_rate_at(step, peak=1.0, warmup=2, total=10, schedule="linear") for step in range(11)]
+    assert linear[:3] == [0.5, 1.0, 1.0] and linear[6] == 0.5 and linear[10] == 0.0
+    assert learning_rate_at(6, peak=1.0, warmup=2, total=10, schedule="cosine") == pytest.approx(0.5)
+    assert learning_rate_at(99, peak=1.0, warmup=2, total=10, schedule="constant") == 1.0
+
+
+def test_methods_with_targets_move_them(tmp_path: Path) -> None:
+    for method in (ILQL(), KLControl()):
+        name = "ilql" if isinstance(method, ILQL) else "kl_control"
+        trainer = make_trainer(tmp_path / name, name, TrainerConfig(per_device_train_batch_size=4, max_steps=1, learning_rate=1e-1, report_to="none"))
+        start = parameters(trainer)
+        trainer.train()
+        end = parameters(trainer)
+        online, target = ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
+        torch.testing.assert_close(end[target], start[target] + 0.005 * (end[online] - start[target]))
