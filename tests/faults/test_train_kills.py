@@ -1,0 +1,106 @@
+"""Real kills: a worker with SIGKILL, then the driver with everything it started. What comes out equals the run that nobody touched, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from envs.small_talk import write_logs
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+TRAIN = (
+    "--method ilql --model.family llama --model.layers 1 --model.width 32 --model.dropout 0.1 --per_device_train_batch_size 4 --max_steps 60 "
+    "--save_steps 5 --save_total_limit 20 --logging_steps 5 --learning_rate 1e-3 --cpus_per_worker 1 --num_workers 2 --method.alpha 0.1"
+).split()
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen, timeout: float = 240) -> str:
+    output, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, output[-4000:]
+    return output
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"the run ended before it could be killed: {process.stdout.read()[-3000:]}"
+        assert time.monotonic() < deadline, "waited in vain for the run to reach the point of the kill"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kills")
+    write_logs(folder / "logs.jsonl", dialogs=150, seed=3)
+    finish(start("pipelines.prepare", "--logs", str(folder / "logs.jsonl"), "--out", str(folder / "data"), "--vocab_size", "500", "--quiet"))
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def untouched(data: Path) -> dict[str, torch.Tensor]:
+    out = data.parent / "untouched"
+    result = json.loads(finish(start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN)).splitlines()[-1])
+    assert result["step"] == 60
+    return state(out)
+
+
+def state(run: Path) -> dict[str, torch.Tensor]:
+    assert (run / "latest").read_text().strip() == "checkpoint-60"
+    folder = run / "checkpoint-60" / "trainer"
+    return load_file(folder / "policy.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(got[name], expected[name])] == []
+
+
+def test_a_killed_worker_is_replaced_and_nothing_changes(data: Path, untouched: dict[str, torch.Tensor]) -> None:
+    out = data.parent / "worker"
+    process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN)
+    wait_for((out / "checkpoint-15").exists, process)
+    workers = [p for p in psutil.Process(process.pid).children(recursive=True) if "RayTrainWorker" in " ".join(p.cmdline())]
+    assert len(workers) == 2, [p.cmdline() for p in workers]
+    os.kill(workers[-1].pid, signal.SIGKILL)
+    finish(process)
+    assert_equal(state(out), untouched)
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps) and set(range(5, 65, 5)) <= set(steps)
+
+
+def test_a_killed_driver_is_started_again_with_resume(data: Path, untouched: dict[str, torch.Tensor]) -> None:
+    out = data.parent / "driver"
+    for point in ("checkpoint-10", "checkpoint-35"):  # twice
+        process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, "--resume")
+        wait_for((out / point).exists, process)
+        everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for member in everyone:
+            with_nobody_left(member)
+        process.wait(timeout=30)
+    finish(start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, "--resume"))
+    assert_equal(state(out), untouched)
+
+
+def with_nobody_left(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:  # it went with its parent
+        return
