@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.methods import BC, METHODS, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, write_json
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.training.logger import following
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 CHOICES = {"method": METHODS}
@@ -74,7 +76,7 @@ def main(config: TrainConfig) -> dict[str, Any]:
         raise ValueError(f"{out} already holds a run: pass --resume to continue it or --overwrite to delete it")
     out.mkdir(parents=True, exist_ok=True)
     save_config(config, out / "train.yaml", choices=CHOICES)
-    with connect(config.address or None):
+    with connect(config.address or None), nullcontext() if config.quiet else following(out):
         cores = config.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
         fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
     return json.loads((out / "result.json").read_text(encoding="utf-8"))
@@ -109,7 +111,6 @@ def train_worker(config: TrainConfig) -> dict[str, Any]:
         evaluate=evaluate,
         describe=model_card(config, manifest),
         device=device,
-        quiet=config.quiet,
     )
     result = trainer.train()
     if trainer.rank == 0:

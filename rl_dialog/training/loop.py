@@ -110,13 +110,12 @@ class Trainer:
         evaluate: Evaluate | None = None,
         describe: str = "",
         device: torch.device | str = "cpu",
-        quiet: bool = False,
     ) -> None:
         if not train_rows:
             raise ValueError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
         self.train_rows, self.eval_rows, self.evaluate, self.describe = train_rows, eval_rows, evaluate, describe
-        self.device, self.quiet = torch.device(device), quiet
+        self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.policy = policy.start_training().to(self.device)
         self.optimizer = make_optimizer(self.policy, learning_rate=config.learning_rate, weight_decay=config.weight_decay)
@@ -134,7 +133,7 @@ class Trainer:
         objective: nn.Module = Objective(self.policy)
         if self.world > 1:
             objective = DistributedDataParallel(objective, find_unused_parameters=_may_leave_parameters_out(self.policy))
-        log = Logger(self.output_dir, total=self.total_steps, first_step=self.step, report_to=self.config.report_to, quiet=self.quiet) if not self.rank else None
+        log = None if self.rank else Logger(self.output_dir, first_step=self.step, report_to=self.config.report_to)
         metrics: dict[str, float] = {}
         clock = time.perf_counter()
         tokens_since = 0
@@ -145,11 +144,10 @@ class Trainer:
             if due:
                 seconds, clock = time.perf_counter() - clock, time.perf_counter()
                 metrics = self._means("train", sums) | {"data/tokens_per_s": tokens_since * self.world / seconds, "train/epoch": self.step / self.steps_per_epoch}
+                metrics["train/progress"] = self.step / self.total_steps
                 tokens_since = 0
-            if log:
-                log.advance(metrics.get("train/loss"))
-                if due:
-                    log.log(self.step, metrics)
+            if log and due:
+                log.log(self.step, metrics)
             metrics |= self._evaluate_and_save(log)
         if log:
             log.close()

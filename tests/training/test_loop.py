@@ -54,7 +54,7 @@ def make_trainer(directory: Path, method: str, config: TrainerConfig, *, rows: l
             torch.nn.init.normal_(parameter, std=0.1)
     prior = load_lm(MODEL, tokenizer) if policy.method.uses_prior else None
     rows = make_rows(tokenizer) if rows is None else rows
-    return Trainer(policy, tokenizer, rows, rows[:5], config, directory, prior=prior, quiet=True)
+    return Trainer(policy, tokenizer, rows, rows[:5], config, directory, prior=prior)
 
 
 def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -1,0 +1,58 @@
+"""What README says is there, is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipelines import chat, evaluate, prepare, train
+from rl_dialog.config import load_config
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONFIGS = {
+    "prepare": (prepare.PrepareConfig, None),
+    "train": (train.TrainConfig, train.CHOICES),
+    "evaluate": (evaluate.EvaluateConfig, None),
+    "chat": (chat.ChatConfig, None),
+}
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every `python -m pipelines.VERB ...` of the fenced blocks, with continued lines joined and comments dropped."""
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.S)).replace("\\\n", " ")
+    found = [line[line.index("python -m pipelines.") :] for line in blocks.splitlines() if "python -m pipelines." in line]
+    return [shlex.split(line, comments=True)[2:] for line in found]
+
+
+@pytest.mark.parametrize("step", ["run", "test"])
+def test_the_marked_blocks_are_there(step: str) -> None:
+    assert re.search(rf"<!-- newcomer: {step} -->\s*```bash\n(.*?)```", README, re.S)
+
+
+@pytest.mark.parametrize("command", commands(README), ids=lambda command: command[0])
+def test_every_command_has_known_flags(command: list[str]) -> None:
+    verb = command[0].removeprefix("pipelines.")
+    assert (ROOT / "pipelines" / f"{verb}.py").is_file()
+    if verb in CONFIGS:
+        config_class, choices = CONFIGS[verb]
+        load_config(config_class, command[1:], choices=choices)
+
+
+def test_every_file_it_names_exists() -> None:
+    figure = re.search(r"```mermaid\n(.*?)```", README, re.S).group(1)
+    for name in re.findall(r"[\w/]+/[\w*]+\.py", figure):
+        assert any(ROOT.glob(name)) or any((ROOT / "rl_dialog").glob(name)), name
+    for name in re.findall(r"^\| `([\w/.]+)` \|", README.split("## Files")[1], re.M):
+        assert (ROOT / name).exists(), name
+    for link in re.findall(r"\]\(([\w/.]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tune_configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_loads_and_says_its_command(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith(f"# python -m pipelines.train --config tune_configs/{path.name}")
+    assert load_config(train.TrainConfig, ["--config", str(path)], choices=train.CHOICES).max_steps > 0
