@@ -3,8 +3,8 @@
     python -m pipelines.benchmark train       tokens/s of bc and ilql, over those of cross-entropy training of the same backbone
     python -m pipelines.benchmark generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
 
-The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round: whatever
-else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average is written down beside them.
+The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
+whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
 """
 
 from __future__ import annotations
@@ -246,7 +246,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
-    lines = [f"{config.what}: GPT-2 of {config.layers} layers, width {config.width}, vocabulary {config.vocabulary}; {config.threads} threads, float32"]
+    shape = f"{config.layers} layers, width {config.width}, vocabulary {config.vocabulary}"
+    lines = [f"{config.what}: GPT-2 of {shape}; {config.threads} threads, float32"]
     for setting, rows in figures.items():
         lines += ["", f"{setting:<52} {'tokens/s':>10} {'ratio':>7}   95% interval"]
         for name, row in rows.items():

@@ -87,7 +87,14 @@ def _train(config: QuickstartConfig, out: Path) -> None:
     def one(method: str, seed: int) -> None:
         start = ["--model.model_name_or_path", str(out / f"bc-seed{seed}")] if method != "bc" else []
         steps = ["--max_steps", str(config.max_steps)] if config.max_steps else []
-        arguments = ["--config", str(CONFIGS / f"quickstart_{method}.yaml"), "--data", str(out / "data"), "--output_dir", str(out / f"{method}-seed{seed}")]
+        arguments = [
+            "--config",
+            str(CONFIGS / f"quickstart_{method}.yaml"),
+            "--data",
+            str(out / "data"),
+            "--output_dir",
+            str(out / f"{method}-seed{seed}"),
+        ]
         settings = [*arguments, *start, *steps, "--seed", str(seed), "--cpus_per_worker", "1", "--quiet"]
         train.main(load_config(train.TrainConfig, settings, choices=train.CHOICES))
 

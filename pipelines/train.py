@@ -1,7 +1,7 @@
 """Shards to checkpoint: any method, one worker or many.
 
-    python -m pipelines.train --data data/prepared --output_dir runs/bc
-    python -m pipelines.train --data data/prepared --output_dir runs/ilql --method ilql --model.model_name_or_path runs/bc --num_workers 2
+python -m pipelines.train --data data/prepared --output_dir runs/bc
+python -m pipelines.train --data data/prepared --output_dir runs/ilql --method ilql --model.model_name_or_path runs/bc --num_workers 2
 """
 
 from __future__ import annotations

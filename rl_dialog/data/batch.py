@@ -74,7 +74,9 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", 
         length = len(row.input_ids)
         ids[b, :length], mask[b, :length] = row.input_ids, True
         if row.assistant[0]:
-            raise ValueError("expected a state before the first action: a row may not begin with an assistant token (render a generation prompt first)")
+            raise ValueError(
+                "expected a state before the first action: a row may not begin with an assistant token (render a generation prompt first)"
+            )
         act[b, : length - 1] = row.assistant[1:]
         where = np.flatnonzero(act[b])
         ends = row.reply_ends - 1  # the decision that wrote a reply's last token

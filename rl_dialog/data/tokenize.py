@@ -30,7 +30,15 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
-TEMPLATE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")  # of a message; rewards are none of its business
+TEMPLATE_KEYS = (
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    "reasoning_content",
+    "thinking",
+)  # of a message; rewards are none of its business
 
 
 class TemplateError(ValueError):
@@ -217,7 +225,8 @@ def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
     if not text.startswith(prefix):
         at = next((i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b), min(len(prefix), len(text)))
         raise TemplateError(
-            f"dialog {dialog!r}: the chat template changes earlier text when message {number} is added: expected {prefix[at : at + 40]!r} at character {at}, "
+            f"dialog {dialog!r}: the chat template changes earlier text when message {number} is added: "
+            f"expected {prefix[at : at + 40]!r} at character {at}, "
             f"got {text[at : at + 40]!r}. Training masks need a template that only appends; set `tokenizer.chat_template` to one that does "
             "(rl_dialog.data.tokenize.CHAT_TEMPLATE is such a template)."
         )

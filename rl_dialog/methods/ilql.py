@@ -11,6 +11,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import discounts, expectile, minimum
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.scores import nll_together
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class ILQL(Method):
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         actions, count = batch.actions, batch.decisions
         v = out.v[:count]
+        # Unless its weights need the advantage, the pass over the vocabulary comes first: it leaves the LM's log-sum-exp behind, which `at` may need.
+        entropies = None if self.awac_beta else self._cross_entropies(out, actions)
         q_target = minimum(tuple(q.at(actions).detach() for q in out.q_target))
         advantage = q_target - v
         v_loss = expectile(advantage, self.tau).sum()
@@ -59,24 +62,30 @@ class ILQL(Method):
         q = tuple(q.at(actions) for q in out.q)
         q_loss = sum((y - q_i).square().sum() for q_i in q)
 
-        cql, _ = _sum(q_i.nll(actions) for q_i in out.q) if self.cql_weight else (q_loss.new_zeros(()), None)
-        weight = (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip) if self.awac_beta else None
-        lm, nll = out.lm.nll(actions, weight) if self.awac_weight else (q_loss.new_zeros(()), q_loss.new_zeros(1))
+        if entropies is None:
+            entropies = self._cross_entropies(out, actions, (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip))
+        lm, nll, cql = entropies
         total = q_loss + v_loss + self.cql_weight * cql + self.awac_weight * lm
         metrics = {"q_loss": q_loss, "v_loss": v_loss, "cql_loss": cql, "nll": nll.sum(), "q": q[0].sum(), "v": v.sum(), "advantage": advantage.sum()}
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
+    def _cross_entropies(self, out: Outputs, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(L_LM, its unweighted terms, L_CQL) as sums; zeros for terms of weight 0."""
+        zero = out.v.new_zeros(())
+        q = out.q if self.cql_weight else ()
+        if self.awac_weight:
+            (lm, nll), cql = nll_together(out.lm, q, actions, weight)
+        else:
+            (lm, nll), cql = (zero, zero), [q_i.nll(actions) for q_i in q]
+        return lm, nll, sum((total for total, _ in cql), zero)
+
     def decode(self, out: Outputs) -> Tensor:
-        log_p = out.lm.dense().log_softmax(-1)  # (S, V)
+        logits = out.lm.dense()  # (S, V)
         if not self.beta:
-            return log_p
+            return logits.log_softmax(-1)
         if not self.top_k:
-            return log_p + self.beta * (minimum(tuple(q.dense() for q in out.q_target)) - out.v[:, None])
-        top = log_p.topk(min(self.top_k, log_p.shape[1]), dim=-1)
+            return logits.log_softmax(-1) + self.beta * (minimum(tuple(q.dense() for q in out.q_target)) - out.v[:, None])
+        top = logits.topk(min(self.top_k, logits.shape[1]), dim=-1)
+        log_p = top.values - out.lm.reduce("logsumexp")[:, None]  # (S, K): only these are normalised
         q = minimum(tuple(q.at_each(top.indices) for q in out.q_target))  # V is the same for every token of a state: left out
-        return torch.full_like(log_p, -torch.inf).scatter(1, top.indices, top.values + self.beta * q)
-
-
-def _sum(pairs) -> tuple[Tensor, Tensor]:  # noqa: ANN001
-    totals, each = zip(*pairs, strict=True)
-    return sum(totals), sum(each)
+        return torch.full_like(logits, -torch.inf).scatter_(1, top.indices, log_p + self.beta * q)

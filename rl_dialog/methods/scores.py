@@ -9,12 +9,14 @@ The first N states are the decisions of a batch (data/batch.py), so `at` and `nl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 20  # numbers in one chunk of scores (4 MB in float32: it stays in cache between the passes of a softmax)
+# Numbers in one chunk of scores: 8 MB in float32 stay in a last-level cache between the passes of a softmax; with fewer rows, products are slower.
+CHUNK_ELEMENTS = 1 << 21
 
 
 class Scores(ABC):
@@ -70,7 +72,8 @@ class Linear(Scores):
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         self.features, self.weight, self.bias = features, weight, bias
-        self._lse: Tensor | None = None
+        self._lse: Tensor | None = None  # of the first states, once something needed it
+        self._dense: Tensor | None = None  # decoding asks for logits several times: once for the LM, once for each low-rank head
 
     def at(self, actions: Tensor) -> Tensor:
         rows = F.embedding(actions, self.weight)  # (N, F)
@@ -78,21 +81,27 @@ class Linear(Scores):
         return score if self.bias is None else score + self.bias[actions]
 
     def at_each(self, tokens: Tensor) -> Tensor:
+        if self._dense is not None and not torch.is_grad_enabled():
+            return self._dense.gather(1, tokens)
         rows = F.embedding(tokens, self.weight)  # (S, K, F)
         scores = torch.einsum("skf,sf->sk", rows, self.features.to(rows.dtype))
         return scores if self.bias is None else scores + self.bias[tokens]
 
     def dense(self) -> Tensor:
-        return F.linear(self.features, self.weight, self.bias).float()
+        if torch.is_grad_enabled():
+            return F.linear(self.features, self.weight, self.bias).float()
+        if self._dense is None:
+            self._dense = F.linear(self.features, self.weight, self.bias).float()
+        return self._dense
 
     @torch.no_grad()
     def reduce(self, how: str) -> Tensor:
         if how == "logsumexp" and self._lse is not None and len(self._lse) == len(self.features):
             return self._lse
         parts = []
-        for features in self.features.split(_chunk(len(self.weight))):
-            scores = F.linear(features, self.weight, self.bias).float()
-            parts.append(scores.amax(1) if how == "max" else scores.logsumexp(1))
+        for part in (self.features if self._dense is None else self._dense).split(_chunk(len(self.weight))):
+            scores = F.linear(part, self.weight, self.bias).float() if self._dense is None else part
+            parts.append(scores.amax(1) if how == "max" else _logsumexp(scores))
         reduced = torch.cat(parts)
         if how == "logsumexp":
             self._lse = reduced
@@ -105,12 +114,7 @@ class Linear(Scores):
         return self._lse[:count]
 
     def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        ones = torch.ones(len(actions), device=actions.device) if weight is None else weight.detach().float()
-        inputs = (self.features[: len(actions)], self.weight, self.bias)
-        if not torch.is_grad_enabled():  # an autograd.Function cannot see this, and would work out gradients for nothing
-            inputs = tuple(None if tensor is None else tensor.detach() for tensor in inputs)
-        total, each, self._lse = _LinearNLL.apply(*inputs, actions, ones)
-        return total, each
+        return nll_together(self, (), actions, weight)[0]
 
 
 class LowRank(Scores):
@@ -146,15 +150,51 @@ class LowRank(Scores):
         return dense.amax(1) if how == "max" else dense.logsumexp(1)
 
     def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        ones = torch.ones(len(actions), device=actions.device) if weight is None else weight.detach().float()
-        base, count = self.base, len(actions)
-        return _LowRankNLL.apply(
-            base.features[:count].detach(), base.weight.detach(), base.bias, self.scale, self.features[:count], self.weight, actions, ones
-        )
+        weights = _ones(actions) if weight is None else weight.detach().float()
+        return _fused(self.base, (self,), actions, None, weights)[1]
+
+
+def nll_together(
+    lm: Scores, q: Sequence[Scores], actions: Tensor, weight: Tensor | None = None
+) -> tuple[tuple[Tensor, Tensor], list[tuple[Tensor, Tensor]]]:
+    """`lm.nll(actions, weight)` and the unweighted `nll` of each of `q`. Low-rank corrections of `lm` share the pass that computes its logits."""
+    if not isinstance(lm, Linear):
+        return lm.nll(actions, weight), [scores.nll(actions) for scores in q]
+    on_lm = [scores for scores in q if isinstance(scores, LowRank) and scores.base is lm]
+    weights = _ones(actions) if weight is None else weight.detach().float()
+    first, *found = _fused(lm, on_lm, actions, weights, _ones(actions))
+    shared = dict(zip(map(id, on_lm), found, strict=True))
+    return first, [shared[id(scores)] if id(scores) in shared else scores.nll(actions) for scores in q]
+
+
+def _fused(
+    base: Linear, corrections: Sequence[LowRank], actions: Tensor, base_weights: Tensor | None, weights: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """[(sum, terms) of base, (sum, terms) of each correction]; base_weights None leaves out base's own."""
+    count = len(actions)
+    inputs = [base.features[:count], base.weight, base.bias]
+    for scores in corrections:
+        inputs += [scores.scale, scores.features[:count], scores.weight]
+    if not torch.is_grad_enabled():  # an autograd.Function cannot see this, and would work out gradients for nothing
+        inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
+    lse, *found = _NLL.apply(actions, base_weights, weights, *inputs)
+    if base_weights is not None:
+        base._lse = lse
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def _chunk(vocabulary: int) -> int:
     return max(1, CHUNK_ELEMENTS // vocabulary)
+
+
+def _ones(actions: Tensor) -> Tensor:
+    return torch.ones(len(actions), device=actions.device)
+
+
+def _logsumexp(scores: Tensor) -> Tensor:
+    """(C,) of (C, V): several times as fast on a CPU as Tensor.logsumexp, whose exp is not vectorised."""
+    top = scores.amax(1, keepdim=True)
+    return (top + (scores - top).exp_().sum(1, keepdim=True).log()).squeeze(1)
 
 
 def _softmax_(scores: Tensor, actions: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,59 +208,56 @@ def _softmax_(scores: Tensor, actions: Tensor, weight: Tensor) -> tuple[Tensor, 
     return lse - taken, lse
 
 
-class _LinearNLL(torch.autograd.Function):
-    """Weighted cross-entropy of a linear layer with its gradient taken in the same pass over the chunk, so no (N, V) tensor is kept."""
+class _NLL(torch.autograd.Function):
+    """Weighted cross-entropies of base = features @ weight.T + bias, and of corrections of it, scale * base + features @ weight.T.
+
+    Gradients are taken in the same pass over a chunk, so no (N, V) tensor is kept and base is computed once for all. A correction sends no gradient
+    into base; its state's offset cancels in a softmax. Returns base's log-sum-exp, then (sum, terms) of base and of each correction.
+    """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, actions, ones):  # noqa: ANN001, ANN205
+    def forward(ctx, actions, base_weights, weights, features, weight, bias, *corrections):  # noqa: ANN001, ANN205
+        wanted = [need and (base_weights is not None or i > 5) for i, need in enumerate(ctx.needs_input_grad)][3:]
+        inputs = (features, weight, bias, *corrections)
+        gradients = [torch.zeros_like(tensor) if want else None for tensor, want in zip(inputs, wanted, strict=True)]
+        each = [torch.zeros_like(weights) for _ in range(1 + len(corrections) // 3)]
+        lse = torch.empty_like(weights)
         table = weight.detach().to(features.dtype)
-        need_features, need_weight = ctx.needs_input_grad[:2]
-        grad_features = torch.empty_like(features) if need_features else None
-        grad_weight = torch.zeros_like(weight) if need_weight else None
-        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        each, lse = torch.empty_like(ones), torch.empty_like(ones)
         step = _chunk(len(weight))
         for start in range(0, len(actions), step):
             part = slice(start, start + step)
-            scores = F.linear(features[part], table, bias).float()
-            each[part], lse[part] = _softmax_(scores, actions[part], ones[part])
-            gradient = scores.to(features.dtype)
-            if need_features:
-                torch.mm(gradient, table, out=grad_features[part])
-            if need_weight:
-                grad_weight.addmm_(gradient.t().to(weight.dtype), features[part].to(weight.dtype))
-            if grad_bias is not None:
-                grad_bias += scores.sum(0)
-        ctx.save_for_backward(grad_features, grad_weight, grad_bias)
-        ctx.mark_non_differentiable(each, lse)
-        return (each * ones).sum(), each, lse
+            base = F.linear(features[part], table, bias).float()
+            for i in range(0, len(corrections), 3):
+                scale, own, rows = corrections[i : i + 3]
+                grad_scale, grad_own, grad_rows = gradients[3 + i : 6 + i]
+                scores = torch.addmm(base, own[part].float(), rows.float().t(), beta=float(scale)).float()  # autocast makes bfloat16
+                each[1 + i // 3][part], _ = _softmax_(scores, actions[part], weights[part])
+                if grad_scale is not None:
+                    grad_scale += torch.dot(scores.flatten(), base.flatten())
+                _add_gradients(scores, own, rows, grad_own, grad_rows, part)
+                del scores  # so that the next one gets the same memory, which is in cache
+            if base_weights is not None:  # last, because it overwrites base
+                each[0][part], lse[part] = _softmax_(base, actions[part], base_weights[part])
+                _add_gradients(base, features, table, gradients[0], gradients[1], part)
+                if gradients[2] is not None:
+                    gradients[2] += base.sum(0)
+            del base
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(lse, *each)
+        outputs = [lse]
+        for i, terms in enumerate(each):
+            outputs += [(terms * (weights if i or base_weights is None else base_weights)).sum(), terms]
+        return tuple(outputs)
 
     @staticmethod
-    def backward(ctx, gradient, *_):  # noqa: ANN001, ANN205
-        return (*(None if g is None else g.mul_(gradient) for g in ctx.saved_tensors), None, None)
+    def backward(ctx, _, *outer):  # noqa: ANN001, ANN205
+        saved = ctx.saved_tensors  # three for each sum
+        return None, None, None, *(None if g is None else g.mul_(outer[2 * (i // 3)]) for i, g in enumerate(saved))
 
 
-class _LowRankNLL(torch.autograd.Function):
-    """The same for scores = scale * base + features @ weight.T; the state's offset cancels in a softmax, and the base gets no gradient."""
-
-    @staticmethod
-    def forward(ctx, base_features, base_weight, base_bias, scale, features, weight, actions, ones):  # noqa: ANN001, ANN205
-        grad_scale, grad_features, grad_weight = torch.zeros_like(scale), torch.empty_like(features), torch.zeros_like(weight)
-        table, each = weight.detach().to(features.dtype), torch.empty_like(ones)
-        step = _chunk(len(weight))
-        for start in range(0, len(actions), step):
-            part = slice(start, start + step)
-            base = F.linear(base_features[part], base_weight.to(base_features.dtype), base_bias).float()
-            scores = torch.addmm(base, features[part].float(), table.float().t(), beta=float(scale)).float()  # autocast makes bfloat16
-            each[part], _ = _softmax_(scores, actions[part], ones[part])
-            grad_scale += torch.dot(scores.flatten(), base.flatten())
-            grad_features[part] = scores.to(features.dtype) @ table
-            grad_weight.addmm_(scores.t().to(weight.dtype), features[part].to(weight.dtype))
-        ctx.save_for_backward(grad_scale, grad_features, grad_weight)
-        ctx.mark_non_differentiable(each)
-        return (each * ones).sum(), each
-
-    @staticmethod
-    def backward(ctx, gradient, *_):  # noqa: ANN001, ANN205
-        scale, features, weight = (g.mul_(gradient) for g in ctx.saved_tensors)
-        return None, None, None, scale, features, weight, None, None
+def _add_gradients(scores: Tensor, features: Tensor, table: Tensor, grad_features: Tensor | None, grad_table: Tensor | None, part: slice) -> None:
+    """What d(loss)/d(scores) of a chunk is for the two factors of scores[part] = features[part] @ table.T."""
+    if grad_features is not None:
+        torch.mm(scores.to(features.dtype), table.to(features.dtype), out=grad_features[part])
+    if grad_table is not None:
+        grad_table.addmm_(scores.t().to(grad_table.dtype), features[part].to(grad_table.dtype))

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rl_dialog.config import from_dict
-from rl_dialog.methods import METHODS, BC, Method
+from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.policy import ModelConfig, Policy
 
 FORMAT = 1
@@ -82,7 +82,9 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     directory = resolve(directory)
     stored = read_method(directory)
     if method is not None and type(method) is not type(stored):
-        raise ValueError(f"{directory} was trained with {method_name(stored)}, expected {method_name(method)}: pass a checkpoint of that method, or train one")
+        raise ValueError(
+            f"{directory} was trained with {method_name(stored)}, expected {method_name(method)}: pass a checkpoint of that method, or train one"
+        )
     method = method or stored
     try:
         lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
@@ -103,8 +105,10 @@ def load_prior(directory: str | Path) -> PreTrainedModel | None:
         return None
     path = (Path(directory) / prior).resolve()
     if not path.is_dir():
-        raise ValueError(f"{directory}/rl_dialog.yaml: expected the frozen prior at {path}, found nothing; copy the run's `prior` folder beside its checkpoints")
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval().requires_grad_(False)
+        raise ValueError(
+            f"{directory}/rl_dialog.yaml: expected the frozen prior at {path}, found nothing; copy the run's `prior` folder beside its checkpoints"
+        )
+    return _load_frozen(path)
 
 
 def freeze_prior(policy: Policy, directory: Path, tokenizer: Any) -> PreTrainedModel | None:
@@ -112,11 +116,12 @@ def freeze_prior(policy: Policy, directory: Path, tokenizer: Any) -> PreTrainedM
 
     None for a policy with LoRA: switching its adapters off gives the prior without a second model.
     """
-    if not directory.is_dir() and int(os.environ.get("RANK", "0")) == 0:
+    adapters = getattr(policy.lm, "_hf_peft_config_loaded", False)
+    if directory.is_dir():
+        return None if adapters else _load_frozen(directory)
+    if int(os.environ.get("RANK", "0")) == 0:
         write_atomically(directory, lambda temporary: (_save_lm(policy.lm, temporary), tokenizer.save_pretrained(temporary)))
-    if getattr(policy.lm, "_hf_peft_config_loaded", False):
-        return None
-    return copy.deepcopy(policy.lm).eval().requires_grad_(False)
+    return None if adapters else copy.deepcopy(policy.lm).eval().requires_grad_(False)
 
 
 def resolve(directory: str | Path) -> str:
@@ -126,7 +131,9 @@ def resolve(directory: str | Path) -> str:
         for pointer in ("best", "latest"):
             if (path / pointer).is_file():
                 return str(path / (path / pointer).read_text(encoding="utf-8").strip())
-        raise ValueError(f"{directory}: expected a checkpoint (config.json) or a run folder (best, latest), found {sorted(p.name for p in path.iterdir())[:8]}")
+        raise ValueError(
+            f"{directory}: expected a checkpoint (config.json) or a run folder (best, latest), found {sorted(p.name for p in path.iterdir())[:8]}"
+        )
     return str(directory)
 
 
@@ -150,6 +157,10 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_json(path: Path, values: Any) -> None:
     """Readable JSON; NaN and infinity become null."""
     write_text_atomically(path, json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None), indent=1, ensure_ascii=False) + "\n")
+
+
+def _load_frozen(directory: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa").eval().requires_grad_(False)
 
 
 def _save_lm(lm: PreTrainedModel, directory: Path) -> None:

@@ -68,7 +68,8 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
             lm = AutoModelForCausalLM.from_pretrained(config.model_name_or_path, dtype=torch.float32, attn_implementation="sdpa")
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
-                f"cannot load a causal LM from {config.model_name_or_path!r}: expected a hub name, or a directory with config.json and model.safetensors ({error})"
+                f"cannot load a causal LM from {config.model_name_or_path!r}: "
+                f"expected a hub name, or a directory with config.json and model.safetensors ({error})"
             ) from error
     else:
         lm = AutoModelForCausalLM.from_config(_new_lm_config(config, len(tokenizer)), dtype=torch.float32, attn_implementation="sdpa")
@@ -119,7 +120,9 @@ class TwoCaches(DynamicCache):
         if isinstance(cache, cls):
             return cache
         if cache is not None and cache.get_seq_length():
-            raise ValueError(f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with {cache.get_seq_length()} tokens")
+            raise ValueError(
+                f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with {cache.get_seq_length()} tokens"
+            )
         return cls()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -231,6 +234,13 @@ class Policy(PreTrainedModel, GenerationMixin):
             yield
         finally:
             self.lm.enable_adapters()
+
+    def train(self, mode: bool = True) -> Policy:
+        """Dropout on or off, except in the target LM: a target is not a moving one within a step."""
+        super().train(mode)
+        if getattr(self, "lm_target", None) is not None:
+            self.lm_target.eval()
+        return self
 
     def start_training(self) -> Policy:
         """Adds what only training needs: the Polyak copy of the LM, where the method has one."""

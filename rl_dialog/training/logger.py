@@ -56,7 +56,9 @@ def following(directory: Path) -> Iterator[None]:
 
 
 def _follow(path: Path, shown: int, over: threading.Event) -> None:
-    bar = tqdm(total=1.0, disable=not sys.stderr.isatty(), dynamic_ncols=True, bar_format="{percentage:3.0f}% |{bar}| {elapsed}<{remaining} {postfix}")
+    bar = tqdm(
+        total=1.0, disable=not sys.stderr.isatty(), dynamic_ncols=True, bar_format="{percentage:3.0f}% |{bar}| {elapsed}<{remaining} {postfix}"
+    )
     while True:
         last = over.wait(0.5)
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []

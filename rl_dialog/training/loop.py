@@ -1,7 +1,7 @@
 """The only training loop: step, accumulate, clip, log, evaluate, save, resume. It runs alone or as one of the workers of a process group.
 
-Losses arrive as sums over decisions and are divided by the number of decisions in the whole update, over micro-batches and workers, so one worker, two
-workers and accumulated gradients make the same update. The order of the data and all randomness follow from (seed, step), so a run that was killed
+Losses arrive as sums over decisions and are divided by the number of decisions in the whole update, over micro-batches and workers, so one
+worker, two workers and accumulated gradients make the same update. The order of the data and all randomness follow from (seed, step), so a run that was killed
 and resumed is the run that was not.
 """
 
@@ -143,7 +143,10 @@ class Trainer:
             due = self._due(self.config.logging_steps)
             if due:
                 seconds, clock = time.perf_counter() - clock, time.perf_counter()
-                metrics = self._means("train", sums) | {"data/tokens_per_s": tokens_since * self.world / seconds, "train/epoch": self.step / self.steps_per_epoch}
+                metrics = self._means("train", sums) | {
+                    "data/tokens_per_s": tokens_since * self.world / seconds,
+                    "train/epoch": self.step / self.steps_per_epoch,
+                }
                 metrics["train/progress"] = self.step / self.total_steps
                 tokens_since = 0
             if log and due:
@@ -159,7 +162,9 @@ class Trainer:
         batches = [self._collate(rows, self.train_rows, self._prior_logp).to(self.device) for rows in self._micro_batches(self.step)]
         count = self._sum_over_workers(torch.tensor(float(sum(b.decisions for b in batches)), device=self.device))
         torch.manual_seed(int(np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0] >> 1))
-        rate = learning_rate_at(self.step, peak=config.learning_rate, warmup=config.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type)
+        rate = learning_rate_at(
+            self.step, peak=config.learning_rate, warmup=config.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.policy.train()
@@ -174,7 +179,9 @@ class Trainer:
                 sums[name] = sums.get(name, 0) + value.float()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm or float("inf"))
         if not torch.isfinite(norm):
-            raise ValueError(f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning rate, or check the rewards in the manifest")
+            raise ValueError(
+                f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning rate, or check the rewards in the manifest"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if alpha := getattr(self.policy.method, "alpha", 0.0):
@@ -285,7 +292,13 @@ class Trainer:
         state.mkdir()
         save_model(self.policy, str(state / "policy.safetensors"))
         save_optimizer(self.optimizer, state / "optimizer.safetensors")
-        progress = {"step": self.step, "best": self.best, "batch_size": self.batch_size, "rows": len(self.train_rows), "total_steps": self.total_steps}
+        progress = {
+            "step": self.step,
+            "best": self.best,
+            "batch_size": self.batch_size,
+            "rows": len(self.train_rows),
+            "total_steps": self.total_steps,
+        }
         write_json(state / "progress.json", progress)
 
     def _resume(self) -> None:
@@ -297,13 +310,15 @@ class Trainer:
         here = {"batch_size": self.batch_size, "rows": len(self.train_rows)}
         if any(progress[key] != value for key, value in here.items()):
             stored = {key: progress[key] for key in here}
-            raise ValueError(f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and global batch size, or start anew")
+            raise ValueError(
+                f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and global batch size, or start anew"
+            )
         load_model(self.policy, str(state / "policy.safetensors"), device=str(self.device))
         load_optimizer(self.optimizer, state / "optimizer.safetensors")
         self.step, self.best = progress["step"], progress["best"]
 
     def _selection_metric(self) -> tuple[str | None, int]:
-        """What `best` means: the return in an environment; for cloning the held-out loss; for values nothing (a TD error ranks no policies): the latest."""
+        """What `best` means: the return in an environment, for cloning the held-out loss, else the latest (a TD error ranks no policies)."""
         if self.evaluate:
             return "eval/return", 1
         return ("eval/loss", -1) if not (self.policy.method.heads.q or self.policy.method.heads.lm_target) and self.eval_rows else (None, 1)

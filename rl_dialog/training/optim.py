@@ -36,7 +36,9 @@ def learning_rate_at(step: int, *, peak: float, warmup: int, total: int, schedul
 def save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     """The optimizer's tensors as `<parameter index>.<name>` in one safetensors file."""
     state = optimizer.state_dict()["state"]
-    save_file({f"{i}.{name}": torch.as_tensor(value).detach().cpu().contiguous() for i, slots in state.items() for name, value in slots.items()}, path)
+    save_file(
+        {f"{i}.{name}": torch.as_tensor(value).detach().cpu().contiguous() for i, slots in state.items() for name, value in slots.items()}, path
+    )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:

@@ -210,6 +210,21 @@ def test_a_template_that_rewrites_history_is_refused():
         assert part in str(error.value)
 
 
+def test_a_template_that_drops_old_reasoning_is_refused():
+    """Each prompt agrees with its own reply, but the first reply's thoughts are gone once the second one is there: nobody acts in that state."""
+    said = "{{ m['content'] if m['role'] == 'user' or loop.last else m['content'].split('/')[-1] }}"
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' }}"
+        + said
+        + "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    plain = with_template(template)
+    (row,) = tokenize(dialog(user("hello"), reply("hmm/there")), plain)
+    assert written(plain, row) == ["hmm/there<|end|>"]
+    with pytest.raises(TemplateError, match="when message 3 is added: expected 'hmm/there<|end|>' at character 27".replace("|", r"\|")):
+        tokenize(dialog(user("hello"), reply("hmm/there"), user("x"), reply("y")), plain)
+
+
 def test_a_generation_prompt_that_replies_do_not_begin_with_is_refused():
     template = (
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'bot: ' }}{% endif %}"

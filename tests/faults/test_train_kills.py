@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,16 +21,18 @@ from envs.small_talk import write_logs
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-TRAIN = (
+TRAIN = shlex.split(
     "--method ilql --model.family llama --model.layers 1 --model.width 32 --model.dropout 0.1 --per_device_train_batch_size 4 --max_steps 60 "
     "--save_steps 5 --save_total_limit 20 --logging_steps 5 --learning_rate 1e-3 --cpus_per_worker 1 --num_workers 2 --method.alpha 0.1"
-).split()
+)
 
 
 def start(*arguments: str) -> subprocess.Popen:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment.pop("RAY_ADDRESS", None)
-    return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(process: subprocess.Popen, timeout: float = 240) -> str:

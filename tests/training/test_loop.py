@@ -22,7 +22,7 @@ from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.loop import Trainer, TrainerConfig, epoch_order
 from rl_dialog.training.optim import learning_rate_at
 
-WORDS = "yes no maybe good bad fine hello there what how nice day".split()
+WORDS = ("yes", "no", "maybe", "good", "bad", "fine", "hello", "there", "what", "how", "nice", "day")
 MODEL = ModelConfig(layers=1, width=16, attention_heads=2, context=128)
 
 
@@ -107,7 +107,9 @@ def plain_descent(trainer: Trainer) -> Trainer:
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
     """Dropout, warm-up, decay, moments, targets and the order of the data all continue where they were."""
-    config = TrainerConfig(per_device_train_batch_size=4, max_steps=10, learning_rate=1e-2, warmup_steps=3, save_steps=4, logging_steps=1, report_to="none")
+    config = TrainerConfig(
+        per_device_train_batch_size=4, max_steps=10, learning_rate=1e-2, warmup_steps=3, save_steps=4, logging_steps=1, report_to="none"
+    )
     whole = make_trainer(tmp_path / "whole", method, config)
     whole.train()
     stopped = make_trainer(tmp_path / "stopped", method, config)
@@ -224,5 +226,7 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
         start = parameters(trainer)
         trainer.train()
         end = parameters(trainer)
-        online, target = ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
+        online, target = (
+            ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
+        )
         torch.testing.assert_close(end[target], start[target] + 0.005 * (end[online] - start[target]))

@@ -1,0 +1,74 @@
+"""The benchmark runs end to end on tiny sizes and writes what it promises. No test here is about time."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.benchmark import BenchmarkConfig, main, make_batch, summarise
+
+TINY = {"rounds": 2, "warmup": 1, "threads": 1, "layers": 1, "attention_heads": 2, "width": 16, "vocabulary": 64, "rank": 4}
+TINY |= {"batch_size": 2, "length": 16, "user_block": 4, "prompt": 4, "new_tokens": 3, "top_k": 5}
+FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))] + ["--batch_sizes", "1", "2"]
+SETTINGS = {"train": ["every token a decision", "half of the tokens the user's, blocks of 4"], "generate": ["batch 1", "batch 2"]}
+OURS = {"train": {"bc", "ilql mlp", "ilql lowrank"}, "generate": {"ilql mlp", "ilql lowrank"}}
+
+
+def benchmark(*arguments):
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    command = [sys.executable, "-m", "pipelines.benchmark", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.mark.parametrize("what", ["train", "generate"])
+def test_the_command(what, tmp_path):
+    out = tmp_path / "figures" / "benchmark.json"
+    done = benchmark(what, *FLAGS, "--out", out)
+    assert done.returncode == 0, done.stderr
+    *table, last = done.stdout.splitlines()
+    headline, report = json.loads(last), json.loads(out.read_text())
+    assert headline["what"] == report["what"] == what
+    assert headline["out"] == str(out)
+    assert list(report["figures"]) == SETTINGS[what]
+    for setting, rows in report["figures"].items():
+        assert set(rows) == OURS[what] | {"plain"}
+        assert set(headline["ratios"][setting]) == OURS[what]
+        assert "ratio" not in rows["plain"]
+        assert all(row["tokens_per_s"] > 0 and row.get("ratio", 1) > 0 for row in rows.values())
+        assert any(setting in line for line in table)
+    assert report["settings"]["vocabulary"] == 64 and report["settings"]["rounds"] == 2
+    assert report["machine"]["torch"] == torch.__version__
+    assert len(report["machine"]["load_average_before"]) == 3
+    if sys.platform == "linux":
+        assert "mmap_max=0" in report["machine"]["allocator"], "the run did not set its allocator"
+
+
+def test_quiet_prints_the_json_line_only(tmp_path):
+    done = benchmark("generate", *FLAGS, *SIZES["generate"], "--quiet", "--out", tmp_path / "b.json")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_wrong_size_is_one_paragraph(tmp_path):
+    with pytest.raises(ValueError, match="expected rounds"):
+        main(BenchmarkConfig(rounds=0, out=str(tmp_path / "b.json")))
+
+
+def test_the_batches():
+    """Every token but the first is an action; with user blocks, every second block is."""
+    config = BenchmarkConfig(batch_size=2, length=16, vocabulary=64)
+    assert make_batch(config, 0).decisions == 2 * 15
+    half = make_batch(config, 4)
+    assert half.decisions == 2 * 8
+    assert half.act[0].nonzero().squeeze(1).tolist() == [3, 4, 5, 6, 11, 12, 13, 14]  # position t decides token t + 1
+
+
+def test_a_ratio_is_taken_within_each_round():
+    """The machine became ten times slower in the second round: the ratio stays 0.5."""
+    rows = summarise({"plain": [1.0, 10.0, 1.0], "ours": [2.0, 20.0, 2.0]}, 100, seed=0)
+    assert rows["ours"]["ratio"] == rows["ours"]["low"] == rows["ours"]["high"] == 0.5
+    assert rows["plain"]["tokens_per_s"] == 100.0 and np.isclose(rows["ours"]["tokens_per_s"], 50.0)
