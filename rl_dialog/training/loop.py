@@ -1,8 +1,8 @@
 """The only training loop: step, accumulate, clip, log, evaluate, save, resume. It runs alone or as one of the workers of a process group.
 
 Losses arrive as sums over decisions and are divided by the number of decisions in the whole update, over micro-batches and workers, so one
-worker, two workers and accumulated gradients make the same update. The order of the data and all randomness follow from (seed, step), so a run that was killed
-and resumed is the run that was not.
+worker, two workers and accumulated gradients make the same update. The order of the data and all randomness follow from (seed, step), so a run
+that was killed and resumed is the run that was not.
 """
 
 from __future__ import annotations
