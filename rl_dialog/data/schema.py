@@ -193,5 +193,5 @@ def _dump(value: Any) -> str:
 
 def _expect(condition: Any, where: str, expected: str, got: Any) -> None:
     if not condition:
-        shown = repr(got)
+        shown = "NaN" if isinstance(got, float) and math.isnan(got) else repr(got)  # as JSON writes it
         raise DialogError(f"{where}: expected {expected}, got {shown if len(shown) <= 200 else shown[:200] + '...'}")
