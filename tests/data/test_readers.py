@@ -188,7 +188,7 @@ def test_broken_lines_between_good_ones(tmp_path):
     assert "invalid JSON" in reasons["line 3"]
     assert "expected UTF-8 text, got byte 0xff at column" in reasons["line 8"]
     assert "NaN" in reasons["line 9"] and "`role` to be one of" in reasons["line 10"] and "robot" in reasons["line 10"]
-    assert "rewards on assistant messages only" in reasons["line 11"] and "`goal` and `meta`" in reasons["line 14"]
+    assert "rewards on assistant messages only" in reasons["line 11"] and "text that UTF-8 and JSON can hold" in reasons["line 14"]
     for bad in bads:
         json.dumps(asdict(bad)).encode()
         json.dumps(asdict(bad), ensure_ascii=False).encode()
