@@ -69,6 +69,7 @@ class TrainConfig(TrainerConfig):
 def main(config: TrainConfig) -> dict[str, Any]:
     """Trains and returns the final metrics and checkpoint paths."""
     _check(config)
+    config = _from_anywhere(config)
     out = Path(config.output_dir)
     if config.overwrite and out.exists():
         shutil.rmtree(out)
@@ -147,6 +148,14 @@ def _check(config: TrainConfig) -> None:
                 f"{run_folder} holds a run of {method_name(stored)} with {stored}, expected {method_name(config.method)} with {config.method}: "
                 "resume with the same method, or start a run in another output_dir"
             )
+
+
+def _from_anywhere(config: TrainConfig) -> TrainConfig:
+    """With absolute paths: workers do not share the driver's working directory."""
+    model = config.model
+    if Path(model.model_name_or_path).is_dir() and model.model_name_or_path:
+        model = replace(model, model_name_or_path=str(Path(model.model_name_or_path).absolute()))
+    return replace(config, data=str(Path(config.data).absolute()), output_dir=str(Path(config.output_dir).absolute()), model=model)
 
 
 def _with_path(model: ModelConfig) -> ModelConfig:

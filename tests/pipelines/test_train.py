@@ -1,0 +1,58 @@
+"""The train verb as a user calls it: relative paths, a real worker, one paragraph for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs.small_talk import write_logs
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("train")
+    write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
+    prepared = call(folder, "pipelines.prepare", "--logs", "logs.jsonl", "--out", "data", "--vocab_size", "400", "--quiet")
+    assert prepared.returncode == 0, prepared.stderr
+    trained = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--model.layers", "1", "--model.width", "16", "--max_steps", "2")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout.splitlines()[-1])["step"] == 2
+    return folder
+
+
+def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -> None:
+    steps = ("--max_steps", "2", "--model.model_name_or_path", "runs/bc")
+    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/psi", "--method", "kl_control", *steps)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "runs" / "psi" / "checkpoint-2" / "model.safetensors").is_file() and (folder / "runs" / "psi" / "prior").is_dir()
+    assert "step 2:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--data", "data"], "expected --output_dir"),
+        (["--data", "nowhere", "--output_dir", "runs/x"], "nowhere"),
+        (["--data", "data", "--output_dir", "runs/bc"], "already holds a run: pass --resume to continue it or --overwrite"),
+        (["--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"], "holds a run of bc"),
+        (["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"], "Did you mean --learning_rate?"),
+        (["--data", "data", "--output_dir", "runs/x", "--env", "smalltalk"], "unknown env 'smalltalk'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_paragraph(folder: Path, arguments: list[str], expected: str) -> None:
+    done = call(folder, "pipelines.train", *arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert expected in " ".join(done.stderr.split())
