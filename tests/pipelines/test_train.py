@@ -27,7 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
     prepared = call(folder, "pipelines.prepare", "--logs", "logs.jsonl", "--out", "data", "--vocab_size", "400", "--quiet")
     assert prepared.returncode == 0, prepared.stderr
-    trained = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--model.layers", "1", "--model.width", "16", "--max_steps", "2")
+    trained = call(
+        folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--model.layers", "1", "--model.width", "16", "--max_steps", "2"
+    )
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout.splitlines()[-1])["step"] == 2
     return folder
