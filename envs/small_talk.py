@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -139,7 +138,7 @@ def _normalised(branch: dict[State, float]) -> tuple[float, Belief]:
 # Policies: a constructor takes a seed, the policy maps the message list to a reply, and one object serves one conversation.
 
 
-class ActingPolicy(ABC):
+class ActingPolicy:
     """Chooses an act and says it with a random phrase."""
 
     def __init__(self, seed: int) -> None:
@@ -148,9 +147,9 @@ class ActingPolicy(ABC):
     def __call__(self, messages: list[Message]) -> str:
         return self.say(self.choose(messages), messages)
 
-    @abstractmethod
     def choose(self, messages: list[Message]) -> str:
-        """The act for this situation, one of `ACTS`."""
+        """The act for this situation, one of `ACTS`; every policy below has its own, or says its text without one."""
+        raise TypeError(f"{type(self).__name__} chooses no act")
 
     def say(self, act: str, messages: list[Message]) -> str:
         """A phrase that is read as the act; a repetition before anything was said becomes junk."""
