@@ -180,7 +180,7 @@ def benchmark_generation(config: BenchmarkConfig) -> dict[str, tuple[int, dict[s
     """{setting: (new tokens of a call, {contender: seconds of each round})}."""
     method = ILQL(beta=config.beta, top_k=config.top_k)
     lm = _new_lm(config).eval()
-    guided = {heads: Policy(lm, method, ModelConfig(heads=heads, rank=config.rank)).eval() for heads in ("mlp", "lowrank")}
+    guided = {heads: Policy(_new_lm(config), method, ModelConfig(heads=heads, rank=config.rank)).eval() for heads in ("mlp", "lowrank")}
     for policy in guided.values():
         for parameter in policy.heads.parameters():
             nn.init.normal_(parameter, std=0.02)  # new heads are zero and would steer nowhere

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from rl_dialog.cluster import data as cluster
+from rl_dialog.cluster.data import connect, peak_kib
+from rl_dialog.cluster.scoring import Scored, Scoring, describe, score_logs
+from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.config import run, save_config, to_dict
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
@@ -33,6 +35,7 @@ from rl_dialog.rewards import REWARDS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+LARGE_CONTEXT = 0.05  # share of dialogs with the same split key from which the sizes of the splits become a matter of luck
 TRAINED_ON = 20_000_000  # characters: a tokenizer is trained on at most about this much of the train split, evenly taken from all of it
 
 
@@ -45,7 +48,7 @@ class PrepareConfig:
     reader: str | None = None
     """Read every file with this reader instead of deciding by its content."""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
-    """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it. Without any: logged 1."""
+    """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it; nan here stands for one that is not computed. Without any: logged 1."""
     rating: str | None = None
     """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
     tokenizer: str | None = None
@@ -88,15 +91,15 @@ def main(config: PrepareConfig) -> dict[str, Any]:
     logs, bad, skipped = find_logs([str(Path(path).absolute()) for path in config.logs], reader=config.reader)
     _check_logs(config, logs, bad, out)
     weights = _weights(config)
-    with building(out, overwrite=config.overwrite) as directory, cluster.connect(config.address, num_cpus=config.num_cpus):
+    with building(out, overwrite=config.overwrite) as directory, connect(config.address, num_cpus=config.num_cpus):
         work = directory / "work"
         with _progress("score", config.quiet) as progress:
-            scored = cluster.score_logs(logs, _scoring(config, weights), work, concurrency=config.concurrency, progress=progress)
+            scored = score_logs(logs, _scoring(config, weights), work, concurrency=config.concurrency, progress=progress)
         _check_scored(scored, bad)
         tokenizer = _tokenizer(config, scored, directory / "tokenizer")
         with _progress("tokenise", config.quiet, sum(scored.dialogs.values())) as progress:
             sizes = {"shard_rows": config.shard_rows, "max_length": config.max_length, "concurrency": config.concurrency}
-            shards = cluster.write_shards(scored, directory / "tokenizer", directory, **sizes, progress=progress)
+            shards = write_shards(scored, directory / "tokenizer", directory, **sizes, progress=progress)
         quarantined = _write_quarantine(bad, work / "quarantine", directory / "quarantine.jsonl")
         manifest = {
             "format": FORMAT,
@@ -169,21 +172,21 @@ def _check(config: PrepareConfig) -> None:
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
     if config.strict and bad:
-        raise ValueError(f"{cluster.describe(bad[0])} (a strict run stops at the first bad file)")
+        raise ValueError(f"{describe(bad[0])} (a strict run stops at the first bad file)")
     if not logs:
-        reason = f"; the first of {len(bad)} bad files is {cluster.describe(bad[0])}" if bad else ""
+        reason = f"; the first of {len(bad)} bad files is {describe(bad[0])}" if bad else ""
         raise ValueError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and config.overwrite:
         raise ValueError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --out")
 
 
-def _check_scored(scored: cluster.Scored, bad: Sequence[Bad]) -> None:
+def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
     total = sum(scored.dialogs.values())
     if not total:
         silent = sum(count["no_reply"] for count in scored.counts.values())
         quarantined = len(bad) + sum(count["quarantined"] for count in scored.counts.values())
-        first = scored.first_bad or (cluster.describe(bad[0]) if bad else "")
+        first = scored.first_bad or (describe(bad[0]) if bad else "")
         reason = f"; the first quarantined one is {first}" if first else ""
         raise ValueError(f"expected at least one dialog with an assistant reply, got {silent} without a reply and {quarantined} quarantined{reason}")
     if not scored.dialogs["train"]:
@@ -199,8 +202,8 @@ def _weights(config: PrepareConfig) -> dict[str, float]:
     return weights
 
 
-def _scoring(config: PrepareConfig, weights: dict[str, float]) -> cluster.Scoring:
-    return cluster.Scoring(
+def _scoring(config: PrepareConfig, weights: dict[str, float]) -> Scoring:
+    return Scoring(
         weights=weights,
         rating=config.rating,
         split=config.split,
@@ -212,7 +215,7 @@ def _scoring(config: PrepareConfig, weights: dict[str, float]) -> cluster.Scorin
     )
 
 
-def _tokenizer(config: PrepareConfig, scored: cluster.Scored, directory: Path) -> PreTrainedTokenizerFast:
+def _tokenizer(config: PrepareConfig, scored: Scored, directory: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of the run, saved in `directory`."""
     from rl_dialog.data.tokenize import load_tokenizer, train_tokenizer
 
@@ -222,7 +225,7 @@ def _tokenizer(config: PrepareConfig, scored: cluster.Scored, directory: Path) -
     return tokenizer
 
 
-def sample_texts(scored: cluster.Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
+def sample_texts(scored: Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
     """The message texts of every n-th dialog of the train split, with n such that about `limit` characters come out."""
     step = math.ceil(scored.characters["train"] / limit)
     seen = 0
@@ -248,7 +251,7 @@ def _write_quarantine(bad: Sequence[Bad], parts: Path, path: Path) -> int:
     return count
 
 
-def _sources(logs: Sequence[LogFile], bad: Sequence[Bad], scored: cluster.Scored) -> dict[str, Any]:
+def _sources(logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored) -> dict[str, Any]:
     """Counts per source, and the files that it came from; a file without a record counts for its corpus."""
     counts = {**scored.counts}
     seen = {log for log, _ in counts}
@@ -275,7 +278,7 @@ def _new_source() -> dict[str, Any]:
     return {"files": [], **dict.fromkeys(_COUNTS, 0)}
 
 
-def _split_figures(shards: Sequence[cluster.Shard]) -> dict[str, Any]:
+def _split_figures(shards: Sequence[Shard]) -> dict[str, Any]:
     totals = {key: sum(getattr(shard, key) for shard in shards) for key in ("dialogs", "replies", "rows", "tokens")}
     return {**totals, "shards": [{"file": shard.file, "dialogs": shard.dialogs, "rows": shard.rows} for shard in shards]}
 
@@ -285,26 +288,27 @@ def _tokenizer_figures(config: PrepareConfig, directory: Path, vocab_size: int) 
     return {"name": config.tokenizer or "trained", "vocab_size": vocab_size, "sha256": digest}
 
 
-def _counts(config: PrepareConfig, scored: cluster.Scored, shards: dict[str, list[cluster.Shard]]) -> dict[str, int]:
+def _counts(config: PrepareConfig, scored: Scored, shards: dict[str, list[Shard]]) -> dict[str, float]:
     """What a user may wonder about afterwards."""
-    shared = cluster.shared_contexts(scored)
+    shared = shared_contexts(scored)
     if shared and config.split == "hash":
         raise RuntimeError(f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it")
     return {
         "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
-        "renamed_ids": sum(int((count > 1).sum()) for count in cluster.occurrences(scored).values()),
+        "renamed_ids": sum(int((count > 1).sum()) for count in occurrences(scored).values()),
         "cut_replies": sum(shard.cut_replies for found in shards.values() for shard in found),
         "shared_contexts": shared,
+        "largest_context": round(largest_context(scored), 4),
     }
 
 
-def _cost(began: float, scored: cluster.Scored, shards: dict[str, list[cluster.Shard]]) -> dict[str, Any]:
+def _cost(began: float, scored: Scored, shards: dict[str, list[Shard]]) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     worker = max([scored.worker_kib, *(shard.worker_kib for found in shards.values() for shard in found)])
     return {
         "seconds": round(seconds, 2),
         "dialogs_per_second": round(sum(scored.dialogs.values()) / seconds, 1),
-        "peak_memory_mib": {"driver": cluster.peak_kib() // 1024, "worker": worker // 1024},
+        "peak_memory_mib": {"driver": peak_kib() // 1024, "worker": worker // 1024},
     }
 
 
@@ -388,6 +392,9 @@ def _notes(manifest: dict[str, Any], skipped: Sequence[Skipped]) -> Iterator[str
     for name, row in manifest["rewards"]["components"].items():
         if not row["coverage"]:
             yield f"the reward {name} applies to no reply of these logs"
+    if manifest["largest_context"] > LARGE_CONTEXT:
+        share = f"{manifest['largest_context']:.0%} of the dialogs begin with the same user turn"
+        yield f"{share} and are therefore in one split; --split declared takes the data's own splits instead"
     if manifest["rewards"]["sum"]["std"] == 0:
         yield "every reply earns the same reward: enough for behaviour cloning, nothing for the other methods to learn from"
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
 
 
 def _train(config: QuickstartConfig, out: Path) -> None:
-    """Every seed's bc first, then the methods that start from it; as many runs at a time as there are cores."""
+    """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there are cores."""
 
     def one(method: str, seed: int) -> None:
         start = ["--model.model_name_or_path", str(out / f"bc-seed{seed}")] if method != "bc" else []
@@ -98,9 +98,17 @@ def _train(config: QuickstartConfig, out: Path) -> None:
         settings = [*arguments, *start, *steps, "--seed", str(seed), "--cpus_per_worker", "1", "--quiet"]
         train.main(load_config(train.TrainConfig, settings, choices=train.CHOICES))
 
-    with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4))) as pool:
-        for batch in (("bc",), METHODS[1:]):
-            list(pool.map(lambda job: one(*job), [(method, seed) for method in batch for seed in range(config.seeds)]))
+    def after(start: Future, method: str, seed: int) -> None:
+        start.result()
+        one(method, seed)
+
+    with ThreadPoolExecutor(
+        max_workers=max(1, min(os.cpu_count() or 1, 4))
+    ) as pool:  # takes jobs in order: nothing waits for one that is not running
+        cloned = [pool.submit(one, "bc", seed) for seed in range(config.seeds)]
+        improved = [pool.submit(after, cloned[seed], method, seed) for seed in range(config.seeds) for method in METHODS[1:]]
+        for job in (*cloned, *improved):
+            job.result()
 
 
 def _table(figures: dict[str, Any], say: Any) -> dict[str, list[float]]:

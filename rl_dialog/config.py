@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 import sys
 import textwrap
@@ -54,6 +55,10 @@ def load_config(config_class: type[T], argv: Sequence[str] | None = None, *, cho
         flag = argument.split("=", 1)[0]
         if flag.startswith("--") and flag != "--help" and _positive(flag) not in known:
             raise ConfigError(f"unknown flag {flag}.{_nearest(flag, known)} `--help` lists every flag with its default.")
+    if "--help" in arguments:  # tyro shows {None} for a number that is None
+        unset = {f.name: value for f in dataclasses.fields(default) if isinstance(value := getattr(default, f.name), dict)}
+        numbers = {name: {key: math.nan if v is None else v for key, v in value.items()} for name, value in unset.items()}
+        default = dataclasses.replace(default, **numbers)
     program = f"python -m {Path(sys.argv[0]).resolve().parent.name}.{Path(sys.argv[0]).stem}"
     return tyro.cli(config_class, args=arguments, default=default, prog=program, config=(tyro.conf.AvoidSubcommands,))
 

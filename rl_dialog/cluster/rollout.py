@@ -31,9 +31,7 @@ class RolloutWorker:
         torch.set_num_threads(threads)
         self.make_env, self.loaded, self.policy, self.tokenizer = make_env, None, None, None
 
-    def play(
-        self, checkpoint: str, beta: float | None, episodes: Sequence[int], decoding: Decoding, seed: int, batch_size: int
-    ) -> list[Episode]:
+    def play(self, checkpoint: str, beta: float | None, episodes: Sequence[int], decoding: Decoding, seed: int, batch_size: int) -> list[Episode]:
         """Plays the numbered episodes with a checkpoint's policy."""
         if self.loaded != (checkpoint, beta):
             self.policy, self.tokenizer = load_for_decoding(checkpoint, beta=beta), load_tokenizer(resolve(checkpoint))

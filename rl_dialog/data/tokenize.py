@@ -10,8 +10,10 @@ A template whose rendering of the first n messages is not a prefix of the render
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +78,12 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrain
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
     """A hub name or local path. One without a chat template gets ours (and its special tokens); one without a padding token gets one.
 
+    Its end-of-sequence token becomes the one that ends a reply in its template: that is what a policy learns to write and where generation stops.
     Raises ValueError when the name is neither a local directory nor a reachable hub name, or the tokenizer is not a fast one.
     """
     from transformers import AutoTokenizer
 
+    require_hub_name_or_directory(name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(name_or_path))
     except (OSError, ValueError, KeyError) as error:
@@ -91,7 +95,29 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
         tokenizer.chat_template = CHAT_TEMPLATE
     if tokenizer.pad_token_id is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
+    _stop_at_the_end_of_a_reply(tokenizer)
     return tokenizer
+
+
+def require_hub_name_or_directory(name_or_path: str | Path) -> None:
+    """Raises ValueError for what is meant as a path and is not there: a hub would be asked for it, and without network only after a minute."""
+    first, *others = str(name_or_path).split("/")
+    hub_name = len(others) < 2 and first not in ("", ".", "..", "~") and not (others and Path(first).is_dir())
+    if not hub_name and not Path(name_or_path).exists():
+        raise ValueError(f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found nothing there")
+
+
+def _stop_at_the_end_of_a_reply(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Some chat models end a turn with another token (<|im_end|>) than their tokenizer calls the end of a sequence (<|endoftext|>)."""
+    marker = "\ue000"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": marker}]
+    try:
+        behind = _text(tokenizer, turns).partition(marker)[2]
+    except TemplateError:  # a template for other roles; tokenize tells what is wrong with it, with the dialog at hand
+        return
+    special = next((token for token in _encode(tokenizer, behind) if token in tokenizer.all_special_ids), None)
+    if special is not None and special != tokenizer.eos_token_id:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(special)
 
 
 @dataclass
@@ -235,12 +261,27 @@ def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
 def _text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
     from jinja2 import TemplateError as JinjaError
 
+    special = _any_of(tuple(tokenizer.all_special_tokens))
     try:
-        messages = [{key: m[key] for key in TEMPLATE_KEYS if key in m} for m in messages]
+        messages = [{key: _defused(m[key], special) for key in TEMPLATE_KEYS if key in m} for m in messages]
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except JinjaError as error:
         roles = ", ".join(m["role"] for m in messages)
         raise TemplateError(f"expected a chat template that renders messages of the roles {roles}, got its error: {error}") from error
+
+
+@lru_cache
+def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)")
+
+
+def _defused(value: Any, special: re.Pattern[str]) -> Any:
+    """`value` with a word joiner (invisible) inside whatever would become a special token: someone who types <|end|> must not end the turn."""
+    if isinstance(value, str):
+        return special.sub(lambda found: f"{found[0][0]}\u2060{found[0][1:]}", value) if special.search(value) else value
+    if isinstance(value, dict):
+        return {key: _defused(item, special) for key, item in value.items()}
+    return [_defused(item, special) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_dialog.models.checkpoint import resolve
@@ -35,7 +35,15 @@ def find_entries(checkpoints: Sequence[str], names: Sequence[str] = ()) -> list[
         if key in seen:
             raise ValueError(f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell them apart with --names")
         seen[key] = entry.directory
-    return found
+    return _without_copies(found)
+
+
+def _without_copies(entries: list[Entry]) -> list[Entry]:
+    """Where best and last are one checkpoint in every run of a group, the group once and without that distinction."""
+    chosen = {(e.group, e.run, e.which): e.directory for e in entries}
+    differ = {e.group for e in entries if e.which != "last" and chosen.get((e.group, e.run, "last")) != e.directory}
+    differ |= {e.group for e in entries if e.which == "last" and chosen.get((e.group, e.run, "best")) != e.directory}
+    return [e if e.group in differ else replace(e, which="") for e in entries if e.group in differ or e.which == "last"]
 
 
 def _entries_of(path: Path, name: str) -> list[Entry]:

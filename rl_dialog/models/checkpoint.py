@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rl_dialog.config import from_dict
+from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.policy import ModelConfig, Policy
 
@@ -80,6 +81,7 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     Raises ValueError when the directory is not a checkpoint, was trained by another method, or lacks its heads.
     """
     directory = resolve(directory)
+    require_hub_name_or_directory(directory)
     stored = read_method(directory)
     if method is not None and type(method) is not type(stored):
         raise ValueError(

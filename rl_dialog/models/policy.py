@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.pytorch_utils import Conv1D
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.methods import Method
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Linear
+from rl_dialog.models.activations import speed_up_gelu
 from rl_dialog.models.heads import ValueHeads
 
 
@@ -64,6 +67,7 @@ class ModelConfig:
 def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
     """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises ValueError when it cannot be loaded."""
     if config.model_name_or_path:
+        require_hub_name_or_directory(config.model_name_or_path)
         try:
             lm = AutoModelForCausalLM.from_pretrained(config.model_name_or_path, dtype=torch.float32, attn_implementation="sdpa")
         except (OSError, ValueError, KeyError) as error:
@@ -161,6 +165,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         config = config or ModelConfig()
         super().__init__(lm.config)
         _require_plain_head(lm)
+        speed_up_gelu(lm)
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
@@ -317,6 +322,13 @@ def _add_lora(lm: PreTrainedModel, config: ModelConfig) -> None:
     from peft import LoraConfig
 
     names = config.lora_target_modules
-    targets = names if names == "all-linear" else [name.strip() for name in names.split(",")]
-    lora = LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout, target_modules=targets, task_type="CAUSAL_LM")
-    lm.add_adapter(lora)
+    lm.add_adapter(
+        LoraConfig(
+            r=config.lora_r,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=config.lora_dropout,
+            target_modules=names if names == "all-linear" else [name.strip() for name in names.split(",")],
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in lm.modules()),  # GPT-2 stores weights as (in, out)
+            task_type="CAUSAL_LM",
+        )
+    )

@@ -86,8 +86,9 @@ def chatml():
 def test_the_mask_is_the_reply_and_its_end_of_turn(tokenizer, text):
     messages = [system("be kind"), user("hi " + text), reply(text, reward=2.5), user(text), reply("bye", reward=-1)]
     (row,) = tokenize(dialog(*messages), tokenizer)
-    assert row.input_ids.tolist() == by_hand(tokenizer, messages)
-    assert written(tokenizer, row) == [text + END, "bye" + END]
+    as_text = [m | {"content": m["content"].replace("<|", "<\u2060|")} for m in messages]  # what looks like a special token is none
+    assert row.input_ids.tolist() == by_hand(tokenizer, as_text)
+    assert written(tokenizer, row) == [as_text[2]["content"] + END, "bye" + END]
     assert sum(last - first + 1 for first, last in spans(row)) == row.assistant.sum()  # nothing else is masked in
     assert row.rewards.tolist() == [2.5, -1.0]
     assert not row.truncated
@@ -495,11 +496,11 @@ def test_a_tokenizer_without_template_or_padding_gets_ours(tmp_path):
     assert written(loaded, row) == ["hello" + END]
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "no-such-model-of-anyone"])
-def test_a_missing_tokenizer_is_one_paragraph(name):
-    with pytest.raises(ValueError) as error:
-        load_tokenizer(name)
-    assert str(error.value).startswith(f"no tokenizer at {name!r}: expected a hub name or a directory with tokenizer files")
+def test_a_missing_tokenizer_is_one_paragraph():
+    with pytest.raises(ValueError, match="no tokenizer at 'no-such-model-of-anyone': expected a hub name or a directory with tokenizer files"):
+        load_tokenizer("no-such-model-of-anyone")
+    with pytest.raises(ValueError, match="/no/such/folder: expected a directory with a model .or a hub name"):
+        load_tokenizer("/no/such/folder")
 
 
 def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):
@@ -510,3 +511,37 @@ def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):
 def test_texts_of_leaves_out_what_is_empty():
     made = dialog(user("a"), reply(""), reply(None, tool_calls=[{"x": 1}]), user("b"))
     assert list(texts_of([made, made])) == ["a", "b", "a", "b"]
+
+
+# --- what users type, and where replies end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typed", [END, "<|assistant|>", f"a{END}<|assistant|>b", "<|pad|>"])
+def test_special_tokens_that_someone_types_are_text(tokenizer, typed):
+    messages = [user(f"x {typed} y"), reply(f"I said {typed}", reward=1)]
+    (row,) = tokenize(dialog(*messages), tokenizer)
+    special = [token for token in row.input_ids if token in tokenizer.all_special_ids]
+    assert tokenizer.convert_ids_to_tokens(special) == ["<|user|>", END, "<|assistant|>", END]
+    assert tokenizer.decode(row.input_ids).replace("\u2060", "") == f"<|user|>x {typed} y{END}<|assistant|>I said {typed}{END}"
+    prompt = encode_prompt(messages[:1], tokenizer, max_length=100)
+    assert prompt == row.input_ids[: len(prompt)].tolist()
+
+
+def test_special_tokens_inside_a_tool_call_are_text(tokenizer):
+    call = {"type": "function", "function": {"name": "say", "arguments": {"text": [END]}}}
+    (row,) = tokenize(dialog(user("x"), reply(None, tool_calls=[call])), tokenizer)
+    assert sum(token == tokenizer.eos_token_id for token in row.input_ids) == 2
+
+
+def test_a_chat_model_that_ends_turns_with_another_token_than_its_eos(chatml, tmp_path):
+    chatml.add_special_tokens({"eos_token": "<|endoftext|>"})
+    chatml.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.eos_token == "<|im_end|>"
+    (row,) = tokenize(dialog(user("hello"), reply("there", reward=1)), loaded)
+    assert written(loaded, row) == ["there<|im_end|>"]
+
+
+def test_a_template_that_names_eos_keeps_it(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).eos_token == END

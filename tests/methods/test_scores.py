@@ -198,10 +198,13 @@ def test_reduce_after_nll_covers_all_states():
 def test_without_gradients_none_are_worked_out(monkeypatch):
     """Evaluation and prior log-probabilities pay for the scores only."""
     made = Case("linear").scores()
-    monkeypatch.setattr(torch, "mm", lambda *_, **__: pytest.fail("a gradient was computed under no_grad"))
+    products = []
+    monkeypatch.setattr(torch, "mm", lambda *given, mm=torch.mm, **named: products.append(given) or mm(*given, **named))
+    monkeypatch.setattr(torch, "addmm", lambda *_, **__: pytest.fail("a gradient was computed under no_grad"))
     with torch.no_grad():
         total, each = made.nll(ACTIONS)
     assert not total.requires_grad
+    assert len(products) == 1  # the scores
     torch.testing.assert_close(total, each.sum())
 
 

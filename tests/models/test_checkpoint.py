@@ -258,9 +258,12 @@ def test_a_damaged_description(saved, text, parts):
         assert part in str(error.value), f"expected {part!r} in {error.value}"
 
 
-@pytest.mark.parametrize("name", ["/no/such/checkpoint", "no-such-model-of-anyone"])
-def test_no_checkpoint(name):
-    refused(name, f"cannot load a policy from {name!r}: expected a checkpoint directory or a hub name")
+def test_no_checkpoint(tmp_path, monkeypatch):
+    refused("no-such-model-of-anyone", "cannot load a policy from 'no-such-model-of-anyone': expected a checkpoint directory or a hub name")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in ("/no/such/checkpoint", "runs/missing", "./missing", "a/b/c"):  # no hub is asked for what is meant as a path
+        refused(path, f"{path}: expected a directory with a model (or a hub name such as owner/model), found nothing there")
 
 
 def test_a_damaged_config(saved):

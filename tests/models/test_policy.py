@@ -559,8 +559,10 @@ def test_the_check_for_a_plain_head_leaves_the_mode_alone(make_policy):
 
 
 def test_a_missing_model_is_one_paragraph(tokenizer):
-    with pytest.raises(ValueError, match="cannot load a causal LM from '/no/such/model': expected a hub name, or a directory with config.json"):
+    with pytest.raises(ValueError, match="/no/such/model: expected a directory with a model"):
         load_lm(ModelConfig(model_name_or_path="/no/such/model"), tokenizer)
+    with pytest.raises(ValueError, match="cannot load a causal LM from 'nobody/nothing': expected a hub name, or a directory with config.json"):
+        load_lm(ModelConfig(model_name_or_path="nobody/nothing"), tokenizer)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

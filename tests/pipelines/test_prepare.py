@@ -9,7 +9,8 @@ import pytest
 import ray
 
 from pipelines.prepare import PrepareConfig, building, main
-from rl_dialog.cluster import data as cluster
+from rl_dialog.cluster import scoring, shards
+from rl_dialog.cluster.data import connect
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
@@ -22,7 +23,7 @@ FLAGS = ["--rewards.question", "0.5", "--rewards.vote", "2", "--rewards.sentimen
 @pytest.fixture(scope="module")
 def running():
     """A Ray of this process, as a caller of `main` may have one."""
-    with cluster.connect(num_cpus=2):
+    with connect(num_cpus=2):
         yield
 
 
@@ -60,8 +61,8 @@ def prepared(running, logs, tmp_path_factory):
     config = load_config(PrepareConfig, ["--logs", str(logs), "--out", str(folder / "one"), "--concurrency", "1", *FLAGS])
     headline = main(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "GROUP_BYTES", 1000)
-        patch.setattr(cluster, "ACTOR_DIALOGS", 10)
+        patch.setattr(scoring, "GROUP_BYTES", 1000)
+        patch.setattr(shards, "ACTOR_DIALOGS", 10)
         main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(folder / "two"), "--concurrency", "2", *FLAGS]))
     assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]
     return folder / "one", folder / "two", headline

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from envs.small_talk import write_logs
+from pipelines import train
+from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,9 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
     prepared = call(folder, "pipelines.prepare", "--logs", "logs.jsonl", "--out", "data", "--vocab_size", "400", "--quiet")
     assert prepared.returncode == 0, prepared.stderr
-    trained = call(
-        folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--model.layers", "1", "--model.width", "16", "--max_steps", "2"
-    )
+    sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "2")
+    trained = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", *sizes)
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout.splitlines()[-1])["step"] == 2
     return folder
@@ -54,7 +55,14 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -
         (["--data", "data", "--output_dir", "runs/x", "--env", "smalltalk"], "unknown env 'smalltalk'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_paragraph(folder: Path, arguments: list[str], expected: str) -> None:
-    done = call(folder, "pipelines.train", *arguments)
+def test_what_is_wrong_is_said_before_a_worker_starts(folder: Path, monkeypatch, arguments: list[str], expected: str) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError) as error:
+        train.main(load_config(train.TrainConfig, arguments, choices=train.CHOICES))
+    assert expected in str(error.value)
+
+
+def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
+    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql")
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert expected in " ".join(done.stderr.split())
+    assert "error:" in done.stderr and "holds a run of bc" in " ".join(done.stderr.split())

@@ -1,0 +1,177 @@
+"""Pass 2 of prepare: plan the shards, tokenise and write them (data.py tells how the passes fit together)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rl_dialog.cluster.data import dataset, errors_of_workers, joined, peak_kib, pool, stream_rows
+from rl_dialog.cluster.scoring import Scored
+from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
+from rl_dialog.data.shards import SHARD_SCHEMA, pack_rows, shard_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ACTOR_DIALOGS = 2000  # dialogs that are worth starting another tokenising actor for: it takes seconds to start
+ROW_GROUP_TOKENS = 1 << 20  # a shard is written in row groups of about this size
+
+SHARDS = pa.schema([("split", pa.string()), ("number", pa.int32()), ("summary", pa.large_string())])
+
+
+@dataclass
+class Shard:
+    """One finished shard."""
+
+    file: str
+    dialogs: int = 0
+    replies: int = 0
+    rows: int = 0
+    tokens: int = 0
+    cut_replies: int = 0
+    worker_kib: int = 0
+
+
+def write_shards(
+    scored: Scored,
+    tokenizer_dir: Path,
+    directory: Path,
+    *,
+    shard_rows: int,
+    max_length: int,
+    concurrency: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+) -> dict[str, list[Shard]]:
+    """Pass 2: tokenises every chunk into `directory`, `shard_rows` dialogs a shard. Returns the shards per split, in order. Raises TemplateError."""
+    plan = [json.dumps(entry) for entry in plan_shards(scored, shard_rows)]
+    tables = [pa.table({"plan": pa.array([entry], pa.large_string())}) for entry in plan]
+    found: dict[str, list[tuple[int, Shard]]] = {split: [] for split in SPLITS}
+    with errors_of_workers():
+        shards = dataset(tables).map_batches(
+            ShardWriter,
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=1,
+            compute=pool(concurrency, min(len(plan), 1 + sum(scored.dialogs.values()) // ACTOR_DIALOGS)),
+            fn_constructor_kwargs={"tokenizer_dir": str(tokenizer_dir), "directory": str(directory), "max_length": max_length},
+        )
+        for row in stream_rows(shards):
+            shard = Shard(**json.loads(row["summary"]))
+            found[row["split"]].append((row["number"], shard))
+            if progress:
+                progress(shard.dialogs)
+    return {split: [shard for _, shard in sorted(entries, key=lambda e: e[0])] for split, entries in found.items()}
+
+
+def occurrences(scored: Scored) -> dict[str, np.ndarray]:
+    """Per split and dialog: 1 for the first dialog with its id in reading order (chunks, then splits), 2 for the second, ..."""
+    lengths = [len(scored.ids[split]) for split in SPLITS]
+    ids = joined([scored.ids[split] for split in SPLITS], np.uint64)
+    read = np.argsort(joined([scored.order[split] for split in SPLITS], np.int64), kind="stable")
+    order = read[np.argsort(ids[read], kind="stable")]  # equal ids side by side, each run in reading order
+    first = np.flatnonzero(np.diff(ids[order], prepend=~ids[order[:1]]) != 0)
+    rank = np.arange(len(ids)) - np.repeat(first, np.diff([*first, len(ids)]))
+    count = np.empty(len(ids), np.int64)
+    count[order] = rank + 1
+    return dict(zip(SPLITS, np.split(count, np.cumsum(lengths)[:-1]), strict=True))
+
+
+def shared_contexts(scored: Scored) -> int:
+    """How many split keys occur in more than one split."""
+    unique = [np.unique(scored.contexts[split]) for split in SPLITS]
+    _, counts = np.unique(np.concatenate(unique), return_counts=True)
+    return int((counts > 1).sum())
+
+
+def largest_context(scored: Scored) -> float:
+    """The largest share of the dialogs that have one split key ("hi"), so that they had to go into one split."""
+    keys = np.concatenate([scored.contexts[split] for split in SPLITS])
+    return float(np.unique(keys, return_counts=True)[1].max() / len(keys))
+
+
+def plan_shards(scored: Scored, shard_rows: int) -> Iterator[dict[str, Any]]:
+    """Which dialogs of which chunks make up each shard, and the new ids of those whose id was taken: `id#2`, or `id##2` where ids already end so."""
+    copies = occurrences(scored)
+    for split in SPLITS:
+        starts = np.cumsum([0, *(count for _, count in scored.chunks[split])])
+        for number, begin in enumerate(range(0, int(starts[-1]), shard_rows)):
+            end = min(begin + shard_rows, int(starts[-1]))
+            touched = range(int(np.searchsorted(starts, begin, "right")) - 1, int(np.searchsorted(starts, end, "left")))
+            parts = [[scored.chunks[split][c][0], max(begin - int(starts[c]), 0), min(end, int(starts[c + 1])) - int(starts[c])] for c in touched]
+            renamed = np.flatnonzero(copies[split][begin:end] > 1)
+            suffixes = {int(i): "#" * (scored.hashes + 1) + str(copies[split][begin + i]) for i in renamed}
+            yield {"split": split, "number": number, "parts": parts, "suffixes": suffixes}
+
+
+class ShardWriter:
+    """An actor of pass 2: tokenises the dialogs of one planned shard and writes it, with its own tokenizer (shared ones are "Already borrowed")."""
+
+    def __init__(self, tokenizer_dir: str, directory: str, max_length: int) -> None:
+        self.tokenizer, self.directory, self.max_length = _saved_tokenizer(tokenizer_dir), Path(directory), max_length
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        [row] = table.to_pylist()
+        plan = json.loads(row["plan"])
+        shard = Shard(shard_name(plan["split"], plan["number"]))
+        path = self.directory / shard.file
+        with pq.ParquetWriter(f"{path}.part", SHARD_SCHEMA, compression="zstd") as writer:
+            for group in self._row_groups(plan, shard):
+                writer.write_table(group)
+        os.replace(f"{path}.part", path)
+        shard.worker_kib = peak_kib()
+        return pa.Table.from_pylist([{"split": plan["split"], "number": plan["number"], "summary": json.dumps(asdict(shard))}], SHARDS)
+
+    def _row_groups(self, plan: dict[str, Any], shard: Shard) -> Iterator[pa.Table]:
+        """Tables of about ROW_GROUP_TOKENS tokens; a chunk is held as Arrow, its dialogs become objects one at a time."""
+        pending: list[pa.Table] = []
+        tokens = 0
+        for path, start, stop in plan["parts"]:
+            part = pq.read_table(path).slice(start, stop - start)
+            before = shard.tokens
+            pending.append(self._tokenised(part, plan["suffixes"], shard))
+            tokens += shard.tokens - before
+            if tokens >= ROW_GROUP_TOKENS:
+                yield pa.concat_tables(pending)
+                pending, tokens = [], 0
+        if pending:
+            yield pa.concat_tables(pending)
+
+    def _tokenised(self, part: pa.Table, suffixes: dict[str, str], shard: Shard) -> pa.Table:
+        from rl_dialog.data.tokenize import cut_replies, tokenize
+
+        ids, windows = [], []
+        for i in range(len(part)):
+            [row] = part.slice(i, 1).to_pylist()
+            dialog = Dialog.from_row(row)
+            for message in dialog.messages:  # no template shows these, and transformers copies all it is given for every prefix it renders
+                message.pop("rewards", None), message.pop("feedback", None)
+            rows = tokenize(dialog, self.tokenizer, max_length=self.max_length)
+            ids.append(dialog.id + suffixes.get(str(shard.dialogs), ""))
+            windows.append(rows)
+            shard.dialogs += 1
+            shard.replies += len(dialog.replies)
+            shard.rows += len(rows)
+            shard.tokens += sum(len(r.input_ids) for r in rows)
+            shard.cut_replies += cut_replies(dialog, self.tokenizer, rows)
+        renamed = part.set_column(0, ARROW_SCHEMA.field("id"), pa.array(ids, pa.string()))
+        return renamed.append_column(SHARD_SCHEMA.field("rows"), pack_rows(windows))
+
+
+def _saved_tokenizer(directory: str) -> PreTrainedTokenizerFast:
+    """A tokenizer saved by `save_pretrained`, without AutoTokenizer where it has no class of its own: that imports torch, which takes seconds."""
+    from transformers import PreTrainedTokenizerFast
+
+    from rl_dialog.data.tokenize import load_tokenizer
+
+    name = json.loads((Path(directory) / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+    if name in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # the second is the first's name since transformers 5
+        return PreTrainedTokenizerFast.from_pretrained(directory)
+    return load_tokenizer(directory)

@@ -1,0 +1,89 @@
+"""Pass 1 without a cluster: what runs on Ray is called directly."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rl_dialog.cluster.scoring import RECORDS, Scorer, Scoring, fingerprint, group_logs, group_tables, hash64, read_group, trailing_hashes
+from rl_dialog.data.readers import LogFile, find_logs
+from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
+from rl_dialog.data.splits import assign_split
+from rl_dialog.rewards import Statistics
+
+
+def talk(number, *, opening=None, **fields):
+    replies = [{"role": "user", "content": opening or f"question {number}"}, {"role": "assistant", "content": "how are you ?"}]
+    return Dialog(id=f"d{number}", messages=replies, source="chats", **fields)
+
+
+def test_small_files_are_read_together_and_a_big_one_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl_dialog.cluster.scoring.GROUP_BYTES", 100)
+    logs = []
+    for number, size in enumerate([40, 50, 30, 500, 10]):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(b"x" * size)
+        logs.append(LogFile(str(path), "openai"))
+    assert group_logs(logs) == [[0, 1], [2], [3], [4]]
+
+
+def test_a_reader_yields_dialogs_bad_records_file_hashes_and_its_memory(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    write_jsonl([talk(0), talk(1)], path)
+    path.write_text(path.read_text() + "{broken\n")
+    logs, _, _ = find_logs([str(path)])
+    [table] = group_tables(logs)
+    rows = pa.concat_tables(read_group(table, scoring=Scoring({}))).to_pylist()
+    assert [row["kind"] for row in rows] == ["file", "dialog", "dialog", "bad", "worker"]
+    assert [row["position"] for row in rows] == [0, 1, 2, 3, 4]
+    assert json.loads(rows[0]["json"]) == fingerprint(str(path))
+    assert Dialog.from_json(rows[1]["json"]) == talk(0)
+    assert "chats.jsonl" in json.loads(rows[3]["json"])["file"]
+    with pytest.raises(ValueError, match="chats.jsonl:.*a strict run stops at the first bad record"):
+        list(read_group(table, scoring=Scoring({}, strict=True)))
+
+
+def records(*dialogs):
+    rows = [{"group": 3, "position": 7 + i, "log": 0, "kind": "dialog", "json": d.to_json()} for i, d in enumerate(dialogs)]
+    return pa.Table.from_pylist(rows, RECORDS)
+
+
+def make_scorer(directory, scoring):
+    for name in (*SPLITS, "quarantine"):
+        (directory / name).mkdir()
+    return Scorer(scoring, str(directory))
+
+
+def test_a_scorer_writes_scored_dialogs_by_split_and_reports_figures(tmp_path):
+    scoring = Scoring({"question": 0.5}, validation=0.2, test=0.2)
+    silent = Dialog(id="silent", messages=[{"role": "user", "content": "hi"}], source="chats")
+    dialogs = [talk(i) for i in range(30)]
+    [row] = make_scorer(tmp_path, scoring)(records(*dialogs, silent)).to_pylist()
+    written = {}
+    for split in SPLITS:
+        rows = pq.read_table(tmp_path / split / "000003-0000000007.parquet").to_pylist()
+        written[split] = [Dialog.from_row(r) for r in rows]
+    for split, members in written.items():
+        assert [d.id for d in members] == [d.id for d in dialogs if assign_split(d, 0.2, 0.2) == split]
+        assert all(d.split == split and d.messages[1]["reward"] == 0.5 and d.messages[1]["rewards"] == {"question": 1.0} for d in members)
+    assert Counter(row["split"]) == {code: len(written[split]) for code, split in enumerate(SPLITS)}
+    assert row["id"] == [hash64(d.id) for split in SPLITS for d in written[split]]
+    summary = json.loads(row["summary"])
+    assert {(what, count) for _, _, what, count in summary["counts"]} == {("dialogs", 30), ("replies", 30), ("turns", 60), ("no_reply", 1)}
+    assert Statistics.from_dict(summary["statistics"]).summary({"question": 0.5})["sum"]["mean"] == 0.5
+
+
+def test_declared_splits_are_kept_and_the_rest_hashed(tmp_path):
+    scoring = Scoring({"logged": 1.0}, split="declared", validation=0.0, test=0.0)
+    [row] = make_scorer(tmp_path, scoring)(records(talk(0, split="test"), talk(1), talk(2, split="validation"))).to_pylist()
+    assert row["split"] == [0, 1, 2]
+    assert row["id"] == [hash64(name) for name in ("d1", "d2", "d0")]
+
+
+@pytest.mark.parametrize(("identifier", "hashes"), [("a", 0), ("a7", 0), ("a#7", 1), ("a##12", 2), ("#3", 1), ("a#", 0), ("7", 0)])
+def test_hashes_before_a_number_at_the_end_of_an_id(identifier, hashes):
+    assert trailing_hashes(identifier) == hashes

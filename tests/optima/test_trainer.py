@@ -1,0 +1,82 @@
+"""The real trainer with a real (tiny) transformer reaches the answers that the tables of test_tabular.py reach.
+
+Four tokens; every one of them is tried in both states, equally often (a value that no data speaks about is whatever the network makes of it):
+
+    go      0: 1, the end    2: 0, the end    3: -1, the end    1: then
+    then    0: -2            1: 4             2: 0              3: 1            and the end
+
+Cloning is uniform. On average `then` is worth 0.75 < 1, so an average prefers 0 at first; the best conversation is 1, 1.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rl_dialog.methods import BC, ILQL, KLControl, Method
+from rl_dialog.models.policy import Policy
+from rl_dialog.training.loop import Trainer, TrainerConfig
+
+FIRST, SECOND = {0: 1.0, 2: 0.0, 3: -1.0}, {0: -2.0, 1: 4.0, 2: 0.0, 3: 1.0}
+GO, THEN = [0], [0, 1, 0]  # the user's tokens are 0 in both turns
+
+
+def new_lm() -> LlamaForCausalLM:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=4, max_position_embeddings=8, initializer_range=0.2, **sizes))
+
+
+@pytest.fixture
+def train(make_row, tokenizer, tmp_path: Path):
+    """train(method, start): the policy after 600 updates on all sixteen conversations at once."""
+    rows = [make_row([*GO, action], [(1, 1, reward)]) for action, reward in FIRST.items()] * 4
+    rows += [make_row([*THEN, action], [(1, 1, 0.0), (3, 3, reward)]) for action, reward in SECOND.items()]
+
+    def run(method: Method, start: Policy | None = None) -> Policy:
+        torch.manual_seed(0)
+        lm, prior = new_lm(), new_lm().eval().requires_grad_(False)
+        for model in (lm, prior) if start else ():
+            model.load_state_dict(start.lm.state_dict())
+        config = TrainerConfig(per_device_train_batch_size=16, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none")
+        policy = Policy(lm, method)
+        Trainer(policy, tokenizer, rows, [], config, tempfile.mkdtemp(dir=tmp_path), prior=prior if method.uses_prior else None).train()
+        return policy.eval()
+
+    return run
+
+
+@torch.no_grad()
+def chances(policy: Policy, tokens: list[int]) -> list[float]:
+    return policy(input_ids=torch.tensor([tokens])).logits[0, -1].softmax(-1).tolist()
+
+
+def test_cloning_copies_the_shares(train) -> None:
+    policy = train(BC())
+    assert chances(policy, GO) == pytest.approx([0.25] * 4, abs=0.02)
+    assert chances(policy, THEN) == pytest.approx([0.25] * 4, abs=0.02)
+
+
+@pytest.mark.parametrize("c", [1.0, 4.0])
+def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, c: float) -> None:
+    """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z."""
+    policy = train(KLControl(backup="psi", c=c, gamma=1.0, alpha=0.1), train(BC()))
+    later = [math.exp(reward / c) for _, reward in sorted(SECOND.items())]
+    first = [math.exp(FIRST[a] / c) if a in FIRST else sum(later) / 4 for a in range(4)]
+    assert chances(policy, GO) == pytest.approx([weight / sum(first) for weight in first], abs=0.03)
+    assert chances(policy, THEN) == pytest.approx([weight / sum(later) for weight in later], abs=0.03)
+
+
+def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train) -> None:
+    policy = train(KLControl(backup="max", c=0.25, gamma=1.0, alpha=0.1), train(BC()))
+    assert chances(policy, GO)[1] > 0.9 and chances(policy, THEN)[1] > 0.9
+
+
+@pytest.mark.parametrize(("tau", "first"), [(0.98, 1), (0.5, 0)])
+def test_ilql_looks_through_the_second_choice_and_an_average_does_not(train, tau: float, first: int) -> None:
+    policy = train(ILQL(tau=tau, beta=16.0, gamma=1.0, alpha=0.1, cql_weight=0.0), train(BC()))
+    assert chances(policy, GO)[first] > 0.9 and chances(policy, THEN)[1] > 0.9
