@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
+import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
@@ -48,7 +52,8 @@ class PrepareConfig:
     reader: str | None = None
     """Read every file with this reader instead of deciding by its content."""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
-    """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it; nan here stands for one that is not computed. Without any: logged 1."""
+    """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it; nan here: not computed.
+    Without any: logged 1."""
     rating: str | None = None
     """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
     tokenizer: str | None = None
@@ -137,7 +142,11 @@ def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
             if not (out / MANIFEST).is_file():
                 raise ValueError(f"{out} exists and is no data directory, so --overwrite leaves it alone: choose another --out ({error})") from None
     out.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=f"{out.name}.tmp-", dir=out.parent))
+    mine = f"{out.name}.tmp-{platform.node()}-"
+    for left in out.parent.glob(f"{glob.escape(mine)}*"):  # by a run on this machine that was killed
+        if not psutil.pid_exists(int(left.name.removeprefix(mine).partition("-")[0])):
+            shutil.rmtree(left)
+    directory = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=out.parent))
     directory.chmod(0o755)  # mkdtemp's 0700 would shut out other users and workers
     try:
         yield directory

@@ -102,9 +102,7 @@ def _train(config: QuickstartConfig, out: Path) -> None:
         start.result()
         one(method, seed)
 
-    with ThreadPoolExecutor(
-        max_workers=max(1, min(os.cpu_count() or 1, 4))
-    ) as pool:  # takes jobs in order: nothing waits for one that is not running
+    with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4))) as pool:  # jobs start in order, so none waits in vain
         cloned = [pool.submit(one, "bc", seed) for seed in range(config.seeds)]
         improved = [pool.submit(after, cloned[seed], method, seed) for seed in range(config.seeds) for method in METHODS[1:]]
         for job in (*cloned, *improved):

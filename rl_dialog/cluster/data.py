@@ -24,6 +24,8 @@ import pyarrow as pa
 import ray
 import ray.data
 
+from rl_dialog.data.tokenize import TemplateError
+
 CHUNK_BYTES = 4 << 20  # what travels between two stages at a time
 OBJECT_STORE_BYTES = 256 << 20  # of a Ray that we start: only a few chunks are ever under way
 
@@ -107,7 +109,8 @@ def errors_of_workers() -> Iterator[None]:
             cause = getattr(cause, "cause", None) or cause.__cause__
         if cause is None:
             raise
-        raise cause from None
+        message = str(cause).partition("Failed to apply UDF transform")[0].rstrip()  # Ray's advice on retries follows
+        raise (type(cause)(message) if type(cause) in (ValueError, TemplateError) else cause) from None
     finally:
         logger.setLevel(level)
 

@@ -9,7 +9,9 @@ from rl_dialog.cluster.data import errors_of_workers
 
 
 def test_the_workers_own_error_comes_out_of_rays_wrapper():
-    error = ray.exceptions.RayTaskError("write", "a long traceback of Ray's", ValueError("fix the template"))
+    error = ray.exceptions.RayTaskError(
+        "write", "a long traceback of Ray's", ValueError("fix the template\nFailed to apply UDF transform after 1/1 attempts")
+    )
     with pytest.raises(ValueError, match="^fix the template$"), errors_of_workers():
         raise error.as_instanceof_cause()
     with pytest.raises(ray.exceptions.RayTaskError), errors_of_workers():

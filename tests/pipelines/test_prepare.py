@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import ray
 
-from pipelines.prepare import PrepareConfig, building, main
+from pipelines.prepare import PrepareConfig, _notes, building, main
 from rl_dialog.cluster import scoring, shards
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import ConfigError, load_config
@@ -17,6 +20,7 @@ from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.splits import split_key
 from rl_dialog.data.tokenize import load_tokenizer
 
+ROOT = Path(__file__).parents[2]
 FLAGS = ["--rewards.question", "0.5", "--rewards.vote", "2", "--rewards.sentiment", "0", "--shard_rows", "15", "--vocab_size", "300", "--quiet"]
 
 
@@ -209,3 +213,26 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     with pytest.raises(ValueError, match="no data directory, so --overwrite leaves it alone"), building(out, overwrite=True):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_next_run_removes_what_a_killed_one_left(tmp_path):
+    out, script = tmp_path / "out", "import sys, time; from pathlib import Path; from pipelines.prepare import building\n"
+    script += "with building(Path(sys.argv[1]), overwrite=False) as d: (d / 'half').touch(); print('here', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", script, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as run:
+        assert run.stdout.readline() == b"here\n"
+        with building(out.with_name("other"), overwrite=False):
+            assert len(list(tmp_path.glob("out.tmp-*"))) == 1
+        run.kill()
+    with building(out, overwrite=False) as directory:
+        assert list(tmp_path.glob("out.tmp-*")) == [directory]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
+
+
+def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
+    reply = {"role": "assistant", "content": "yes"}
+    dialogs = [Dialog(str(i), [{"role": "user", "content": "hi" if i < 20 else f"question {i}"}, reply]) for i in range(60)]
+    write_jsonl(dialogs, tmp_path / "logs.jsonl")
+    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "logs.jsonl"), "--out", str(tmp_path / "out"), "--quiet", "--vocab_size", "300"]))
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest["largest_context"] == pytest.approx(1 / 3, abs=1e-4)
+    assert any("33% of the dialogs begin with the same user turn" in note for note in _notes(manifest, []))
