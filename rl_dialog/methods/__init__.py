@@ -1,8 +1,22 @@
 """Every way to learn a policy from logs. A method is one file; METHODS is the only place that lists them."""
 
+from rl_dialog.methods.awac import AWAC
 from rl_dialog.methods.bc import BC
+from rl_dialog.methods.cql import CQL
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.kl_control import KLControl
+from rl_dialog.methods.mc import MCReturns
 from rl_dialog.methods.method import Method
+from rl_dialog.methods.sarsa import SARSA
+from rl_dialog.methods.tf_top import TFTop
 
-METHODS: dict[str, type[Method]] = {"bc": BC, "kl_control": KLControl, "ilql": ILQL}
+METHODS: dict[str, type[Method]] = {
+    "bc": BC,
+    "tf_top": TFTop,
+    "kl_control": KLControl,
+    "ilql": ILQL,
+    "sarsa": SARSA,
+    "mc": MCReturns,
+    "awac": AWAC,
+    "cql": CQL,
+}

@@ -20,6 +20,23 @@ def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
     return factor.masked_fill(batch.dones, 0.0)
 
 
+def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = None) -> Tensor:
+    """(N,) discounted sum of rewards from each decision to the end of its row, plus `bootstrap` (S,) of the state that a truncated row ends in."""
+    factor = discounts(batch, gamma, per)
+    earned = batch.rewards.clone()
+    cut = batch.next_state >= batch.decisions  # the next state is one without a decision
+    if bootstrap is not None:
+        earned += torch.where(cut, factor * bootstrap[batch.next_state], torch.zeros_like(factor))
+    lengths = torch.bincount(batch.rows)
+    column = torch.arange(batch.decisions, device=factor.device) - (lengths.cumsum(0) - lengths)[batch.rows]
+    sums = factor.new_zeros(len(lengths), int(lengths.max()) + 1)
+    keep = torch.zeros_like(sums)
+    sums[batch.rows, column], keep[batch.rows, column] = earned, factor.masked_fill(cut, 0.0)
+    for t in range(sums.shape[1] - 2, -1, -1):
+        sums[:, t] += keep[:, t] * sums[:, t + 1]
+    return sums[batch.rows, column]
+
+
 def expectile(error: Tensor, tau: float) -> Tensor:
     """|tau - 1[error < 0]| * error^2, elementwise: 0.5 fits the mean (halved squared error), 1 the maximum."""
     return torch.where(error < 0, 1 - tau, tau) * error.square()

@@ -21,8 +21,9 @@ class ILQL(Method):
     L_Q   = sum_i (Q_i(s,a) - y)^2,  y = r + gamma V(s')            V' online, no gradient; 0 after the end
     L_V   = |tau - 1[u<0]| u^2,      u = min_i Q'_i(s,a) - V(s)     Q' are the Polyak targets
     L_CQL = sum_i -log softmax(Q_i(s,.))[a]
+    L_DM  = sum_i sum_b max(Q_i(s,b) - Q_i(s,a) + dm_margin, 0)^2   with Q_i(s,.) / cql_temperature in L_CQL
     L_LM  = -w log p(a|s),           w = min(exp(awac_beta u), awac_clip)
-    L     = L_Q + L_V + cql_weight L_CQL + awac_weight L_LM         each averaged over decisions
+    L     = L_Q + L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM     each averaged over decisions
     """
 
     tau: float = 0.7
@@ -35,57 +36,100 @@ class ILQL(Method):
     """apply gamma at every token (as in the papers) or only at the end of a reply"""
     cql_weight: float = 0.1
     """weight of the conservative term that keeps Q low on tokens the logs never took"""
+    cql_temperature: float = 1.0
+    """temperature of the softmax in the conservative term"""
+    dm_weight: float = 0.0
+    """weight of the margin term: the taken token's Q above all others by dm_margin. It builds all of Q: for small vocabularies"""
+    dm_margin: float = 0.0
+    """margin of the margin term"""
+    value_min: float | None = None
+    """lower bound of the target Q that V is fitted to"""
+    value_max: float | None = None
+    """upper bound of the target Q that V is fitted to"""
     awac_weight: float = 1.0
     """weight of the cloning term; 0 leaves the LM as it was loaded"""
     awac_beta: float = 0.0
     """inverse temperature of the cloning weights; 0 is plain behaviour cloning"""
     awac_clip: float = 20.0
     """largest cloning weight"""
+    awac_weights: Literal["exp", "sign"] = "exp"
+    """exp: as above; sign: awac_beta where the advantage is positive, 1 - awac_beta elsewhere"""
     top_k: int = 0
-    """decode only among the LM's top-k tokens, chosen before the advantage is added; 0 keeps the whole vocabulary"""
+    """decode only among the LM's top-k tokens; 0 keeps the whole vocabulary"""
+    top_k_after: bool = False
+    """choose the top-k after the advantage is added (as trlx does), so that a token the LM would not say can win by its Q alone"""
+    advantage_clip: float | None = None
+    """upper bound of beta times the advantage when decoding; 0 lets it only veto"""
+    include_logits: bool = True
+    """off: decode by the advantage alone"""
     alpha: float = 0.005
     """Polyak rate of the target network, once per optimizer step"""
 
     heads: ClassVar[Heads] = Heads(q=2, v=True, target=True)
     plain_lm: ClassVar[bool] = False
 
+    @property
+    def decodes_with_v(self) -> bool:
+        return not self.top_k or self.top_k_after or self.advantage_clip is not None
+
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         actions, count = batch.actions, batch.decisions
         v = out.v[:count]
         # Unless its weights need the advantage, the pass over the vocabulary comes first: it leaves the LM's log-sum-exp behind, which `at` may need.
-        entropies = None if self.awac_beta else self._cross_entropies(out, actions)
+        weighted = bool(self.awac_beta) or self.awac_weights == "sign"
+        entropies = None if weighted else self._cross_entropies(out, actions)
         q_target = minimum(tuple(q.at(actions).detach() for q in out.q_target))
+        if (self.value_min, self.value_max) != (None, None):
+            q_target = q_target.clamp(self.value_min, self.value_max)
         advantage = q_target - v
         v_loss = expectile(advantage, self.tau).sum()
 
-        y = batch.rewards + discounts(batch, self.gamma, self.discount) * out.v.detach()[batch.next_state]
+        y = self.target(out, batch)
         q = tuple(q.at(actions) for q in out.q)
         q_loss = sum((y - q_i).square().sum() for q_i in q)
 
-        if entropies is None:
-            entropies = self._cross_entropies(out, actions, (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip))
-        lm, nll, cql = entropies
+        lm, nll, cql = entropies or self._cross_entropies(out, actions, self._cloning_weights(advantage.detach()))
         total = q_loss + v_loss + self.cql_weight * cql + self.awac_weight * lm
+        if self.dm_weight:
+            gaps = (q_i.dense()[:count] - taken[:, None] + self.dm_margin for q_i, taken in zip(out.q, q, strict=True))
+            total = total + self.dm_weight * sum(gap.relu().square().sum() for gap in gaps)
         metrics = {"q_loss": q_loss, "v_loss": v_loss, "cql_loss": cql, "nll": nll.sum(), "q": q[0].sum(), "v": v.sum(), "advantage": advantage.sum()}
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def target(self, out: Outputs, batch: Batch) -> Tensor:
+        """(N,) y, what both Q heads are fitted to; without gradient."""
+        return batch.rewards + discounts(batch, self.gamma, self.discount) * out.v.detach()[batch.next_state]
 
     def _cross_entropies(self, out: Outputs, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(L_LM, its unweighted terms, L_CQL) as sums; zeros for terms of weight 0."""
         zero = out.v.new_zeros(())
-        q = out.q if self.cql_weight else ()
+        q = tuple(q_i.scaled(1 / self.cql_temperature) for q_i in out.q) if self.cql_weight else ()
         if self.awac_weight:
             (lm, nll), cql = nll_together(out.lm, q, actions, weight)
         else:
             (lm, nll), cql = (zero, zero), [q_i.nll(actions) for q_i in q]
         return lm, nll, sum((total for total, _ in cql), zero)
 
+    def _cloning_weights(self, advantage: Tensor) -> Tensor:
+        if self.awac_weights == "sign":
+            return torch.where(advantage > 0, self.awac_beta, 1 - self.awac_beta)
+        return (self.awac_beta * advantage).exp().clamp(max=self.awac_clip)
+
     def decode(self, out: Outputs) -> Tensor:
         logits = out.lm.dense()  # (S, V)
-        if not self.beta:
+        if not self.beta and self.include_logits:
             return logits.log_softmax(-1)
-        if not self.top_k:
-            return logits.log_softmax(-1) + self.beta * (minimum(tuple(q.dense() for q in out.q_target)) - out.v[:, None])
+        if not self.top_k or self.top_k_after:
+            steered = self._steered(logits.log_softmax(-1), minimum(tuple(q.dense() for q in out.q_target)), out)
+            return steered if not self.top_k else steered.where(steered >= steered.topk(min(self.top_k, logits.shape[1])).values[:, -1:], -torch.inf)
         top = logits.topk(min(self.top_k, logits.shape[1]), dim=-1)
         log_p = top.values - out.lm.reduce("logsumexp")[:, None]  # (S, K): only these are normalised
-        q = minimum(tuple(q.at_each(top.indices) for q in out.q_target))  # V is the same for every token of a state: left out
-        return torch.full_like(logits, -torch.inf).scatter_(1, top.indices, log_p + self.beta * q)
+        q = minimum(tuple(q.at_each(top.indices) for q in out.q_target))
+        return torch.full_like(logits, -torch.inf).scatter_(1, top.indices, self._steered(log_p, q, out))
+
+    def _steered(self, log_p: Tensor, q: Tensor, out: Outputs) -> Tensor:
+        """log p + beta (min Q' - V); V, the same for all tokens of a state, matters only where the advantage is clipped or stands for itself."""
+        advantage = self.beta * (q if out.v is None else q - out.v[:, None])
+        if self.advantage_clip is not None:
+            advantage = advantage.clamp(max=self.advantage_clip)
+        return log_p + advantage if self.include_logits else advantage

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.scores import Scores
 
 
@@ -47,6 +49,15 @@ class Method:
     heads: ClassVar[Heads] = Heads()
     uses_prior: ClassVar[bool] = False  # wants batch.prior_logp, the frozen prior's log-probability of each action
     plain_lm: ClassVar[bool] = True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
+
+    @property
+    def decodes_with_v(self) -> bool:
+        """Does `decode` read the state's value? It shifts all logits of a state alike, so most decoding can leave it out."""
+        return False
+
+    def prepare(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """What the training split's rows become before training: which replies to learn from. The validation split stays as it is."""
+        return rows
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         """The training loss over the batch's decisions."""

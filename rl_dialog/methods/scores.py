@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,18 @@ class Scores(ABC):
         """(S, V)."""
 
     @abstractmethod
+    def scaled(self, factor: float) -> Scores:
+        """factor times the scores; itself for a factor of 1."""
+
+    @abstractmethod
+    def rows(self, part: slice) -> Scores:
+        """The same scores in some of the states."""
+
+    @abstractmethod
+    def parts(self) -> list[slice]:
+        """The states in runs whose dense scores fit a chunk."""
+
+    @abstractmethod
     def reduce(self, how: str) -> Tensor:
         """(S,) without gradient: `max` or `logsumexp` over the vocabulary."""
 
@@ -57,6 +70,15 @@ class Dense(Scores):
 
     def dense(self) -> Tensor:
         return self.scores
+
+    def scaled(self, factor: float) -> Dense:
+        return self if factor == 1 else Dense(self.scores * factor)
+
+    def rows(self, part: slice) -> Dense:
+        return Dense(self.scores[part])
+
+    def parts(self) -> list[slice]:
+        return [slice(None)]
 
     def reduce(self, how: str) -> Tensor:
         scores = self.scores.detach()
@@ -86,6 +108,16 @@ class Linear(Scores):
         rows = F.embedding(tokens, self.weight)  # (S, K, F)
         scores = torch.einsum("skf,sf->sk", rows, self.features.to(rows.dtype))
         return scores if self.bias is None else scores + self.bias[tokens]
+
+    def scaled(self, factor: float) -> Linear:
+        return self if factor == 1 else Linear(self.features * factor, self.weight, None if self.bias is None else self.bias * factor)
+
+    def rows(self, part: slice) -> Linear:
+        return Linear(self.features[part], self.weight, self.bias)
+
+    def parts(self) -> list[slice]:
+        step = _chunk(len(self.weight))
+        return [slice(start, start + step) for start in range(0, len(self.features), step)]
 
     def dense(self) -> Tensor:
         if torch.is_grad_enabled():
@@ -140,6 +172,15 @@ class LowRank(Scores):
         rows = F.embedding(tokens, self.weight)  # (S, K, R)
         return self.scale * log_p + torch.einsum("skr,sr->sk", rows, self.features.to(rows.dtype)) + self.offset[:, None]
 
+    def scaled(self, factor: float) -> LowRank:
+        return self if factor == 1 else LowRank(self.base, self.scale * factor, self.features * factor, self.weight, self.offset * factor)
+
+    def rows(self, part: slice) -> LowRank:
+        return LowRank(self.base.rows(part), self.scale, self.features[part], self.weight, self.offset[part])
+
+    def parts(self) -> list[slice]:
+        return self.base.parts()
+
     def dense(self) -> Tensor:
         with torch.no_grad():
             log_p = self.base.dense().log_softmax(1)
@@ -165,6 +206,16 @@ def nll_together(
     first, *found = _fused(lm, on_lm, actions, weights, _ones(actions))
     shared = dict(zip(map(id, on_lm), found, strict=True))
     return first, [shared[id(scores)] if id(scores) in shared else scores.nll(actions) for scores in q]
+
+
+@torch.no_grad()
+def best_of_minimum(heads: Sequence[Scores]) -> Tensor:
+    """(S,) max over the vocabulary of the minimum over the heads, a chunk of states at a time."""
+    found = []
+    for part in heads[0].parts():
+        dense = [scores.rows(part).dense() for scores in heads]
+        found.append(reduce(torch.minimum, dense).amax(1))
+    return torch.cat(found)
 
 
 def _fused(

@@ -277,7 +277,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         q = tuple(head(value_hidden, lm) for head in self.heads.q) if training else ()
         with torch.no_grad() if training else nullcontext():
             q_target = tuple(head(value_hidden, lm) for head in self.heads.q_target)
-        needs_v = self.heads.v is not None and (training or not getattr(self.method, "top_k", 0))
+        needs_v = self.heads.v is not None and (training or self.method.decodes_with_v)
         return Outputs(lm, q, q_target, self.heads.v(value_hidden) if needs_v else None)
 
     # Checkpoints (models/checkpoint.py has the layout).

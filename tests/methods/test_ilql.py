@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from rl_dialog.data.batch import collate
+from rl_dialog.data.tokenize import Row
 from rl_dialog.methods import BC, ILQL
 from rl_dialog.methods.backup import discounts
 from rl_dialog.methods.method import Outputs
-from rl_dialog.methods.scores import Dense
+from rl_dialog.methods.scores import Dense, Linear, LowRank
 
 # Two decisions, actions 1 and 0, rewards 0 and 1, then the end (spec/asapp_offline_rl.md, the row "ilql loss").
 LOGITS = [[0.0, 1, 0], [2, 0, 0]]
@@ -303,3 +305,74 @@ def test_beta_zero_is_the_language_model_whatever_q_says():
 def test_it_needs_double_q_v_and_targets():
     assert (ILQL.heads.q, ILQL.heads.v, ILQL.heads.target, ILQL.heads.lm_target) == (2, True, True, False)
     assert not ILQL.plain_lm and not ILQL.uses_prior
+
+
+# --- switches ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def one_decision(q=(1.0, 0.0), action=0, reward=0.0, v=0.0, **fields):
+    """The loss of a single last decision with one table for both heads and targets, cloning and the conservative term off unless asked for."""
+    row = Row(np.asarray([9, action], np.int32), np.asarray([False, True]), np.asarray([1], np.int32), np.asarray([reward], np.float32), False)
+    tables = Tables.of(lm=[[0.0] * len(q)], q=([list(q)], [list(q)]), q_target=([list(q)], [list(q)]), v=[v])
+    method = ILQL(**({"cql_weight": 0.0, "awac_weight": 0.0} | fields))
+    return tables, method.loss(tables.outputs(), collate([row]))
+
+
+@pytest.mark.parametrize(("action", "expected"), [(0, 0.25), (1, 2.25 + 0.25)])
+def test_the_margin_term(action, expected):
+    """Q = (1, 0), margin .5: taken 0 gives .5^2 for itself; taken 1 gives 1.5^2 for the other and .5^2 for itself. Two heads."""
+    bare = one_decision(action=action)[1].total
+    assert (one_decision(action=action, dm_weight=1.0, dm_margin=0.5)[1].total - bare).item() == pytest.approx(2 * expected)
+
+
+def test_the_conservative_term_has_a_temperature():
+    loss = one_decision(q=(1.0, 0.0), cql_weight=1.0, cql_temperature=2.0)[1]
+    assert loss.metrics["cql_loss"].item() == pytest.approx(2 * np.log(1 + np.exp(-0.5)))
+
+
+@pytest.mark.parametrize(("bounds", "expected"), [((None, None), 4 * 0.7), ((None, 1.0), 0.7), ((-1.0, 0.5), 0.25 * 0.7), ((3.0, None), 9 * 0.7)])
+def test_the_value_target_is_clamped(bounds, expected):
+    """min Q' = 2, V = 0, tau .7: L_V = .7 u^2 with u = 2 inside the bounds."""
+    loss = one_decision(q=(2.0, 0.0), value_min=bounds[0], value_max=bounds[1])[1]
+    assert loss.metrics["v_loss"].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("v", "weight"), [(0.0, 0.75), (2.0, 0.25)])
+def test_sign_weights(v, weight):
+    """awac_beta .75: .75 where min Q' = 1 is above V, .25 elsewhere; log p = -log 2."""
+    bare, signed = (one_decision(v=v, awac_weight=w, awac_beta=0.75, awac_weights="sign")[1].total for w in (0.0, 1.0))
+    assert (signed - bare).item() == pytest.approx(weight * np.log(2))
+
+
+@pytest.mark.parametrize("heads", ["dense", "linear", "lowrank"])
+def test_scaled_scores(heads):
+    base = Linear(torch.randn(4, 3), torch.randn(5, 3), torch.randn(5))
+    made = {
+        "dense": Dense(base.dense().detach()),
+        "linear": base,
+        "lowrank": LowRank(base, torch.tensor(0.7), torch.randn(4, 2), torch.randn(5, 2), torch.randn(4)),
+    }
+    torch.testing.assert_close(made[heads].scaled(0.3).dense(), 0.3 * made[heads].dense())
+    assert made[heads].scaled(1.0) is made[heads]
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(1, 0.7311), (4, 0.9820)])
+def test_an_advantage_that_may_only_veto(beta, expected):
+    """pi = (1/2, 1/2), A = (1, -1), clip 0: only the second token loses."""
+    got = decoded(ILQL(beta=beta, advantage_clip=0.0), [[0, 0]], ([[1, -1]], [[1, -1]]), [0.0])
+    assert got[0, 0].item() == pytest.approx(expected, abs=1e-4)
+    assert decoded(ILQL(beta=beta, advantage_clip=0.0, top_k=2), [[0, 0]], ([[1, -1]], [[1, -1]]), [0.0])[0, 0].item() == pytest.approx(
+        expected, abs=1e-4
+    )
+
+
+def test_top_k_after_the_advantage_lets_a_token_win_by_its_q():
+    lm, q = [[5.0, 4.0, -5.0]], ([[0.0, 0.0, 100.0]], [[0.0, 0.0, 100.0]])
+    assert decoded(ILQL(beta=1.0, top_k=2), lm, q, [0.0])[0, 2] == 0
+    after = decoded(ILQL(beta=1.0, top_k=2, top_k_after=True), lm, q, [0.0])[0]
+    assert after.argmax() == 2 and after[1] == 0 and after[0] > 0
+
+
+def test_the_advantage_alone():
+    got = decoded(ILQL(beta=2.0, include_logits=False), [[9.0, 0.0]], ([[1.0, 3.0]], [[2.0, 2.5]]), [0.5])
+    torch.testing.assert_close(got, torch.tensor([[1.0, 4.0]]).softmax(-1))

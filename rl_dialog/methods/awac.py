@@ -1,0 +1,19 @@
+"""Advantage-weighted cloning: the policy itself moves towards tokens of high advantage, and decodes without value heads' help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_dialog.methods.ilql import ILQL
+
+
+@dataclass(frozen=True)
+class AWAC(ILQL):
+    """ILQL's values, and L_LM = -min(exp(awac_beta (min Q' - V)), awac_clip) log p(a|s); acts on p alone (Snell et al. 2022, baselines)."""
+
+    tau: float = 0.7
+    """expectile of V"""
+    awac_beta: float = 4.0
+    """inverse temperature of the cloning weights; it has units of 1/reward"""
+    beta: float = 0.0
+    """strength of the advantage when decoding: none, the weights are in the LM"""

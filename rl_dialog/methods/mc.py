@@ -1,0 +1,27 @@
+"""Monte-Carlo returns instead of bootstrapping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.methods.backup import returns
+from rl_dialog.methods.ilql import ILQL
+from rl_dialog.methods.method import Outputs
+
+
+@dataclass(frozen=True)
+class MCReturns(ILQL):
+    """ILQL whose Q is fitted to what followed: y = G_t = r_t + gamma r_(t+1) + ... to the end of the conversation (or of its row, then + gamma V).
+
+    Exact for the behaviour policy where data is plenty, noisy where it is not, and with tau > 1/2 it takes luck for skill: an outcome that the user's
+    dice decided counts as the token's own.
+    """
+
+    tau: float = 0.5
+    """expectile of V"""
+
+    def target(self, out: Outputs, batch: Batch) -> Tensor:
+        return returns(batch, self.gamma, self.discount, bootstrap=out.v.detach())

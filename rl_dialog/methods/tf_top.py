@@ -1,0 +1,51 @@
+"""Filtered behaviour cloning: imitate only what went well (tf_top of the ASAPP paper, %BC of Snell et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rl_dialog.data.tokenize import Row
+from rl_dialog.methods.bc import BC
+
+
+@dataclass(frozen=True)
+class TFTop(BC):
+    """Cross-entropy on the replies that pass a filter; the others stay as context. L = -mean log pi(a|s) over what is left."""
+
+    by: Literal["reply", "dialog"] = "reply"
+    """judge a reply by its own reward, or by the sum of rewards of its row (a dialog, or a window of one that is longer than max_length)"""
+    threshold: float | None = None
+    """keep what earned at least this much"""
+    fraction: float = 0.5
+    """without a threshold: keep this share of the replies, the best ones (rounded down, at least one; equals in the order of the data)"""
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with only the kept replies to learn from. Raises ValueError when the filter cannot tell replies apart, or none passes."""
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"expected a fraction in (0, 1], got {self.fraction}")
+        scores = [row.rewards if self.by == "reply" else np.full(len(row.rewards), row.rewards.sum()) for row in rows]
+        flat = np.concatenate(scores)
+        if len(np.unique(flat)) == 1:
+            raise ValueError(f"tf_top: every {self.by} earned {flat[0]:g}, so none is better: prepare with rewards that differ, or train bc")
+        if self.threshold is not None:
+            kept = flat >= self.threshold
+            if not kept.any():
+                raise ValueError(f"tf_top: no {self.by} earned {self.threshold:g} or more (the best one {flat.max():g}): lower --method.threshold")
+        else:
+            kept = np.zeros(len(flat), bool)
+            kept[np.argsort(-flat, kind="stable")[: max(1, int(self.fraction * len(flat)))]] = True
+        parts = np.split(kept, np.cumsum([len(s) for s in scores])[:-1])
+        return [_only(row, keep) for row, keep in zip(rows, parts, strict=True) if keep.any()]
+
+
+def _only(row: Row, keep: np.ndarray) -> Row:
+    """The row with the other replies' tokens no longer written by us."""
+    starts = np.concatenate([[-1], row.reply_ends[:-1]]) + 1
+    assistant = row.assistant.copy()
+    for start, end in zip(starts[~keep], row.reply_ends[~keep], strict=True):
+        assistant[start : end + 1] = False
+    return Row(row.input_ids, assistant, row.reply_ends[keep], row.rewards[keep], row.truncated)

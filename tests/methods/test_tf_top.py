@@ -1,0 +1,66 @@
+"""Which replies tf_top learns from."""
+
+import numpy as np
+import pytest
+import torch
+
+from rl_dialog.data.batch import collate
+from rl_dialog.methods import TFTop
+from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.scores import Dense
+
+
+@pytest.fixture
+def rows(make_row):
+    """Two dialogs: replies that earn 1, -2 (tokens 1-2 and 4) and 3 (token 1)."""
+    return [make_row([9, 1, 2, 9, 3], [(1, 2, 1.0), (4, 4, -2.0)]), make_row([9, 5], [(1, 1, 3.0)])]
+
+
+def kept(rows):
+    return [[float(r) for r in row.rewards] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (TFTop(threshold=1.0), [[1.0], [3.0]]),
+        (TFTop(threshold=2.0), [[3.0]]),
+        (TFTop(fraction=2 / 3), [[1.0], [3.0]]),
+        (TFTop(fraction=0.5), [[3.0]]),  # floor(0.5 * 3) = 1
+        (TFTop(fraction=0.01), [[3.0]]),
+        (TFTop(fraction=1.0), [[1.0, -2.0], [3.0]]),
+        (TFTop(by="dialog", threshold=0.0), [[3.0]]),  # 1 - 2 < 0
+        (TFTop(by="dialog", threshold=-1.0), [[1.0, -2.0], [3.0]]),
+    ],
+)
+def test_which_replies_are_kept(rows, method, expected):
+    assert kept(method.prepare(rows)) == expected
+
+
+def test_the_others_are_context_and_no_target(rows):
+    (first, _) = TFTop(threshold=1.0).prepare(rows)
+    assert first.input_ids.tolist() == [9, 1, 2, 9, 3] and first.assistant.tolist() == [False, True, True, False, False]
+    assert rows[0].assistant.tolist() == [False, True, True, False, True]  # the data itself is left alone
+    batch = collate([first])
+    logits = torch.randn(batch.decisions, 10)
+    total = TFTop().loss(Outputs(Dense(logits)), batch).total
+    torch.testing.assert_close(total, -logits.log_softmax(1)[[0, 1], [1, 2]].sum())
+
+
+def test_equals_are_kept_in_the_order_of_the_data(make_row):
+    rows = [make_row([9, i], [(1, 1, reward)]) for i, reward in enumerate([1.0, 0.0, 1.0, 1.0])]
+    assert [int(row.input_ids[1]) for row in TFTop(fraction=0.5).prepare(rows)] == [0, 2]
+
+
+def test_rewards_that_tell_nothing_apart_are_refused(rows):
+    for row in rows:
+        row.rewards = np.full_like(row.rewards, 0.5)
+    with pytest.raises(ValueError, match="every reply earned 0.5, so none is better: prepare with rewards that differ, or train bc"):
+        TFTop().prepare(rows)
+
+
+def test_a_threshold_that_nothing_reaches_is_refused(rows):
+    with pytest.raises(ValueError, match=r"no reply earned 4 or more \(the best one 3\): lower --method.threshold"):
+        TFTop(threshold=4.0).prepare(rows)
+    with pytest.raises(ValueError, match=r"expected a fraction in \(0, 1\], got 0"):
+        TFTop(fraction=0.0).prepare(rows)
