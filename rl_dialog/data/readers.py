@@ -7,6 +7,7 @@ disappears: it comes out as a `Bad` with file, place and reason. Files known not
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import zipfile
 import zlib
@@ -123,7 +124,7 @@ class _Found:
 
 def _search(path: Path) -> Iterator[_Found]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path).parts))
+        files = sorted(_files(path))
         names = frozenset(file.as_posix() for file in files)
         for file in files:
             corpus = (PurePosixPath(path.resolve().name) / file.parent.relative_to(path).as_posix()).as_posix()
@@ -134,6 +135,18 @@ def _search(path: Path) -> Iterator[_Found]:
     else:
         nearby = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise ValueError(f"expected a file or folder, found nothing at {path}{_suggestion(path.name, nearby)}")
+
+
+def _files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Every file below a folder that is not hidden; links to folders are followed, except back to one we came from."""
+    here = os.path.realpath(folder)
+    for entry in sorted(folder.iterdir()) if here not in above else ():
+        if _hidden([entry.name]):
+            continue
+        if entry.is_dir():
+            yield from _files(entry, above | {here})
+        elif entry.is_file():
+            yield entry
 
 
 def _unpacked(found: _Found) -> Iterator[_Found]:

@@ -7,6 +7,7 @@ from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.kl_control import KLControl
 from rl_dialog.methods.mc import MCReturns
 from rl_dialog.methods.method import Method
+from rl_dialog.methods.psi import Psi
 from rl_dialog.methods.sarsa import SARSA
 from rl_dialog.methods.tf_top import TFTop
 
@@ -14,6 +15,7 @@ METHODS: dict[str, type[Method]] = {
     "bc": BC,
     "tf_top": TFTop,
     "kl_control": KLControl,
+    "psi": Psi,
     "ilql": ILQL,
     "sarsa": SARSA,
     "mc": MCReturns,

@@ -10,7 +10,7 @@ from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import discounts
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.method import Outputs
-from rl_dialog.methods.scores import best_of_minimum
+from rl_dialog.methods.scores import reduce_minimum
 
 
 @dataclass(frozen=True)
@@ -26,4 +26,4 @@ class CQL(ILQL):
     """weight of the conservative term"""
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
-        return batch.rewards + discounts(batch, self.gamma, self.discount) * best_of_minimum(out.q_target)[batch.next_state]
+        return batch.rewards + discounts(batch, self.gamma, self.discount) * reduce_minimum(out.q_target, "max")[batch.next_state]

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import discounts
+from rl_dialog.methods.backup import discounts, minimum
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.scores import reduce_minimum
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,21 @@ class KLControl(Method):
 
     Q' is a Polyak copy of the whole LM, log p - log pi is sampled at the logged token and has no gradient, the loss is Huber's.
     `coefficient="kl"` scales the prior term instead: r + c (log p - log pi), as the 2019 code does (not the same trade-off).
+    With `target_passes` M > 1, Q' is the lowest of M passes with dropout (eq. 2): a lower bound against overestimation.
     """
 
-    backup: Literal["max", "psi"] = "psi"
+    backup: Literal["max", "psi"] = "max"
     """max: KL-control Q-learning; psi: soft (logsumexp) backup"""
     c: float = 0.5
     """how strongly the prior holds: a larger c stays closer to it"""
     coefficient: Literal["reward", "kl"] = "reward"
     """reward: r/c + k as in the paper's objective; kl: r + c*k as in the 2019 code"""
+    keep_log_pi: bool = False
+    """subtract log pi in psi too, as the 2019 code does: entropy then counts twice"""
+    target_passes: int = 1
+    """passes of the target LM with dropout, whose lowest value counts; 1 is one pass without dropout"""
+    lowest: Literal["before", "after"] = "before"
+    """take the lowest of the passes for each token, before the max or logsumexp (eq. 2), or after it (as the 2019 code does: a higher bound)"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "token"
@@ -43,10 +51,11 @@ class KLControl(Method):
         actions, count = batch.actions, batch.decisions
         q = out.lm.at(actions)
         log_pi = q.detach() - out.lm.reduce("logsumexp")[:count]
-        k = batch.prior_logp - log_pi if self.backup == "max" else batch.prior_logp
-        following = out.lm_target.reduce("max" if self.backup == "max" else "logsumexp")[batch.next_state]
+        k = batch.prior_logp - log_pi if self.backup == "max" or self.keep_log_pi else batch.prior_logp
+        how = "max" if self.backup == "max" else "logsumexp"
+        values = reduce_minimum(out.lm_target, how) if self.lowest == "before" else minimum(tuple(target.reduce(how) for target in out.lm_target))
         earned = batch.rewards / self.c + k if self.coefficient == "reward" else batch.rewards + self.c * k
-        y = earned + discounts(batch, self.gamma, self.discount) * following
+        y = earned + discounts(batch, self.gamma, self.discount) * values[batch.next_state]
         q_loss = F.smooth_l1_loss(q, y, reduction="sum")
         metrics = {"q_loss": q_loss, "q": q.sum(), "nll": -log_pi.sum(), "log_p_minus_log_pi": (batch.prior_logp - log_pi).sum()}
         return Loss(q_loss, {name: value.detach() for name, value in metrics.items()})

@@ -31,7 +31,7 @@ class Outputs:
     q: tuple[Scores, ...] = ()
     q_target: tuple[Scores, ...] = ()
     v: Tensor | None = None  # (S,)
-    lm_target: Scores | None = None
+    lm_target: tuple[Scores, ...] = ()  # one per pass of the target LM
 
 
 @dataclass
@@ -47,6 +47,7 @@ class Method:
     """A frozen dataclass of hyper-parameters with a loss and a decode rule; nothing else differs between methods."""
 
     heads: ClassVar[Heads] = Heads()
+    target_passes: ClassVar[int] = 1  # forward passes of the target LM; more than one are made with dropout
     uses_prior: ClassVar[bool] = False  # wants batch.prior_logp, the frozen prior's log-probability of each action
     plain_lm: ClassVar[bool] = True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
 

@@ -209,12 +209,14 @@ def nll_together(
 
 
 @torch.no_grad()
-def best_of_minimum(heads: Sequence[Scores]) -> Tensor:
-    """(S,) max over the vocabulary of the minimum over the heads, a chunk of states at a time."""
+def reduce_minimum(heads: Sequence[Scores], how: str) -> Tensor:
+    """(S,) `max` or `logsumexp` over the vocabulary of the minimum over several scores of each token, a chunk of states at a time."""
+    if len(heads) == 1:
+        return heads[0].reduce(how)
     found = []
     for part in heads[0].parts():
-        dense = [scores.rows(part).dense() for scores in heads]
-        found.append(reduce(torch.minimum, dense).amax(1))
+        lowest = reduce(torch.minimum, [scores.rows(part).dense() for scores in heads])
+        found.append(lowest.amax(1) if how == "max" else _logsumexp(lowest))
     return torch.cat(found)
 
 

@@ -218,7 +218,8 @@ class Policy(PreTrainedModel, GenerationMixin):
         out = self._outputs(hidden, value_hidden, training=True)
         if self.lm_target is not None:
             with torch.no_grad():
-                out.lm_target = _lm_scores(self.lm_target, self._hidden(self.lm_target.base_model, batch))
+                passes = [self._hidden(self.lm_target.base_model, batch) for _ in range(self.method.target_passes)]
+            out.lm_target = tuple(_lm_scores(self.lm_target, hidden) for hidden in passes)
         return out
 
     @torch.no_grad()
@@ -241,14 +242,19 @@ class Policy(PreTrainedModel, GenerationMixin):
             self.lm.enable_adapters()
 
     def train(self, mode: bool = True) -> Policy:
-        """Dropout on or off, except in the target LM: a target is not a moving one within a step."""
+        """Dropout on or off; in the target LM only where the method takes several passes of it."""
         super().train(mode)
         if getattr(self, "lm_target", None) is not None:
-            self.lm_target.eval()
+            self.lm_target.train(mode and self.method.target_passes > 1)
         return self
 
     def start_training(self) -> Policy:
-        """Adds what only training needs: the Polyak copy of the LM, where the method has one."""
+        """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises ValueError for passes that would be equal."""
+        if self.method.target_passes > 1 and not any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.lm.modules()):
+            raise ValueError(
+                f"target_passes {self.method.target_passes}: expected a language model with dropout, found none, so all passes would be the same; "
+                "start from a new model with --model.dropout 0.1, or from one whose config has dropout"
+            )
         if self.method.heads.lm_target and self.lm_target is None:
             self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
         return self

@@ -605,3 +605,15 @@ def test_simple_logs_are_read_fast_enough(tmp_path):
     started = time.process_time()
     assert sum(isinstance(item, Dialog) for item in read_log(log)) == len(rows)
     assert time.process_time() - started < 4, "below 2,500 dialogs a second, where 5,000 is the aim on an idle core"
+
+
+def test_links_to_folders_are_followed_but_not_in_circles(tmp_path):
+    real = tmp_path / "real" / "inner"
+    real.mkdir(parents=True)
+    (real / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n')
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "here").symlink_to(tmp_path / "real")
+    (real / "back").symlink_to(tmp_path / "real")
+    found, _, _ = find_logs([str(logs)])
+    assert [log.path for log in found] == [str(logs / "here" / "inner" / "a.jsonl")]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from rl_dialog.data.batch import collate
-from rl_dialog.methods import KLControl
+from rl_dialog.methods import KLControl, Psi
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
 
@@ -42,7 +42,7 @@ def two(make_row):
 def gap(method, q, target, batch):
     """Q - y of each decision."""
     lm = leaf(q)
-    method.loss(Outputs(Dense(lm), lm_target=Dense(torch.as_tensor(target, dtype=torch.float32))), batch).total.backward()
+    method.loss(Outputs(Dense(lm), lm_target=(Dense(torch.as_tensor(target, dtype=torch.float32)),)), batch).total.backward()
     return lm.grad[torch.arange(batch.decisions), batch.actions]
 
 
@@ -64,9 +64,9 @@ def test_the_backup_of_logits_one_two_three(two, backup, value):
 def test_the_value_is_discounted(two):
     """gamma .5 per token: .5 * 3.4076 = 1.7038; per turn a reply's first token is not discounted."""
     table = [[0.0, 0, 0], [1, 2, 3]]
-    got = gap(KLControl(gamma=0.5, c=1.0), [[1.7038030 + 0.25, 0, 0], [0, 0, 0]], table, two())
+    got = gap(Psi(gamma=0.5, c=1.0), [[1.7038030 + 0.25, 0, 0], [0, 0, 0]], table, two())
     assert got[0].item() == pytest.approx(0.25, abs=2e-6)
-    got = gap(KLControl(gamma=0.5, discount="turn", c=1.0), [[3.4076059 + 0.25, 0, 0], [0, 0, 0]], table, two())
+    got = gap(Psi(gamma=0.5, discount="turn", c=1.0), [[3.4076059 + 0.25, 0, 0], [0, 0, 0]], table, two())
     assert got[0].item() == pytest.approx(0.25, abs=2e-6)
 
 
@@ -111,7 +111,7 @@ def test_the_loss_is_huber_s(make_row):
     rows = [make_row([9, 0], [(1, 1, 0.5)]), make_row([9, 0], [(1, 1, 1.0)])]
     batch = collate(rows, prior_logp=[[0.0], [0.0]])
     lm = leaf([[0.0, -1e4], [3.0, -1e4]])
-    loss = KLControl(backup="max", c=1.0).loss(Outputs(Dense(lm), lm_target=Dense(torch.zeros(2, 2))), batch)
+    loss = KLControl(backup="max", c=1.0).loss(Outputs(Dense(lm), lm_target=(Dense(torch.zeros(2, 2)),)), batch)
     assert loss.total.item() == pytest.approx(1.625, abs=1e-6)
     assert loss.metrics["q_loss"].item() / batch.decisions == pytest.approx(0.8125, abs=1e-6)
     loss.total.backward()
@@ -122,7 +122,7 @@ def test_nothing_is_bootstrapped_after_the_end_and_something_after_a_cut(make_ro
     """A target of 100 everywhere: y = 1 at the end, 1 + .5 * 100 at a truncation (psi over one token; log(1) = 0)."""
     ended = collate([make_row([9, 0], [(1, 1, 1.0)])], prior_logp=[[0.0]])
     cut = collate([make_row([9, 0, 9], [(1, 1, 1.0)], truncated=True)], prior_logp=[[0.0]])
-    method = KLControl(gamma=0.5, c=1.0)
+    method = Psi(gamma=0.5, c=1.0)
     assert gap(method, [[1.25]], [[100.0]], ended).item() == pytest.approx(0.25)
     assert gap(method, [[51.25], [0.0]], [[100.0], [100.0]], cut).item() == pytest.approx(0.25)
 
@@ -130,7 +130,7 @@ def test_nothing_is_bootstrapped_after_the_end_and_something_after_a_cut(make_ro
 def test_the_end_of_a_reply_is_worth_the_next_reply(make_row):
     """<u> 0 <u> <u> 0: the value after the first reply's only action is that of the second reply's first state; user tokens are no states."""
     batch = collate([make_row([9, 0, 9, 9, 0], [(1, 1, 10.0), (4, 4, 20.0)])], prior_logp=[[0.0, 0.0]])
-    got = gap(KLControl(gamma=0.5, c=1.0), [[10 + 0.5 * 6 + 0.25], [20.25]], [[4.0], [6.0]], batch)
+    got = gap(Psi(gamma=0.5, c=1.0), [[10 + 0.5 * 6 + 0.25], [20.25]], [[4.0], [6.0]], batch)
     torch.testing.assert_close(got, torch.tensor([0.25, 0.25]))
 
 
@@ -139,7 +139,7 @@ def test_only_the_taken_token_gets_a_gradient(two, backup):
     """log pi is sampled at the logged token without gradient, and the target network has none."""
     lm, target = leaf(torch.randn(2, 3)), leaf(torch.randn(2, 3))
     batch = two((-0.5, -2.0))
-    KLControl(backup=backup).loss(Outputs(Dense(lm), lm_target=Dense(target)), batch).total.backward()
+    KLControl(backup=backup).loss(Outputs(Dense(lm), lm_target=(Dense(target),)), batch).total.backward()
     assert (lm.grad != 0).tolist() == F.one_hot(batch.actions, 3).bool().tolist()
     assert target.grad is None
 
@@ -147,7 +147,7 @@ def test_only_the_taken_token_gets_a_gradient(two, backup):
 def test_metrics_are_sums_without_gradient(two):
     """pi = 1/3 at both actions, p = (.5, .1): log p - log pi sums to log(1.5) + log(.3)."""
     batch = two((math.log(0.5), math.log(0.1)))
-    loss = KLControl(backup="psi").loss(Outputs(Dense(leaf(torch.full((2, 3), 4.0))), lm_target=Dense(torch.zeros(2, 3))), batch)
+    loss = KLControl(backup="psi").loss(Outputs(Dense(leaf(torch.full((2, 3), 4.0))), lm_target=(Dense(torch.zeros(2, 3)),)), batch)
     got = {name: value.item() for name, value in loss.metrics.items()}
     assert got["q"] == pytest.approx(8.0)
     assert got["nll"] == pytest.approx(2 * math.log(3), abs=1e-5)
@@ -164,7 +164,7 @@ def test_a_batch_is_the_sum_of_its_rows(make_row, backup):
 
     def loss(states, chosen):
         batch = collate([rows[b] for b in chosen], prior_logp=[logp[b] for b in chosen])
-        return method.loss(Outputs(Dense(lm[states]), lm_target=Dense(target[states])), batch).total
+        return method.loss(Outputs(Dense(lm[states]), lm_target=(Dense(target[states]),)), batch).total
 
     torch.testing.assert_close(loss(list(range(7)), [0, 1]), loss([0, 1], [0]) + loss([2, 3, 4, 5, 6], [1]))
 
@@ -179,4 +179,40 @@ def test_a_missing_prior_is_an_error(make_row):
     """Without prior log-probabilities there is nothing to stay near to; the loss must not go on without them."""
     batch = collate([make_row([9, 0], [(1, 1, 1.0)])])
     with pytest.raises(TypeError):
-        KLControl().loss(Outputs(Dense(torch.zeros(1, 3)), lm_target=Dense(torch.zeros(1, 3))), batch)
+        KLControl().loss(Outputs(Dense(torch.zeros(1, 3)), lm_target=(Dense(torch.zeros(1, 3)),)), batch)
+
+
+# --- several passes of the target ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("passes", "expected"), [([1.0], 1.0), ([1.0, 3.0], 1.0), ([3.0, 1.0, 2.0], 1.0), ([3.0, 2.0], 2.0)])
+@pytest.mark.parametrize("lowest", ["before", "after"])
+def test_the_lowest_pass_counts(two, passes, expected, lowest):
+    """One token of value v in each pass: y = min v at the first action, whichever comes first, minimum or maximum."""
+    lm = leaf([[expected + 0.25, -1e4], [-1e4, 0.75]])
+    targets = tuple(Dense(torch.tensor([[9.0, 9.0], [v, -1e4]])) for v in passes)
+    KLControl(gamma=1.0, c=1.0, lowest=lowest, target_passes=len(passes)).loss(Outputs(Dense(lm), lm_target=targets), two()).total.backward()
+    assert lm.grad[0, 0].item() == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("backup", "lowest", "expected"), [("max", "before", 1.0), ("max", "after", 2.0), ("psi", "before", 1.3133), ("psi", "after", 2.1269)]
+)
+def test_the_lowest_before_the_maximum_is_the_lower_bound(two, backup, lowest, expected):
+    """Passes (2, 0) and (1, 3): token by token the lowest are (1, 0), so max 1 and log(e + 1); afterwards min(2, 3) and min(log(e^2 + 1), ...)."""
+    lm = leaf([[expected + 0.25, -1e4], [-1e4, 0.75]])
+    targets = tuple(Dense(torch.tensor([[9.0, 9.0], row])) for row in ([2.0, 0.0], [1.0, 3.0]))
+    KLControl(backup=backup, gamma=1.0, c=1.0, lowest=lowest).loss(Outputs(Dense(lm), lm_target=targets), two()).total.backward()
+    assert lm.grad[0, 0].item() == pytest.approx(0.25, abs=1e-3)
+
+
+def test_psi_may_keep_log_pi_as_the_original_did(one):
+    """p = 1/2, pi = 1/4, r = 1, c = 1: y = 1 + log(1/2), and with -log pi kept 1 + log 2."""
+    for keep, y in ((False, 1 - math.log(2)), (True, 1 + math.log(2))):
+        got = gap(Psi(c=1.0, keep_log_pi=keep), [policy_row(y + 0.25, 0.25)], [[0.0] * 3], one(math.log(0.5)))
+        assert got.item() == pytest.approx(0.25, abs=1e-5)
+
+
+def test_psi_is_kl_control_with_the_soft_backup(two):
+    q, target = [[0.3, 0.1, 0.2], [0.4, 0.0, 0.5]], [[9.0, 9, 9], [1, 2, 3]]
+    assert torch.equal(gap(Psi(), q, target, two()), gap(KLControl(backup="psi"), q, target, two()))

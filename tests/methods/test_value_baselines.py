@@ -10,7 +10,7 @@ from rl_dialog.data.batch import collate
 from rl_dialog.methods import AWAC, CQL, ILQL, SARSA, MCReturns
 from rl_dialog.methods.backup import returns
 from rl_dialog.methods.method import Outputs
-from rl_dialog.methods.scores import Dense, Linear, LowRank, best_of_minimum
+from rl_dialog.methods.scores import Dense, Linear, LowRank, reduce_minimum
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_cql_backs_up_the_best_of_the_smaller_head(batch):
     best = torch.minimum(first, second).amax(1)
     expected = batch.rewards + 0.9 * best[batch.next_state] * ~batch.dones
     torch.testing.assert_close(CQL(gamma=0.9).target(out, batch), expected)
-    torch.testing.assert_close(best_of_minimum((out.q_target[0],)), first.amax(1))
+    torch.testing.assert_close(reduce_minimum((out.q_target[0],), "max"), first.amax(1))
 
 
 @pytest.mark.parametrize("elements", [1, 15, 1 << 20])
@@ -63,7 +63,7 @@ def test_the_best_of_the_smaller_head_in_chunks(monkeypatch, elements):
     monkeypatch.setattr("rl_dialog.methods.scores.CHUNK_ELEMENTS", elements)
     base = Linear(torch.randn(6, 4), torch.randn(7, 4), torch.randn(7))
     low = LowRank(base, torch.tensor(0.5), torch.randn(6, 2), torch.randn(7, 2), torch.randn(6))
-    torch.testing.assert_close(best_of_minimum((base, low)), torch.minimum(base.dense(), low.dense()).amax(1))
+    torch.testing.assert_close(reduce_minimum((base, low), "max"), torch.minimum(base.dense(), low.dense()).amax(1))
 
 
 def test_sarsa_is_ilql_at_one_half(batch):

@@ -267,7 +267,7 @@ def test_attention_stays_sdpa(policy):
 
 def tables(out):
     """Every score of an Outputs as dense tensors."""
-    found = {"lm": out.lm.dense(), "v": out.v, "lm_target": None if out.lm_target is None else out.lm_target.dense()}
+    found = {"lm": out.lm.dense(), "v": out.v, "lm_target": out.lm_target[0].dense() if out.lm_target else None}
     found |= {f"{name}{i}": head.dense() for name in ("q", "q_target") for i, head in enumerate(getattr(out, name))}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -302,7 +302,7 @@ def test_the_loss_of_a_batch_is_that_of_its_dense_tables(policy, rows):
             tuple(Dense(q.dense()) for q in out.q),
             tuple(Dense(q.dense()) for q in out.q_target),
         )
-        dense.lm_target = None if out.lm_target is None else Dense(out.lm_target.dense())
+        dense.lm_target = tuple(Dense(target.dense()) for target in out.lm_target)
         got, expected = policy.method.loss(out, batch), policy.method.loss(dense, batch)
     torch.testing.assert_close(got.total, expected.total, rtol=1e-4, atol=1e-4)
     for name, value in expected.metrics.items():
@@ -319,9 +319,9 @@ def test_the_target_copy_runs_on_its_own_trunk(policy, rows):
         for p in policy.lm.parameters():
             p.add_(torch.randn_like(p) * 0.1)
         out = policy.outputs(batch)
-    torch.testing.assert_close(out.lm_target.dense(), before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out.lm_target[0].dense(), before, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(out.lm.dense(), before, atol=0.1)
-    assert not out.lm_target.features.requires_grad
+    assert not out.lm_target[0].features.requires_grad
 
 
 @every([("gpt2", "bc", "mlp", "shared"), ("llama", "ilql", "lowrank", "shared")])
@@ -600,3 +600,15 @@ def test_every_combination_is_another_policy(make_policy):
     with torch.no_grad():
         found = [make_policy(METHODS[m], f, heads=h, trunk=t)(PROMPT).logits.softmax(-1) for f, m, h, t in COMBINATIONS if m != "kl_control"]
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(found, 2))
+
+
+def test_target_passes_differ_by_dropout_and_are_refused_without(make_policy, make_row):
+    batch = collate([make_row([1, 2, 3, 4], [(1, 3, 1.0)])])
+    batch.prior_logp = torch.zeros(batch.decisions)
+    policy = make_policy(KLControl(target_passes=3), dropout=0.2).start_training().train()
+    first, second, third = (target.dense() for target in policy.outputs(batch).lm_target)
+    assert (first - second).abs().max() > 1e-3 and (second - third).abs().max() > 1e-3
+    one = make_policy(KLControl(), dropout=0.2).start_training().train()
+    assert torch.equal(one.outputs(batch).lm_target[0].dense(), one.outputs(batch).lm_target[0].dense())  # a single pass has no dropout
+    with pytest.raises(ValueError, match="target_passes 3: expected a language model with dropout, found none.*--model.dropout 0.1"):
+        make_policy(KLControl(target_passes=3)).start_training()

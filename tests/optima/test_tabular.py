@@ -41,7 +41,7 @@ class Table(nn.Module):
     def forward(self) -> Outputs:
         q, target, rows = self.q[:, self.rows], self.targets["q"][:, self.rows], self.rows
         lm = Dense(self.lm[rows]), Dense(self.targets["lm"][rows])
-        return Outputs(lm[0], tuple(map(Dense, q)), tuple(map(Dense, target)), self.v[rows], lm[1])
+        return Outputs(lm[0], tuple(map(Dense, q)), tuple(map(Dense, target)), self.v[rows], (lm[1],))
 
     def at(self, name, table="q"):
         """Q (the first head), V, LM or target scores in the state called `name`."""

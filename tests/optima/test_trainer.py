@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rl_dialog.methods import BC, ILQL, KLControl, Method
+from rl_dialog.methods import BC, ILQL, KLControl, Method, Psi
 from rl_dialog.models.policy import Policy
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
@@ -64,7 +64,7 @@ def test_cloning_copies_the_shares(train) -> None:
 @pytest.mark.parametrize("c", [1.0, 4.0])
 def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, c: float) -> None:
     """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z."""
-    policy = train(KLControl(backup="psi", c=c, gamma=1.0, alpha=0.1), train(BC()))
+    policy = train(Psi(c=c, gamma=1.0, alpha=0.1), train(BC()))
     later = [math.exp(reward / c) for _, reward in sorted(SECOND.items())]
     first = [math.exp(FIRST[a] / c) if a in FIRST else sum(later) / 4 for a in range(4)]
     assert chances(policy, GO) == pytest.approx([weight / sum(first) for weight in first], abs=0.03)
@@ -72,7 +72,7 @@ def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(trai
 
 
 def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train) -> None:
-    policy = train(KLControl(backup="max", c=0.25, gamma=1.0, alpha=0.1), train(BC()))
+    policy = train(KLControl(c=0.25, gamma=1.0, alpha=0.1), train(BC()))
     assert chances(policy, GO)[1] > 0.9 and chances(policy, THEN)[1] > 0.9
 
 
