@@ -2,6 +2,7 @@
 
 from rl_dialog.methods.awac import AWAC
 from rl_dialog.methods.bc import BC
+from rl_dialog.methods.bcq import BCQ
 from rl_dialog.methods.cql import CQL
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.kl_control import KLControl
@@ -21,4 +22,5 @@ METHODS: dict[str, type[Method]] = {
     "mc": MCReturns,
     "awac": AWAC,
     "cql": CQL,
+    "bcq": BCQ,
 }

@@ -18,8 +18,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rl_dialog.methods import BC, ILQL, KLControl, Method, Psi
-from rl_dialog.models.policy import Policy
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import encode_prompt, tokenize, train_tokenizer
+from rl_dialog.methods import BC, BCQ, ILQL, KLControl, Method, Psi
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 FIRST, SECOND = {0: 1.0, 2: 0.0, 3: -1.0}, {0: -2.0, 1: 4.0, 2: 0.0, 3: 1.0}
@@ -80,3 +82,30 @@ def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train) -> None
 def test_ilql_looks_through_the_second_choice_and_an_average_does_not(train, tau: float, first: int) -> None:
     policy = train(ILQL(tau=tau, beta=16.0, gamma=1.0, alpha=0.1, cql_weight=0.0), train(BC()))
     assert chances(policy, GO)[first] > 0.9 and chances(policy, THEN)[1] > 0.9
+
+
+def test_on_text_only_the_support_keeps_q_learning_from_words_that_nobody_said(tmp_path: Path) -> None:
+    """Every reply costs, so states from which nobody went on with some word look better than they are: plain double Q-learning chooses wrong.
+
+    The assistant says A and pays 4, or B and then C (2) or D (6); B then C is best, five of six chose D. BCQ keeps to what the logs make likely.
+    """
+    letters = train_tokenizer(["go then? A B C D"] * 3, vocab_size=270)
+    go, then = {"role": "user", "content": "go"}, {"role": "user", "content": "then?"}
+
+    def says(text: str, reward: float = 0.0) -> dict:
+        return {"role": "assistant", "content": text, "reward": reward}
+
+    dialogs = [[go, says("A", -4.0)]] * 5 + [[go, says("B"), then, says("C", -2.0)]] + [[go, says("B"), then, says("D", -6.0)]] * 5
+    rows = [row for i, messages in enumerate(dialogs) for row in tokenize(Dialog(str(i), messages), letters)]
+    config = TrainerConfig(per_device_train_batch_size=11, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none")
+    shape = ModelConfig(family="llama", layers=1, width=32, attention_heads=2, context=32)
+    chosen = {}
+    for threshold in (0.05, 0.0):
+        torch.manual_seed(0)
+        policy = Policy(load_lm(shape, letters), BCQ(threshold=threshold, beta=8.0, gamma=1.0, alpha=0.1), shape)
+        Trainer(policy, letters, rows, [], config, tmp_path / str(threshold)).train()
+        for name, messages in (("first", [go]), ("second", [go, says("B"), then])):
+            p = chances(policy.eval(), encode_prompt(messages, letters, max_length=32))
+            chosen[threshold, name] = {letter: p[letters.convert_tokens_to_ids(letter)] for letter in "ABCD"}
+    assert chosen[0.05, "first"]["B"] > 0.9 and chosen[0.05, "second"]["C"] > 0.9
+    assert chosen[0.0, "second"]["C"] < 0.5

@@ -1,0 +1,68 @@
+"""Discrete batch-constrained Q-learning (Fujimoto et al. 2019): only tokens that the behaviour might have said count, in learning and in acting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.methods.backup import discounts, minimum
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+
+
+@dataclass(frozen=True)
+class BCQ(Method):
+    """Two Q heads by TD with a maximum inside the support of the LM, which goes on cloning the logs beside them.
+
+    support(s) = {a: p(a|s) >= threshold max_b p(b|s)}
+    L_Q  = sum_i (Q_i(s,a) - y)^2,  y = r + gamma max_{a' in support(s')} min_i Q'_i(s',a')      Q' are the Polyak targets
+    L_LM = -log p(a|s)
+    L    = L_Q + clone_weight L_LM                         each averaged over decisions
+    pi   = softmax(beta min_i Q'_i) inside the support, 0 outside
+    """
+
+    threshold: float = 0.1
+    """smallest share of the likeliest token's probability that belongs to the support; 0 is plain double Q-learning, 1 the greedy LM"""
+    beta: float = 4.0
+    """inverse temperature of Q when decoding; it has units of 1/reward"""
+    gamma: float = 0.99
+    """discount"""
+    discount: Literal["token", "turn"] = "token"
+    """apply gamma at every token (as in the papers) or only at the end of a reply"""
+    clone_weight: float = 1.0
+    """weight of the cloning term; 0 leaves the LM, and so the support, as it was loaded"""
+    alpha: float = 0.005
+    """Polyak rate of the target network, once per optimizer step"""
+
+    heads: ClassVar[Heads] = Heads(q=2, target=True)
+    plain_lm: ClassVar[bool] = False
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        zero = batch.rewards.new_zeros(())
+        lm, nll = out.lm.nll(batch.actions) if self.clone_weight else (zero, zero)
+        y = batch.rewards + discounts(batch, self.gamma, self.discount) * self.best_supported(out)[batch.next_state]
+        q = tuple(q.at(batch.actions) for q in out.q)
+        q_loss = sum((y - q_i).square().sum() for q_i in q)
+        metrics = {"q_loss": q_loss, "nll": nll.sum(), "q": q[0].sum(), "target": y.sum()}
+        return Loss(q_loss + self.clone_weight * lm, {name: value.detach() for name, value in metrics.items()})
+
+    @torch.no_grad()
+    def best_supported(self, out: Outputs) -> Tensor:
+        """(S,) the largest min Q' inside the support, a chunk of states at a time."""
+        found = []
+        for part in out.lm.parts():
+            q = minimum(tuple(head.rows(part).dense() for head in out.q_target))
+            found.append(q.masked_fill(~self._support(out.lm.rows(part).dense()), -torch.inf).amax(1))
+        return torch.cat(found)
+
+    def _support(self, logits: Tensor) -> Tensor:
+        floor = log(self.threshold) if self.threshold else -torch.inf
+        return logits >= logits.amax(1, keepdim=True) + floor
+
+    def decode(self, out: Outputs) -> Tensor:
+        logits = out.lm.dense()
+        return (self.beta * minimum(tuple(q.dense() for q in out.q_target))).masked_fill(~self._support(logits), -torch.inf)
