@@ -88,7 +88,7 @@ def train_worker(config: TrainConfig) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     out, device = Path(config.output_dir), _device(config)
-    tokenizer = load_tokenizer(Path(config.data) / "tokenizer")
+    tokenizer = config.method.extend_tokenizer(load_tokenizer(Path(config.data) / "tokenizer"))
     manifest = load_manifest(config.data)
     torch.manual_seed(config.seed)
     model = _with_path(config.model)

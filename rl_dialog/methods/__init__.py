@@ -4,6 +4,7 @@ from rl_dialog.methods.awac import AWAC
 from rl_dialog.methods.bc import BC
 from rl_dialog.methods.bcq import BCQ
 from rl_dialog.methods.cql import CQL
+from rl_dialog.methods.dt import DT
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.kl_control import KLControl
 from rl_dialog.methods.mc import MCReturns
@@ -15,6 +16,7 @@ from rl_dialog.methods.tf_top import TFTop
 METHODS: dict[str, type[Method]] = {
     "bc": BC,
     "tf_top": TFTop,
+    "dt": DT,
     "kl_control": KLControl,
     "psi": Psi,
     "ilql": ILQL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -56,9 +56,13 @@ class Method:
         """Does `decode` read the state's value? It shifts all logits of a state alike, so most decoding can leave it out."""
         return False
 
-    def prepare(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """What the training split's rows become before training: which replies to learn from. The validation split stays as it is."""
-        return rows
+    def extend_tokenizer(self, tokenizer: Any) -> Any:
+        """The tokenizer with what the method adds to it (tokens, template), before the language model is made."""
+        return tokenizer
+
+    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[Sequence[Row], Sequence[Row]]:
+        """What the rows of both splits become before training: which replies to learn from, behind which tokens."""
+        return train, validation
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         """The training loss over the batch's decisions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,11 +23,14 @@ class TFTop(BC):
     fraction: float = 0.5
     """without a threshold: keep this share of the replies, the best ones (rounded down, at least one; equals in the order of the data)"""
 
-    def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with only the kept replies to learn from. Raises ValueError when the filter cannot tell replies apart, or none passes."""
+    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], Sequence[Row]]:
+        """The training rows with only the kept replies to learn from; validation stays whole.
+
+        Raises ValueError when the filter cannot tell replies apart, or none passes.
+        """
         if not 0 < self.fraction <= 1:
             raise ValueError(f"expected a fraction in (0, 1], got {self.fraction}")
-        scores = [row.rewards if self.by == "reply" else np.full(len(row.rewards), row.rewards.sum()) for row in rows]
+        scores = [row.rewards if self.by == "reply" else np.full(len(row.rewards), row.rewards.sum()) for row in train]
         flat = np.concatenate(scores)
         if len(np.unique(flat)) == 1:
             raise ValueError(f"tf_top: every {self.by} earned {flat[0]:g}, so none is better: prepare with rewards that differ, or train bc")
@@ -39,7 +42,7 @@ class TFTop(BC):
             kept = np.zeros(len(flat), bool)
             kept[np.argsort(-flat, kind="stable")[: max(1, int(self.fraction * len(flat)))]] = True
         parts = np.split(kept, np.cumsum([len(s) for s in scores])[:-1])
-        return [_only(row, keep) for row, keep in zip(rows, parts, strict=True) if keep.any()]
+        return [_only(row, keep) for row, keep in zip(train, parts, strict=True) if keep.any()], validation
 
 
 def _only(row: Row, keep: np.ndarray) -> Row:

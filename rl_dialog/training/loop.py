@@ -114,7 +114,7 @@ class Trainer:
         if not train_rows:
             raise ValueError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
-        train_rows = policy.method.prepare(train_rows)
+        train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
         self.train_rows, self.eval_rows, self.evaluate, self.describe = train_rows, eval_rows, evaluate, describe
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

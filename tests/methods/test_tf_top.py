@@ -16,6 +16,12 @@ def rows(make_row):
     return [make_row([9, 1, 2, 9, 3], [(1, 2, 1.0), (4, 4, -2.0)]), make_row([9, 5], [(1, 1, 3.0)])]
 
 
+def prepare(method, rows):
+    train, validation = method.prepare(rows, rows, None)
+    assert validation is rows  # judged on all of it
+    return train
+
+
 def kept(rows):
     return [[float(r) for r in row.rewards] for row in rows]
 
@@ -34,11 +40,11 @@ def kept(rows):
     ],
 )
 def test_which_replies_are_kept(rows, method, expected):
-    assert kept(method.prepare(rows)) == expected
+    assert kept(prepare(method, rows)) == expected
 
 
 def test_the_others_are_context_and_no_target(rows):
-    (first, _) = TFTop(threshold=1.0).prepare(rows)
+    (first, _) = prepare(TFTop(threshold=1.0), rows)
     assert first.input_ids.tolist() == [9, 1, 2, 9, 3] and first.assistant.tolist() == [False, True, True, False, False]
     assert rows[0].assistant.tolist() == [False, True, True, False, True]  # the data itself is left alone
     batch = collate([first])
@@ -49,18 +55,18 @@ def test_the_others_are_context_and_no_target(rows):
 
 def test_equals_are_kept_in_the_order_of_the_data(make_row):
     rows = [make_row([9, i], [(1, 1, reward)]) for i, reward in enumerate([1.0, 0.0, 1.0, 1.0])]
-    assert [int(row.input_ids[1]) for row in TFTop(fraction=0.5).prepare(rows)] == [0, 2]
+    assert [int(row.input_ids[1]) for row in prepare(TFTop(fraction=0.5), rows)] == [0, 2]
 
 
 def test_rewards_that_tell_nothing_apart_are_refused(rows):
     for row in rows:
         row.rewards = np.full_like(row.rewards, 0.5)
     with pytest.raises(ValueError, match="every reply earned 0.5, so none is better: prepare with rewards that differ, or train bc"):
-        TFTop().prepare(rows)
+        prepare(TFTop(), rows)
 
 
 def test_a_threshold_that_nothing_reaches_is_refused(rows):
     with pytest.raises(ValueError, match=r"no reply earned 4 or more \(the best one 3\): lower --method.threshold"):
-        TFTop(threshold=4.0).prepare(rows)
+        prepare(TFTop(threshold=4.0), rows)
     with pytest.raises(ValueError, match=r"expected a fraction in \(0, 1\], got 0"):
-        TFTop(fraction=0.0).prepare(rows)
+        prepare(TFTop(fraction=0.0), rows)

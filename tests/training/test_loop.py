@@ -45,7 +45,7 @@ def make_rows(tokenizer, count: int = 24) -> list[Row]:  # noqa: ANN001
 
 
 def make_trainer(directory: Path, method: str, config: TrainerConfig, *, rows: list[Row] | None = None) -> Trainer:
-    tokenizer = make_tokenizer()
+    tokenizer = METHODS[method]().extend_tokenizer(make_tokenizer())
     torch.manual_seed(0)
     lm = load_lm(MODEL, tokenizer)
     policy = Policy(lm, METHODS[method](), MODEL)

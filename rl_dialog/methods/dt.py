@@ -1,0 +1,67 @@
+"""Return-conditioned cloning (decision transformer): tell the LM how well each reply turned out, then ask for the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rl_dialog.data.tokenize import Row
+from rl_dialog.methods.bc import BC
+
+
+@dataclass(frozen=True)
+class DT(BC):
+    """Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the return).
+
+    The bins are quantiles of the training split's returns, equal returns in one bin. The checkpoint's chat template writes the wanted bin before
+    every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return.
+    """
+
+    bins: int = 2
+    """return bins, at most"""
+    want: int = -1
+    """the bin to ask for when acting; -1 is the best one"""
+    by: Literal["to_go", "reply"] = "to_go"
+    """what a return is: the rewards from this reply to the end of its row, or this reply's own"""
+
+    def extend_tokenizer(self, tokenizer: Any) -> Any:
+        if self.bins < 2 or not -self.bins <= self.want < self.bins:
+            raise ValueError(f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}")
+        tokenizer.add_special_tokens({"additional_special_tokens": self._tokens}, replace_extra_special_tokens=False)
+        wanted = self._tokens[self.want]
+        tokenizer.chat_template = (
+            "{% set ns = namespace(m=[]) %}{% for x in messages %}"
+            "{% set ns.m = ns.m + ([dict(x, content='" + wanted + "' ~ (x['content'] or ''))] if x['role'] == 'assistant' else [x]) %}"
+            "{% endfor %}{% set messages = ns.m %}" + tokenizer.chat_template + "{% if add_generation_prompt %}" + wanted + "{% endif %}"
+        )
+        return tokenizer
+
+    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
+        """Both splits with a bin token before every reply. Raises ValueError when all returns are equal."""
+        returns = np.concatenate([self._returns(row) for row in train])
+        above = returns[returns > returns.min()]
+        if not len(above):
+            raise ValueError(f"dt: every reply has the return {returns[0]:g}: prepare with rewards that differ, or train bc")
+        edges = np.quantile(returns, np.arange(1, self.bins) / self.bins, method="higher")
+        edges = np.unique(np.maximum(edges, above.min()))  # the lowest bin is never empty, however often the lowest return occurs
+        ids = np.asarray(tokenizer.convert_tokens_to_ids(self._tokens), np.int32)
+        ids = ids[[*range(len(edges)), self.bins - 1]]  # fewer bins than asked for (many equal returns): the best one keeps its name
+
+        def told(row: Row) -> Row:
+            starts = np.flatnonzero(row.assistant & ~np.insert(row.assistant[:-1], 0, False))
+            bins = ids[np.searchsorted(edges, self._returns(row), side="right")]
+            shift = np.arange(1, len(starts) + 1)
+            rows = np.insert(row.input_ids, starts, bins), np.insert(row.assistant, starts, False)
+            return Row(*rows, (row.reply_ends + shift).astype(np.int32), row.rewards, row.truncated)
+
+        return [told(row) for row in train], [told(row) for row in validation]
+
+    @property
+    def _tokens(self) -> list[str]:
+        return [f"<|return:{i}|>" for i in range(self.bins)]
+
+    def _returns(self, row: Row) -> np.ndarray:
+        return row.rewards if self.by == "reply" else np.cumsum(row.rewards[::-1])[::-1]

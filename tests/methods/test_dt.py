@@ -1,0 +1,93 @@
+"""Return bins: where their tokens go, what they say, and how a policy is asked for the best one."""
+
+import numpy as np
+import pytest
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import END, encode_prompt, load_tokenizer, tokenize
+from rl_dialog.methods import DT
+
+
+@pytest.fixture
+def told(tokenizer, tmp_path):
+    """told(method): a copy of the shared tokenizer with the method's tokens and template."""
+
+    def build(method):
+        tokenizer.save_pretrained(tmp_path / "t")
+        return method.extend_tokenizer(load_tokenizer(tmp_path / "t"))
+
+    return build
+
+
+def dialog(*turns):
+    messages = []
+    for i, reward in enumerate(turns):
+        messages += [{"role": "user", "content": f"u{i}"}, {"role": "assistant", "content": f"a{i}", "reward": reward}]
+    return Dialog("d", messages)
+
+
+def rendered(row, made):
+    return made.decode(row.input_ids)
+
+
+def prepared(method, made, dialogs, tokenizer):
+    rows = [row for d in dialogs for row in tokenize(d, tokenizer)]  # as `prepare` made them, before the method was chosen
+    return method.prepare(rows, rows[:1], made)
+
+
+def test_each_reply_is_told_its_bin_and_nothing_else_changes(told, tokenizer):
+    made = told(DT(by="reply"))
+    rows, validation = prepared(DT(by="reply"), made, [dialog(1.0, -1.0), dialog(2.0, -2.0)], tokenizer)
+    assert rendered(rows[0], made) == f"<|user|>u0{END}<|assistant|><|return:1|>a0{END}<|user|>u1{END}<|assistant|><|return:0|>a1{END}"
+    written = [made.decode(rows[0].input_ids[end - 2 : end + 1]) for end in rows[0].reply_ends]
+    assert written == [f"a0{END}", f"a1{END}"]
+    assert made.decode(rows[0].input_ids[rows[0].assistant]) == f"a0{END}a1{END}"  # the bin is no action
+    assert rows[0].rewards.tolist() == [1.0, -1.0] and rendered(validation[0], made) == rendered(rows[0], made)
+    assert (rows[0].input_ids.dtype, rows[0].assistant.dtype, rows[0].reply_ends.dtype) == (np.int32, bool, np.int32)
+
+
+def test_a_return_is_what_is_still_to_come(told, tokenizer):
+    """Returns to go: (0, -1) and (3, 2): the first reply of the first dialog earned 1 and is in the lower half for what followed."""
+    rows, _ = prepared(DT(), told(DT()), [dialog(1.0, -1.0), dialog(1.0, 2.0)], tokenizer)
+    assert [rendered(row, told(DT())).count("<|return:1|>") for row in rows] == [0, 2]
+
+
+def test_a_policy_is_asked_for_the_best_bin_in_every_turn(told):
+    made = told(DT(bins=3))
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"}]
+    ids = encode_prompt(messages, made, max_length=100)
+    assert made.decode(ids) == f"<|user|>x{END}<|assistant|><|return:2|>y{END}<|user|>z{END}<|assistant|><|return:2|>"
+    asked = told(DT(bins=3, want=0))
+    assert asked.decode(encode_prompt(messages[:1], asked, max_length=100)).endswith("<|assistant|><|return:0|>")
+
+
+def test_the_prompt_is_the_prefix_that_was_trained_on(told, tokenizer):
+    made = told(DT(by="reply"))
+    rows, _ = prepared(DT(by="reply"), made, [dialog(1.0), dialog(0.0)], tokenizer)
+    prompt = encode_prompt([{"role": "user", "content": "u0"}], made, max_length=100)
+    assert rows[0].input_ids[: len(prompt)].tolist() == prompt and rows[0].assistant[len(prompt)]
+
+
+def test_held_out_dialogs_are_scored_as_asked_for(told):
+    """evaluate renders logs with the checkpoint's template: the wanted bin, and the same replies as actions."""
+    made = told(DT())
+    (row,) = tokenize(dialog(1.0, -1.0), made)
+    assert made.decode(row.input_ids).count("<|return:1|>") == 2
+    assert made.decode(row.input_ids[row.assistant]) == f"a0{END}a1{END}"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "bins", "expected"), [([0, 0, 0, 1], 2, [0, 0, 0, 1]), ([0, 1, 2, 3], 4, [0, 1, 2, 3]), ([0, 0, 0, 5], 4, [0, 0, 0, 3])]
+)
+def test_quantile_bins_keep_equal_returns_together(told, tokenizer, rewards, bins, expected):
+    made = told(DT(bins=bins))
+    rows, _ = prepared(DT(bins=bins), made, [dialog(float(r)) for r in rewards], tokenizer)
+    found = [next(i for i in range(bins) if f"<|return:{i}|>" in rendered(row, made)) for row in rows]
+    assert found == expected
+
+
+def test_what_is_refused(told, tokenizer):
+    with pytest.raises(ValueError, match="dt: every reply has the return 1: prepare with rewards that differ, or train bc"):
+        prepared(DT(), told(DT()), [dialog(1.0), dialog(1.0)], tokenizer)
+    with pytest.raises(ValueError, match="expected at least 2 bins and one of them to want, got bins 2 and want 2"):
+        told(DT(want=2))
