@@ -1,0 +1,96 @@
+"""Every method that sees rewards learns from small-talk logs: its policies talk better than clones of them, tested by permuting the seeds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.small_talk import write_logs
+from pipelines import prepare
+from rl_dialog.config import load_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+ROOT, SEEDS = Path(__file__).parents[2], 3
+CLONE = "--model.family llama --model.layers 2 --model.width 64 --model.context 512 --max_steps 350 --learning_rate 8e-3 --warmup_steps 20"
+IMPROVE = "--max_steps 400 --learning_rate 3e-3 --warmup_steps 20"
+VALUES = "--method.gamma 1 --method.alpha 0.2"  # gamma 1: a question pays back some forty tokens later; alpha is large because the run is short
+METHODS = {
+    "tf_top": "--method.fraction 0.3",
+    "dt": "--method.bins 3",
+    "ilql": f"{VALUES} --method.tau 0.8 --method.beta 6 --method.cql_weight 0.03",
+    "mc": f"{VALUES} --method.beta 6 --method.cql_weight 0.03",
+    "cql": f"{VALUES} --method.beta 6 --method.cql_weight 0.1",
+}
+RUN = """
+import sys, torch
+torch.set_num_threads(1)
+from envs import ENVS
+from pipelines import train
+from rl_dialog.config import load_config
+from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.evaluation.generation import env_return, load_for_decoding
+from rl_dialog.models.checkpoint import resolve
+config = load_config(train.TrainConfig, sys.argv[1:], choices=train.CHOICES)
+train.train_worker(config)
+best = resolve(config.output_dir)
+print(env_return(load_for_decoding(best), load_tokenizer(best), make_env=ENVS["small_talk"], episodes=200, seed=10_000)["eval/return"])
+"""
+
+
+class Learner:
+    """Trains and lets talk, one process per run, as many at a time as there are cores."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        write_logs(folder / "logs.jsonl", dialogs=2000, seed=1)
+        flags = ["--logs", str(folder / "logs.jsonl"), "--out", str(folder / "data"), "--vocab_size", "1024", "--max_length", "512", "--quiet"]
+        prepare.main(load_config(prepare.PrepareConfig, [*flags, "--rewards.logged", "1"]))
+        self.cloned = self.returns("bc", CLONE)
+
+    def returns(self, method: str, flags: str) -> list[float]:
+        """The mean return of each seed's policy."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda seed: self._run(method, flags, seed), range(SEEDS)))
+
+    def _run(self, method: str, flags: str, seed: int) -> float:
+        out, start = self.folder / f"{method}-seed{seed}", self.folder / f"bc-seed{seed}"
+        where = ["--data", str(self.folder / "data"), "--output_dir", str(out), "--seed", str(seed), "--report_to", "none"]
+        where += [] if method == "bc" else ["--model.model_name_or_path", str(start)]
+        out.mkdir()
+        command = [sys.executable, "-c", RUN, "--method", method, *flags.split(), *where]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return float(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory: pytest.TempPathFactory) -> Learner:
+    return Learner(tmp_path_factory.mktemp("learning"))
+
+
+def p_value(better: list[float], worse: list[float]) -> float:
+    """The share of relabellings whose difference of means is at least the observed one (exact permutation test, one-sided)."""
+    values = np.asarray([*better, *worse])
+    chosen = [list(members) for members in itertools.combinations(range(len(values)), len(better))]
+    sums = np.asarray([values[members].sum() for members in chosen])
+    return float(np.mean(sums >= values[: len(better)].sum() - 1e-12))
+
+
+def test_the_permutation_test() -> None:
+    assert p_value([3.0, 4.0, 5.0], [0.0, 1.0, 2.0]) == 1 / 20
+    assert p_value([1.0, 1.0], [1.0, 1.0]) == 1.0
+    assert p_value([0.0, 5.0], [1.0, 2.0]) == 3 / 6
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_it_talks_better_than_its_clone(learner: Learner, method: str) -> None:
+    returns = learner.returns(method, IMPROVE + " " + METHODS[method])
+    print(method, np.round(returns, 2), "bc", np.round(learner.cloned, 2))
+    assert p_value(returns, learner.cloned) <= 0.05, (returns, learner.cloned)
