@@ -25,8 +25,10 @@ METHODS = {
     "tf_top": "--method.fraction 0.3",
     "dt": "--method.bins 3",
     "ilql": f"{VALUES} --method.tau 0.8 --method.beta 6 --method.cql_weight 0.03",
+    "sarsa": f"{VALUES} --method.beta 6 --method.cql_weight 0.03",
     "mc": f"{VALUES} --method.beta 6 --method.cql_weight 0.03",
     "cql": f"{VALUES} --method.beta 6 --method.cql_weight 0.1",
+    "awac": f"{VALUES} --method.awac_beta 2 --method.cql_weight 0.03",
 }
 RUN = """
 import sys, torch
