@@ -115,6 +115,12 @@ class Trainer:
             raise ValueError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
+        longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), getattr(policy.config, "max_position_embeddings", None)
+        if window and longest > window:
+            raise ValueError(
+                f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run prepare with a smaller --max_length "
+                "(dt adds a token to every reply), or give a new model a larger --model.context"
+            )
         self.train_rows, self.eval_rows, self.evaluate, self.describe = train_rows, eval_rows, evaluate, describe
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

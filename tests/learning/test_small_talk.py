@@ -29,6 +29,7 @@ METHODS = {
     "mc": f"{VALUES} --method.beta 6 --method.cql_weight 0.03",
     "cql": f"{VALUES} --method.beta 6 --method.cql_weight 0.1",
     "awac": f"{VALUES} --method.awac_beta 2 --method.cql_weight 0.03",
+    "bcq": f"{VALUES} --method.beta 6",
 }
 RUN = """
 import sys, torch

@@ -99,6 +99,16 @@ def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, 
             torch.testing.assert_close(got[name], expected, atol=1e-6, rtol=0, msg=lambda text, what=(how, name): f"{what}: {text}")
 
 
+def test_rows_longer_than_the_context_are_refused_before_training(tmp_path: Path) -> None:
+    """128 tokens fit; dt adds one. GPT-2 would fail inside its embedding."""
+    rows = [
+        Row(np.full(128, 10, np.int32), np.arange(128) > 64, np.asarray([127], np.int32), np.asarray([float(i)], np.float32), False) for i in range(4)
+    ]
+    make_trainer(tmp_path / "fits", "bc", TrainerConfig(max_steps=1), rows=rows)
+    with pytest.raises(ValueError, match="at most 128 tokens, the model's context, got one of 129: run prepare with a smaller --max_length"):
+        make_trainer(tmp_path / "longer", "dt", TrainerConfig(max_steps=1), rows=rows)
+
+
 def plain_descent(trainer: Trainer) -> Trainer:
     trainer.optimizer = torch.optim.SGD([p for p in trainer.policy.parameters() if p.requires_grad], lr=0.1)
     return trainer
