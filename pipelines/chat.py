@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, TextStreamer
+from transformers import TextStreamer
 from transformers.utils import logging as transformers_logging
 
 from rl_dialog.config import run
@@ -32,6 +32,7 @@ from rl_dialog.evaluation.runs import existing
 from rl_dialog.evaluation.scoring import reference_policy, token_table
 from rl_dialog.models.checkpoint import load_prior, method_name, resolve
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.prior import Prior
 
 HELP = """/reset   start a new conversation
 /undo    take back your last message and its answer
@@ -223,7 +224,7 @@ def _decoding(config: ChatConfig) -> Decoding:
     return decoding
 
 
-def _prior(policy: Policy, place: str) -> tuple[PreTrainedModel | None, str]:
+def _prior(policy: Policy, place: str) -> tuple[Prior | None, str]:
     """The frozen prior for the table of tokens, and why it cannot be shown."""
     try:
         prior = load_prior(place)

@@ -44,6 +44,10 @@ class TrainConfig(TrainerConfig):
     """the language model and its heads"""
     method: Method = field(default_factory=BC)
     """how to learn: a name, and dotted flags for its fields"""
+    prior: tuple[str, ...] = ()
+    """checkpoints whose weighted average is the frozen prior, for methods that have one (model averaging); by default the model as loaded"""
+    prior_weights: tuple[float, ...] = ()
+    """weight of each of them; by default equal"""
     num_workers: int = 1
     """training processes (data parallel)"""
     cpus_per_worker: float = 0.0
@@ -94,7 +98,9 @@ def train_worker(config: TrainConfig) -> dict[str, Any]:
     model = _with_path(config.model)
     lm = load_lm(model, tokenizer)
     policy = Policy(lm, config.method, model)
-    prior = freeze_prior(policy, out / "prior", tokenizer) if config.method.uses_prior else None
+    prior = None
+    if config.method.uses_prior:
+        prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=config.prior, weights=config.prior_weights)
     evaluate = None
     if config.env:
         from envs import ENVS
@@ -125,6 +131,10 @@ def _check(config: TrainConfig) -> None:
         if not getattr(config, name):
             raise ValueError(f"expected --{name}: {'a directory that `prepare` wrote' if name == 'data' else 'a folder for the run'}")
     load_manifest(config.data)
+    if (config.prior or config.prior_weights) and not config.method.uses_prior:
+        raise ValueError(f"--prior: {method_name(config.method)} has no prior; kl_control, psi, dpo and kto have one")
+    if len(config.prior_weights) not in (0, len(config.prior)):
+        raise ValueError(f"--prior_weights: expected one for each of the {len(config.prior)} checkpoints of --prior, got {config.prior_weights}")
     if config.env:
         from envs import ENVS
 
@@ -155,7 +165,8 @@ def _from_anywhere(config: TrainConfig) -> TrainConfig:
     model = config.model
     if Path(model.model_name_or_path).is_dir() and model.model_name_or_path:
         model = replace(model, model_name_or_path=str(Path(model.model_name_or_path).absolute()))
-    return replace(config, data=str(Path(config.data).absolute()), output_dir=str(Path(config.output_dir).absolute()), model=model)
+    prior = tuple(str(Path(resolve(path)).absolute()) if Path(path).is_dir() else path for path in config.prior)
+    return replace(config, data=str(Path(config.data).absolute()), output_dir=str(Path(config.output_dir).absolute()), model=model, prior=prior)
 
 
 def _with_path(model: ModelConfig) -> ModelConfig:

@@ -52,6 +52,29 @@ class Batch:
         """N."""
         return len(self.actions)
 
+    @property
+    def reply(self) -> Tensor:
+        """(N,) int64: which of the batch's R replies each decision belongs to, in reading order."""
+        return self.turn_end.cumsum(0) - self.turn_end.long()
+
+    @property
+    def reply_starts(self) -> Tensor:
+        """(R,) int64 into `states`: the first decision of each reply, whose state has none of its tokens."""
+        ends = self.turn_end.nonzero().squeeze(1)
+        return torch.cat([ends.new_zeros(min(1, len(ends))), ends[:-1] + 1])
+
+    @property
+    def reply_ends(self) -> Tensor:
+        """(R,) int64: the flat position of each reply's last token, a state that knows all of it."""
+        return self.states[: self.decisions][self.turn_end] + 1
+
+    @property
+    def context(self) -> Tensor:
+        """(M,) int64: the flat positions whose next token is not the assistant's, padding left out."""
+        inside = self.attention_mask.roll(-1, 1) & ~self.act
+        inside[:, -1] = False
+        return inside.flatten().nonzero().squeeze(1)
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -25,6 +25,7 @@ from transformers import (
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.evaluation.scoring import WAYS, rank_replies
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
 from rl_dialog.models.policy import Policy
 
@@ -53,11 +54,19 @@ class Decoding:
     """sample among the likeliest tokens of this total probability"""
     num_beams: int = 1
     """beams of a beam search; only without sampling"""
+    num_generations: int = 0
+    """draw so many replies and say the best of them; 0 is what the method wants, one for most"""
+    rank_by: str = ""
+    """what best means (evaluation/README.md has the ways); by default the method's own, else mean Q, else the mean log-probability"""
 
     def check(self) -> None:
         """Raises ValueError for settings that contradict each other or make no sense."""
         if self.do_sample and self.num_beams > 1:
             raise ValueError(f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
+        if self.num_generations < 0 or (self.num_generations > 1 and not self.do_sample):
+            raise ValueError(f"expected num_generations of at least 0, and sampling to draw several different replies, got {self}")
+        if self.rank_by not in ("", *WAYS):
+            raise ValueError(f"unknown rank_by {self.rank_by!r}: expected one of {', '.join(WAYS)}")
         if self.max_new_tokens < 1 or self.max_prompt_length < 1 or self.num_beams < 1:
             raise ValueError(f"expected max_new_tokens, max_prompt_length and num_beams of at least 1, got {self}")
         if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
@@ -112,7 +121,7 @@ def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Po
     method = read_method(place)
     if beta is None:
         return Policy.from_pretrained(place)
-    if not hasattr(method, "beta"):
+    if not method.acts_with_beta:
         raise ValueError(f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out")
     return Policy.from_pretrained(place, method=replace(method, beta=beta))
 
@@ -152,6 +161,41 @@ def generate_replies(
     decoding.check()
     room = prompt_room(policy, decoding)
     prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
+    count = _generations(policy, decoding)
+    if count == 1:
+        return _draw(policy, tokenizer, prompts, decoding, seeds, batch_size)
+    streams = [stream(seed, k) for seed in seeds for k in range(count)]
+    several = [prompt for prompt in prompts for _ in range(count)]
+    replies = _draw(policy, tokenizer, several, decoding, streams, batch_size)
+    best = _scores(policy, tokenizer, several, replies, decoding).reshape(-1, count).argmax(1)
+    return [replies[i * count + k] for i, k in enumerate(best)]
+
+
+def _generations(policy: Policy, decoding: Decoding) -> int:
+    """How many replies to choose among. A method that chooses needs sampling; greedy and beam search ask for its likeliest reply instead."""
+    return (decoding.num_generations or policy.method.num_generations) if decoding.do_sample else 1
+
+
+def _scores(policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], replies: list[Reply], decoding: Decoding) -> np.ndarray:
+    """How good the policy finds each reply."""
+    method, end = policy.method, [tokenizer.eos_token_id]
+    ids = [[*reply.tokens, *(end if reply.finished or not reply.tokens else [])] for reply in replies]
+    default = method.rank_by or ("mean Q" if method.heads.q or method.heads.lm_target else "mean log-probability")
+    scores = rank_replies(policy, prompts, ids, by=decoding.rank_by or default)
+    if method.rerank_log_prob_weight:
+        scores = scores + method.rerank_log_prob_weight * rank_replies(policy, prompts, ids, by="log-probability")
+    return scores
+
+
+def _draw(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    decoding: Decoding,
+    seeds: Sequence[int],
+    batch_size: int,
+) -> list[Reply]:
+    """One reply per prompt."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     replies: list[Reply | None] = [None] * len(prompts)
     with _evaluating(policy):
@@ -184,6 +228,13 @@ def stream_reply(
     """One reply, its tokens handed to a transformers `streamer` as they come."""
     decoding.check()
     prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
+    if _generations(policy, decoding) > 1:  # nothing can be shown before the best reply is known
+        (reply,) = generate_replies(policy, tokenizer, [messages], decoding, seeds=[seed])
+        for tokens in (prompt, reply.tokens) if streamer else ():
+            streamer.put(torch.tensor([tokens]))
+        if streamer:
+            streamer.end()
+        return reply
     with _evaluating(policy):
         return read_reply(_generate(policy, tokenizer, [prompt], decoding, [seed], streamer)[0], policy, tokenizer)
 

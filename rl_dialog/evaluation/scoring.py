@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize
 from rl_dialog.evaluation.intervals import Measure
-from rl_dialog.methods import BC
 from rl_dialog.methods.backup import minimum
 from rl_dialog.methods.method import Outputs
-from rl_dialog.methods.scores import Dense, Linear, LowRank, Scores
+from rl_dialog.methods.scores import Scores, kl_divergence
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.prior import Prior
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CHUNK_ELEMENTS = 1 << 21  # numbers in one chunk of scores: 8 MB in float32
 TOKENS_PER_BATCH = 8192
-WAYS = ("mean Q", "last-token Q", "mean Q - V", "mean log-probability", "log-probability")  # to rank replies
-COLUMNS = ("nll", "lm_nll", "kl", "q", "q_last", "advantage")
+WAYS = ("utterance Q", "mean Q", "last-token Q", "mean Q - V", "sum of Q - V", "last V", "mean log-probability", "log-probability")  # to rank replies
+COLUMNS = ("nll", "lm_nll", "kl", "q", "q_last", "advantage", "v_last", "utterance_q")
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,8 @@ class ReplyScores:
     q: np.ndarray  # min over the target heads, at the taken tokens
     q_last: np.ndarray  # the same at the last decision only (not a sum)
     advantage: np.ndarray  # q - V
+    v_last: np.ndarray  # V of the state before the last decision (not a sum)
+    utterance_q: np.ndarray  # min over the target heads of the reply's own value (not a sum)
     kl_missing: str = ""  # why there is no KL
 
 
@@ -67,25 +68,36 @@ def logged_replies(dialogs: Sequence[Dialog], tokenizer: PreTrainedTokenizerFast
 
 
 @torch.no_grad()
-def score_replies(
-    policy: Policy, logged: LoggedReplies, *, prior: PreTrainedModel | None = None, tokens_per_batch: int = TOKENS_PER_BATCH
-) -> ReplyScores:
+def score_replies(policy: Policy, logged: LoggedReplies, *, prior: Prior | None = None, tokens_per_batch: int = TOKENS_PER_BATCH) -> ReplyScores:
     """Scores every logged reply. Without a `prior`, a policy that steers its own LM is compared with that LM; any other has no KL."""
     frozen, missing = reference_policy(policy, prior)
-    first = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows)])  # first reply of each row
+    return ReplyScores(*_score_rows(policy, frozen, logged.rows, tokens_per_batch).T, kl_missing=missing)
+
+
+@torch.no_grad()
+def rank_replies(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str) -> np.ndarray:
+    """(replies,) how good the policy finds each reply (ids, end of turn included) behind its prompt. Raises ValueError for a way it does not have."""
+    rows = []
+    for prompt, reply in zip(prompts, replies, strict=True):
+        ids = np.array([*prompt, *reply], dtype=np.int32)
+        rows.append(Row(ids, np.arange(len(ids)) >= len(prompt), np.array([len(ids) - 1], np.int32), np.zeros(1, np.float32), False))
+    found = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
+    if by not in found:
+        raise ValueError(f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has")
+    return found[by]
+
+
+def _score_rows(policy: Policy, frozen: Prior | Policy | None, rows: Sequence[Row], tokens_per_batch: int) -> np.ndarray:
+    """(replies, 1 + len(COLUMNS)) of all rows, in their order."""
+    first = np.cumsum([0, *(len(row.reply_ends) for row in rows)])  # first reply of each row
     table = np.full((first[-1], 1 + len(COLUMNS)), np.nan)
-    for chosen in _batches([len(row.input_ids) for row in logged.rows], tokens_per_batch):
-        batch = collate([logged.rows[i] for i in chosen]).to(policy.device)
+    for chosen in _batches([len(row.input_ids) for row in rows], tokens_per_batch):
+        batch = collate([rows[i] for i in chosen]).to(policy.device)
         if batch.decisions:
             places = np.concatenate([np.arange(first[i], first[i + 1]) for i in chosen])
-            table[places] = _per_reply(batch, _per_decision(policy, frozen, batch))
-    return ReplyScores(*table.T, kl_missing=missing)
-
-
-def kl_divergence(log_pi: Tensor, log_p: Tensor) -> Tensor:
-    """KL(pi || p) = sum_a pi(a) (log pi(a) - log p(a)) per row of two (S, V) tables of log-probabilities; actions with pi = 0 count 0."""
-    pi = log_pi.exp()
-    return torch.where(pi > 0, pi * (log_pi - log_p), 0.0).sum(1)
+            out = policy.outputs(batch)
+            table[places] = _per_reply(batch, out, _per_decision(policy, frozen, batch, out))
+    return table
 
 
 def held_out_measures(scores: ReplyScores, logged: LoggedReplies) -> dict[str, Measure]:
@@ -105,13 +117,17 @@ def held_out_measures(scores: ReplyScores, logged: LoggedReplies) -> dict[str, M
 
 
 def critic_scores(scores: ReplyScores) -> dict[str, np.ndarray]:
-    """Ways to rank replies, the one reported as the critic's first: mean Q where there are Q values, else the mean log-probability."""
+    """Ways to rank replies, the one reported as the critic's first: a reply's own Q, mean Q where there are Q values, else the mean log-probability.
+
+    The last token's Q is the predicted return: what is expected once the reply has been said.
+    """
     q, advantage, logp = (values / scores.tokens for values in (scores.q, scores.advantage, -scores.nll))
-    columns = dict(zip(WAYS, (q, scores.q_last, advantage, logp, -scores.nll), strict=True))
+    values = (scores.utterance_q, q, scores.q_last, advantage, scores.advantage, scores.v_last, logp, -scores.nll)
+    columns = dict(zip(WAYS, values, strict=True))
     return {way: values for way, values in columns.items() if not np.isnan(values).all()}
 
 
-def token_table(policy: Policy, prior: PreTrainedModel | None, prompt: Sequence[int], reply: Sequence[int]) -> list[dict[str, float | int | None]]:
+def token_table(policy: Policy, prior: Prior | None, prompt: Sequence[int], reply: Sequence[int]) -> list[dict[str, float | int | None]]:
     """One row per token of a reply: q, v, advantage, and log-probabilities under the prior, the plain LM and the policy."""
     ids = np.array([*prompt, *reply], dtype=np.int32)
     written = np.arange(len(ids)) >= len(prompt)
@@ -119,28 +135,27 @@ def token_table(policy: Policy, prior: PreTrainedModel | None, prompt: Sequence[
     frozen, _ = reference_policy(policy, prior)
     with torch.no_grad():
         batch = collate([row]).to(policy.device)
-        found = _per_decision(policy, frozen, batch, value=True)
+        found = _per_decision(policy, frozen, batch, policy.outputs(batch))
     names = {"q": "q", "v": "v", "advantage": "advantage", "prior": "prior_logp", "lm": "lm_logp", "policy": "logp"}
     columns = {name: found[key].tolist() for name, key in names.items()}
     return [{"token": int(token), **{name: _or_none(columns[name][i]) for name in columns}} for i, token in enumerate(reply)]
 
 
-def reference_policy(policy: Policy, prior: PreTrainedModel | None) -> tuple[Policy | None, str]:
-    """The frozen prior as something that scores batches (the policy itself: its LM is the prior), or None and the reason."""
+def reference_policy(policy: Policy, prior: Prior | None) -> tuple[Prior | Policy | None, str]:
+    """What has `prior_scores` (the policy itself: its LM is the prior), or None and the reason."""
     if prior is not None:
-        ours, theirs = (model.get_output_embeddings().weight.shape[0] for model in (policy, prior))
-        if ours != theirs:
-            return None, f"the prior has {theirs} tokens, the policy {ours}"
-        return Policy(prior.to(policy.device), BC()).eval(), ""
+        ours = policy.get_output_embeddings().weight.shape[0]
+        if ours != prior.vocabulary:
+            return None, f"the prior has {prior.vocabulary} tokens, the policy {ours}"
+        return prior.to(policy.device), ""
     if not policy.method.plain_lm:
         return policy, ""
     return None, "the checkpoint names no frozen prior"
 
 
-def _per_decision(policy: Policy, frozen: Policy | None, batch: Batch, *, value: bool = False) -> dict[str, Tensor]:
+def _per_decision(policy: Policy, frozen: Prior | Policy | None, batch: Batch, out: Outputs) -> dict[str, Tensor]:
     """(N,) numbers per decision of a batch, in chunks of decisions."""
-    out = policy.outputs(batch)
-    prior = None if frozen in (None, policy) else frozen.outputs(batch).lm
+    prior = None if frozen in (None, policy) else frozen.prior_scores(batch)
     vocabulary = policy.get_output_embeddings().weight.shape[0]
     size = max(1, CHUNK_ELEMENTS // vocabulary)
     parts: list[dict[str, Tensor]] = []
@@ -148,11 +163,11 @@ def _per_decision(policy: Policy, frozen: Policy | None, batch: Batch, *, value:
         chosen = slice(start, min(start + size, batch.decisions))
         chunk = replace(out, **{field.name: _part(getattr(out, field.name), chosen) for field in fields(out)})
         reference = chunk.lm if frozen is policy else _part(prior, chosen)
-        parts.append(_chunk(policy, chunk, reference, batch.actions[chosen], value=value))
+        parts.append(_chunk(policy, chunk, reference, batch.actions[chosen]))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor, *, value: bool) -> dict[str, Tensor]:
+def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) -> dict[str, Tensor]:
     log_pi = policy.method.decode(out).float().log_softmax(1)  # (S, V)
     log_lm = log_pi if policy.method.plain_lm else out.lm.dense().log_softmax(1)
     log_p = None if prior is None else log_lm if prior is out.lm else prior.dense().log_softmax(1)
@@ -167,24 +182,21 @@ def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor, 
     def taken(table: Tensor | None) -> Tensor:
         return nothing if table is None else table.gather(1, actions[:, None]).squeeze(1)
 
-    found = {"logp": taken(log_pi), "lm_logp": taken(log_lm), "q": q, "advantage": q - v}
-    if value:
-        return found | {"v": v, "prior_logp": taken(log_p)}
+    found = {"logp": taken(log_pi), "lm_logp": taken(log_lm), "prior_logp": taken(log_p), "q": q, "v": v, "advantage": q - v}
     return found | {"kl": nothing if log_p is None else kl_divergence(log_pi, log_p)}
 
 
-def _per_reply(batch: Batch, found: dict[str, Tensor]) -> np.ndarray:
+def _per_reply(batch: Batch, out: Outputs, found: dict[str, Tensor]) -> np.ndarray:
     """(replies, 1 + len(COLUMNS)) sums over each reply's decisions: tokens, then COLUMNS."""
-    end = batch.turn_end.long()
-    reply = (end.cumsum(0) - end).cpu().numpy()  # decisions are in reading order
-    count = int(end.sum())
-    last = end.bool().cpu().numpy()
+    reply, last = batch.reply.cpu().numpy(), batch.turn_end.cpu().numpy()
+    count = int(last.sum())
 
     def summed(values: Tensor) -> np.ndarray:
         return np.bincount(reply, values.double().cpu().numpy(), minlength=count)
 
-    q_last = found["q"].double().cpu().numpy()[last]
-    sums = {"nll": summed(-found["logp"]), "lm_nll": summed(-found["lm_logp"]), "q_last": q_last}
+    sums = {f"{name}_last": found[name].double().cpu().numpy()[last] for name in ("q", "v")}
+    sums |= {"nll": summed(-found["logp"]), "lm_nll": summed(-found["lm_logp"])}
+    sums["utterance_q"] = minimum(out.utterance_q_target).double().cpu().numpy() if out.utterance_q_target else np.full(count, np.nan)
     sums |= {name: summed(found[name]) for name in ("kl", "q", "advantage")}
     return np.stack([np.bincount(reply, minlength=count), *(sums[name] for name in COLUMNS)], axis=1)
 
@@ -197,13 +209,9 @@ def _part(value: Any, chosen: slice) -> Any:
         return tuple(_part(item, chosen) for item in value)
     if isinstance(value, Tensor):
         return value[chosen]
-    if isinstance(value, Linear):
-        return Linear(value.features[chosen], value.weight, value.bias)
-    if isinstance(value, LowRank):
-        return LowRank(_part(value.base, chosen), value.scale, value.features[chosen], value.weight, value.offset[chosen])
-    if isinstance(value, Dense):
-        return Dense(value.scores[chosen])
-    raise TypeError(f"expected scores of a kind that can be cut into chunks (Linear, LowRank, Dense), got {type(value).__name__}")
+    if isinstance(value, Scores):
+        return value.rows(chosen)
+    raise TypeError(f"expected scores or a tensor to cut into chunks, got {type(value).__name__}")
 
 
 def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

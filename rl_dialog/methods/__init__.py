@@ -4,25 +4,35 @@ from rl_dialog.methods.awac import AWAC
 from rl_dialog.methods.bc import BC
 from rl_dialog.methods.bcq import BCQ
 from rl_dialog.methods.cql import CQL
+from rl_dialog.methods.dbcq import DBCQ
+from rl_dialog.methods.dpo import DPO
 from rl_dialog.methods.dt import DT
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.kl_control import KLControl
+from rl_dialog.methods.kto import KTO
 from rl_dialog.methods.mc import MCReturns
 from rl_dialog.methods.method import Method
 from rl_dialog.methods.psi import Psi
 from rl_dialog.methods.sarsa import SARSA
+from rl_dialog.methods.tf_all import TFAll
 from rl_dialog.methods.tf_top import TFTop
+from rl_dialog.methods.utterance_ilql import UtteranceILQL
 
 METHODS: dict[str, type[Method]] = {
     "bc": BC,
+    "tf_all": TFAll,
     "tf_top": TFTop,
     "dt": DT,
     "kl_control": KLControl,
     "psi": Psi,
     "ilql": ILQL,
+    "utterance_ilql": UtteranceILQL,
     "sarsa": SARSA,
     "mc": MCReturns,
     "awac": AWAC,
     "cql": CQL,
     "bcq": BCQ,
+    "dbcq": DBCQ,
+    "dpo": DPO,
+    "kto": KTO,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.methods.scores import Scores
 
 
 def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
@@ -45,3 +47,19 @@ def expectile(error: Tensor, tau: float) -> Tensor:
 def minimum(scores: tuple[Tensor, ...]) -> Tensor:
     """Elementwise minimum over the heads: the pessimistic estimate of clipped double Q-learning."""
     return reduce(torch.minimum, scores)
+
+
+def log_ratios(lm: Scores, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """() loss(g) with its gradient, g (B,) the log-ratio log pi - log p of each row, summed over its decisions; p is batch.prior_logp.
+
+    The scores are gone over twice: first for g, which says what each token's log-probability weighs in the gradient, then with these weights. So no
+    (N, V) tensor is kept, whatever the loss.
+    """
+    with torch.no_grad():
+        each = -lm.nll(batch.actions)[1] - batch.prior_logp
+    ratio = each.new_zeros(len(batch.input_ids)).index_add(0, batch.rows, each).requires_grad_()
+    with torch.enable_grad():
+        value = loss(ratio)
+        (slope,) = torch.autograd.grad(value, ratio)
+    weighted, _ = lm.nll(batch.actions, -slope[batch.rows])
+    return value.detach() + weighted - weighted.detach()

@@ -40,6 +40,7 @@ class BCQ(Method):
 
     heads: ClassVar[Heads] = Heads(q=2, target=True)
     plain_lm: ClassVar[bool] = False
+    acts_with_beta: ClassVar[bool] = True
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         zero = batch.rewards.new_zeros(())

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import discounts, expectile, minimum
+from rl_dialog.methods.backup import discounts, expectile, minimum, returns
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
-from rl_dialog.methods.scores import nll_together
+from rl_dialog.methods.scores import Scores, cross_entropy, nll_together
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class ILQL(Method):
     L_CQL = sum_i -log softmax(Q_i(s,.))[a]
     L_DM  = sum_i sum_b max(Q_i(s,b) - Q_i(s,a) + dm_margin, 0)^2   with Q_i(s,.) / cql_temperature in L_CQL
     L_LM  = -w log p(a|s),           w = min(exp(awac_beta u), awac_clip)
-    L     = L_Q + L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM     each averaged over decisions
+    L     = q_weight L_Q + v_weight L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM     each averaged over decisions
+
+    `reg_to="base_policy"` holds L_CQL and L_LM to the distribution p_0 of the model as loaded instead of the logged token: -sum_b p_0(b|s) log ...
     """
 
     tau: float = 0.7
@@ -34,6 +36,14 @@ class ILQL(Method):
     """discount"""
     discount: Literal["token", "turn"] = "token"
     """apply gamma at every token (as in the papers) or only at the end of a reply"""
+    q_weight: float = 1.0
+    """weight of the TD error of Q"""
+    v_weight: float = 1.0
+    """weight of the expectile loss of V"""
+    double_q: bool = True
+    """two Q heads and the minimum of their targets; off: one"""
+    mc_returns: bool = False
+    """fit V to the returns that followed instead of to Q'"""
     cql_weight: float = 0.1
     """weight of the conservative term that keeps Q low on tokens the logs never took"""
     cql_temperature: float = 1.0
@@ -54,23 +64,53 @@ class ILQL(Method):
     """largest cloning weight"""
     awac_weights: Literal["exp", "sign"] = "exp"
     """exp: as above; sign: awac_beta where the advantage is positive, 1 - awac_beta elsewhere"""
+    transition_weight: float = 0.0
+    """cloning weight of the context's tokens (the user's and the template's), which are no decisions"""
+    reg_to: Literal["dataset", "base_policy"] = "dataset"
+    """what the conservative and the cloning term hold to: logged tokens, or the distribution of the model as loaded (a second forward pass)"""
     top_k: int = 0
     """decode only among the LM's top-k tokens; 0 keeps the whole vocabulary"""
     top_k_after: bool = False
     """choose the top-k after the advantage is added (as trlx does), so that a token the LM would not say can win by its Q alone"""
+    lm_temperature: float = 1.0
+    """temperature of the LM's term alone when decoding"""
+    extraction: Literal["exp", "sign"] = "exp"
+    """exp: add beta times the advantage; sign: add log beta where it is positive and log(1 - beta) elsewhere, 0 < beta < 1"""
     advantage_clip: float | None = None
-    """upper bound of beta times the advantage when decoding; 0 lets it only veto"""
+    """upper bound of what the advantage adds when decoding; 0 lets it only veto"""
     include_logits: bool = True
     """off: decode by the advantage alone"""
     alpha: float = 0.005
     """Polyak rate of the target network, once per optimizer step"""
 
-    heads: ClassVar[Heads] = Heads(q=2, v=True, target=True)
     plain_lm: ClassVar[bool] = False
+    acts_with_beta: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.extraction == "sign" and not 0 < self.beta < 1:
+            raise ValueError(f"extraction sign: expected a beta between 0 and 1, the share of tokens with a positive advantage, got {self.beta:g}")
+        if self.reg_to == "base_policy" and (self.awac_beta or self.awac_weights == "sign"):
+            raise ValueError("reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage: set awac_beta 0 and exp")
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(q=2 if self.double_q else 1, v=True, target=True)
 
     @property
     def decodes_with_v(self) -> bool:
-        return not self.top_k or self.top_k_after or self.advantage_clip is not None
+        return not self.top_k or self.top_k_after or self.advantage_clip is not None or self.extraction == "sign"
+
+    @property
+    def learns_context(self) -> bool:
+        return self.transition_weight > 0
+
+    @property
+    def uses_prior(self) -> bool:
+        return self.reg_to == "base_policy"
+
+    @property
+    def prior_every_step(self) -> bool:
+        return self.reg_to == "base_policy"
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         actions, count = batch.actions, batch.decisions
@@ -82,28 +122,41 @@ class ILQL(Method):
         if (self.value_min, self.value_max) != (None, None):
             q_target = q_target.clamp(self.value_min, self.value_max)
         advantage = q_target - v
-        v_loss = expectile(advantage, self.tau).sum()
+        aim = returns(batch, self.gamma, self.discount, bootstrap=out.v.detach()) if self.mc_returns else q_target
+        v_loss = expectile(aim - v, self.tau).sum()
 
         y = self.target(out, batch)
         q = tuple(q.at(actions) for q in out.q)
         q_loss = sum((y - q_i).square().sum() for q_i in q)
 
         lm, nll, cql = entropies or self._cross_entropies(out, actions, self._cloning_weights(advantage.detach()))
-        total = q_loss + v_loss + self.cql_weight * cql + self.awac_weight * lm
-        if self.dm_weight:
-            gaps = (q_i.dense()[:count] - taken[:, None] + self.dm_margin for q_i, taken in zip(out.q, q, strict=True))
-            total = total + self.dm_weight * sum(gap.relu().square().sum() for gap in gaps)
+        total = self.q_weight * q_loss + self.v_weight * v_loss + self.cql_weight * cql + self.awac_weight * lm
         metrics = {"q_loss": q_loss, "v_loss": v_loss, "cql_loss": cql, "nll": nll.sum(), "q": q[0].sum(), "v": v.sum(), "advantage": advantage.sum()}
+        if self.dm_weight:
+            metrics["dm_loss"] = self._margins(out, q)
+            total = total + self.dm_weight * metrics["dm_loss"]
+        if self.transition_weight:
+            metrics["context_nll"], _ = out.context.nll(batch.input_ids.flatten()[batch.context + 1])
+            total = total + self.transition_weight * metrics["context_nll"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
         """(N,) y, what both Q heads are fitted to; without gradient."""
         return batch.rewards + discounts(batch, self.gamma, self.discount) * out.v.detach()[batch.next_state]
 
+    def _margins(self, out: Outputs, taken: tuple[Tensor, ...]) -> Tensor:
+        """() L_DM."""
+        gaps = (q_i.dense()[: len(a)] - a[:, None] + self.dm_margin for q_i, a in zip(out.q, taken, strict=True))
+        return sum(gap.relu().square().sum() for gap in gaps)
+
     def _cross_entropies(self, out: Outputs, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(L_LM, its unweighted terms, L_CQL) as sums; zeros for terms of weight 0."""
+        """(L_LM, -log p of the logged tokens, L_CQL) as sums; zeros for terms of weight 0."""
         zero = out.v.new_zeros(())
         q = tuple(q_i.scaled(1 / self.cql_temperature) for q_i in out.q) if self.cql_weight else ()
+        if self.reg_to == "base_policy":
+            lm, base, *q = (scores.rows(slice(0, len(actions))) for scores in (out.lm, out.prior, *q))
+            held = cross_entropy(lm, base) if self.awac_weight else zero
+            return held, _without_gradient(lm, actions), sum((cross_entropy(q_i, base) for q_i in q), zero)
         if self.awac_weight:
             (lm, nll), cql = nll_together(out.lm, q, actions, weight)
         else:
@@ -116,20 +169,27 @@ class ILQL(Method):
         return (self.awac_beta * advantage).exp().clamp(max=self.awac_clip)
 
     def decode(self, out: Outputs) -> Tensor:
-        logits = out.lm.dense()  # (S, V)
+        lm = out.lm.scaled(1 / self.lm_temperature)
+        logits = lm.dense()  # (S, V)
         if not self.beta and self.include_logits:
             return logits.log_softmax(-1)
         if not self.top_k or self.top_k_after:
             steered = self._steered(logits.log_softmax(-1), minimum(tuple(q.dense() for q in out.q_target)), out)
             return steered if not self.top_k else steered.where(steered >= steered.topk(min(self.top_k, logits.shape[1])).values[:, -1:], -torch.inf)
         top = logits.topk(min(self.top_k, logits.shape[1]), dim=-1)
-        log_p = top.values - out.lm.reduce("logsumexp")[:, None]  # (S, K): only these are normalised
+        log_p = top.values - lm.reduce("logsumexp")[:, None]  # (S, K): only these are normalised
         q = minimum(tuple(q.at_each(top.indices) for q in out.q_target))
         return torch.full_like(logits, -torch.inf).scatter_(1, top.indices, self._steered(log_p, q, out))
 
     def _steered(self, log_p: Tensor, q: Tensor, out: Outputs) -> Tensor:
         """log p + beta (min Q' - V); V, the same for all tokens of a state, matters only where the advantage is clipped or stands for itself."""
-        advantage = self.beta * (q if out.v is None else q - out.v[:, None])
+        advantage = q if out.v is None else q - out.v[:, None]
+        advantage = self.beta * advantage if self.extraction == "exp" else torch.where(advantage > 0, self.beta, 1 - self.beta).log()
         if self.advantage_clip is not None:
             advantage = advantage.clamp(max=self.advantage_clip)
         return log_p + advantage if self.include_logits else advantage
+
+
+@torch.no_grad()
+def _without_gradient(scores: Scores, actions: Tensor) -> Tensor:
+    return scores.nll(actions)[1]

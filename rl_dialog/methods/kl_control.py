@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import discounts, minimum
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
-from rl_dialog.methods.scores import reduce_minimum
+from rl_dialog.methods.scores import kl_divergences, reduce_minimum
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class KLControl(Method):
     Q' is a Polyak copy of the whole LM, log p - log pi is sampled at the logged token and has no gradient, the loss is Huber's.
     `coefficient="kl"` scales the prior term instead: r + c (log p - log pi), as the 2019 code does (not the same trade-off).
     With `target_passes` M > 1, Q' is the lowest of M passes with dropout (eq. 2): a lower bound against overestimation.
+    `kl` puts minus a divergence over the whole vocabulary in the place of log p - log pi; the prior then runs at every step.
     """
 
     backup: Literal["max", "psi"] = "max"
@@ -31,6 +33,11 @@ class KLControl(Method):
     """how strongly the prior holds: a larger c stays closer to it"""
     coefficient: Literal["reward", "kl"] = "reward"
     """reward: r/c + k as in the paper's objective; kl: r + c*k as in the 2019 code"""
+    kl: Literal["sampled", "exact", "reverse"] = "sampled"
+    """sampled: log p - log pi of the logged token; exact: -KL(pi||p), which is the mean of that over tokens drawn from pi; reverse: -KL(p||pi), the
+    2019 code's `integral`"""
+    clip_prior: bool = False
+    """count min(0, k) only, as the 2019 code does with averaged priors: nothing is earned by saying what the prior likes better than pi does"""
     keep_log_pi: bool = False
     """subtract log pi in psi too, as the 2019 code does: entropy then counts twice"""
     target_passes: int = 1
@@ -45,13 +52,26 @@ class KLControl(Method):
     """Polyak rate of the target network, once per optimizer step"""
 
     heads: ClassVar[Heads] = Heads(lm_target=True)
-    uses_prior: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.kl != "sampled" and self.backup == "psi" and not self.keep_log_pi:
+            raise ValueError(
+                f"kl {self.kl!r}: expected a target with log p - log pi in it, but psi has log p alone: set keep_log_pi, as the 2019 code does"
+            )
+
+    @property
+    def uses_prior(self) -> bool:
+        return True
+
+    @property
+    def prior_every_step(self) -> bool:
+        return self.kl != "sampled"
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         actions, count = batch.actions, batch.decisions
         q = out.lm.at(actions)
         log_pi = q.detach() - out.lm.reduce("logsumexp")[:count]
-        k = batch.prior_logp - log_pi if self.backup == "max" or self.keep_log_pi else batch.prior_logp
+        k = self._nearness(out, batch, log_pi)
         how = "max" if self.backup == "max" else "logsumexp"
         values = reduce_minimum(out.lm_target, how) if self.lowest == "before" else minimum(tuple(target.reduce(how) for target in out.lm_target))
         earned = batch.rewards / self.c + k if self.coefficient == "reward" else batch.rewards + self.c * k
@@ -59,3 +79,12 @@ class KLControl(Method):
         q_loss = F.smooth_l1_loss(q, y, reduction="sum")
         metrics = {"q_loss": q_loss, "q": q.sum(), "nll": -log_pi.sum(), "log_p_minus_log_pi": (batch.prior_logp - log_pi).sum()}
         return Loss(q_loss, {name: value.detach() for name, value in metrics.items()})
+
+    def _nearness(self, out: Outputs, batch: Batch, log_pi: Tensor) -> Tensor:
+        """(N,) k, what staying near the prior earns."""
+        if self.kl == "sampled":
+            k = batch.prior_logp - log_pi if self.backup == "max" or self.keep_log_pi else batch.prior_logp
+        else:
+            pi, p = (scores.rows(slice(0, batch.decisions)) for scores in (out.lm, out.prior))
+            k = -(kl_divergences(pi, p) if self.kl == "exact" else kl_divergences(p, pi))
+        return k.clamp(max=0) if self.clip_prior else k

@@ -20,6 +20,7 @@ class Heads:
     q: int = 0  # vocabulary-wide Q heads
     v: bool = False  # a state-value head
     target: bool = False  # Polyak-averaged copies of the Q heads
+    utterance_q: int = 0  # Q heads with one value for a whole reply, and their Polyak-averaged copies
     lm_target: bool = False  # a Polyak-averaged copy of the whole LM
 
 
@@ -32,11 +33,16 @@ class Outputs:
     q_target: tuple[Scores, ...] = ()
     v: Tensor | None = None  # (S,)
     lm_target: tuple[Scores, ...] = ()  # one per pass of the target LM
+    prior: Scores | None = None  # the frozen prior, where the method reads more of it than batch.prior_logp
+    context: Scores | None = None  # (M, V) the LM where the context's tokens are predicted (batch.context), where the method learns those too
+    utterance_q: tuple[Tensor, ...] = ()  # (R,) each: the value of each reply
+    utterance_q_target: tuple[Tensor, ...] = ()
 
 
 @dataclass
 class Loss:
-    """`total` and every metric are SUMS over the N decisions; the training loop divides by the global number of decisions."""
+    """`total` and every metric are SUMS over the method's terms (`Method.terms`, most often the N decisions); the training loop divides by their
+    global number."""
 
     total: Tensor  # ()
     metrics: dict[str, Tensor] = field(default_factory=dict)  # (), detached
@@ -48,8 +54,27 @@ class Method:
 
     heads: ClassVar[Heads] = Heads()
     target_passes: ClassVar[int] = 1  # forward passes of the target LM; more than one are made with dropout
-    uses_prior: ClassVar[bool] = False  # wants batch.prior_logp, the frozen prior's log-probability of each action
+    rows_per_unit: ClassVar[int] = 1  # rows that `prepare` puts side by side and that must stay in one batch (a pair: 2)
+    acts_with_beta: ClassVar[bool] = False  # `beta` belongs to `decode`: another one needs no training
+    num_generations: ClassVar[int] = 1  # replies to draw when acting, of which the best is said ...
+    rank_by: ClassVar[str] = ""  # ... by this way of evaluation/scoring.py ...
+    rerank_log_prob_weight: ClassVar[float] = 0.0  # ... and so much of its log-probability
     plain_lm: ClassVar[bool] = True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
+
+    @property
+    def uses_prior(self) -> bool:
+        """Wants a frozen prior, and in batch.prior_logp its log-probability of each action, computed once before training."""
+        return False
+
+    @property
+    def prior_every_step(self) -> bool:
+        """Wants `Outputs.prior` too, the whole distribution: a forward pass of the prior at every step."""
+        return False
+
+    @property
+    def learns_context(self) -> bool:
+        """Wants `Outputs.context`."""
+        return False
 
     @property
     def decodes_with_v(self) -> bool:
@@ -63,6 +88,10 @@ class Method:
     def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[Sequence[Row], Sequence[Row]]:
         """What the rows of both splits become before training: which replies to learn from, behind which tokens."""
         return train, validation
+
+    def terms(self, batch: Batch) -> int:
+        """How many terms the sums of `loss` have: the N decisions, unless the method learns from whole replies or pairs."""
+        return batch.decisions
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         """The training loss over the batch's decisions."""

@@ -15,6 +15,7 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 # Numbers in one chunk of scores, 64 MB in float32: enough rows for fast matrix products (with an eighth of it they take a sixth longer).
 CHUNK_ELEMENTS = 1 << 24
@@ -193,6 +194,69 @@ class LowRank(Scores):
     def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         weights = _ones(actions) if weight is None else weight.detach().float()
         return _fused(self.base, (self,), actions, None, weights)[1]
+
+
+class Mixture(Scores):
+    """The log-probabilities of a weighted average of distributions, log sum_i w_i softmax(scores_i). Without gradient."""
+
+    def __init__(self, members: Sequence[Scores], log_weights: Tensor) -> None:
+        self.members, self.log_weights = tuple(members), log_weights  # log_weights (members,)
+
+    @torch.no_grad()
+    def at(self, actions: Tensor) -> Tensor:
+        return self._average([-member.nll(actions)[1] for member in self.members])
+
+    def at_each(self, tokens: Tensor) -> Tensor:
+        return self.dense().gather(1, tokens)
+
+    @torch.no_grad()
+    def dense(self) -> Tensor:
+        return self._average([member.dense().log_softmax(1) for member in self.members])
+
+    def scaled(self, factor: float) -> Scores:
+        return self if factor == 1 else Dense(self.dense() * factor)
+
+    def rows(self, part: slice) -> Mixture:
+        return Mixture([member.rows(part) for member in self.members], self.log_weights)
+
+    def parts(self) -> list[slice]:
+        return self.members[0].parts()
+
+    def reduce(self, how: str) -> Tensor:
+        return torch.cat([Dense(self.rows(part).dense()).reduce(how) for part in self.parts()])
+
+    def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        each = -self.at(actions)
+        return (each if weight is None else each * weight).sum(), each
+
+    def _average(self, log_p: list[Tensor]) -> Tensor:
+        return torch.stack([each + weight for each, weight in zip(log_p, self.log_weights, strict=True)]).logsumexp(0)
+
+
+def kl_divergence(log_pi: Tensor, log_p: Tensor) -> Tensor:
+    """KL(pi || p) = sum_a pi(a) (log pi(a) - log p(a)) per row of two (S, V) tables of log-probabilities; actions with pi = 0 count 0."""
+    pi = log_pi.exp()
+    return torch.where(pi > 0, pi * (log_pi - log_p), 0.0).sum(1)
+
+
+@torch.no_grad()
+def kl_divergences(pi: Scores, p: Scores) -> Tensor:
+    """(S,) KL(softmax(pi) || softmax(p)), a chunk of states at a time."""
+    return torch.cat([kl_divergence(pi.rows(part).dense().log_softmax(1), p.rows(part).dense().log_softmax(1)) for part in pi.parts()])
+
+
+def cross_entropy(scores: Scores, target: Scores) -> Tensor:
+    """() -sum_a p(a) log softmax(scores)[a], summed over the states; p = softmax(target) gets no gradient.
+
+    Chunks of states are computed again in the backward pass, so no (S, V) tensor is kept.
+    """
+
+    def part_of_it(part: slice) -> Tensor:
+        with torch.no_grad():
+            p = target.rows(part).dense().softmax(1)
+        return -(p * scores.rows(part).dense().log_softmax(1)).sum()
+
+    return sum(checkpoint(part_of_it, part, use_reentrant=False) for part in scores.parts())
 
 
 def nll_together(

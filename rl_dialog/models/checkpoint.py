@@ -3,7 +3,7 @@
     config.json model.safetensors generation_config.json     the LM (LoRA adapters merged in)
     tokenizer.json ... chat_template.jinja                    the tokenizer
     rl_dialog.yaml                                            method, heads, where the frozen prior is
-    heads.safetensors                                         Q, target and V heads, the separate value trunk
+    heads.safetensors                                         Q, target and V heads, separate value and target trunks
     README.md metrics.json                                    model card, figures at this step
     trainer/                                                  everything resume needs (training/loop.py)
 
@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,11 @@ from rl_dialog.config import from_dict
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.prior import Prior
 
 FORMAT = 1
+PRIOR_WEIGHTS = "weights.json"  # of a prior that averages several models, in the folders member-0, member-1, ...
+BESIDE_THE_LM = ("heads.", "value_trunk.", "target_trunk.")  # parts of a policy that heads.safetensors holds
 
 
 def method_name(method: Method) -> str:
@@ -43,11 +47,11 @@ def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) ->
     """Writes the LM, the heads and the method into `directory` (made if needed). `prior` is the path of the frozen prior, relative to it."""
     directory.mkdir(parents=True, exist_ok=True)
     _save_lm(policy.lm, directory)
-    tensors = {name: value.detach().contiguous().cpu() for name, value in policy.state_dict().items() if name.startswith(("heads.", "value_trunk."))}
+    tensors = {name: value.detach().contiguous().cpu() for name, value in policy.state_dict().items() if name.startswith(BESIDE_THE_LM)}
     if tensors:
         save_file(tensors, directory / "heads.safetensors")
     method = {"name": method_name(policy.method), **dataclasses.asdict(policy.method)}
-    shape = {"heads": policy.model_config.heads, "rank": policy.model_config.rank, "value_trunk": policy.model_config.value_trunk}
+    shape = {name: getattr(policy.model_config, name) for name in ("heads", "rank", "value_trunk", "target_trunk")}
     description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
     (directory / "rl_dialog.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
 
@@ -99,7 +103,7 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     return policy.eval()
 
 
-def load_prior(directory: str | Path) -> PreTrainedModel | None:
+def load_prior(directory: str | Path) -> Prior | None:
     """The frozen prior a checkpoint was trained against, or None when it has none. Raises ValueError when it is named but missing."""
     directory = resolve(directory)
     prior = describe(directory).get("prior")
@@ -113,17 +117,35 @@ def load_prior(directory: str | Path) -> PreTrainedModel | None:
     return _load_frozen(path)
 
 
-def freeze_prior(policy: Policy, directory: Path, tokenizer: Any) -> PreTrainedModel | None:
-    """The LM as it is before training, kept in `directory` so that resumed runs and evaluations see the same one.
+def freeze_prior(policy: Policy, directory: Path, tokenizer: Any, *, checkpoints: Sequence[str] = (), weights: Sequence[float] = ()) -> Prior | None:
+    """The prior of a run, kept in `directory` so that resumed runs and evaluations see the same one: the average of `checkpoints`, or without any the
+    LM as it is before training.
 
-    None for a policy with LoRA: switching its adapters off gives the prior without a second model.
+    None for a policy with LoRA and no checkpoints: switching its adapters off gives the prior without a second model. Raises ValueError for
+    checkpoints of another vocabulary, or weights that do not fit.
     """
-    adapters = getattr(policy.lm, "_hf_peft_config_loaded", False)
+    switch_off = getattr(policy.lm, "_hf_peft_config_loaded", False) and not checkpoints
     if directory.is_dir():
-        return None if adapters else _load_frozen(directory)
+        return None if switch_off else _load_frozen(directory)
+    lms = [AutoModelForCausalLM.from_pretrained(resolve(path), dtype=torch.float32, attn_implementation="sdpa") for path in checkpoints]
+    if not switch_off:
+        prior = Prior(lms or [copy.deepcopy(policy.lm)], weights)
+        ours = policy.get_output_embeddings().weight.shape[0]
+        if prior.vocabulary != ours:
+            raise ValueError(f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}")
+
+    def fill(temporary: Path) -> None:
+        if len(lms) < 2:
+            _save_lm(lms[0] if lms else policy.lm, temporary)
+        for i, lm in enumerate(lms if len(lms) > 1 else ()):
+            _save_lm(lm, temporary / f"member-{i}")
+        if len(lms) > 1:
+            write_json(temporary / PRIOR_WEIGHTS, prior.weights)
+        tokenizer.save_pretrained(temporary)
+
     if int(os.environ.get("RANK", "0")) == 0:
-        write_atomically(directory, lambda temporary: (_save_lm(policy.lm, temporary), tokenizer.save_pretrained(temporary)))
-    return None if adapters else copy.deepcopy(policy.lm).eval().requires_grad_(False)
+        write_atomically(directory, fill)
+    return None if switch_off else prior
 
 
 def resolve(directory: str | Path) -> str:
@@ -161,8 +183,10 @@ def write_json(path: Path, values: Any) -> None:
     write_text_atomically(path, json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None), indent=1, ensure_ascii=False) + "\n")
 
 
-def _load_frozen(directory: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa").eval().requires_grad_(False)
+def _load_frozen(directory: Path) -> Prior:
+    weights = json.loads((directory / PRIOR_WEIGHTS).read_text(encoding="utf-8")) if (directory / PRIOR_WEIGHTS).is_file() else ()
+    folders = [directory / f"member-{i}" for i in range(len(weights))] or [directory]
+    return Prior([AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa") for folder in folders], weights)
 
 
 def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
@@ -196,6 +220,6 @@ def _load_heads(policy: Policy, path: Path) -> None:
         missing, unexpected = policy.load_state_dict(load_file(path), strict=False)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(f"{path}: expected the heads of {method_name(policy.method)} in safetensors format, got: {error}") from error
-    missing = [name for name in missing if name.startswith(("heads.", "value_trunk."))]
+    missing = [name for name in missing if name.startswith(BESIDE_THE_LM)]
     if missing or unexpected:
         raise ValueError(f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}")

@@ -45,7 +45,7 @@ class LowRankHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """V: H -> 2H -> 1."""
+    """V of a state, or Q of a whole reply in the state it leads to: H -> 2H -> 1."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -69,3 +69,5 @@ class ValueHeads(nn.Module):
         self.q = nn.ModuleList(MLPHead(hidden, vocabulary) if kind == "mlp" else LowRankHead(hidden, vocabulary, rank) for _ in range(heads.q))
         self.q_target = copy.deepcopy(self.q).requires_grad_(False) if heads.target else nn.ModuleList()
         self.v = ValueHead(hidden) if heads.v else None
+        self.utterance_q = nn.ModuleList(ValueHead(hidden) for _ in range(heads.utterance_q))
+        self.utterance_q_target = copy.deepcopy(self.utterance_q).requires_grad_(False)

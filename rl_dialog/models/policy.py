@@ -52,6 +52,14 @@ class ModelConfig:
     """rank of lowrank heads"""
     value_trunk: Literal["shared", "separate"] = "shared"
     """shared: Q and V read the LM's hidden states; separate: they get a transformer of their own, a copy of the LM's"""
+    target_trunk: Literal["shared", "separate"] = "shared"
+    """shared: the target heads read what the online ones read; separate: a Polyak-averaged copy of that transformer"""
+    detach_q: bool = False
+    """stop the gradient of Q at the heads: nothing below them learns from it"""
+    detach_v: bool = False
+    """the same for V"""
+    detach_lm: bool = False
+    """the same for the LM: only its output layer is cloned"""
     use_peft: bool = False
     """train LoRA adapters instead of all of the LM; the LM without them is the frozen prior"""
     lora_r: int = 16
@@ -111,15 +119,15 @@ def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
     )
 
 
-class TwoCaches(DynamicCache):
-    """The LM's KV cache with the value trunk's beside it: what beams do to one, they do to both."""
+class TrunkCaches(DynamicCache):
+    """The LM's KV cache with those of the value and target trunks beside it: what beams do to one, they do to all."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: int) -> None:
         super().__init__()
-        self.second = DynamicCache()
+        self.others = [DynamicCache() for _ in range(others)]
 
     @classmethod
-    def around(cls, cache: Any) -> TwoCaches:
+    def around(cls, cache: Any, others: int) -> TrunkCaches:
         """`cache` itself when it is one of ours, a new one when it is still empty. Raises ValueError otherwise."""
         if isinstance(cache, cls):
             return cache
@@ -127,33 +135,38 @@ class TwoCaches(DynamicCache):
             raise ValueError(
                 f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with {cache.get_seq_length()} tokens"
             )
-        return cls()
+        return cls(others)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
-        self.second.reorder_cache(beam_idx)
+        for cache in self.others:
+            cache.reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)
-        self.second.batch_repeat_interleave(repeats)
+        for cache in self.others:
+            cache.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
-        self.second.batch_select_indices(indices)
+        for cache in self.others:
+            cache.batch_select_indices(indices)
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)
-        self.second.crop(tokens_to_remove)
+        for cache in self.others:
+            cache.crop(tokens_to_remove)
 
     def reset(self) -> None:
         super().reset()
-        self.second.reset()
+        for cache in self.others:
+            cache.reset()
 
 
 class Policy(PreTrainedModel, GenerationMixin):
     """A causal LM with the value heads of its method. `policy.generate(...)` samples from the method's policy.
 
-    The wrapper's config is the LM's own. A separate value trunk keeps a KV cache of its own beside the LM's (`TwoCaches`).
+    The wrapper's config is the LM's own. Separate value and target trunks keep KV caches of their own beside the LM's (`TrunkCaches`).
     """
 
     _supports_sdpa = True
@@ -169,8 +182,9 @@ class Policy(PreTrainedModel, GenerationMixin):
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
-        wanted = method.heads.q or method.heads.v
+        wanted = method.heads.q or method.heads.v or method.heads.utterance_q
         self.value_trunk = copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
+        self.target_trunk = self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None
         if config.use_peft and not getattr(lm, "_hf_peft_config_loaded", False):
             _add_lora(lm, config)
         self.heads = ValueHeads(method.heads, hidden, vocabulary, kind=config.heads, rank=config.rank) if wanted else None
@@ -197,37 +211,60 @@ class Policy(PreTrainedModel, GenerationMixin):
         """Logits (B, T, V) of the method's policy; `logits_to_keep=1` computes the last position only, as decoding does."""
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
         wants_cache = past_key_values is not None or (self.config.use_cache if use_cache is None else use_cache)
-        if self.value_trunk is not None and wants_cache:
-            past_key_values = TwoCaches.around(past_key_values)
+        reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
+        value = self.value_trunk if reads_value else None
+        trunks = [trunk for trunk in (value, self.target_trunk) if trunk is not None]
+        if trunks and wants_cache:
+            past_key_values = TrunkCaches.around(past_key_values, len(trunks))
         result = self.lm.base_model(input_ids=input_ids, past_key_values=past_key_values, **inputs)
+        caches = [None] * len(trunks) if past_key_values is None else past_key_values.others if trunks else []
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden = result.last_hidden_state[:, keep]
-        value_hidden = hidden
-        if self.value_trunk is not None:
-            value_cache = None if past_key_values is None else past_key_values.second
-            value_hidden = self.value_trunk(input_ids=input_ids, past_key_values=value_cache, **inputs).last_hidden_state[:, keep]
-        logits = self.method.decode(self._outputs(hidden.flatten(0, 1), value_hidden.flatten(0, 1), training=False))
+        found = {id(trunk): trunk(input_ids=input_ids, past_key_values=cache, **inputs) for trunk, cache in zip(trunks, caches, strict=True)}
+        states = {trunk: output.last_hidden_state[:, keep].flatten(0, 1) for trunk, output in found.items()}
+        lm_hidden = hidden.flatten(0, 1)
+        value_hidden = states.get(id(self.value_trunk), lm_hidden)
+        target_hidden = states.get(id(self.target_trunk), value_hidden)
+        logits = self.method.decode(self._outputs(lm_hidden, value_hidden, target_hidden, training=False))
         return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden.shape[:2]), past_key_values=result.past_key_values)
 
     # What methods ask of a model.
 
     def outputs(self, batch: Batch) -> Outputs:
-        """Everything the method's loss reads, on the batch's S states. Rows are padded on the right, so causal attention needs no padding mask."""
-        hidden = self._hidden(self.lm.base_model, batch)
-        value_hidden = hidden if self.value_trunk is None else self._hidden(self.value_trunk, batch)
-        out = self._outputs(hidden, value_hidden, training=True)
+        """Everything the method's loss reads, on the batch's S states; all but `prior`, which is not the policy's."""
+        every = _hidden(self.lm.base_model, batch)  # (B*T, H)
+        value_every = every if self.value_trunk is None else _hidden(self.value_trunk, batch)
+        with torch.no_grad():
+            target_every = value_every if self.target_trunk is None else _hidden(self.target_trunk, batch)
+        out = self._outputs(*_at(batch.states, every, value_every, target_every), training=True)
+        if self.method.learns_context:
+            out.context = _lm_scores(self.lm, every[batch.context])
+        if self.method.heads.utterance_q:
+            ends, target_ends = _at(batch.reply_ends, value_every, target_every)
+            ends = ends.detach() if self.model_config.detach_q else ends
+            out.utterance_q = tuple(head(ends) for head in self.heads.utterance_q)
+            with torch.no_grad():
+                out.utterance_q_target = tuple(head(target_ends) for head in self.heads.utterance_q_target)
         if self.lm_target is not None:
             with torch.no_grad():
-                passes = [self._hidden(self.lm_target.base_model, batch) for _ in range(self.method.target_passes)]
+                passes = [_hidden(self.lm_target.base_model, batch)[batch.states] for _ in range(self.method.target_passes)]
             out.lm_target = tuple(_lm_scores(self.lm_target, hidden) for hidden in passes)
         return out
 
     @torch.no_grad()
-    def prior_logp(self, batch: Batch) -> Tensor:
-        """(N,) log p(action) under the LM as it is now without adapters: call it on a frozen prior, or on a policy with LoRA."""
+    def prior_scores(self, batch: Batch) -> Linear:
+        """The LM as it is now without adapters and dropout, in the batch's S states: the frozen prior of a policy with LoRA."""
+        training = self.lm.training
+        self.lm.eval()
         with self.without_adapters():
-            scores = _lm_scores(self.lm, self._hidden(self.lm.base_model, batch))
-        return -scores.nll(batch.actions)[1]
+            scores = _lm_scores(self.lm, _hidden(self.lm.base_model, batch)[batch.states])
+        self.lm.train(training)
+        return scores
+
+    @torch.no_grad()
+    def prior_logp(self, batch: Batch) -> Tensor:
+        """(N,) log p(action) under `prior_scores`."""
+        return -self.prior_scores(batch).nll(batch.actions)[1]
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
@@ -242,8 +279,10 @@ class Policy(PreTrainedModel, GenerationMixin):
             self.lm.enable_adapters()
 
     def train(self, mode: bool = True) -> Policy:
-        """Dropout on or off; in the target LM only where the method takes several passes of it."""
+        """Dropout on or off; never in a target trunk, in the target LM only where the method takes several passes of it."""
         super().train(mode)
+        if getattr(self, "target_trunk", None) is not None:
+            self.target_trunk.eval()
         if getattr(self, "lm_target", None) is not None:
             self.lm_target.train(mode and self.method.target_passes > 1)
         return self
@@ -265,26 +304,32 @@ class Policy(PreTrainedModel, GenerationMixin):
         pairs = []
         if self.heads is not None:
             pairs += list(zip(self.heads.q_target.parameters(), self.heads.q.parameters(), strict=False))
+            pairs += list(zip(self.heads.utterance_q_target.parameters(), self.heads.utterance_q.parameters(), strict=True))
+        if self.target_trunk is not None:
+            pairs += list(zip(self.target_trunk.parameters(), (self.value_trunk or self.lm.base_model).parameters(), strict=True))
         if self.lm_target is not None:
             pairs += list(zip(self.lm_target.parameters(), self.lm.parameters(), strict=True))
         if pairs:
             targets, online = zip(*pairs, strict=True)
             torch._foreach_lerp_(targets, online, alpha)
 
-    def _hidden(self, trunk: nn.Module, batch: Batch) -> Tensor:
-        hidden = trunk(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # (B, T, H)
-        return hidden.flatten(0, 1)[batch.states]  # (S, H)
+    def _new_target_trunk(self) -> nn.Module:
+        if self.model_config.use_peft and self.value_trunk is None:
+            raise ValueError("expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared")
+        return copy.deepcopy(self.value_trunk or self.lm.base_model).requires_grad_(False)
 
-    def _outputs(self, hidden: Tensor, value_hidden: Tensor, *, training: bool) -> Outputs:
-        """hidden, value_hidden (S, H)."""
-        lm = _lm_scores(self.lm, hidden)
+    def _outputs(self, hidden: Tensor, value_hidden: Tensor, target_hidden: Tensor, *, training: bool) -> Outputs:
+        """hidden, value_hidden, target_hidden (S, H)."""
+        config = self.model_config
+        lm = _lm_scores(self.lm, hidden.detach() if config.detach_lm else hidden)
         if self.heads is None:
             return Outputs(lm)
-        q = tuple(head(value_hidden, lm) for head in self.heads.q) if training else ()
+        q_hidden, v_hidden = (value_hidden.detach() if stop else value_hidden for stop in (config.detach_q, config.detach_v))
+        q = tuple(head(q_hidden, lm) for head in self.heads.q) if training else ()
         with torch.no_grad() if training else nullcontext():
-            q_target = tuple(head(value_hidden, lm) for head in self.heads.q_target)
+            q_target = tuple(head(target_hidden, lm) for head in self.heads.q_target)
         needs_v = self.heads.v is not None and (training or self.method.decodes_with_v)
-        return Outputs(lm, q, q_target, self.heads.v(value_hidden) if needs_v else None)
+        return Outputs(lm, q, q_target, self.heads.v(v_hidden) if needs_v else None)
 
     # Checkpoints (models/checkpoint.py has the layout).
 
@@ -300,6 +345,17 @@ class Policy(PreTrainedModel, GenerationMixin):
         from rl_dialog.models.checkpoint import load_policy
 
         return load_policy(pretrained_model_name_or_path, method=method)
+
+
+def _hidden(trunk: nn.Module, batch: Batch) -> Tensor:
+    """(B*T, H). Rows are padded on the right, so causal attention needs no padding mask."""
+    return trunk(input_ids=batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+
+
+def _at(positions: Tensor, *hidden: Tensor) -> list[Tensor]:
+    """The rows of each, gathered once where two are the same."""
+    gathered = {id(each): each[positions] for each in hidden}
+    return [gathered[id(each)] for each in hidden]
 
 
 def _lm_scores(lm: PreTrainedModel, hidden: Tensor) -> Linear:

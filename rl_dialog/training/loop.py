@@ -25,9 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row
-from rl_dialog.methods import BC
+from rl_dialog.methods.method import Heads
 from rl_dialog.models.checkpoint import save_policy, write_atomically, write_json, write_text_atomically
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.prior import Prior
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.optim import Schedule, learning_rate_at, load_optimizer, make_optimizer, save_optimizer
 
@@ -75,14 +76,18 @@ class TrainerConfig:
 
 
 class Objective(nn.Module):
-    """Policy and loss as one module, so that DDP sees a whole forward pass."""
+    """Policy and loss as one module, so that DDP sees a whole forward pass. `prior` is what has `prior_scores`: a Prior, or a policy with LoRA."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, prior: Prior | Policy | None = None) -> None:
         super().__init__()
         self.policy = policy
+        self._prior = (prior,)  # inside a tuple it is no submodule: nothing of it is trained, saved or sent to other workers
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = self.policy.method.loss(self.policy.outputs(batch), batch)
+        out = self.policy.outputs(batch)
+        if self.policy.method.prior_every_step:
+            out.prior = self._prior[0].prior_scores(batch)
+        loss = self.policy.method.loss(out, batch)
         return loss.total, loss.metrics
 
 
@@ -91,7 +96,7 @@ class Trainer:
 
     Args:
         policy: as loaded; its method decides the loss.
-        prior: the frozen prior, where the method uses one and the policy has no adapters to switch off.
+        prior: the frozen prior, where the method uses one. Without it the policy has adapters to switch off.
         train_rows, eval_rows: token rows; every worker holds all of them and takes its share of each batch.
         evaluate: called by the first worker at each evaluation, to measure what no loss can (returns in an environment).
         describe: written into every checkpoint as the model card.
@@ -106,7 +111,7 @@ class Trainer:
         config: TrainerConfig,
         output_dir: str | Path,
         *,
-        prior: nn.Module | None = None,
+        prior: Prior | None = None,
         evaluate: Evaluate | None = None,
         describe: str = "",
         device: torch.device | str = "cpu",
@@ -127,17 +132,18 @@ class Trainer:
         self.policy = policy.start_training().to(self.device)
         self.optimizer = make_optimizer(self.policy, learning_rate=config.learning_rate, weight_decay=config.weight_decay)
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
-        self.steps_per_epoch = -(-len(train_rows) // self.batch_size)
+        self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
         self.total_steps = config.max_steps or max(1, round(config.num_train_epochs * self.steps_per_epoch))
         self.step, self.best = 0, None
         self._epoch: tuple[int, list[np.ndarray]] | None = None
         self.metric, self.sign = self._selection_metric()
-        self._prior_logp = self._compute_prior_logp(prior) if policy.method.uses_prior else None
+        self.objective = Objective(self.policy, None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy)
+        self._prior_logp = self._compute_prior_logp() if policy.method.uses_prior else None
 
     def train(self) -> dict[str, Any]:
         """Trains to the last step; returns the final metrics and the paths of the latest and the best checkpoint."""
         self._resume()
-        objective: nn.Module = Objective(self.policy)
+        objective: nn.Module = self.objective
         if self.world > 1:
             objective = DistributedDataParallel(objective, find_unused_parameters=_may_leave_parameters_out(self.policy))
         log = None if self.rank else Logger(self.output_dir, first_step=self.step, report_to=self.config.report_to)
@@ -167,7 +173,7 @@ class Trainer:
         """One optimizer step on the next global batch; returns the summed metrics and the number of tokens on this worker."""
         config = self.config
         batches = [self._collate(rows, self.train_rows, self._prior_logp).to(self.device) for rows in self._micro_batches(self.step)]
-        count = self._sum_over_workers(torch.tensor(float(sum(b.decisions for b in batches)), device=self.device))
+        count = self._sum_over_workers(torch.tensor(float(sum(map(self.policy.method.terms, batches))), device=self.device))
         torch.manual_seed(int(np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0] >> 1))
         rate = learning_rate_at(
             self.step, peak=config.learning_rate, warmup=config.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
@@ -201,25 +207,24 @@ class Trainer:
     def _micro_batches(self, step: int) -> Iterator[Sequence[int]]:
         """This worker's rows of update `step`. The global batch depends on (seed, step) and its size, never on how it is cut."""
         epoch, position = divmod(step, self.steps_per_epoch)
+        unit = self.policy.method.rows_per_unit
         if self._epoch is None or self._epoch[0] != epoch:
-            lengths = [len(row.input_ids) for row in self.train_rows]
+            lengths = [max(len(row.input_ids) for row in self.train_rows[i : i + unit]) for i in range(0, len(self.train_rows), unit)]
             self._epoch = epoch, epoch_order(lengths, self.batch_size, seed=self.config.seed, epoch=epoch)
         batch = self._epoch[1][position]
         size = self.config.per_device_train_batch_size
         mine = batch[self.rank * size * self.config.gradient_accumulation_steps :][: size * self.config.gradient_accumulation_steps]
         for start in range(0, len(mine), size):
-            yield mine[start : start + size]
+            yield [i * unit + k for i in mine[start : start + size] for k in range(unit)]
 
     def _collate(self, indices: Sequence[int], rows: Sequence[Row], prior_logp: list[np.ndarray] | None) -> Batch:
         chosen = None if prior_logp is None else [prior_logp[i] for i in indices]
         return collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0, spread=self.config.reward_spread, prior_logp=chosen)
 
     @torch.no_grad()
-    def _compute_prior_logp(self, prior: nn.Module | None, batch_size: int = 32) -> list[np.ndarray]:
+    def _compute_prior_logp(self, batch_size: int = 32) -> list[np.ndarray]:
         """log p of every logged action under the frozen prior, once, in a fixed order. train and eval rows, in this order."""
-        frozen = self.policy if prior is None else Policy(prior.to(self.device), BC())
-        was_training = frozen.training
-        frozen.eval()
+        (frozen,) = self.objective._prior
         rows = [*self.train_rows, *self.eval_rows]
         found: list[np.ndarray] = [np.empty(0, np.float32)] * len(rows)
         order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
@@ -230,7 +235,6 @@ class Trainer:
                 logp = frozen.prior_logp(batch).float().cpu().numpy()
             for place, i in enumerate(indices):
                 found[i] = logp[(batch.rows == place).cpu().numpy()]
-        frozen.train(was_training)
         return found
 
     @torch.no_grad()
@@ -238,18 +242,18 @@ class Trainer:
         """The loss terms on the evaluation rows, shared out over the workers, and what `evaluate` measures."""
         self.policy.eval()
         sums: dict[str, Tensor] = {}
-        size = self.config.per_device_train_batch_size
+        size = self.config.per_device_train_batch_size * self.policy.method.rows_per_unit
         offset = len(self.train_rows)
         prior = None if self._prior_logp is None else self._prior_logp[offset:]
         count = torch.zeros((), device=self.device)
         for start in range(self.rank * size, len(self.eval_rows), size * self.world):
             batch = self._collate(range(start, min(start + size, len(self.eval_rows))), self.eval_rows, prior).to(self.device)
             with self._autocast():
-                loss = self.policy.method.loss(self.policy.outputs(batch), batch)
-            for name, value in {"loss": loss.total, **loss.metrics}.items():
+                total, metrics = self.objective(batch)
+            for name, value in {"loss": total, **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()
-            count += batch.decisions
-        metrics = self._means("eval", sums | {"decisions": count}) if self.eval_rows else {}
+            count += self.policy.method.terms(batch)
+        metrics = self._means("eval", sums | {"decisions": count}) if self.eval_rows else {}  # `decisions`: what the sums are divided by
         if "eval/nll" in metrics:
             metrics["eval/perplexity"] = float(np.exp(metrics["eval/nll"]))
         if self.evaluate and self.rank == 0:
@@ -328,7 +332,7 @@ class Trainer:
         """What `best` means: the return in an environment, for cloning the held-out loss, else the latest (a TD error ranks no policies)."""
         if self.evaluate:
             return "eval/return", 1
-        return ("eval/loss", -1) if not (self.policy.method.heads.q or self.policy.method.heads.lm_target) and self.eval_rows else (None, 1)
+        return ("eval/loss", -1) if self.policy.method.heads == Heads() and self.eval_rows else (None, 1)
 
     def _means(self, group: str, sums: dict[str, Tensor]) -> dict[str, float]:
         """Sums over this worker's decisions to means over everyone's."""
@@ -354,8 +358,10 @@ class Trainer:
 
 
 def _may_leave_parameters_out(policy: Policy) -> bool:
-    """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when the cloning term is off."""
-    return getattr(policy.method, "awac_weight", 1.0) == 0 or getattr(policy.method, "cql_weight", 1.0) == 0
+    """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when the cloning term is off, say."""
+    config = policy.model_config
+    weights = ("awac_weight", "cql_weight", "q_weight", "v_weight", "clone_weight")
+    return config.detach_q or config.detach_v or config.detach_lm or any(getattr(policy.method, name, 1.0) == 0 for name in weights)
 
 
 def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int, window: int = 50) -> list[np.ndarray]:

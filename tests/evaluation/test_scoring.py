@@ -9,6 +9,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import scoring
 from rl_dialog.evaluation.scoring import critic_scores, held_out_measures, kl_divergence, logged_replies, score_replies, token_table
 from rl_dialog.methods import BC, ILQL, KLControl
+from rl_dialog.models.prior import Prior
 
 DIALOGS = [
     Dialog("a", [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "thank you"}]),
@@ -53,7 +54,7 @@ def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(make_policy, logge
 def test_scores_equal_the_plain_computation(make_policy, logged, heads, elements, monkeypatch):
     monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", elements)
     policy, prior = make_policy(ILQL(beta=2.0), heads=heads), make_policy(BC(), seed=1).lm
-    found = score_replies(policy, logged, prior=prior, tokens_per_batch=40)
+    found = score_replies(policy, logged, prior=Prior([prior]), tokens_per_batch=40)
     reply = 0
     for row in logged.rows:
         ids = torch.as_tensor(row.input_ids.astype(np.int64))[None]
@@ -88,7 +89,7 @@ def test_what_the_divergence_is_measured_against(make_policy, logged):
     assert np.isnan(plain.kl).all()
     assert plain.kl_missing == "the checkpoint names no frozen prior"
     same = make_policy(BC())
-    assert np.allclose(score_replies(same, logged, prior=same.lm).kl, 0, atol=1e-5)
+    assert np.allclose(score_replies(same, logged, prior=Prior([same.lm])).kl, 0, atol=1e-5)
 
 
 def test_each_method_is_ranked_by_what_it_has(make_policy, logged):
@@ -117,8 +118,8 @@ def test_the_table_of_tokens_adds_up_to_the_scores(make_policy, logged):
     row = logged.rows[0]
     ids = row.input_ids.tolist()
     first = row.assistant.tolist().index(True)
-    table = token_table(policy, prior, ids[:first], ids[first:])
-    scores = score_replies(policy, logged, prior=prior)
+    table = token_table(policy, Prior([prior]), ids[:first], ids[first:])
+    scores = score_replies(policy, logged, prior=Prior([prior]))
     assert [line["token"] for line in table] == ids[first:]
     assert sum(line["policy"] for line in table) == pytest.approx(-scores.nll[0], rel=1e-5)
     assert sum(line["q"] for line in table) == pytest.approx(scores.q[0], rel=1e-5)

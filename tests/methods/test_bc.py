@@ -37,7 +37,7 @@ def test_rewards_do_not_matter(batch):
 def test_it_decodes_the_language_model():
     logits = torch.randn(4, 6)
     assert torch.equal(BC().decode(Outputs(Dense(logits))), logits)
-    assert BC.plain_lm and not BC.uses_prior and BC.heads == Heads()
+    assert BC.plain_lm and not BC().uses_prior and BC.heads == Heads()
 
 
 def test_a_method_without_a_loss_says_so(batch):

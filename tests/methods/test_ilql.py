@@ -303,8 +303,8 @@ def test_beta_zero_is_the_language_model_whatever_q_says():
 
 
 def test_it_needs_double_q_v_and_targets():
-    assert (ILQL.heads.q, ILQL.heads.v, ILQL.heads.target, ILQL.heads.lm_target) == (2, True, True, False)
-    assert not ILQL.plain_lm and not ILQL.uses_prior
+    assert (ILQL().heads.q, ILQL().heads.v, ILQL().heads.target, ILQL().heads.lm_target) == (2, True, True, False)
+    assert not ILQL.plain_lm and not ILQL().uses_prior
 
 
 # --- switches ------------------------------------------------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_a_batch_is_the_sum_of_its_rows(make_row, backup):
 def test_its_logits_are_the_policy():
     lm = torch.randn(2, 3)
     assert torch.equal(KLControl().decode(Outputs(Dense(lm))), lm)
-    assert KLControl.uses_prior and KLControl.plain_lm and KLControl.heads.lm_target and not KLControl.heads.q
+    assert KLControl().uses_prior and KLControl.plain_lm and KLControl.heads.lm_target and not KLControl.heads.q
 
 
 def test_a_missing_prior_is_an_error(make_row):

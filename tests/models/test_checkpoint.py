@@ -172,7 +172,7 @@ def test_the_description_is_readable_and_complete(saved):
     _, directory = saved
     description = yaml.safe_load((directory / "rl_dialog.yaml").read_text())
     assert description["method"]["name"] == "ilql" and description["method"]["tau"] == 0.9 and description["method"]["beta"] == 2.0
-    assert description["model"] == {"heads": "mlp", "rank": 4, "value_trunk": "shared"}
+    assert description["model"] == {"heads": "mlp", "rank": 4, "value_trunk": "shared", "target_trunk": "shared"}
     assert read_method(directory) == ILQL(beta=2.0, tau=0.9)
     generation = json.loads((directory / "generation_config.json").read_text())
     assert generation["eos_token_id"] == 1 and generation["pad_token_id"] == 0 and generation["top_k"] == 0
@@ -299,8 +299,8 @@ def test_the_prior_is_found_beside_the_checkpoint(make_policy, tmp_path, tokeniz
     save_policy(policy, tmp_path / "run/checkpoint-1", prior="../prior")
     (tmp_path / "run").rename(tmp_path / "moved")
     loaded = load_prior(tmp_path / "moved/checkpoint-1")
-    close(logits(loaded), logits(prior))
-    assert not torch.allclose(logits(loaded), logits(policy), atol=1e-2)
+    close(logits(loaded.members[0]), logits(prior.members[0]))
+    assert not torch.allclose(logits(loaded.members[0]), logits(policy), atol=1e-2)
     assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
     for path in (tmp_path / "moved/prior").iterdir():
         path.unlink()

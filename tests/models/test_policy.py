@@ -14,7 +14,7 @@ from rl_dialog.methods import BC, ILQL, KLControl
 from rl_dialog.methods.scores import Dense
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
 from rl_dialog.models.heads import ValueHeads
-from rl_dialog.models.policy import ModelConfig, Policy, TwoCaches, load_lm
+from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
 
 PLAIN = [("bc", "mlp", "shared"), ("kl_control", "mlp", "shared")]
 STEERED = [("ilql", heads, trunk) for heads in ("mlp", "lowrank") for trunk in ("shared", "separate")]
@@ -227,9 +227,9 @@ def test_a_cropped_cache_forgets_both_trunks(policy):
     with torch.no_grad():
         full = policy(PROMPT).logits
         cache = policy(PROMPT, use_cache=True).past_key_values
-        assert isinstance(cache, TwoCaches)
+        assert isinstance(cache, TrunkCaches)
         cache.crop(-2)
-        assert (cache.get_seq_length(), cache.second.get_seq_length()) == (4, 4)
+        assert (cache.get_seq_length(), cache.others[0].get_seq_length()) == (4, 4)
         out = policy(PROMPT[:, 4:], past_key_values=cache)
         torch.testing.assert_close(out.logits, full[:, 4:], rtol=1e-4, atol=1e-4)
         cache.reset()
@@ -398,7 +398,7 @@ def test_new_heads_say_nothing(make_policy, rows):
 
 def test_head_kinds_are_checked():
     with pytest.raises(ValueError, match="expected heads 'mlp' or 'lowrank', got 'linear'"):
-        ValueHeads(ILQL.heads, 8, 10, kind="linear", rank=2)
+        ValueHeads(ILQL().heads, 8, 10, kind="linear", rank=2)
 
 
 @pytest.mark.parametrize("method", ["ilql", "kl_control"])
@@ -479,7 +479,7 @@ def test_training_leaves_the_frozen_prior_alone(make_policy, rows, tokenizer, tm
     """A copy made before training is bit for bit the same after it, and in no optimizer; what was written is the same model."""
     policy = make_policy(KLControl(), "llama")
     prior = freeze_prior(policy, tmp_path / "prior", tokenizer)
-    before, at_first = checksum(prior.parameters()), prior(PROMPT).logits
+    before, at_first = checksum(prior.parameters()), prior.members[0](PROMPT).logits
     policy.start_training()
     train(policy, rows)
     assert checksum(prior.parameters()) == before

@@ -22,6 +22,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize, train_tokenizer
 from rl_dialog.methods import BC, BCQ, ILQL, KLControl, Method, Psi
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 FIRST, SECOND = {0: 1.0, 2: 0.0, 3: -1.0}, {0: -2.0, 1: 4.0, 2: 0.0, 3: 1.0}
@@ -46,7 +47,7 @@ def train(make_row, tokenizer, tmp_path: Path):
             model.load_state_dict(start.lm.state_dict())
         config = TrainerConfig(per_device_train_batch_size=16, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none")
         policy = Policy(lm, method)
-        Trainer(policy, tokenizer, rows, [], config, tempfile.mkdtemp(dir=tmp_path), prior=prior if method.uses_prior else None).train()
+        Trainer(policy, tokenizer, rows, [], config, tempfile.mkdtemp(dir=tmp_path), prior=Prior([prior]) if method.uses_prior else None).train()
         return policy.eval()
 
     return run

@@ -19,6 +19,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.methods import ILQL, METHODS, KLControl
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Trainer, TrainerConfig, epoch_order
 from rl_dialog.training.optim import learning_rate_at
 
@@ -52,7 +53,7 @@ def make_trainer(directory: Path, method: str, config: TrainerConfig, *, rows: l
     if policy.heads is not None:
         for parameter in policy.heads.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
-    prior = load_lm(MODEL, tokenizer) if policy.method.uses_prior else None
+    prior = Prior([load_lm(MODEL, tokenizer)]) if policy.method.uses_prior else None
     rows = make_rows(tokenizer) if rows is None else rows
     return Trainer(policy, tokenizer, rows, rows[:5], config, directory, prior=prior)
 

@@ -1,0 +1,93 @@
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290): of two replies to one context, make the better one likelier."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.data.tokenize import Row
+from rl_dialog.methods.backup import log_ratios
+from rl_dialog.methods.method import Loss, Method, Outputs
+
+
+@dataclass(frozen=True)
+class DPO(Method):
+    """L = -(1 - eps) log sigmoid(h) - eps log sigmoid(-h), averaged over pairs,
+
+    h = beta [(log pi(y+|s) - log p(y+|s)) - (log pi(y-|s) - log p(y-|s))], p the frozen prior, log-probabilities summed over a reply's tokens.
+    The pairs (y+, y-) are made of the data: different replies to the same messages with different rewards.
+    """
+
+    beta: float = 0.1
+    """how strongly the prior holds"""
+    label_smoothing: float = 0.0
+    """eps, the share of pairs that are taken to be labelled the wrong way round"""
+    by: Literal["reply", "to_go"] = "reply"
+    """what makes a reply the better one: its own reward, or the sum of rewards from it to the end of its row"""
+    margin: float = 0.0
+    """a pair's rewards differ by more than this"""
+    pairs_per_context: int = 8
+    """most pairs of one context, those with the largest difference first"""
+
+    rows_per_unit: ClassVar[int] = 2
+
+    @property
+    def uses_prior(self) -> bool:
+        return True
+
+    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
+        """Pairs as neighbours, the better one first. Raises ValueError when the training split has none."""
+        found = list(self._pairs(train))
+        if not found:
+            raise ValueError(
+                "dpo: expected contexts with two different replies of different reward, found none in the training split: make some with "
+                "`pipelines.candidates`, or train kto, which needs no pairs"
+            )
+        return found, list(self._pairs(validation))
+
+    def terms(self, batch: Batch) -> int:
+        return len(batch.input_ids) // 2
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        metrics: dict[str, Tensor] = {}
+
+        def of_rows(ratio: Tensor) -> Tensor:
+            better, worse = self.beta * ratio[0::2], self.beta * ratio[1::2]  # (pairs,)
+            h = better - worse
+            metrics.update(accuracy=(h > 0).float().sum(), margin=h.sum(), reward_better=better.sum(), reward_worse=worse.sum())
+            return -((1 - self.label_smoothing) * F.logsigmoid(h) + self.label_smoothing * F.logsigmoid(-h)).sum()
+
+        total = log_ratios(out.lm, batch, of_rows)
+        return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def _pairs(self, rows: Sequence[Row]) -> Iterator[Row]:
+        at: dict[bytes, dict[bytes, tuple[float, Row]]] = defaultdict(dict)
+        for start, reward, row in replies(rows, by=self.by):
+            at[row.input_ids[:start].tobytes()].setdefault(row.input_ids[start:].tobytes(), (reward, row))
+        for found in at.values():
+            pairs = [sorted(pair, key=lambda reply: -reply[0]) for pair in combinations(found.values(), 2)]
+            pairs = [pair for pair in pairs if pair[0][0] - pair[1][0] > self.margin]
+            for better, worse in sorted(pairs, key=lambda pair: pair[1][0] - pair[0][0])[: self.pairs_per_context]:
+                yield from (better[1], worse[1])
+
+
+def replies(rows: Sequence[Row], *, by: str) -> Iterator[tuple[int, float, Row]]:
+    """(first token, reward, the row cut behind it and with nothing else to learn from) of every reply."""
+    for row in rows:
+        first = np.flatnonzero(row.assistant & ~np.insert(row.assistant[:-1], 0, False))
+        rewards = row.rewards if by == "reply" else np.cumsum(row.rewards[::-1])[::-1]
+        for start, end, reward in zip(first, row.reply_ends, rewards, strict=True):
+            yield int(start), float(reward), one_reply(row.input_ids[: end + 1], int(start), float(reward))
+
+
+def one_reply(ids: np.ndarray, start: int, reward: float) -> Row:
+    """A row whose only reply is what stands from `start` on."""
+    return Row(ids, np.arange(len(ids)) >= start, np.asarray([len(ids) - 1], np.int32), np.asarray([reward], np.float32), False)

@@ -1,0 +1,88 @@
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): good and bad replies, no pairs needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.data.tokenize import Row
+from rl_dialog.methods.backup import log_ratios
+from rl_dialog.methods.dpo import one_reply, replies
+from rl_dialog.methods.method import Loss, Method, Outputs
+
+
+@dataclass(frozen=True)
+class KTO(Method):
+    """L = w (1 - sigmoid(beta (g - z))) for a good reply, w (1 - sigmoid(beta (z - g))) for a bad one, averaged over replies,
+
+    g = log pi(y|s) - log p(y|s), p the frozen prior, z = max(0, mean over the batch of the same for replies that belong to other contexts), an
+    estimate of KL(pi||p) without gradient. Every reply stands beside such a stranger, so a batch holds twice as many rows.
+    """
+
+    beta: float = 0.1
+    """how strongly the prior holds"""
+    threshold: float | None = None
+    """a reply is good when its reward is above this; by default above the mean of the training split"""
+    desirable_weight: float = 1.0
+    """w of good replies"""
+    undesirable_weight: float = 1.0
+    """w of bad replies"""
+    by: Literal["reply", "to_go"] = "reply"
+    """a reply's reward: its own, or the sum of rewards from it to the end of its row"""
+
+    rows_per_unit: ClassVar[int] = 2
+
+    @property
+    def uses_prior(self) -> bool:
+        return True
+
+    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
+        """Each reply, with 1 or -1 for good or bad in the place of its reward, beside its context with another reply.
+
+        Raises ValueError when all are good or all are bad.
+        """
+        rewards = np.asarray([reward for _, reward, _ in replies(train, by=self.by)])
+        threshold = rewards.mean() if self.threshold is None else self.threshold
+        if (rewards > threshold).all() or not (rewards > threshold).any():
+            raise ValueError(
+                f"kto: expected good and bad replies, got {int((rewards > threshold).sum())} of {len(rewards)} with a reward above {threshold:g} "
+                f"(they are {rewards.min():g} to {rewards.max():g}): set --method.threshold, or prepare with rewards that differ"
+            )
+        return self._beside_strangers(train, threshold), self._beside_strangers(validation, threshold)
+
+    def terms(self, batch: Batch) -> int:
+        return len(batch.input_ids) // 2
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        metrics: dict[str, Tensor] = {}
+        label = torch.zeros(len(batch.input_ids), device=batch.rewards.device).index_add(0, batch.rows, batch.rewards)[0::2]
+        good = label > 0
+
+        def of_rows(ratio: Tensor) -> Tensor:
+            g, z = ratio[0::2], ratio[1::2].detach().mean().clamp(min=0)
+            side = torch.where(good, g - z, z - g)
+            weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
+            metrics.update(kl=z * len(g), good=good.sum().float(), accuracy=(side > 0).float().sum(), reward_good=(self.beta * g * good).sum())
+            metrics.update(reward_bad=(self.beta * g * ~good).sum())
+            return (weight * (1 - torch.sigmoid(self.beta * side))).sum()
+
+        total = log_ratios(out.lm, batch, of_rows)
+        return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def _beside_strangers(self, rows: Sequence[Row], threshold: float) -> list[Row]:
+        found = list(replies(rows, by=self.by))
+        order = np.random.default_rng(0).permutation(len(found))
+        stranger = np.empty_like(order)
+        stranger[order] = np.roll(order, 1)  # one round through all of them
+        paired = []
+        for (start, reward, row), other in zip(found, stranger, strict=True):
+            first, _, theirs = found[other]
+            paired.append(one_reply(row.input_ids, start, 1.0 if reward > threshold else -1.0))
+            paired.append(one_reply(np.concatenate([row.input_ids[:start], theirs.input_ids[first:]]), start, 0.0))
+        return paired

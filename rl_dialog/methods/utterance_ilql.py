@@ -1,0 +1,67 @@
+"""ILQL on whole replies: one action is one reply, and acting is choosing among several that the LM would say (Snell et al. 2022, per-utterance)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.methods.backup import expectile, minimum
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+
+
+@dataclass(frozen=True)
+class UtteranceILQL(Method):
+    """V of the state before a reply u, Q of the reply, read where it ends; gamma counts replies.
+
+    L_Q  = sum_i (Q_i(s,u) - y)^2,   y = r + gamma V(s')           s' the state before the next reply; no gradient through y; 0 after the end
+    L_V  = |tau - 1[x<0]| x^2,       x = min_i Q'_i(s,u) - V(s)    Q' are the Polyak targets
+    L_LM = -w log p(u|s),            w = min(exp(awac_beta x), awac_clip), log p the sum over the reply's tokens
+    L    = L_Q + L_V + awac_weight L_LM                            each averaged over replies
+    Acting: of `num_generations` replies drawn from p, the one with the largest min_i Q'_i(s,u) + rerank_log_prob_weight log p(u|s).
+    """
+
+    tau: float = 0.7
+    """expectile: 0.5 values the average logged behaviour, towards 1 the best the logs contain"""
+    gamma: float = 0.99
+    """discount per reply"""
+    awac_weight: float = 0.1
+    """weight of the cloning term, which sums over a reply's tokens; 0 leaves the LM as it was loaded"""
+    awac_beta: float = 0.0
+    """inverse temperature of the cloning weights; 0 is plain behaviour cloning"""
+    awac_clip: float = 20.0
+    """largest cloning weight"""
+    num_generations: int = 8
+    """replies to choose among when acting"""
+    rerank_log_prob_weight: float = 0.0
+    """weight of a reply's log-probability beside its value when acting"""
+    alpha: float = 0.005
+    """Polyak rate of the target heads, once per optimizer step"""
+
+    heads: ClassVar[Heads] = Heads(v=True, utterance_q=2)
+    rank_by: ClassVar[str] = "utterance Q"
+
+    def terms(self, batch: Batch) -> int:
+        return int(batch.turn_end.sum())
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        v = out.v[batch.reply_starts]  # (R,)
+        following = out.v.detach()[batch.next_state[batch.turn_end]].masked_fill(batch.dones[batch.turn_end], 0.0)
+        earned = torch.zeros_like(v).index_add(0, batch.reply, batch.rewards)
+        y = earned + self.gamma * following
+        q_loss = sum((y - q).square().sum() for q in out.utterance_q)
+        advantage = minimum(out.utterance_q_target) - v
+        v_loss = expectile(advantage, self.tau).sum()
+
+        weights = (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip)
+        lm, nll = out.lm.nll(batch.actions, weights[batch.reply]) if self.awac_weight else (v.new_zeros(()), v.new_zeros(()))
+        total = q_loss + v_loss + self.awac_weight * lm
+        metrics = {"q_loss": q_loss, "v_loss": v_loss, "reply_nll": nll.sum()}
+        metrics |= {"q": out.utterance_q[0].sum(), "v": v.sum(), "advantage": advantage.sum()}
+        return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def decode(self, out: Outputs) -> Tensor:
+        return out.lm.dense()
