@@ -1,6 +1,7 @@
 """Speed on this machine, as ratios to the plain language model measured in the same run.
 
-    python -m pipelines.benchmark train       tokens/s of bc and ilql, over those of cross-entropy training of the same backbone
+    python -m pipelines.benchmark train       tokens/s of every method, over those of cross-entropy training of the same backbone
+    python -m pipelines.benchmark memory      peak memory of the same training steps, each in a process of its own
     python -m pipelines.benchmark generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
@@ -9,12 +10,14 @@ whatever else runs on the machine slows both. Absolute tokens/s are only as good
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
+import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,9 +30,10 @@ from torch import Tensor, nn
 from rl_dialog.config import run
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row
-from rl_dialog.methods import BC, ILQL, Method
+from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL
 from rl_dialog.models.checkpoint import write_json
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Objective, TrainerConfig
 from rl_dialog.training.optim import make_optimizer
 
@@ -42,13 +46,35 @@ OTHERS = {
     "generate": {"trlx, batch 1": 0.56, "trlx, batch 16": 0.52, "Snell et al., batch 1": 0.43, "Snell et al., batch 16": 0.45},
 }
 
+# What takes training steps: a method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all, tf_top and dt,
+# ilql for sarsa, bcq for dbcq. The prior's log-probabilities are given, as they are after the start of a run.
+CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
+    "bc": (BC(), {}),
+    "ilql mlp": (ILQL(), {"heads": "mlp"}),
+    "ilql lowrank": (ILQL(), {"heads": "lowrank"}),
+    "mc lowrank": (MCReturns(), {"heads": "lowrank"}),
+    "awac lowrank": (AWAC(), {"heads": "lowrank"}),
+    "cql lowrank": (CQL(), {"heads": "lowrank"}),
+    "bcq lowrank": (BCQ(), {"heads": "lowrank"}),
+    "kl_control": (KLControl(), {}),
+    "kl_control, exact KL": (KLControl(kl="exact"), {}),
+    "kl_control, 5 passes": (KLControl(target_passes=5), {"dropout": 0.1}),
+    "psi": (Psi(), {}),
+    "utterance_ilql": (UtteranceILQL(), {}),
+    "chai": (CHAI(), {}),
+    "dpo": (DPO(), {}),
+    "kto": (KTO(), {}),
+}
+
 
 @dataclass(frozen=True)
 class BenchmarkConfig:
     """What to measure, and on which shapes."""
 
-    what: tyro.conf.Positional[Literal["train", "generate"]] = "train"
-    """train: tokens/s of the training step; generate: new tokens/s of sampling"""
+    what: tyro.conf.Positional[Literal["train", "memory", "generate"]] = "train"
+    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling"""
+    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    """train and memory: what to measure against the plain language model"""
     out: str = "benchmark.json"
     """where to write the figures, the settings and the machine"""
     rounds: int = 20
@@ -93,8 +119,12 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     """Measures, prints a table, writes the figures; returns the ratios. Raises ValueError for sizes that cannot be measured."""
     if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.length < 2 * config.user_block:
         raise ValueError("expected rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks")
+    if unknown := [name for name in config.contenders if name not in CONTENDERS]:
+        raise ValueError(f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}")
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(config.threads)
+    if config.what == "memory":
+        return _report_memory(config)
     before = os.getloadavg()
     settings = benchmark_training(config) if config.what == "train" else benchmark_generation(config)
     figures = {setting: summarise(seconds, tokens, seed=config.seed) for setting, (tokens, seconds) in settings.items()}
@@ -116,12 +146,7 @@ def benchmark_training(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str
     measured = {}
     for setting, block in (("every token a decision", 0), (f"half of the tokens the user's, blocks of {config.user_block}", config.user_block)):
         batch = make_batch(config, block)
-        contenders = {
-            "plain": plain_training(config, batch),
-            "bc": our_training(config, BC(), batch),
-            "ilql mlp": our_training(config, ILQL(), batch, heads="mlp"),
-            "ilql lowrank": our_training(config, ILQL(), batch, heads="lowrank"),
-        }
+        contenders = {"plain": plain_training(config, batch)} | {name: our_training(config, name, batch) for name in config.contenders}
         measured[setting] = batch.input_ids.numel(), take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
     return measured
 
@@ -135,11 +160,19 @@ def plain_training(config: BenchmarkConfig, batch: Batch) -> Callable[[], None]:
     return _step(lm, lambda: lm(input_ids=batch.input_ids, labels=labels, use_cache=False).loss)
 
 
-def our_training(config: BenchmarkConfig, method: Method, batch: Batch, **model: Any) -> Callable[[], None]:
+def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[], None]:
     """The same step as the training loop takes it."""
-    policy = Policy(_new_lm(config), method, ModelConfig(rank=config.rank, **model)).start_training().train()
-    objective = Objective(policy)
-    return _step(policy, lambda: objective(batch)[0] / batch.decisions, alpha=getattr(method, "alpha", 0.0))
+    method, model = CONTENDERS[name]
+    lm = _new_lm(config, dropout=model.get("dropout", 0.0))
+    policy = Policy(lm, method, ModelConfig(rank=config.rank, **model)).start_training().train()
+    prior = Prior([_new_lm(config)]) if method.prior_every_step else None
+    objective, given = Objective(policy, prior), replace(batch)
+    if method.uses_prior:
+        given.prior_logp = torch.full((batch.decisions,), -np.log(config.vocabulary), dtype=torch.float32)
+    if method.proposals:
+        shape = int(batch.turn_end.sum()), method.proposals
+        given.proposals, given.proposal_logp = torch.rand(*shape, config.width), torch.full(shape, -10.0)
+    return _step(policy, lambda: objective(given)[0] / batch.decisions, alpha=getattr(method, "alpha", 0.0))
 
 
 def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> Callable[[], None]:
@@ -171,6 +204,41 @@ def make_batch(config: BenchmarkConfig, user_block: int) -> Batch:
         ids = generator.integers(config.vocabulary, size=config.length, dtype=np.int32)
         rows.append(Row(ids, assistant, ends, generator.normal(size=len(ends)).astype(np.float32), truncated=False))
     return collate(rows)
+
+
+# Memory.
+
+
+def _report_memory(config: BenchmarkConfig) -> dict[str, Any]:
+    """Prints and writes the peak memory of each contender; returns its ratios to plain training."""
+    context = multiprocessing.get_context("spawn")
+    peaks = {}
+    for name in ("plain", *config.contenders):
+        with context.Pool(1) as fresh:  # memory that one contender freed would look free to the next
+            peaks[name] = fresh.apply(peak_memory, (config, name))
+    ratios = {name: round(peak / peaks["plain"], 3) for name, peak in peaks.items()}
+    lines = [
+        f"memory: GPT-2 of {config.layers} layers, width {config.width}, vocabulary {config.vocabulary}; {config.batch_size} x {config.length} tokens"
+    ]
+    lines += ["", f"{'peak above that of the imports':<52} {'MiB':>10} {'ratio':>7}"]
+    lines += [f"  {name:<50} {peak / 1024:>10.0f} {ratios[name]:>7.3f}" for name, peak in peaks.items()]
+    if not config.quiet:
+        print("\n".join([*lines, ""]))
+    figures = {name: {"peak_kib": peak, "ratio": ratios[name]} for name, peak in peaks.items()}
+    Path(config.out).parent.mkdir(parents=True, exist_ok=True)
+    write_json(Path(config.out), {"what": "memory", "machine": describe_machine(), "settings": asdict(config), "figures": figures})
+    return {"what": "memory", "ratios": ratios, "out": config.out}
+
+
+def peak_memory(config: BenchmarkConfig, name: str) -> int:
+    """KiB that three training steps add to this process at most: weights, gradients, optimizer, targets, activations."""
+    torch.set_num_threads(config.threads)
+    batch = make_batch(config, 0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = plain_training(config, batch) if name == "plain" else our_training(config, name, batch)
+    for _ in range(3):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
 # Generation.
@@ -270,16 +338,16 @@ class _Vocabulary:
         return self.size
 
 
-def _new_lm(config: BenchmarkConfig) -> Any:
+def _new_lm(config: BenchmarkConfig, *, dropout: float = 0.0) -> Any:
     torch.manual_seed(config.seed)
     context = max(config.length, config.prompt + config.new_tokens)
-    model = ModelConfig(layers=config.layers, attention_heads=config.attention_heads, width=config.width, context=context, dropout=0.0)
+    model = ModelConfig(layers=config.layers, attention_heads=config.attention_heads, width=config.width, context=context, dropout=dropout)
     return load_lm(model, _Vocabulary(config.vocabulary))
 
 
 def _pin_allocator() -> None:
     """Starts this process anew under `ALLOCATOR`, which glibc reads only at the start."""
-    if os.environ.get("GLIBC_TUNABLES") != ALLOCATOR and sys.platform == "linux":
+    if os.environ.get("GLIBC_TUNABLES") != ALLOCATOR and sys.platform == "linux" and "memory" not in sys.argv:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": ALLOCATOR})
 
 

@@ -3,6 +3,7 @@
 from rl_dialog.methods.awac import AWAC
 from rl_dialog.methods.bc import BC
 from rl_dialog.methods.bcq import BCQ
+from rl_dialog.methods.chai import CHAI
 from rl_dialog.methods.cql import CQL
 from rl_dialog.methods.dbcq import DBCQ
 from rl_dialog.methods.dpo import DPO
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Method]] = {
     "cql": CQL,
     "bcq": BCQ,
     "dbcq": DBCQ,
+    "chai": CHAI,
     "dpo": DPO,
     "kto": KTO,
 }

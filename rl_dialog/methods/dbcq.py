@@ -33,7 +33,7 @@ class DBCQ(BCQ):
 
     def decode(self, out: Outputs) -> Tensor:
         p = out.lm.dense().double().softmax(1)
-        order = minimum(tuple(q.dense() for q in out.q_target)).argsort(1, stable=True)
+        order = minimum(tuple(q.dense() for q in out.q_target)).argsort(dim=1, stable=True)
         cumulated = p.gather(1, order).cumsum(1)
         cumulated = cumulated / cumulated[:, -1:]
         chances = cumulated**self.samples

@@ -80,9 +80,10 @@ class KTO(Method):
         order = np.random.default_rng(0).permutation(len(found))
         stranger = np.empty_like(order)
         stranger[order] = np.roll(order, 1)  # one round through all of them
+        longest = max((len(row.input_ids) for row in rows), default=0)  # where a stranger behind a long context is cut
         paired = []
         for (start, reward, row), other in zip(found, stranger, strict=True):
             first, _, theirs = found[other]
             paired.append(one_reply(row.input_ids, start, 1.0 if reward > threshold else -1.0))
-            paired.append(one_reply(np.concatenate([row.input_ids[:start], theirs.input_ids[first:]]), start, 0.0))
+            paired.append(one_reply(np.concatenate([row.input_ids[:start], theirs.input_ids[first:]])[:longest], start, 0.0))
         return paired

@@ -21,6 +21,7 @@ class Heads:
     v: bool = False  # a state-value head
     target: bool = False  # Polyak-averaged copies of the Q heads
     utterance_q: int = 0  # Q heads with one value for a whole reply, and their Polyak-averaged copies
+    utterance_mean: bool = False  # they read the mean hidden state up to the reply's end instead of the one at its end
     lm_target: bool = False  # a Polyak-averaged copy of the whole LM
 
 
@@ -37,6 +38,9 @@ class Outputs:
     context: Scores | None = None  # (M, V) the LM where the context's tokens are predicted (batch.context), where the method learns those too
     utterance_q: tuple[Tensor, ...] = ()  # (R,) each: the value of each reply
     utterance_q_target: tuple[Tensor, ...] = ()
+    proposal_q: tuple[Tensor, ...] = ()  # (R, n) each: the values of proposed replies (batch.proposals)
+    proposal_q_target: tuple[Tensor, ...] = ()
+    random_q: tuple[Tensor, ...] = ()  # (R, n) each: the values of features drawn uniformly from [-1, 1]^H
 
 
 @dataclass
@@ -55,6 +59,8 @@ class Method:
     heads: ClassVar[Heads] = Heads()
     target_passes: ClassVar[int] = 1  # forward passes of the target LM; more than one are made with dropout
     rows_per_unit: ClassVar[int] = 1  # rows that `prepare` puts side by side and that must stay in one batch (a pair: 2)
+    trains_lm: ClassVar[bool] = True  # off: only the heads learn
+    proposals: ClassVar[int] = 0  # replies that the LM proposes to every context before training, for batch.proposals
     acts_with_beta: ClassVar[bool] = False  # `beta` belongs to `decode`: another one needs no training
     num_generations: ClassVar[int] = 1  # replies to draw when acting, of which the best is said ...
     rank_by: ClassVar[str] = ""  # ... by this way of evaluation/scoring.py ...

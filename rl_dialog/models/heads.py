@@ -55,8 +55,8 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden (S, H) -> (S,)."""
-        return self.out(self.inner(hidden).relu_()).squeeze(1).float()
+        """hidden (..., H) -> (...)."""
+        return self.out(self.inner(hidden).relu_()).squeeze(-1).float()
 
 
 class ValueHeads(nn.Module):

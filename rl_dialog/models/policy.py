@@ -182,6 +182,8 @@ class Policy(PreTrainedModel, GenerationMixin):
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
+        if not method.trains_lm and config.value_trunk == "separate":
+            raise ValueError(f"{type(method).__name__} reads the hidden states of a frozen LM: expected value_trunk shared, got separate")
         wanted = method.heads.q or method.heads.v or method.heads.utterance_q
         self.value_trunk = copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
         self.target_trunk = self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None
@@ -232,19 +234,16 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def outputs(self, batch: Batch) -> Outputs:
         """Everything the method's loss reads, on the batch's S states; all but `prior`, which is not the policy's."""
-        every = _hidden(self.lm.base_model, batch)  # (B*T, H)
+        with nullcontext() if self.method.trains_lm else torch.no_grad():
+            every = _hidden(self.lm.base_model, batch)  # (B*T, H)
         value_every = every if self.value_trunk is None else _hidden(self.value_trunk, batch)
         with torch.no_grad():
             target_every = value_every if self.target_trunk is None else _hidden(self.target_trunk, batch)
         out = self._outputs(*_at(batch.states, every, value_every, target_every), training=True)
         if self.method.learns_context:
-            out.context = _lm_scores(self.lm, every[batch.context])
+            out.context = _lm_scores(self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context])
         if self.method.heads.utterance_q:
-            ends, target_ends = _at(batch.reply_ends, value_every, target_every)
-            ends = ends.detach() if self.model_config.detach_q else ends
-            out.utterance_q = tuple(head(ends) for head in self.heads.utterance_q)
-            with torch.no_grad():
-                out.utterance_q_target = tuple(head(target_ends) for head in self.heads.utterance_q_target)
+            self._value_replies(out, batch, value_every)
         if self.lm_target is not None:
             with torch.no_grad():
                 passes = [_hidden(self.lm_target.base_model, batch)[batch.states] for _ in range(self.method.target_passes)]
@@ -313,6 +312,24 @@ class Policy(PreTrainedModel, GenerationMixin):
             targets, online = zip(*pairs, strict=True)
             torch._foreach_lerp_(targets, online, alpha)
 
+    def _value_replies(self, out: Outputs, batch: Batch, every: Tensor) -> None:
+        """Adds the values of whole replies, logged and proposed; every (B*T, H)."""
+        if self.method.heads.utterance_mean:
+            every = running_means(every.unflatten(0, batch.input_ids.shape))
+        ends = every[batch.reply_ends]  # (R, H)
+        ends = ends.detach() if self.model_config.detach_q else ends
+        online, target = self.heads.utterance_q, self.heads.utterance_q_target
+        out.utterance_q = tuple(head(ends) for head in online)
+        with torch.no_grad():
+            out.utterance_q_target = tuple(head(ends) for head in target)
+        if batch.proposals is None:
+            return
+        out.proposal_q = tuple(head(batch.proposals) for head in online)
+        uniform = torch.rand_like(batch.proposals) * 2 - 1
+        out.random_q = tuple(head(uniform) for head in online)
+        with torch.no_grad():
+            out.proposal_q_target = tuple(head(batch.proposals) for head in target)
+
     def _new_target_trunk(self) -> nn.Module:
         if self.model_config.use_peft and self.value_trunk is None:
             raise ValueError("expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared")
@@ -350,6 +367,12 @@ class Policy(PreTrainedModel, GenerationMixin):
 def _hidden(trunk: nn.Module, batch: Batch) -> Tensor:
     """(B*T, H). Rows are padded on the right, so causal attention needs no padding mask."""
     return trunk(input_ids=batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+
+
+def running_means(hidden: Tensor) -> Tensor:
+    """(B, T, H) -> (B*T, H): the mean over the tokens up to each position."""
+    count = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[:, None]
+    return (hidden.float().cumsum(1) / count).flatten(0, 1)
 
 
 def _at(positions: Tensor, *hidden: Tensor) -> list[Tensor]:

@@ -29,6 +29,7 @@ from rl_dialog.methods.method import Heads
 from rl_dialog.models.checkpoint import save_policy, write_atomically, write_json, write_text_atomically
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
+from rl_dialog.models.proposals import Proposals, propose
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.optim import Schedule, learning_rate_at, load_optimizer, make_optimizer, save_optimizer
 
@@ -139,6 +140,7 @@ class Trainer:
         self.metric, self.sign = self._selection_metric()
         self.objective = Objective(self.policy, None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy)
         self._prior_logp = self._compute_prior_logp() if policy.method.uses_prior else None
+        self._proposals = self._propose() if policy.method.proposals else None
 
     def train(self) -> dict[str, Any]:
         """Trains to the last step; returns the final metrics and the paths of the latest and the best checkpoint."""
@@ -172,7 +174,7 @@ class Trainer:
     def _update(self, objective: nn.Module) -> tuple[dict[str, Tensor], int]:
         """One optimizer step on the next global batch; returns the summed metrics and the number of tokens on this worker."""
         config = self.config
-        batches = [self._collate(rows, self.train_rows, self._prior_logp).to(self.device) for rows in self._micro_batches(self.step)]
+        batches = [self._collate(rows, self.train_rows, 0) for rows in self._micro_batches(self.step)]
         count = self._sum_over_workers(torch.tensor(float(sum(map(self.policy.method.terms, batches))), device=self.device))
         torch.manual_seed(int(np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0] >> 1))
         rate = learning_rate_at(
@@ -217,9 +219,21 @@ class Trainer:
         for start in range(0, len(mine), size):
             yield [i * unit + k for i in mine[start : start + size] for k in range(unit)]
 
-    def _collate(self, indices: Sequence[int], rows: Sequence[Row], prior_logp: list[np.ndarray] | None) -> Batch:
-        chosen = None if prior_logp is None else [prior_logp[i] for i in indices]
-        return collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0, spread=self.config.reward_spread, prior_logp=chosen)
+    def _collate(self, indices: Sequence[int], rows: Sequence[Row], offset: int) -> Batch:
+        """Some of `rows` as a batch; what was computed before training about all rows, train and eval, has them from `offset` on."""
+        chosen = None if self._prior_logp is None else [self._prior_logp[offset + i] for i in indices]
+        batch = collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0, spread=self.config.reward_spread, prior_logp=chosen)
+        if self._proposals is not None:
+            proposed = [self._proposals[offset + i] for i in indices]
+            batch.proposals = torch.from_numpy(np.concatenate([each.features for each in proposed]))
+            batch.proposal_logp = torch.from_numpy(np.concatenate([each.logp for each in proposed]))
+        return batch.to(self.device)
+
+    def _propose(self) -> list[Proposals]:
+        """What the LM, as it is before training, answers to every context. It stays so: methods that ask for this do not train it."""
+        ends = {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id or 0}
+        self.policy.eval()
+        return propose(self.policy, [*self.train_rows, *self.eval_rows], **ends, seed=self.config.seed)
 
     @torch.no_grad()
     def _compute_prior_logp(self, batch_size: int = 32) -> list[np.ndarray]:
@@ -243,11 +257,9 @@ class Trainer:
         self.policy.eval()
         sums: dict[str, Tensor] = {}
         size = self.config.per_device_train_batch_size * self.policy.method.rows_per_unit
-        offset = len(self.train_rows)
-        prior = None if self._prior_logp is None else self._prior_logp[offset:]
         count = torch.zeros((), device=self.device)
         for start in range(self.rank * size, len(self.eval_rows), size * self.world):
-            batch = self._collate(range(start, min(start + size, len(self.eval_rows))), self.eval_rows, prior).to(self.device)
+            batch = self._collate(range(start, min(start + size, len(self.eval_rows))), self.eval_rows, len(self.train_rows))
             with self._autocast():
                 total, metrics = self.objective(batch)
             for name, value in {"loss": total, **metrics}.items():
@@ -361,7 +373,13 @@ def _may_leave_parameters_out(policy: Policy) -> bool:
     """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when the cloning term is off, say."""
     config = policy.model_config
     weights = ("awac_weight", "cql_weight", "q_weight", "v_weight", "clone_weight")
-    return config.detach_q or config.detach_v or config.detach_lm or any(getattr(policy.method, name, 1.0) == 0 for name in weights)
+    return (
+        not policy.method.trains_lm
+        or config.detach_q
+        or config.detach_v
+        or config.detach_lm
+        or any(getattr(policy.method, name, 1.0) == 0 for name in weights)
+    )
 
 
 def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int, window: int = 50) -> list[np.ndarray]:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.benchmark import BenchmarkConfig, main, make_batch, summarise
+from pipelines.benchmark import CONTENDERS, BenchmarkConfig, main, make_batch, summarise
 
 TINY = {"rounds": 2, "warmup": 1, "threads": 1, "layers": 1, "attention_heads": 2, "width": 16, "vocabulary": 64, "rank": 4}
 TINY |= {"batch_size": 2, "length": 16, "user_block": 4, "prompt": 4, "new_tokens": 3, "top_k": 5}
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))] + ["--batch_sizes", "1", "2"]
 SETTINGS = {"train": ["every token a decision", "half of the tokens the user's, blocks of 4"], "generate": ["batch 1", "batch 2"]}
-OURS = {"train": {"bc", "ilql mlp", "ilql lowrank"}, "generate": {"ilql mlp", "ilql lowrank"}}
+OURS = {"train": set(CONTENDERS), "generate": {"ilql mlp", "ilql lowrank"}}
 
 
 def benchmark(*arguments):
@@ -45,6 +45,20 @@ def test_the_command(what, tmp_path):
     assert len(report["machine"]["load_average_before"]) == 3
     if sys.platform == "linux":
         assert "mmap_max=0" in report["machine"]["allocator"], "the run did not set its allocator"
+
+
+def test_memory_is_measured_in_fresh_processes(tmp_path):
+    out = tmp_path / "memory.json"
+    done = benchmark("memory", *FLAGS, "--contenders", "ilql mlp", "--vocabulary", "4096", "--out", out)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(out.read_text())["figures"]
+    assert set(figures) == {"plain", "ilql mlp"} and figures["plain"]["ratio"] == 1
+    assert figures["ilql mlp"]["peak_kib"] > figures["plain"]["peak_kib"] > 0  # four heads of 32 x 4096 numbers, with their moments
+
+
+def test_an_unknown_contender_is_named():
+    with pytest.raises(ValueError, match="unknown contender 'dqn': expected some of 'bc', 'ilql mlp'"):
+        main(BenchmarkConfig(contenders=("dqn",)))
 
 
 def test_quiet_prints_the_json_line_only(tmp_path):

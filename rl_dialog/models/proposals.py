@@ -1,0 +1,74 @@
+"""What a frozen LM would answer to every context of the data: replies as features and log-probabilities, drawn once before training (CHAI)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rl_dialog.data.batch import collate
+from rl_dialog.data.tokenize import Row
+from rl_dialog.models.policy import Policy, running_means
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """n replies to the context of each of a row's R replies."""
+
+    features: np.ndarray  # (R, n, H) float32: the mean hidden state over the context and the proposed reply
+    logp: np.ndarray  # (R, n) float32: log p(reply | context), the end of turn included
+
+
+@torch.no_grad()
+def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, seed: int, batch_size: int = 128) -> list[Proposals]:
+    """`policy.method.proposals` sampled replies to every context of every row; contexts of similar length are answered together.
+
+    The same seed, rows and model give the same proposals. A context is cut on the left where the longest reply would not fit the model's window.
+    """
+    count, tokens = policy.method.proposals, policy.method.proposal_tokens
+    window = getattr(policy.config, "max_position_embeddings", None) or 1 << 30
+    if window <= tokens:
+        raise ValueError(f"expected proposals that leave room for a context, got {tokens} tokens with a model of {window} positions")
+    contexts = [row.input_ids[:start][tokens - window :] for row in rows for start in _starts(row)]
+    features = np.empty((len(contexts), count, policy.config.hidden_size), np.float32)
+    logp = np.empty((len(contexts), count), np.float32)
+    torch.manual_seed(seed)
+    order = np.argsort([len(ids) for ids in contexts], kind="stable")
+    for at in range(0, len(order), max(1, batch_size // count)):
+        chosen = order[at : at + max(1, batch_size // count)]
+        repeated = [contexts[i] for i in chosen for _ in range(count)]
+        proposed = [_as_row(*pair) for pair in zip(repeated, _sample(policy, repeated, tokens, eos_id=eos_id, pad_id=pad_id), strict=True)]
+        batch = collate(proposed, pad_id=pad_id).to(policy.device)
+        hidden = policy.lm.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        features[chosen] = running_means(hidden)[batch.reply_ends].view(len(chosen), count, -1).float().cpu().numpy()
+        each = -policy.outputs(batch).lm.nll(batch.actions)[1]
+        sums = each.new_zeros(len(proposed)).index_add(0, batch.rows, each)
+        logp[chosen] = sums.view(len(chosen), count).cpu().numpy()
+    ends = np.cumsum([len(row.reply_ends) for row in rows])[:-1]
+    return [Proposals(*parts) for parts in zip(np.split(features, ends), np.split(logp, ends), strict=True)]
+
+
+def _starts(row: Row) -> np.ndarray:
+    """(R,) the first token of each reply."""
+    return np.flatnonzero(row.assistant & ~np.insert(row.assistant[:-1], 0, False))
+
+
+def _sample(policy: Policy, contexts: Sequence[np.ndarray], tokens: int, *, eos_id: int, pad_id: int) -> list[np.ndarray]:
+    """One reply to each context, its end of turn included where it came."""
+    width = max(map(len, contexts))
+    ids = np.full((len(contexts), width), pad_id, np.int64)
+    for row, context in zip(ids, contexts, strict=True):
+        row[width - len(context) :] = context
+    mask = np.arange(width) >= width - np.array([[len(context)] for context in contexts])
+    inputs = {"input_ids": torch.from_numpy(ids).to(policy.device), "attention_mask": torch.from_numpy(mask).long().to(policy.device)}
+    out = policy.lm.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=tokens, eos_token_id=eos_id, pad_token_id=pad_id)
+    replies = out[:, width:].cpu().numpy()
+    ends = np.where((replies == eos_id).any(1), (replies == eos_id).argmax(1) + 1, replies.shape[1])
+    return [reply[:end] for reply, end in zip(replies, ends, strict=True)]
+
+
+def _as_row(context: np.ndarray, reply: np.ndarray) -> Row:
+    ids = np.concatenate([context, reply]).astype(np.int32)
+    return Row(ids, np.arange(len(ids)) >= len(context), np.array([len(ids) - 1], np.int32), np.zeros(1, np.float32), False)
