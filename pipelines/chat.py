@@ -58,6 +58,10 @@ class ChatConfig:
     """sample among the k likeliest tokens; 0 keeps all"""
     top_p: float = 1.0
     """sample among the likeliest tokens of this total probability"""
+    num_generations: int = 0
+    """with do_sample: draw so many replies and say the best; 0 is what the method wants, one for most"""
+    rank_by: str = ""
+    """what best means (evaluation/README.md has the ways); by default the method's own"""
     max_new_tokens: int = 64
     """longest reply in tokens"""
     max_prompt_length: int = 512
@@ -216,10 +220,8 @@ def _saved_at_the_end(chat: Chat) -> Iterator[None]:
 
 
 def _decoding(config: ChatConfig) -> Decoding:
-    beams = 1 if config.do_sample else config.num_beams
-    decoding = Decoding(
-        config.max_new_tokens, config.max_prompt_length, config.do_sample, config.temperature, config.top_k, config.top_p, num_beams=beams
-    )
+    given = {name: getattr(config, name) for name in Decoding.__dataclass_fields__}
+    decoding = Decoding(**given | {"num_beams": 1 if config.do_sample else config.num_beams})
     decoding.check()
     return decoding
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.method import Loss, Method, Outputs
@@ -11,6 +12,8 @@ from rl_dialog.methods.method import Loss, Method, Outputs
 @dataclass(frozen=True)
 class BC(Method):
     """Cross-entropy on the assistant's tokens: L = -mean log pi(a|s). User tokens are context only."""
+
+    needs_rewards: ClassVar[bool] = False
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         total, nll = out.lm.nll(batch.actions)

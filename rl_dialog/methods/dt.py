@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -16,12 +17,14 @@ from rl_dialog.methods.bc import BC
 class DT(BC):
     """Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the return).
 
-    The bins are quantiles of the training split's returns, equal returns in one bin. The checkpoint's chat template writes the wanted bin before
-    every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return.
+    The bins are quantiles of the training split's returns, equal returns in one bin, or given by `edges`. The checkpoint's chat template writes the
+    wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return.
     """
 
     bins: int = 2
     """return bins, at most"""
+    edges: tuple[float, ...] = ()
+    """lower ends of all bins but the first, instead of quantiles; bins is then one more than edges"""
     want: int = -1
     """the bin to ask for when acting; -1 is the best one"""
     by: Literal["to_go", "reply"] = "to_go"
@@ -30,6 +33,8 @@ class DT(BC):
     def extend_tokenizer(self, tokenizer: Any) -> Any:
         if self.bins < 2 or not -self.bins <= self.want < self.bins:
             raise ValueError(f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}")
+        if self.edges and (len(self.edges) != self.bins - 1 or any(low >= high for low, high in pairwise(self.edges))):
+            raise ValueError(f"dt: expected {self.bins - 1} rising edges for {self.bins} bins, got {list(self.edges)}")
         tokenizer.add_special_tokens({"additional_special_tokens": self._tokens}, replace_extra_special_tokens=False)
         wanted = self._tokens[self.want]
         tokenizer.chat_template = (
@@ -45,8 +50,9 @@ class DT(BC):
         above = returns[returns > returns.min()]
         if not len(above):
             raise ValueError(f"dt: every reply has the return {returns[0]:g}: prepare with rewards that differ, or train bc")
-        edges = np.quantile(returns, np.arange(1, self.bins) / self.bins, method="higher")
-        edges = np.unique(np.maximum(edges, above.min()))  # the lowest bin is never empty, however often the lowest return occurs
+        edges = np.asarray(self.edges) if self.edges else np.quantile(returns, np.arange(1, self.bins) / self.bins, method="higher")
+        if not self.edges:
+            edges = np.unique(np.maximum(edges, above.min()))  # the lowest bin is never empty, however often the lowest return occurs
         ids = np.asarray(tokenizer.convert_tokens_to_ids(self._tokens), np.int32)
         ids = ids[[*range(len(edges)), self.bins - 1]]  # fewer bins than asked for (many equal returns): the best one keeps its name
 

@@ -38,8 +38,8 @@ class KLControl(Method):
     2019 code's `integral`"""
     clip_prior: bool = False
     """count min(0, k) only, as the 2019 code does with averaged priors: nothing is earned by saying what the prior likes better than pi does"""
-    keep_log_pi: bool = False
-    """subtract log pi in psi too, as the 2019 code does: entropy then counts twice"""
+    keep_log_pi: bool | None = None
+    """subtract log pi; by default in max only. With it psi counts entropy twice (the 2019 code does), without it max is Snell et al.'s "BCQ" """
     target_passes: int = 1
     """passes of the target LM with dropout, whose lowest value counts; 1 is one pass without dropout"""
     lowest: Literal["before", "after"] = "before"
@@ -54,10 +54,14 @@ class KLControl(Method):
     heads: ClassVar[Heads] = Heads(lm_target=True)
 
     def __post_init__(self) -> None:
-        if self.kl != "sampled" and self.backup == "psi" and not self.keep_log_pi:
+        if self.kl != "sampled" and not self._subtracts_log_pi:
             raise ValueError(
-                f"kl {self.kl!r}: expected a target with log p - log pi in it, but psi has log p alone: set keep_log_pi, as the 2019 code does"
+                f"kl {self.kl!r}: expected a target with log p - log pi in it, but {self.backup} has log p alone: set keep_log_pi (as the 2019 code)"
             )
+
+    @property
+    def _subtracts_log_pi(self) -> bool:
+        return self.backup == "max" if self.keep_log_pi is None else self.keep_log_pi
 
     @property
     def uses_prior(self) -> bool:
@@ -83,7 +87,7 @@ class KLControl(Method):
     def _nearness(self, out: Outputs, batch: Batch, log_pi: Tensor) -> Tensor:
         """(N,) k, what staying near the prior earns."""
         if self.kl == "sampled":
-            k = batch.prior_logp - log_pi if self.backup == "max" or self.keep_log_pi else batch.prior_logp
+            k = batch.prior_logp - log_pi if self._subtracts_log_pi else batch.prior_logp
         else:
             pi, p = (scores.rows(slice(0, batch.decisions)) for scores in (out.lm, out.prior))
             k = -(kl_divergences(pi, p) if self.kl == "exact" else kl_divergences(p, pi))

@@ -59,6 +59,7 @@ class Method:
     heads: ClassVar[Heads] = Heads()
     target_passes: ClassVar[int] = 1  # forward passes of the target LM; more than one are made with dropout
     rows_per_unit: ClassVar[int] = 1  # rows that `prepare` puts side by side and that must stay in one batch (a pair: 2)
+    needs_rewards: ClassVar[bool] = True  # off: learns the same from rewards that are all zero
     trains_lm: ClassVar[bool] = True  # off: only the heads learn
     proposals: ClassVar[int] = 0  # replies that the LM proposes to every context before training, for batch.proposals
     acts_with_beta: ClassVar[bool] = False  # `beta` belongs to `decode`: another one needs no training

@@ -11,6 +11,7 @@ import contextlib
 import json
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row
-from rl_dialog.methods.method import Heads
+from rl_dialog.methods.method import Heads, Method
 from rl_dialog.models.checkpoint import save_policy, write_atomically, write_json, write_text_atomically
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -120,6 +121,7 @@ class Trainer:
         if not train_rows:
             raise ValueError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
+        _check_rewards(policy.method, train_rows)
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), getattr(policy.config, "max_position_embeddings", None)
         if window and longest > window:
@@ -367,6 +369,20 @@ class Trainer:
     def _pointer(self, name: str) -> Path:
         path = self.output_dir / name
         return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
+
+
+def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
+    """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed out."""
+    if not method.needs_rewards:
+        return
+    rewards = np.concatenate([row.rewards for row in rows])
+    if not rewards.any():
+        raise ValueError(
+            f"{type(method).__name__} learns from rewards, and all {len(rewards)} replies of the training split have reward 0: "
+            "run prepare with --rewards.NAME WEIGHT (its manifest.json lists what the logs carry), or train bc"
+        )
+    if (rewards == rewards[0]).all():
+        warnings.warn(f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long conversations get", stacklevel=3)
 
 
 def _may_leave_parameters_out(policy: Policy) -> bool:

@@ -91,3 +91,18 @@ def test_what_is_refused(told, tokenizer):
         prepared(DT(), told(DT()), [dialog(1.0), dialog(1.0)], tokenizer)
     with pytest.raises(ValueError, match="expected at least 2 bins and one of them to want, got bins 2 and want 2"):
         told(DT(want=2))
+
+
+def test_given_edges_are_the_lower_ends_of_bins(told, make_row):
+    """Returns 1 to 10, good from 8 on: a return on the edge is inside the upper bin."""
+    method = DT(edges=(8.0,), by="reply")
+    tokenizer = told(method)
+    rows, _ = method.prepare([make_row([9, 5, 6], [(1, 2, float(reward))]) for reward in range(1, 11)], [], tokenizer)
+    bad, good = tokenizer.convert_tokens_to_ids(["<|return:0|>", "<|return:1|>"])
+    assert [int(row.input_ids[1]) for row in rows] == [bad] * 7 + [good] * 3
+
+
+@pytest.mark.parametrize(("bins", "edges"), [(2, (1.0, 2.0)), (3, (3.0, 3.0))])
+def test_edges_that_do_not_fit_the_bins(told, bins, edges):
+    with pytest.raises(ValueError, match="dt: expected . rising edges for . bins"):
+        told(DT(bins=bins, edges=edges))

@@ -34,6 +34,9 @@ def new_lm() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=4, max_position_embeddings=8, initializer_range=0.2, **sizes))
 
 
+CLONE: list[Policy] = []  # made by the first test that starts from it; always the same, because seeds are
+
+
 @pytest.fixture
 def train(make_row, tokenizer, tmp_path: Path):
     """train(method, start): the policy after 600 updates on all sixteen conversations at once."""
@@ -53,13 +56,20 @@ def train(make_row, tokenizer, tmp_path: Path):
     return run
 
 
+def clone(train) -> Policy:
+    """The cloned policy that others start from."""
+    if not CLONE:
+        CLONE.append(train(BC()))
+    return CLONE[0]
+
+
 @torch.no_grad()
 def chances(policy: Policy, tokens: list[int]) -> list[float]:
     return policy(input_ids=torch.tensor([tokens])).logits[0, -1].softmax(-1).tolist()
 
 
 def test_cloning_copies_the_shares(train) -> None:
-    policy = train(BC())
+    policy = clone(train)
     assert chances(policy, GO) == pytest.approx([0.25] * 4, abs=0.02)
     assert chances(policy, THEN) == pytest.approx([0.25] * 4, abs=0.02)
 
@@ -67,7 +77,7 @@ def test_cloning_copies_the_shares(train) -> None:
 @pytest.mark.parametrize("c", [1.0, 4.0])
 def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, c: float) -> None:
     """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z."""
-    policy = train(Psi(c=c, gamma=1.0, alpha=0.1), train(BC()))
+    policy = train(Psi(c=c, gamma=1.0, alpha=0.1), clone(train))
     later = [math.exp(reward / c) for _, reward in sorted(SECOND.items())]
     first = [math.exp(FIRST[a] / c) if a in FIRST else sum(later) / 4 for a in range(4)]
     assert chances(policy, GO) == pytest.approx([weight / sum(first) for weight in first], abs=0.03)
@@ -75,13 +85,13 @@ def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(trai
 
 
 def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train) -> None:
-    policy = train(KLControl(c=0.25, gamma=1.0, alpha=0.1), train(BC()))
+    policy = train(KLControl(c=0.25, gamma=1.0, alpha=0.1), clone(train))
     assert chances(policy, GO)[1] > 0.9 and chances(policy, THEN)[1] > 0.9
 
 
 @pytest.mark.parametrize(("tau", "first"), [(0.98, 1), (0.5, 0)])
 def test_ilql_looks_through_the_second_choice_and_an_average_does_not(train, tau: float, first: int) -> None:
-    policy = train(ILQL(tau=tau, beta=16.0, gamma=1.0, alpha=0.1, cql_weight=0.0), train(BC()))
+    policy = train(ILQL(tau=tau, beta=16.0, gamma=1.0, alpha=0.1, cql_weight=0.0), clone(train))
     assert chances(policy, GO)[first] > 0.9 and chances(policy, THEN)[1] > 0.9
 
 
