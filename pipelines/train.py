@@ -22,7 +22,7 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, device, fit
 from rl_dialog.config import run, save_config
 from rl_dialog.data.shards import load_manifest, read_rows
-from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.methods import BC, METHODS, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, write_json
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
@@ -132,9 +132,11 @@ def _check(config: TrainConfig) -> None:
             raise ValueError(f"expected --{name}: {'a directory that `prepare` wrote' if name == 'data' else 'a folder for the run'}")
     load_manifest(config.data)
     if (config.prior or config.prior_weights) and not config.method.uses_prior:
-        raise ValueError(f"--prior: {method_name(config.method)} has no prior; kl_control, psi, dpo and kto have one")
+        raise ValueError(f"--prior: {method_name(config.method)} has none; kl_control, psi, dpo, kto, and ilql with reg_to base_policy do")
     if len(config.prior_weights) not in (0, len(config.prior)):
         raise ValueError(f"--prior_weights: expected one for each of the {len(config.prior)} checkpoints of --prior, got {config.prior_weights}")
+    for path in config.prior:
+        require_hub_name_or_directory(path)
     if config.env:
         from envs import ENVS
 

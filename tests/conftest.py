@@ -49,12 +49,12 @@ def make_row():
 
 @pytest.fixture
 def make_policy(tokenizer):
-    """make_policy(method, family, heads=..., trunk=..., peft=...): a two-layer policy in eval mode whose heads are random and pairwise different."""
+    """make_policy(method, family, heads=..., trunk=..., target=..., ...): a two-layer policy in eval mode, its heads random, no two alike."""
     import torch
 
     from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 
-    def build(method, family="gpt2", *, heads="mlp", trunk="shared", peft=False, spread=0.3, dropout=0.0, seed=0):
+    def build(method, family="gpt2", *, heads="mlp", trunk="shared", target="shared", peft=False, spread=0.3, dropout=0.0, seed=0):
         torch.manual_seed(seed)
         config = ModelConfig(
             family=family,
@@ -66,6 +66,7 @@ def make_policy(tokenizer):
             heads=heads,
             rank=4,
             value_trunk=trunk,
+            target_trunk=target,
             use_peft=peft,
             lora_r=2,
         )
@@ -75,8 +76,9 @@ def make_policy(tokenizer):
                 parameter.add_(torch.randn_like(parameter) * (0.1 if "wte" in name or "embed_tokens" in name else 0.3))
         policy = Policy(lm, method, config)
         with torch.no_grad():
-            for name, parameter in policy.named_parameters():
-                if name.startswith(("heads.", "value_trunk.")) or "lora_" in name:
+            named = sorted(policy.named_parameters(), key=lambda each: each[0].startswith("target_trunk."))  # last: what it adds is its own
+            for name, parameter in named:
+                if name.startswith(("heads.", "value_trunk.", "target_trunk.")) or "lora_" in name:
                     parameter.add_(torch.randn_like(parameter) * spread)
         return policy.eval()
 

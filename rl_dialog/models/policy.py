@@ -184,6 +184,8 @@ class Policy(PreTrainedModel, GenerationMixin):
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
         if not method.trains_lm and config.value_trunk == "separate":
             raise ValueError(f"{type(method).__name__} reads the hidden states of a frozen LM: expected value_trunk shared, got separate")
+        if config.target_trunk == "separate" and not method.heads.target:
+            raise ValueError(f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate")
         wanted = method.heads.q or method.heads.v or method.heads.utterance_q
         self.value_trunk = copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
         self.target_trunk = self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None

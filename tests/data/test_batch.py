@@ -45,12 +45,21 @@ def test_the_table_of_the_docstring(table_row):
 
 def test_types(table_row):
     batch = collate([table_row])
-    kinds = {f.name: getattr(batch, f.name).dtype for f in fields(batch) if f.name != "prior_logp"}
+    kinds = {f.name: getattr(batch, f.name).dtype for f in fields(batch) if getattr(batch, f.name) is not None}
     integers, booleans = ("input_ids", "nxt", "states", "actions", "next_state", "rows"), ("attention_mask", "act", "done", "dones", "turn_end")
     expected = (
         {name: torch.int64 for name in integers} | {name: torch.bool for name in booleans} | {"reward": torch.float32, "rewards": torch.float32}
     )
     assert kinds == expected
+
+
+def test_the_replies_and_the_context_of_the_table(table_row):
+    """Two replies: decisions 0, 1 and 2. They end at tokens 4 and 7, which are states that know all of them. The rest are tokens 1, 2, 5 and 6."""
+    batch = collate([table_row])
+    assert batch.reply.tolist() == [0, 0, 1]
+    assert batch.reply_starts.tolist() == [0, 2]
+    assert batch.reply_ends.tolist() == [4, 7]
+    assert batch.context.tolist() == [0, 1, 4, 5]  # <u> hi, hi <a>; a2 <u>, <u> <a>
 
 
 def test_every_token_spreads_a_reply_s_reward_over_its_actions(table_row):
@@ -146,7 +155,8 @@ def test_prior_logp_follows_the_decisions(table_row, make_row):
 
 def test_to_moves_every_tensor(table_row):
     moved = collate([table_row], prior_logp=[np.zeros(3)]).to("meta")
-    assert {getattr(moved, f.name).device.type for f in fields(moved)} == {"meta"}
+    assert {value.device.type for f in fields(moved) if (value := getattr(moved, f.name)) is not None} == {"meta"}
+    assert moved.prior_logp is not None
     assert collate([table_row]).to("cpu").prior_logp is None
 
 
@@ -233,6 +243,42 @@ def test_the_dense_and_the_gathered_view_agree(make_row):
         alive = ~batch.dones
         flat = batch.rows[alive] * width + batch.nxt.flatten()[at][alive]
         assert torch.equal(batch.states[batch.next_state[alive]], flat)
+
+
+def test_replies_of_random_rows(make_row):
+    """R replies in reading order: their decisions lie together, begin before their first token and end at their last one."""
+    draw = random.Random(6)
+    for _ in range(60):
+        rows = [random_row(draw, make_row) for _ in range(draw.randint(1, 5))]
+        batch = collate(rows)
+        width = batch.input_ids.shape[1]
+        spans = [(b, first, last) for b, row in enumerate(rows) for first, last in replies_of(row)]
+        assert batch.reply.tolist() == [n for n, (_, first, last) in enumerate(spans) for _ in range(first, last + 1)]
+        assert batch.states[batch.reply_starts].tolist() == [b * width + first - 1 for b, first, _ in spans]
+        assert batch.reply_ends.tolist() == [b * width + last for b, _, last in spans]
+
+
+def replies_of(row):
+    """(first token, last token) of each reply; every end in `reply_ends` closes the run of assistant tokens before it."""
+    first = None
+    for t, written in enumerate(row.assistant):
+        first = t if written and first is None else first
+        if t in row.reply_ends:
+            yield first, t
+            first = None
+
+
+def test_context_and_decisions_are_all_predictions(make_row):
+    """Every token but a row's first is predicted once: by a decision or by the context; nothing predicts padding."""
+    draw = random.Random(7)
+    for _ in range(60):
+        rows = [random_row(draw, make_row) for _ in range(draw.randint(1, 5))]
+        batch = collate(rows, pad_id=99)
+        width = batch.input_ids.shape[1]
+        expected = [b * width + t for b, row in enumerate(rows) for t in range(len(row.input_ids) - 1)]
+        decisions = batch.states[: batch.decisions].tolist()
+        assert sorted(decisions + batch.context.tolist()) == expected
+        assert not (batch.input_ids.flatten()[batch.context + 1] == 99).any()
 
 
 def test_rows_together_or_apart_are_the_same_decisions(make_row):

@@ -1,10 +1,12 @@
-"""Discounts and the expectile, by hand."""
+"""Discounts, the expectile and log-ratios, by hand."""
 
 import pytest
 import torch
 
 from rl_dialog.data.batch import collate
-from rl_dialog.methods.backup import discounts, expectile, minimum
+from rl_dialog.methods import scores
+from rl_dialog.methods.backup import discounts, expectile, log_ratios, minimum
+from rl_dialog.methods.scores import Dense, Linear
 
 
 @pytest.fixture
@@ -62,3 +64,52 @@ def test_the_expectile_of_zero_and_one_is_tau(tau, fitted):
 def test_minimum_is_elementwise():
     assert minimum((torch.tensor([1.0, 5.0]), torch.tensor([2.0, 3.0]), torch.tensor([4.0, 4.0]))).tolist() == [1.0, 3.0]
     assert minimum((torch.tensor([1.0]),)).tolist() == [1.0]
+
+
+# --- log-ratios of whole replies -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ragged(make_row):
+    """Three rows of 2, 3 and 1 decisions; the second is truncated, so there is a state without an action behind them."""
+    rows = [
+        make_row([9, 1, 0], [(1, 2, 0.0)]),
+        make_row([9, 2, 9, 1, 1, 9], [(1, 1, 0.0), (3, 4, 0.0)], truncated=True),
+        make_row([9, 9, 2], [(2, 2, 0.0)]),
+    ]
+    return collate(rows, prior_logp=[[-0.5, -2.0], [-1.0, -0.1, -0.2], [-3.0]])
+
+
+LOSSES = {
+    "sum": lambda g: g.sum(),
+    "each its own slope": lambda g: (torch.tensor([1.0, -2.0, 0.5]) * g.exp()).sum(),
+    "rows together": lambda g: torch.nn.functional.softplus(g[0] - g[1]) * g[2] ** 3,
+    "one row counts": lambda g: g[1].square(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+@pytest.mark.parametrize("elements", [1, 5, 1 << 20])
+def test_log_ratios_have_the_value_and_gradient_of_the_dense_table(ragged, loss, elements, monkeypatch):
+    """Against plain autograd through (N, V) log-probabilities, with another factor outside; the state behind the decisions gets no gradient."""
+    monkeypatch.setattr(scores, "CHUNK_ELEMENTS", elements)
+    features, weight, bias = (torch.randn(*shape).requires_grad_() for shape in ((7, 4), (3, 4), (3,)))
+    got = log_ratios(Linear(features, weight, bias), ragged, loss)
+    gradients = torch.autograd.grad(got * 0.37, (features, weight, bias))
+    log_p = torch.nn.functional.linear(features, weight, bias).log_softmax(1)[:6]
+    each = log_p.gather(1, ragged.actions[:, None]).squeeze(1) - ragged.prior_logp
+    expected = loss(torch.stack([each[ragged.rows == row].sum() for row in range(3)]))
+    torch.testing.assert_close(got, expected)
+    for found, wanted in zip(gradients, torch.autograd.grad(expected * 0.37, (features, weight, bias)), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_log_ratios_by_hand(ragged):
+    """A uniform policy over three tokens: g = -n log 3 - sum log p = (-2 log 3 + 2.5, -3 log 3 + 1.3, -log 3 + 3)."""
+    seen = []
+    with torch.no_grad():  # as at an evaluation
+        total = log_ratios(Dense(torch.zeros(7, 3)), ragged, lambda g: seen.append(g.detach()) or g.sum())
+    expected = torch.tensor([2.5, 1.3, 3.0]) - torch.tensor([2.0, 3.0, 1.0]) * torch.tensor(3.0).log()
+    torch.testing.assert_close(seen[0], expected)
+    torch.testing.assert_close(total, expected.sum())
+    assert not total.requires_grad

@@ -47,6 +47,9 @@ class Tables:
 
         return Outputs(Dense(self.lm[rows]), table(self.q), table(self.q_target), self.v[rows])
 
+    def outputs_of_one(self):
+        return Outputs(Dense(self.lm), (Dense(self.q[0]),), (Dense(self.q_target[0]),), self.v)
+
     def gradients(self, total):
         leaves = {"lm": self.lm, "q1": self.q[0], "q2": self.q[1], "t1": self.q_target[0], "t2": self.q_target[1], "v": self.v}
         found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -376,3 +379,132 @@ def test_top_k_after_the_advantage_lets_a_token_win_by_its_q():
 def test_the_advantage_alone():
     got = decoded(ILQL(beta=2.0, include_logits=False), [[9.0, 0.0]], ([[1.0, 3.0]], [[2.0, 2.5]]), [0.5])
     torch.testing.assert_close(got, torch.tensor([[1.0, 4.0]]).softmax(-1))
+
+
+@pytest.mark.parametrize(("q_weight", "v_weight"), [(2.0, 1.0), (1.0, 0.5), (0.0, 3.0)])
+def test_the_td_and_the_value_loss_have_weights(batch, q_weight, v_weight):
+    """2 * (.121204 w_q + .062 w_v) of the published row; a weight of 0 leaves the head without a gradient."""
+    tables = Tables.of()
+    loss = ILQL(tau=0.7, gamma=0.99, q_weight=q_weight, v_weight=v_weight, **PLAIN).loss(tables.outputs(), batch)
+    assert loss.total.item() == pytest.approx(2 * (0.121204 * q_weight + 0.062 * v_weight), abs=1e-6)
+    assert loss.metrics["q_loss"].item() == pytest.approx(2 * 0.121204, abs=1e-6)  # metrics have no weight
+    assert tables.gradients(loss.total)["q1"].any().item() == (q_weight > 0)
+
+
+def test_a_single_q_head(batch):
+    """The first head alone: L_Q = (.6 - .198)^2 + 0, and V follows its target (.7, .9): u = (.2, .7)."""
+    method = ILQL(tau=0.7, gamma=0.99, double_q=False, **PLAIN)
+    assert method.heads.q == 1 and method.heads.target and ILQL().heads.q == 2
+    loss = method.loss(Tables.of(q=(Q1,), q_target=(T1,)).outputs_of_one(), batch)
+    assert loss.metrics["q_loss"].item() == pytest.approx(0.402**2, abs=1e-6)
+    assert loss.metrics["v_loss"].item() == pytest.approx(0.7 * (0.2**2 + 0.7**2), abs=1e-6)
+
+
+def test_v_may_be_fitted_to_the_returns_that_followed(make_row):
+    """Rewards 1 and 2 at the ends of two replies, cut before a state worth 8, gamma .5: returns (0 + .5 * 3.5 ...) worked out from the back.
+
+    Last action: 2 + .5 * 8 = 6; the first reply's end: 1 + .5 * 6 = 4; its first token: 0 + .5 * 4 = 2. Q' is 100 and is not read but for the metric.
+    """
+    batch = collate([make_row([9, 1, 0, 9, 1, 9], [(1, 2, 1.0), (4, 4, 2.0)], truncated=True)])
+    tables = Tables.of(torch.zeros(4, 3), torch.zeros(2, 4, 3), torch.full((2, 4, 3), 100.0), [1.0, 5.0, 6.0, 8.0])
+    method = ILQL(tau=0.75, gamma=0.5, mc_returns=True, **PLAIN)
+    loss = method.loss(tables.outputs(), batch)
+    got = tables.gradients(loss.total)
+    torch.testing.assert_close(got["v"], -2 * torch.tensor([0.75 * (2 - 1), 0.25 * (4 - 5), 0.0, 0.0]))
+    assert loss.metrics["advantage"].item() == pytest.approx(300 - 12)
+    torch.testing.assert_close(targets(method, tables, batch), torch.tensor([0 + 0.5 * 5, 1 + 0.5 * 6, 2 + 0.5 * 8]))  # Q still learns by TD
+
+
+def test_the_context_s_tokens_may_be_cloned_too(make_row):
+    """<u> 2 1 0: position 0 predicts the user's 2, positions 1 and 2 are decisions. Uniform over 3 tokens, weight .25: .25 log 3 more."""
+    batch = collate([make_row([9, 2, 1, 0], [(2, 3, 1.0)])])
+    tables = Tables.of()
+    out = tables.outputs()
+    out.context = Dense(torch.zeros(1, 3, requires_grad=True))
+    bare, loss = (ILQL(transition_weight=weight).loss(out, batch) for weight in (0.0, 0.25))
+    assert (loss.total - bare.total).item() == pytest.approx(0.25 * np.log(3), abs=1e-6)
+    assert loss.metrics["context_nll"].item() == pytest.approx(np.log(3)) and "context_nll" not in bare.metrics
+    loss.total.backward()
+    torch.testing.assert_close(out.context.scores.grad, 0.25 * torch.tensor([[1 / 3, 1 / 3, -2 / 3]]))
+    assert ILQL(transition_weight=0.25).learns_context and not ILQL().learns_context
+
+
+# --- the distribution of the model as loaded in the place of logged tokens -----------------------------------------------------------------------
+
+BASE = [[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]
+
+
+def held(batch, tables, **fields):
+    out = tables.outputs()
+    out.prior = Dense(torch.tensor(BASE).log())
+    return ILQL(reg_to="base_policy", **fields).loss(out, batch)
+
+
+def test_terms_may_hold_to_the_base_policy(batch):
+    """-sum_b p_0(b) log softmax(.)[b] in the conservative term of both heads and in the cloning term; logged tokens in TD and in the reported nll."""
+    tables, p = Tables.of(), torch.tensor(BASE)
+    loss = held(batch, tables, tau=0.7, gamma=0.99, cql_weight=0.1, awac_weight=2.0)
+    cql = -sum((p * q.detach().log_softmax(1)).sum() for q in tables.q)
+    cloning = -(p * tables.lm.detach().log_softmax(1)).sum()
+    assert loss.metrics["cql_loss"].item() == pytest.approx(cql.item(), abs=1e-5)
+    assert loss.metrics["nll"].item() == pytest.approx(2 * 0.3954947, abs=1e-5)
+    assert loss.total.item() == pytest.approx(2 * (0.121204 + 0.062) + 0.1 * cql.item() + 2 * cloning.item(), abs=1e-5)
+    got = tables.gradients(loss.total)
+    torch.testing.assert_close(got["lm"], 2 * (tables.lm.softmax(1) - p))
+
+
+def test_only_holding_to_the_base_policy_makes_q_its_logits(batch):
+    """Where softmax(Q / T) is the base policy the conservative term has no gradient."""
+    logits = 2.0 * torch.tensor(BASE).log() + 3
+    tables = Tables.of(q=(logits, logits))
+    got = tables.gradients(held(batch, tables, cql_weight=1.0, cql_temperature=2.0, awac_weight=0.0, q_weight=0.0).total)
+    torch.testing.assert_close(got["q1"], torch.zeros(2, 3), rtol=0, atol=1e-6)
+    assert not got["lm"].any()
+
+
+def test_a_base_policy_that_says_the_logged_token_is_the_data_set(batch):
+    tables = Tables.random(2, 3)
+    out = tables.outputs()
+    out.prior = Dense(F.one_hot(batch.actions, 3).float().log())
+    ours, theirs = (ILQL(cql_weight=0.3, reg_to=to).loss(out, batch) for to in ("base_policy", "dataset"))
+    torch.testing.assert_close(ours.total, theirs.total)
+
+
+def test_what_the_base_policy_needs_and_refuses():
+    method = ILQL(reg_to="base_policy")
+    assert method.uses_prior and method.prior_every_step and not ILQL().uses_prior and not ILQL().prior_every_step
+    for fields in ({"awac_beta": 1.0}, {"awac_weights": "sign", "awac_beta": 0.0}):
+        with pytest.raises(ValueError, match="reg_to base_policy: expected no cloning weights"):
+            ILQL(reg_to="base_policy", **fields)
+
+
+# --- other ways to act ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_the_language_model_s_own_temperature(top_k):
+    """Logits (0, 2) at temperature 2 are (0, 1), and Q stays as it is: sigmoid(1 - 3)."""
+    method = ILQL(beta=1.0, lm_temperature=2.0, top_k=top_k)
+    assert decoded(method, [[0, 2]], ([[3, 0]],) * 2, [0.0])[0, 1].item() == pytest.approx(1 / (1 + np.exp(2)), abs=1e-6)
+    assert decoded(ILQL(beta=0.0, lm_temperature=2.0, top_k=top_k), [[0, 2]], ([[3, 0]],) * 2, [0.0])[0, 1].item() == pytest.approx(
+        1 / (1 + np.exp(-1)), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("beta", "expected"), [(0.5, (1 / 3, 1 / 3, 1 / 3)), (0.9, (0.9 / 1.1, 0.1 / 1.1, 0.1 / 1.1)), (0.2, (0.2 / 1.8, 0.8 / 1.8, 0.8 / 1.8))]
+)
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_signs_alone(beta, expected, top_k):
+    """A uniform LM, advantages (2, -1, 0) around V = 1: log beta for the first, log(1 - beta) for the others, however large they are."""
+    got = decoded(ILQL(beta=beta, extraction="sign", top_k=top_k), [[0, 0, 0]], ([[3, 0, 1]],) * 2, [1.0])
+    torch.testing.assert_close(got, torch.tensor([expected]))
+    far = decoded(ILQL(beta=beta, extraction="sign", top_k=top_k), [[0, 0, 0]], ([[300, -70, 1]],) * 2, [1.0])
+    torch.testing.assert_close(far, got)
+    assert ILQL(beta=beta, extraction="sign", top_k=3).decodes_with_v  # V decides the sign
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 4.0])
+def test_signs_need_a_share(beta):
+    with pytest.raises(ValueError, match="extraction sign: expected a beta between 0 and 1"):
+        ILQL(beta=beta, extraction="sign")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from rl_dialog.data.batch import collate
 from rl_dialog.methods import KLControl, Psi
 from rl_dialog.methods.method import Outputs
-from rl_dialog.methods.scores import Dense
+from rl_dialog.methods.scores import Dense, Mixture
 
 
 def leaf(values):
@@ -216,3 +216,70 @@ def test_psi_may_keep_log_pi_as_the_original_did(one):
 def test_psi_is_kl_control_with_the_soft_backup(two):
     q, target = [[0.3, 0.1, 0.2], [0.4, 0.0, 0.5]], [[9.0, 9, 9], [1, 2, 3]]
     assert torch.equal(gap(Psi(), q, target, two()), gap(KLControl(backup="psi"), q, target, two()))
+
+
+# --- divergences over the whole vocabulary, averaged priors --------------------------------------------------------------------------------------
+
+P, PI = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.3, 0.5])
+
+
+def target_of(method, batch, *, prior=None, states=1):
+    """y of one decision whose policy is PI: the gap at Q = y + .25 would be .25, and so Q - y is what Huber's gradient is while it is small."""
+    found = 0.0
+    for _ in range(20):  # Q is moved onto y; adding a constant to a row leaves its softmax alone
+        lm = leaf((PI.log() - PI.log()[batch.actions[0]] + found).expand(states, 3))
+        out = Outputs(Dense(lm), lm_target=(Dense(torch.zeros(states, 3)),), prior=None if prior is None else Dense(prior.log().expand(states, 3)))
+        method.loss(out, batch).total.backward()
+        found -= lm.grad[0, batch.actions[0]].item()
+    return found
+
+
+@pytest.mark.parametrize("action", [0, 1, 2])
+@pytest.mark.parametrize(("kl", "k"), [("exact", -0.6758), ("reverse", -0.6349)])
+@pytest.mark.parametrize(("coefficient", "c", "r"), [("reward", 2.0, 0.5), ("kl", 2.0, 1.0)])
+def test_the_whole_divergence_stands_in_for_the_sample(make_row, action, kl, k, coefficient, c, r):
+    """p = (.7, .2, .1), pi = (.2, .3, .5): KL(pi || p) = .6758, KL(p || pi) = .6349, whatever token was logged. r = 1: 1/2 + k, or 1 + 2 k."""
+    batch = collate([make_row([9, action], [(1, 1, 1.0)])], prior_logp=[[-99.0]])  # the sampled log p is not read
+    method = KLControl(kl=kl, c=c, coefficient=coefficient)
+    assert target_of(method, batch, prior=P) == pytest.approx(r + (c if coefficient == "kl" else 1) * k, abs=2e-4)
+    assert method.prior_every_step and not KLControl().prior_every_step
+
+
+def test_the_exact_divergence_is_the_mean_of_the_samples(make_row):
+    """sum_a pi(a) (log p(a) - log pi(a)) = -KL(pi || p)."""
+
+    def y(method, action):
+        return target_of(method, collate([make_row([9, action], [(1, 1, 1.0)])], prior_logp=[[P[action].log().item()]]), prior=P)
+
+    mean = sum(PI[action].item() * y(KLControl(c=1.0), action) for action in range(3))
+    assert mean == pytest.approx(y(KLControl(c=1.0, kl="exact"), 0), abs=1e-5)
+
+
+def test_only_the_decisions_have_a_divergence(make_row):
+    """A truncated row has a state without an action behind its decisions."""
+    batch = collate([make_row([9, 0, 9], [(1, 1, 1.0)], truncated=True)], prior_logp=[[0.0]])
+    assert target_of(KLControl(kl="exact", c=1.0), batch, prior=P, states=2) == pytest.approx(1 - 0.6758, abs=1e-4)
+
+
+@pytest.mark.parametrize(("log_p", "clip", "k"), [(0.5, False, 0.6931472), (0.5, True, 0.0), (0.1, False, -0.9162907), (0.1, True, -0.9162907)])
+def test_a_clipped_prior_rewards_nothing(one, log_p, clip, k):
+    """pi = 1/4. What the prior likes better earns log(p / pi) > 0 or nothing; what it likes less costs the same either way."""
+    y = 1 + k
+    got = gap(KLControl(c=1.0, clip_prior=clip), [policy_row(y + 0.25, 0.25)], [[0.0] * 3], one(math.log(log_p)))
+    assert got.item() == pytest.approx(0.25, abs=2e-6)
+
+
+def test_with_an_averaged_prior_and_the_clamp_no_token_earns_anything(make_row):
+    """Two priors, equally: p = (.45, .25, .3) over pi = (.2, .3, .5), so k = log 2.25, log .8333, log .6; clipped 0, -.1823, -.5108."""
+    average = Mixture([Dense(P.log()[None]), Dense(PI.log()[None])], torch.tensor([0.5, 0.5]).log())
+    for action, k in enumerate((0.0, -0.1823216, -0.5108256)):
+        prior_logp = average.at(torch.tensor([action])).tolist()
+        batch = collate([make_row([9, action], [(1, 1, 0.0)])], prior_logp=[prior_logp])
+        assert target_of(KLControl(c=1.0, clip_prior=True), batch) == pytest.approx(k, abs=1e-5)
+
+
+def test_psi_has_no_term_that_a_divergence_could_stand_for(make_row):
+    with pytest.raises(ValueError, match="kl 'exact': expected a target with log p - log pi in it, but psi has log p alone: set keep_log_pi"):
+        Psi(kl="exact")
+    batch = collate([make_row([9, 1], [(1, 1, 1.0)])], prior_logp=[[0.0]])
+    assert target_of(Psi(kl="reverse", keep_log_pi=True, c=1.0), batch, prior=P) == pytest.approx(1 - 0.6349, abs=1e-4)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from rl_dialog.methods import scores
-from rl_dialog.methods.scores import Dense, Linear, LowRank
+from rl_dialog.methods.scores import Dense, Linear, LowRank, Mixture, cross_entropy, kl_divergence, kl_divergences
 
 S, N, V, H, R = 7, 5, 11, 6, 3
 ACTIONS = torch.tensor([0, 10, 4, 4, 9])  # a token taken twice: its row gets two gradients
@@ -246,3 +246,88 @@ def test_bfloat16_autocast(kind):
     for name, tensor in case.own.items():
         error = (tensor.grad.double() - case.exact[name].grad).norm() / case.exact[name].grad.norm()
         assert error < 0.05, (name, error)
+
+
+# --- averages and divergences --------------------------------------------------------------------------------------------------------------------
+
+P, PI = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
+
+
+@pytest.fixture
+def mixture():
+    """Three models and their shares, with the table of the average in float64."""
+    members = [Linear(torch.randn(S, H), torch.randn(V, H), torch.randn(V)) for _ in range(2)] + [Dense(torch.randn(S, V))]
+    shares = torch.tensor([0.5, 0.2, 0.3])
+    table = sum(share * member.dense().double().softmax(1) for share, member in zip(shares, members, strict=True)).log()
+    return Mixture(members, shares.log()), table
+
+
+def test_a_mixture_averages_probabilities(mixture, chunk):
+    made, table = mixture
+    torch.testing.assert_close(made.dense().double(), table, **CLOSE)
+    torch.testing.assert_close(made.at(ACTIONS).double(), table[torch.arange(N), ACTIONS], **CLOSE)
+    tokens = torch.randint(V, (S, 4))
+    torch.testing.assert_close(made.at_each(tokens).double(), table.gather(1, tokens), **CLOSE)
+    torch.testing.assert_close(made.rows(slice(2, 5)).dense().double(), table[2:5], **CLOSE)
+    torch.testing.assert_close(torch.cat([made.rows(part).dense() for part in made.parts()]).double(), table, **CLOSE)
+    torch.testing.assert_close(made.reduce("max").double(), table.amax(1), **CLOSE)
+    torch.testing.assert_close(made.reduce("logsumexp"), torch.zeros(S), rtol=0, atol=1e-5)  # it is normalised
+    torch.testing.assert_close(made.scaled(0.5).dense().double(), 0.5 * table, **CLOSE)
+    assert made.scaled(1.0) is made
+    weight = torch.rand(N)
+    total, each = made.nll(ACTIONS, weight)
+    torch.testing.assert_close(each.double(), -table[torch.arange(N), ACTIONS], **CLOSE)
+    torch.testing.assert_close(total, (weight * each).sum())
+    torch.testing.assert_close(made.nll(ACTIONS)[0], each.sum())
+
+
+def test_a_mixture_by_hand():
+    """(.7, .2, .1) and (.2, .3, .5), three to one: (.575, .225, .2). A constant added to a model's logits changes nothing."""
+    made = Mixture([Dense(P.log() + 5), Dense(PI.log() - 3)], torch.tensor([0.75, 0.25]).log())
+    torch.testing.assert_close(made.dense().exp(), torch.tensor([[0.575, 0.225, 0.2]]))
+    assert not Mixture([Dense(leaf(2, 3))], torch.zeros(1)).dense().requires_grad
+
+
+def test_divergences_by_hand():
+    """KL(p || pi) = .6349 and KL(pi || p) = .6758; of a distribution with itself 0; a token that pi never says counts nothing."""
+    p, pi = Dense(P.log() + 1), Dense(PI.log() - 2)
+    assert kl_divergences(p, pi).item() == pytest.approx(0.6349, abs=1e-4)
+    assert kl_divergences(pi, p).item() == pytest.approx(0.6758, abs=1e-4)
+    assert kl_divergences(p, p).item() == pytest.approx(0, abs=1e-6)
+    never = Dense(torch.tensor([[0.4, 0.6, 0.0]]).log())
+    assert kl_divergences(never, p).item() == pytest.approx((0.4 * torch.tensor(4 / 7).log() + 0.6 * torch.tensor(3.0).log()).item(), abs=1e-6)
+
+
+def test_divergences_in_chunks(mixture, chunk):
+    made, table = mixture
+    pi = Linear(leaf(S, H), leaf(V, H))
+    log_pi = pi.dense().detach().double().log_softmax(1)
+    got = kl_divergences(pi, made)
+    torch.testing.assert_close(got.double(), kl_divergence(log_pi, table), **CLOSE)
+    assert (got >= 0).all() and not got.requires_grad
+
+
+def test_cross_entropy_by_hand():
+    """p = (1/2, 1/2), softmax(scores) = (1/4, 3/4): -(log 1/4 + log 3/4) / 2 = .8369882; the gradient is softmax - p, and p gets none."""
+    logits, target = torch.tensor([[0.25, 0.75]]).log().requires_grad_(), torch.zeros(1, 2, requires_grad=True)
+    total = cross_entropy(Dense(logits), Dense(target))
+    assert total.item() == pytest.approx(0.8369882, abs=1e-6)
+    total.backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([[-0.25, 0.25]]))
+    assert target.grad is None
+
+
+def test_cross_entropy_against_a_one_hot_target_is_nll(case, chunk):
+    onehot = Dense(F.one_hot(ACTIONS, V).float().log())
+    got = cross_entropy(case.scores().rows(slice(0, N)), onehot)
+    torch.testing.assert_close(got.double(), F.cross_entropy(case.table()[:N], ACTIONS, reduction="sum"), **CLOSE)
+
+
+def test_cross_entropy_has_the_gradient_of_the_dense_form(case, chunk):
+    target = Linear(torch.randn(S, H), torch.randn(V, H))
+    got = cross_entropy(case.scores(), target)
+    expected = -(target.dense().double().softmax(1) * case.table().log_softmax(1)).sum()
+    torch.testing.assert_close(got.double(), expected, **CLOSE)
+    (got * 0.37).backward()
+    (expected * 0.37).backward()
+    case.check_gradients()

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rl_dialog.config import ConfigError
-from rl_dialog.methods import BC, ILQL, KLControl
+from rl_dialog.data.batch import collate
+from rl_dialog.methods import BC, ILQL, KLControl, UtteranceILQL
 from rl_dialog.models.checkpoint import (
     freeze_prior,
     load_policy,
@@ -30,7 +31,8 @@ from rl_dialog.models.checkpoint import (
 from rl_dialog.models.policy import Policy
 
 IDS = torch.tensor([[3, 77, 78, 79, 1, 4, 80]])
-STEERED = [(family, heads, trunk) for family in ("gpt2", "llama") for heads in ("mlp", "lowrank") for trunk in ("shared", "separate")]
+STEERED = [(family, heads, trunk, "shared") for family in ("gpt2", "llama") for heads in ("mlp", "lowrank") for trunk in ("shared", "separate")]
+STEERED += [("gpt2", "mlp", "shared", "separate"), ("llama", "lowrank", "separate", "separate")]  # the last one is the target trunk
 SAFE = {".safetensors", ".json", ".yaml", ".txt", ".md", ".jinja"}
 
 
@@ -54,10 +56,10 @@ def saved(make_policy, tmp_path):
 # --- round trips ---------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "heads", "trunk"), STEERED)
-def test_a_steered_policy_comes_back(make_policy, tmp_path, family, heads, trunk):
+@pytest.mark.parametrize(("family", "heads", "trunk", "target"), STEERED)
+def test_a_steered_policy_comes_back(make_policy, tmp_path, family, heads, trunk, target):
     """Logits, every tensor and the method; not by way of the same seed."""
-    policy = make_policy(ILQL(beta=3.5, top_k=7, tau=0.8), family, heads=heads, trunk=trunk)
+    policy = make_policy(ILQL(beta=3.5, top_k=7, tau=0.8), family, heads=heads, trunk=trunk, target=target)
     policy.save_pretrained(tmp_path)
     torch.manual_seed(99)
     loaded = Policy.from_pretrained(tmp_path)
@@ -67,9 +69,25 @@ def test_a_steered_policy_comes_back(make_policy, tmp_path, family, heads, trunk
     mine, theirs = policy.state_dict(), loaded.state_dict()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
-    assert (loaded.model_config.heads, loaded.model_config.rank, loaded.model_config.value_trunk) == (heads, 4, trunk)
+    shape = loaded.model_config
+    assert (shape.heads, shape.rank, shape.value_trunk, shape.target_trunk) == (heads, 4, trunk, target)
     options = {"do_sample": False, "max_new_tokens": 6}
     assert torch.equal(loaded.generate(IDS, **options), policy.generate(IDS, **options))
+
+
+@pytest.mark.parametrize("trunk", ["shared", "separate"])
+def test_values_of_whole_replies_come_back(make_policy, make_row, tmp_path, trunk):
+    """The heads that choose among replies are in the checkpoint, their targets too."""
+    policy = make_policy(UtteranceILQL(num_generations=3), trunk=trunk)
+    policy.save_pretrained(tmp_path)
+    torch.manual_seed(99)
+    loaded = Policy.from_pretrained(tmp_path)
+    assert loaded.method == UtteranceILQL(num_generations=3)
+    batch = collate([make_row([3, 70, 4, 71, 1], [(3, 4, 1.0)])])
+    mine, theirs = policy.outputs(batch), loaded.outputs(batch)
+    for name in ("utterance_q", "utterance_q_target"):
+        assert [values.tolist() for values in getattr(mine, name)] == [values.tolist() for values in getattr(theirs, name)]
+    assert torch.equal(mine.v, theirs.v)
 
 
 @pytest.mark.parametrize("method", [BC(), KLControl(c=0.25, backup="max", coefficient="kl")], ids=["bc", "kl_control"])
@@ -311,6 +329,61 @@ def test_the_prior_is_found_beside_the_checkpoint(make_policy, tmp_path, tokeniz
 
 def test_no_prior_is_none(saved):
     assert load_prior(saved[1]) is None
+
+
+@pytest.fixture
+def members(make_policy, tmp_path):
+    """A checkpoint, and a run folder whose best one is another model."""
+    save_policy(make_policy(BC(), seed=1), tmp_path / "first")
+    save_policy(make_policy(BC(), "llama", seed=2), tmp_path / "run/checkpoint-3")
+    (tmp_path / "run/best").write_text("checkpoint-3\n")
+    return [str(tmp_path / "first"), str(tmp_path / "run")]
+
+
+def prior_logp(prior, make_row):
+    return prior.prior_logp(collate([make_row([3, 70, 4, 71, 1], [(3, 4, 1.0)])]))
+
+
+def test_an_averaged_prior_comes_back_with_its_weights(make_policy, make_row, tmp_path, tokenizer, members):
+    """Two models and their shares, from files of plain transformers; a resumed run and an evaluation find the same average."""
+    policy = make_policy(KLControl())
+    prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members, weights=(1.0, 3.0))
+    assert prior.weights == (0.25, 0.75)
+    close(logits(prior.members[1]), logits(load_policy(members[1])))
+    save_policy(policy, tmp_path / "out/checkpoint-1", prior="../prior")
+    expected = prior_logp(prior, make_row)
+    for loaded in (load_prior(tmp_path / "out/checkpoint-1"), freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members)):
+        assert loaded.weights == (0.25, 0.75)
+        close(prior_logp(loaded, make_row), expected)
+    assert not any(path.suffix not in SAFE for path in (tmp_path / "out/prior").rglob("*") if path.is_file())
+
+
+def test_one_checkpoint_as_the_prior_is_that_model(make_policy, make_row, tmp_path, tokenizer, members):
+    policy = make_policy(KLControl())
+    prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members[:1])
+    save_policy(policy, tmp_path / "out/checkpoint-1", prior="../prior")
+    loaded = load_prior(tmp_path / "out/checkpoint-1")
+    close(logits(loaded.members[0]), logits(load_policy(members[0])))
+    close(prior_logp(loaded, make_row), prior_logp(prior, make_row))
+    assert not torch.allclose(logits(loaded.members[0]), logits(policy), atol=1e-2)
+    assert (tmp_path / "out/prior/model.safetensors").is_file()  # one model is a model directory
+
+
+def test_a_prior_of_another_vocabulary_is_refused(make_policy, tmp_path, tokenizer, members):
+    policy = make_policy(KLControl())
+    size = policy.config.vocab_size
+    policy.lm.resize_token_embeddings(size + 5)
+    with pytest.raises(ValueError, match=f"expected a prior with the policy's {size + 5} tokens, got {size} in .*first"):
+        freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members[:1])
+    assert not (tmp_path / "out/prior").exists()
+
+
+def test_a_lora_policy_may_have_another_prior_than_its_own_model(make_policy, tmp_path, tokenizer, members):
+    policy = make_policy(KLControl(), peft=True)
+    prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members)
+    assert len(prior.members) == 2
+    again = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members)
+    assert len(again.members) == 2
 
 
 def test_freezing_a_lora_policy_writes_the_lm_and_copies_nothing(make_policy, tmp_path, tokenizer):

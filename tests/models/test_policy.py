@@ -4,13 +4,14 @@ import copy
 import hashlib
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, TextIteratorStreamer, TextStreamer
 
 from rl_dialog.data.batch import collate
-from rl_dialog.methods import BC, ILQL, KLControl
+from rl_dialog.methods import BC, ILQL, KLControl, UtteranceILQL
 from rl_dialog.methods.scores import Dense
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
 from rl_dialog.models.heads import ValueHeads
@@ -18,6 +19,7 @@ from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
 
 PLAIN = [("bc", "mlp", "shared"), ("kl_control", "mlp", "shared")]
 STEERED = [("ilql", heads, trunk) for heads in ("mlp", "lowrank") for trunk in ("shared", "separate")]
+STEERED += [("ilql", "mlp", "shared", "separate"), ("ilql", "lowrank", "separate", "separate")]  # the last one is the target trunk
 METHODS = {"bc": BC(), "kl_control": KLControl(), "ilql": ILQL(beta=2.0)}
 COMBINATIONS = [(family, *rest) for family in ("gpt2", "llama") for rest in PLAIN + STEERED]
 PROMPT = torch.tensor([[3, 77, 78, 79, 1, 4]])
@@ -29,8 +31,11 @@ def named(combination):
 
 @pytest.fixture
 def policy(request, make_policy):
-    family, method, heads, trunk = request.param
-    return make_policy(METHODS[method], family, heads=heads, trunk=trunk)
+    return built(make_policy, *request.param)
+
+
+def built(make_policy, family, method, heads, trunk, target="shared"):
+    return make_policy(METHODS[method], family, heads=heads, trunk=trunk, target=target)
 
 
 def every(combinations):
@@ -221,22 +226,23 @@ def test_a_returned_cache_continues(policy, explicit):
             torch.testing.assert_close(out.logits[:, -1], full[:, t], rtol=1e-4, atol=1e-4)
 
 
-@every([("gpt2", "ilql", "mlp", "separate")])
-def test_a_cropped_cache_forgets_both_trunks(policy):
-    """Assisted decoding and regeneration crop the cache; the value trunk's must follow."""
+@every([("gpt2", "ilql", "mlp", "separate"), ("gpt2", "ilql", "mlp", "shared", "separate"), ("llama", "ilql", "mlp", "separate", "separate")])
+def test_a_cropped_cache_forgets_all_trunks(policy):
+    """Assisted decoding and regeneration crop the cache; those of the value and the target trunk must follow."""
     with torch.no_grad():
         full = policy(PROMPT).logits
         cache = policy(PROMPT, use_cache=True).past_key_values
         assert isinstance(cache, TrunkCaches)
         cache.crop(-2)
-        assert (cache.get_seq_length(), cache.others[0].get_seq_length()) == (4, 4)
+        trunks = [trunk for trunk in (policy.lm, policy.value_trunk, policy.target_trunk) if trunk is not None]
+        assert [each.get_seq_length() for each in (cache, *cache.others)] == [4] * len(trunks)
         out = policy(PROMPT[:, 4:], past_key_values=cache)
         torch.testing.assert_close(out.logits, full[:, 4:], rtol=1e-4, atol=1e-4)
         cache.reset()
         torch.testing.assert_close(policy(PROMPT, past_key_values=cache).logits, full, rtol=1e-4, atol=1e-4)
 
 
-@every([("gpt2", "ilql", "mlp", "separate"), ("llama", "ilql", "mlp", "shared")])
+@every([("gpt2", "ilql", "mlp", "separate"), ("llama", "ilql", "mlp", "shared"), ("llama", "ilql", "mlp", "separate", "separate")])
 def test_prompt_lookup_decoding_is_greedy_decoding(policy):
     """Guessed tokens that the policy rejects are cropped from the caches again."""
     prompt = torch.tensor([[3, 77, 78, 79, 1, 4, 77, 78]])
@@ -247,7 +253,7 @@ def test_prompt_lookup_decoding_is_greedy_decoding(policy):
 
 @every([("gpt2", "ilql", "mlp", "separate")])
 def test_a_foreign_cache_is_refused(policy):
-    """The LM's own cache lacks the value trunk's half."""
+    """The LM's own cache lacks that of the value trunk."""
     cache = DynamicCache()
     policy.lm(PROMPT, past_key_values=cache)
     with pytest.raises(ValueError, match="expected an empty cache or one that this policy returned, got a DynamicCache with 6 tokens"):
@@ -335,6 +341,29 @@ def test_prior_log_probabilities(policy, rows):
     assert not policy.prior_logp(batch).requires_grad
 
 
+def test_a_reply_is_valued_in_the_state_that_its_last_token_leads_to(make_policy, make_row):
+    """One number per reply, from the hidden state at its last token, in a padded batch as alone."""
+    policy = make_policy(UtteranceILQL())
+    rows = [make_row([3, 70, 4, 71, 1, 3, 4, 72, 73, 1], [(3, 4, 1.0), (7, 9, 0.0)]), make_row([3, 90, 4, 91, 92], [(3, 4, 0.0)], truncated=True)]
+    with torch.no_grad():
+        out = policy.outputs(collate(rows))
+        alone = [policy.lm.base_model(torch.tensor([row.input_ids.tolist()])).last_hidden_state[0] for row in rows]
+        last = torch.cat([hidden[row.reply_ends] for hidden, row in zip(alone, rows, strict=True)])
+        for heads, found in ((policy.heads.utterance_q, out.utterance_q), (policy.heads.utterance_q_target, out.utterance_q_target)):
+            for head, values in zip(heads, found, strict=True):
+                torch.testing.assert_close(values, head(last), rtol=1e-4, atol=1e-4)
+    assert out.utterance_q[0].shape == (3,) and len(set(out.utterance_q[0].tolist())) == 3
+
+
+def test_polyak_averaging_of_reply_values(make_policy):
+    policy = make_policy(UtteranceILQL())
+    before = [p.detach().clone() for p in policy.heads.utterance_q_target.parameters()]
+    policy.update_targets(0.25)
+    for got, start, online in zip(policy.heads.utterance_q_target.parameters(), before, policy.heads.utterance_q.parameters(), strict=True):
+        torch.testing.assert_close(got, 0.75 * start + 0.25 * online)
+        assert not got.requires_grad
+
+
 # --- gradients and targets -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -354,8 +383,8 @@ def test_targets_get_no_gradient_and_the_rest_does(policy, rows):
     policy.start_training().train()
     loss_of(policy, rows).backward()
     reached = with_gradient(policy)
-    assert not any(name.startswith(("heads.q_target.", "lm_target.")) for name in reached)
-    wanted = {name.split(".")[0] for name, _ in policy.named_parameters()} - {"lm_target"}
+    assert not any(name.startswith(("heads.q_target.", "lm_target.", "target_trunk.")) for name in reached)
+    wanted = {name.split(".")[0] for name, _ in policy.named_parameters()} - {"lm_target", "target_trunk"}
     assert {name.split(".")[0] for name in reached} == wanted
     for head in ("heads.q.0.", "heads.q.1.", "heads.v."):
         assert policy.heads is None or any(name.startswith(head) for name in reached)
@@ -369,6 +398,78 @@ def test_a_separate_trunk_keeps_values_out_of_the_language_model(make_policy, ro
     loss_of(policy, rows).backward()
     reached = {name.split(".")[0] for name in with_gradient(policy)}
     assert reached == ({"heads", "lm"} if trunk == "shared" else {"heads", "value_trunk"})
+
+
+VALUES = {"cql_weight": 0.0, "awac_weight": 0.0}
+ROUTES = {
+    "q": (ILQL(v_weight=0.0, **VALUES), "detach_q"),
+    "conservative": (ILQL(q_weight=0.0, v_weight=0.0, awac_weight=0.0), "detach_q"),
+    "v": (ILQL(q_weight=0.0, **VALUES), "detach_v"),
+    "utterance q": (UtteranceILQL(awac_weight=0.0), "detach_q"),
+}
+
+
+@pytest.mark.parametrize(("method", "flag"), ROUTES.values(), ids=ROUTES.keys())
+@pytest.mark.parametrize("heads", ["mlp", "lowrank"])
+@pytest.mark.parametrize("trunk", ["shared", "separate"])
+def test_a_detached_loss_stops_at_its_heads(make_policy, rows, method, flag, heads, trunk):
+    """L_Q, L_CQL or L_V alone: below the heads it reaches the trunk, with the flag nothing, and the heads' gradient is the same."""
+    policy = make_policy(method, heads=heads, trunk=trunk)
+    gradients = []
+    for flags in ({}, {flag: True}, {"detach_q": True, "detach_v": True}):
+        policy.model_config = replace(policy.model_config, **flags)
+        policy.zero_grad()
+        loss_of(policy, rows).backward()
+        gradients.append({name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None and p.grad.any()})
+    free, stopped, both = gradients
+    below = "lm" if trunk == "shared" else "value_trunk"
+    assert {name.split(".")[0] for name in free} == {"heads", below}
+    if not isinstance(method, UtteranceILQL):  # its V loss is not switched off
+        assert {name.split(".")[0] for name in stopped} == {"heads"}
+    assert {name.split(".")[0] for name in both} == {"heads"}
+    for name in (name for name in free if name.startswith("heads.")):
+        torch.testing.assert_close(both[name], free[name])
+
+
+def test_a_detached_utterance_q_leaves_v_s_gradient(make_policy, rows):
+    """With detach_q alone the trunk has the gradient that V's loss gives it: that of the sum of V before each reply, times its slope."""
+    policy = make_policy(UtteranceILQL(awac_weight=0.0))
+    batch = collate(rows)
+
+    def trunk_gradient(loss):
+        policy.zero_grad()
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in policy.lm.base_model.parameters() if p.grad is not None])
+
+    out = policy.outputs(batch)
+    x = torch.minimum(*out.utterance_q_target) - out.v[batch.reply_starts]
+    expected = trunk_gradient((torch.where(x < 0, 0.3, 0.7) * x.square()).sum())
+    policy.model_config = replace(policy.model_config, detach_q=True)
+    torch.testing.assert_close(trunk_gradient(loss_of(policy, rows)), expected)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("method", [ILQL(q_weight=0.0, v_weight=0.0, cql_weight=0.0, transition_weight=0.5), BC()], ids=["ilql", "bc"])
+def test_a_detached_language_model_clones_with_its_output_layer_alone(make_policy, rows, family, method):
+    """The output layer is the embedding too; no block below it gets a gradient, from the logged replies or from the context's tokens."""
+    policy = make_policy(method, family)
+    loss_of(policy, rows).backward()
+    assert len(with_gradient(policy)) > 10
+    policy.model_config = replace(policy.model_config, detach_lm=True)
+    policy.zero_grad()
+    loss_of(policy, rows).backward()
+    (reached,) = with_gradient(policy)
+    assert dict(policy.named_parameters())[reached] is policy.get_output_embeddings().weight
+
+
+def test_context_scores_are_the_language_model_s(make_policy, rows):
+    """transition_weight's term: -log softmax of a plain forward pass at every token that is the user's or the template's."""
+    policy = make_policy(ILQL(transition_weight=1.0))
+    batch = collate(rows)
+    with torch.no_grad():
+        got = policy.outputs(batch).context.dense()
+        plain = policy.lm(batch.input_ids).logits.flatten(0, 1)[batch.context]
+    torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-4)
 
 
 @every(COMBINATIONS)
@@ -422,6 +523,51 @@ def test_polyak_averaging(make_policy, method):
     first = next(iter(target.parameters()))
     assert first.flatten()[0].item() == pytest.approx(1 - 0.995**138, abs=1e-5) == pytest.approx(0.4993, abs=1e-4)  # half-life 138
     assert all(torch.equal(p, before[name]) for name, p in policy.named_parameters() if name in before)
+
+
+@pytest.mark.parametrize("trunk", ["shared", "separate"])
+def test_polyak_averaging_of_the_target_trunk(make_policy, trunk):
+    """It follows what the online heads read, the LM's transformer or the value trunk, and starts as its copy."""
+    fresh = make_policy(ILQL(), trunk=trunk, target="separate", spread=0.0)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.target_trunk.parameters(), fresh.lm.base_model.parameters(), strict=True))
+    assert not any(p.requires_grad for p in fresh.target_trunk.parameters())
+    policy = make_policy(ILQL(), trunk=trunk, target="separate")
+    online = policy.lm.base_model if trunk == "shared" else policy.value_trunk
+    before = [p.detach().clone() for p in policy.target_trunk.parameters()]
+    others = checksum(p for name, p in policy.named_parameters() if not name.startswith(("target_trunk.", "heads.q_target.")))
+    policy.update_targets(0.25)
+    for got, start, towards in zip(policy.target_trunk.parameters(), before, online.parameters(), strict=True):
+        torch.testing.assert_close(got, 0.75 * start + 0.25 * towards)
+    assert checksum(p for name, p in policy.named_parameters() if not name.startswith(("target_trunk.", "heads.q_target."))) == others
+
+
+def test_a_target_trunk_never_drops_out(make_policy, rows):
+    """Training mode gives it no dropout, and Q' is that of the heads on the trunk as it stands."""
+    policy = make_policy(ILQL(), target="separate", dropout=0.5).train()
+    assert policy.lm.training and not policy.target_trunk.training
+    batch = collate(rows)
+    first, second = (policy.outputs(batch) for _ in range(2))
+    assert not torch.equal(first.v, second.v)  # the online trunk does
+    hidden = policy.target_trunk(batch.input_ids).last_hidden_state.flatten(0, 1)[batch.states]
+    for once, again, head in zip(first.q_target, second.q_target, policy.heads.q_target, strict=True):
+        assert torch.equal(once.dense(), again.dense())
+        torch.testing.assert_close(once.dense(), head(hidden, None).dense())
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_decoding_runs_the_trunks_that_it_reads_only(make_policy, top_k):
+    """With top-k no V is read, so the value trunk is left out and the target trunk stays; cached decoding is uncached either way."""
+    policy = make_policy(ILQL(beta=2.0, top_k=top_k), trunk="separate", target="separate")
+    with torch.no_grad():
+        cache = policy(PROMPT, use_cache=True).past_key_values
+    assert len(cache.others) == (1 if top_k else 2)
+    assert torch.equal(greedy(policy, PROMPT, use_cache=True), greedy(policy, PROMPT, use_cache=False))
+
+
+def test_a_target_trunk_cannot_follow_adapters(make_policy):
+    with pytest.raises(ValueError, match="expected a target trunk to copy that LoRA does not change: set value_trunk separate, or"):
+        make_policy(ILQL(), target="separate", peft=True)
+    assert make_policy(ILQL(), trunk="separate", target="separate", peft=True).target_trunk is not None
 
 
 def test_a_hard_update_copies(make_policy):
@@ -598,7 +744,7 @@ def test_named_lora_modules(tokenizer):
 def test_every_combination_is_another_policy(make_policy):
     """The fixtures do not test one thing six times: no two of them decode alike."""
     with torch.no_grad():
-        found = [make_policy(METHODS[m], f, heads=h, trunk=t)(PROMPT).logits.softmax(-1) for f, m, h, t in COMBINATIONS if m != "kl_control"]
+        found = [built(make_policy, *each)(PROMPT).logits.softmax(-1) for each in COMBINATIONS if each[1] != "kl_control"]
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(found, 2))
 
 

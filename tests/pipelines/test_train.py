@@ -15,6 +15,7 @@ from pipelines import train
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parents[2]
+PSI = ["--data", "data", "--output_dir", "runs/x", "--method", "psi"]
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -53,6 +54,10 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -
         (["--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"], "holds a run of bc"),
         (["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"], "Did you mean --learning_rate?"),
         (["--data", "data", "--output_dir", "runs/x", "--env", "smalltalk"], "unknown env 'smalltalk'"),
+        (["--data", "data", "--output_dir", "runs/x", "--prior", "runs/bc"], "--prior: bc has none; kl_control, psi"),
+        (["--data", "data", "--output_dir", "runs/x", "--method", "ilql", "--prior", "runs/bc"], "--prior: ilql has none"),
+        ([*PSI, "--prior", "runs/bc", "--prior_weights", "1", "2"], "--prior_weights: expected one for each of the 1 checkpoints"),
+        ([*PSI, "--prior", "runs/nowhere"], "runs/nowhere: expected a directory with a model"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_worker_starts(folder: Path, monkeypatch, arguments: list[str], expected: str) -> None:

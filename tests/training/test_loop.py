@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file, save_file
 
+from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.methods import ILQL, METHODS, KLControl
@@ -25,6 +27,12 @@ from rl_dialog.training.optim import learning_rate_at
 
 WORDS = ("yes", "no", "maybe", "good", "bad", "fine", "hello", "there", "what", "how", "nice", "day")
 MODEL = ModelConfig(layers=1, width=16, attention_heads=2, context=128)
+VARIANTS = {  # settings that take another way through the loop
+    "exact kl": KLControl(kl="exact"),  # the prior runs at every step
+    "base policy": ILQL(reg_to="base_policy", double_q=False),
+    "context": ILQL(transition_weight=0.5, mc_returns=True),
+    "target trunk": ILQL(),
+}
 
 
 def make_tokenizer():  # noqa: ANN201
@@ -45,16 +53,29 @@ def make_rows(tokenizer, count: int = 24) -> list[Row]:  # noqa: ANN001
     return rows
 
 
+def make_candidates(tokenizer) -> list[Row]:  # noqa: ANN001
+    """Two to four replies with different rewards to each of ten contexts: 33 pairs, of different lengths."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for i in range(10):
+        user = {"role": "user", "content": " ".join(generator.choice(WORDS, 1 + i))}
+        for k in range(2 + i % 3):
+            reply = {"role": "assistant", "content": " ".join(generator.choice(WORDS, generator.integers(1, 8))), "reward": float(k)}
+            rows += tokenize(Dialog(f"{i}-{k}", [user, reply]), tokenizer)
+    return rows
+
+
 def make_trainer(directory: Path, method: str, config: TrainerConfig, *, rows: list[Row] | None = None) -> Trainer:
-    tokenizer = METHODS[method]().extend_tokenizer(make_tokenizer())
+    how = VARIANTS[method] if method in VARIANTS else METHODS[method]()
+    tokenizer = how.extend_tokenizer(make_tokenizer())
     torch.manual_seed(0)
     lm = load_lm(MODEL, tokenizer)
-    policy = Policy(lm, METHODS[method](), MODEL)
+    policy = Policy(lm, how, replace(MODEL, target_trunk="separate" if method == "target trunk" else "shared"))
     if policy.heads is not None:
         for parameter in policy.heads.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
     prior = Prior([load_lm(MODEL, tokenizer)]) if policy.method.uses_prior else None
-    rows = make_rows(tokenizer) if rows is None else rows
+    rows = (make_candidates if method == "dpo" else make_rows)(tokenizer) if rows is None else rows
     return Trainer(policy, tokenizer, rows, rows[:5], config, directory, prior=prior)
 
 
@@ -73,9 +94,9 @@ def _worker(rank: int, world: int, port: int, directory: str, method: str, confi
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("method", ["bc", "kl_control", "ilql"])  # the other methods' losses are sums in the same way
+@pytest.mark.parametrize("method", ["bc", "kl_control", "ilql", "dpo"])  # the other methods' losses are sums in the same way
 def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
-    """Three updates of 8 dialogs: as 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2 micro-batches of 2, from the same start.
+    """Three updates of 8 dialogs (8 pairs for dpo): 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2 micro-batches of 2, from the same start.
 
     Micro-batches hold different numbers of decisions, so averaging their means would differ; dividing sums by the global number does not. Plain
     gradient descent, because Adam divides by the gradient's size and so turns the rounding of a zero gradient (attention's key bias) into a step.
@@ -100,6 +121,84 @@ def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, 
             torch.testing.assert_close(got[name], expected, atol=1e-6, rtol=0, msg=lambda text, what=(how, name): f"{what}: {text}")
 
 
+@pytest.mark.parametrize("method", ["exact kl", "base policy", "context", "utterance_ilql"])
+def test_accumulation_makes_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
+    """What is divided by the number of replies, and what reads the prior or the context's tokens, is a sum over rows too."""
+    shared = {"max_steps": 2, "learning_rate": 0.1, "report_to": "none", "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
+    one = plain_descent(make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **shared)))
+    cut = plain_descent(make_trainer(tmp_path / "cut", method, TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared)))
+    start = parameters(one)
+    one.train()
+    cut.train()
+    assert max((expected - start[name]).abs().max().item() for name, expected in parameters(one).items()) > 1e-2
+    for name, expected in parameters(one).items():
+        torch.testing.assert_close(parameters(cut)[name], expected, atol=1e-6, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# --- pairs of rows -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_a_pair_stays_in_one_micro_batch(method: str, size: int, tmp_path: Path) -> None:
+    """Batch sizes count pairs; every micro-batch holds whole ones, the better (or own) reply first, and an epoch takes every pair."""
+    config = TrainerConfig(per_device_train_batch_size=size, gradient_accumulation_steps=2, report_to="none")
+    trainer = make_trainer(tmp_path, method, config)
+    pairs = len(trainer.train_rows) // 2
+    assert trainer.steps_per_epoch == -(-pairs // (2 * size)) and pairs > 30
+    taken = set()
+    for step in range(trainer.steps_per_epoch):
+        parts = list(trainer._micro_batches(step))
+        assert [len(part) for part in parts] == [2 * size] * 2
+        for part in parts:
+            assert [i % 2 for i in part] == [0, 1] * size and [i // 2 for i in part[0::2]] == [i // 2 for i in part[1::2]]
+            taken |= {i // 2 for i in part}
+    assert taken == set(range(pairs))
+
+
+def test_the_held_out_loss_of_pairs_does_not_depend_on_the_batch(tmp_path: Path) -> None:
+    found = [make_trainer(tmp_path, "dpo", TrainerConfig(per_device_train_batch_size=size, report_to="none"))._evaluation() for size in (1, 2, 8)]
+    assert found[0]["eval/loss"] > 0
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=1e-5)
+
+
+def total_of(trainer: Trainer, pairs: list[int]) -> float:
+    indices = [2 * pair + side for pair in pairs for side in (0, 1)]
+    batch = collate([trainer.train_rows[i] for i in indices], prior_logp=[trainer._prior_logp[i] for i in indices])
+    return trainer.objective(batch)[0].item()
+
+
+def test_kto_measures_its_divergence_in_each_micro_batch(tmp_path: Path) -> None:
+    """Its z is a mean over the strangers of a micro-batch, so a batch's loss is not the sum of its parts' as it is for dpo: z of the parts differ.
+
+    Where no z is above 0 it is: with log p raised until every log-ratio is negative, z = 0 however the batch is cut.
+    """
+    differences = {}
+    for method in ("dpo", "kto"):
+        trainer = make_trainer(tmp_path / method, method, TrainerConfig(report_to="none"))
+        trainer.policy.eval()
+        trainer._prior_logp = [logp - 3.0 for logp in trainer._prior_logp]  # g > 0 in every row
+        differences[method] = total_of(trainer, list(range(8))) - total_of(trainer, [0, 1, 2, 3]) - total_of(trainer, [4, 5, 6, 7])
+        trainer._prior_logp = [logp + 6.0 for logp in trainer._prior_logp]  # g < 0 in every row
+        assert total_of(trainer, list(range(8))) == pytest.approx(sum(total_of(trainer, [pair]) for pair in range(8)), rel=1e-5)
+    assert abs(differences["dpo"]) < 1e-4 < 1e-2 < abs(differences["kto"])
+
+
+# --- the run -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_prior_of_every_step_is_no_part_of_the_policy(tmp_path: Path) -> None:
+    """It is run by the loss, and neither trained, nor saved, nor put into training mode."""
+    trainer = make_trainer(tmp_path, "exact kl", TrainerConfig(per_device_train_batch_size=4, max_steps=2, learning_rate=1e-2, report_to="none"))
+    (prior,) = trainer.objective._prior
+    before = [p.detach().clone() for p in prior.parameters()]
+    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not trained & {id(p) for p in prior.parameters()} and not any("prior" in name for name in trainer.objective.state_dict())
+    trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(prior.parameters(), before, strict=True)) and not prior.training
+
+
 def test_rows_longer_than_the_context_are_refused_before_training(tmp_path: Path) -> None:
     """128 tokens fit; dt adds one. GPT-2 would fail inside its embedding."""
     rows = [
@@ -115,7 +214,7 @@ def plain_descent(trainer: Trainer) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
     """Dropout, warm-up, decay, moments, targets and the order of the data all continue where they were."""
     config = TrainerConfig(

@@ -1,0 +1,150 @@
+"""KTO by hand: labels, strangers, and the loss on either side of z."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rl_dialog.data.batch import collate
+from rl_dialog.methods import KTO
+from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.scores import Dense
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def prepared(method, rows, validation=()):
+    """[(context, reply, label, stranger)] of both splits."""
+    found = []
+    for split in method.prepare(rows, list(validation), None):
+        pairs = []
+        for own, other in zip(split[0::2], split[1::2], strict=True):
+            start = int(own.assistant.argmax())
+            assert other.assistant.argmax() == start and other.input_ids[:start].tolist() == own.input_ids[:start].tolist()
+            assert own.assistant[start:].all() and other.assistant[start:].all()
+            pairs.append((own.input_ids[:start].tolist(), own.input_ids[start:].tolist(), float(own.rewards[0]), other.input_ids[start:].tolist()))
+        found.append(pairs)
+    return found
+
+
+# --- data ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "labels"),
+    [
+        (KTO(), [-1.0, 1.0, -1.0]),  # above their mean, 1
+        (KTO(threshold=-1.0), [1.0, 1.0, -1.0]),
+        (KTO(threshold=0.0), [-1.0, 1.0, -1.0]),  # above it, not equal to it
+        (KTO(by="to_go"), [1.0, 1.0, -1.0]),  # 0 + 5, 5 and -2 against their mean, 8 / 3
+    ],
+)
+def test_good_is_above_the_threshold(make_row, method, labels):
+    """A dialog whose replies earn 0 and 5, and one that earns -2."""
+    rows = [make_row([9, 1, 9, 2], [(1, 1, 0.0), (3, 3, 5.0)]), make_row([8, 3, 3], [(1, 2, -2.0)])]
+    train, validation = prepared(method, rows)
+    assert [(context, reply, label) for context, reply, label, _ in train] == [
+        ([9], [1], labels[0]),
+        ([9, 1, 9], [2], labels[1]),
+        ([8], [3, 3], labels[2]),
+    ]
+    assert validation == []
+
+
+def test_validation_is_judged_by_the_training_split_s_mean(make_row):
+    train = [make_row([9, 1], [(1, 1, 0.0)]), make_row([9, 2], [(1, 1, 10.0)])]
+    _, found = prepared(KTO(), train, [make_row([9, 3], [(1, 1, 6.0)]), make_row([9, 4], [(1, 1, 7.0)])])
+    assert [label for *_, label, _ in found] == [1.0, 1.0]  # above 5, both of them
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_a_stranger_is_another_example(make_row, count):
+    """Every reply is a stranger once, and never beside itself; the same ones every time."""
+    rows = [make_row([9, 1 + i], [(1, 1, float(i))]) for i in range(count)]
+    (train, _), (again, _) = prepared(KTO(), rows), prepared(KTO(), rows)
+    assert train == again
+    assert sorted(stranger for *_, stranger in train) == sorted(reply for _, reply, *_ in train)
+    assert all(reply != stranger for _, reply, _, stranger in train)
+
+
+def test_a_stranger_is_cut_where_the_longest_row_ends(make_row):
+    """Behind a long context a long reply would be a row longer than any of the data, and perhaps than the model's context."""
+    rows = [make_row([9, *[1] * 9], [(1, 9, 1.0)]), make_row([*[8] * 7, 2, 2], [(7, 8, 0.0)])]
+    train, _ = KTO().prepare(rows, [], None)
+    assert [len(row.input_ids) for row in train] == [10, 3, 9, 10]
+    assert train[3].input_ids.tolist() == [*[8] * 7, 1, 1, 1] and train[3].reply_ends.tolist() == [9]
+
+
+def test_one_class_alone_is_refused(make_row):
+    rows = [make_row([9, i], [(1, 1, float(i))]) for i in range(3)]
+    with pytest.raises(ValueError, match=r"kto: expected good and bad replies, got 0 of 3 with a reward above 5 \(they are 0 to 2\)"):
+        KTO(threshold=5.0).prepare(rows, [], None)
+    with pytest.raises(ValueError, match="got 3 of 3 with a reward above -1"):
+        KTO(threshold=-1.0).prepare(rows, [], None)
+    for row in rows:
+        row.rewards = np.full_like(row.rewards, 0.5)
+    with pytest.raises(ValueError, match="got 0 of 3 .*set --method.threshold, or prepare with rewards that differ"):
+        KTO().prepare(rows, [], None)
+
+
+# --- loss ----------------------------------------------------------------------------------------------------------------------------------------
+
+GOOD, BAD = 0.8, -0.3  # log pi - log p of the good and of the bad reply
+
+
+@pytest.fixture
+def batch(make_row):
+    """batch(strangers): a good and a bad reply, each beside a stranger; all log-ratios are as given, under a policy that is uniform over 2 tokens."""
+
+    def build(strangers):
+        labels, ratios = (1.0, 0.0, -1.0, 0.0), (GOOD, strangers[0], BAD, strangers[1])
+        rows = [make_row([9, 0], [(1, 1, label)]) for label in labels]
+        return collate(rows, prior_logp=[[-math.log(2) - ratio] for ratio in ratios])
+
+    return build
+
+
+def out():
+    return Outputs(Dense(torch.zeros(4, 2, requires_grad=True)))
+
+
+@pytest.mark.parametrize(("strangers", "z"), [((-0.5, -0.7), 0.0), ((0.1, -0.1), 0.0), ((0.5, -0.1), 0.2), ((1.0, 1.2), 1.1)])
+def test_the_loss_by_hand(batch, strangers, z):
+    """beta 2, w 1 and .5: 1 - sigmoid(2 (.8 - z)) and .5 (1 - sigmoid(2 (z + .3))), z the strangers' mean but at least 0."""
+    method = KTO(beta=2.0, undesirable_weight=0.5)
+    loss = method.loss(out(), batch(strangers))
+    good, bad = 1 - sigmoid(2 * (GOOD - z)), 1 - sigmoid(2 * (z - BAD))
+    assert loss.total.item() == pytest.approx(good + 0.5 * bad, abs=1e-6)
+    assert {name: value.item() for name, value in loss.metrics.items()} == {
+        "kl": pytest.approx(2 * z, abs=1e-6),  # the loop divides by the two terms
+        "good": 1.0,
+        "accuracy": float(z < GOOD) + float(z > BAD),
+        "reward_good": pytest.approx(2 * GOOD, abs=1e-6),
+        "reward_bad": pytest.approx(2 * BAD, abs=1e-6),
+    }
+    assert method.terms(batch(strangers)) == 2
+
+
+def test_the_gradient_raises_the_good_and_lowers_the_bad_and_leaves_strangers_alone(batch):
+    """d(1 - sigmoid(x))/dg is -beta sigmoid (1 - sigmoid) for a good reply and the same, positive, for a bad one; z has no gradient."""
+    given, lm = batch((0.5, -0.1)), out()
+    KTO(beta=2.0).loss(lm, given).total.backward()
+    slopes = [-2 * s * (1 - s) for s in (sigmoid(2 * (GOOD - 0.2)), sigmoid(2 * (0.2 - BAD)))]
+    expected = torch.zeros(4, 2)
+    expected[0], expected[2] = slopes[0] * torch.tensor([0.5, -0.5]), -slopes[1] * torch.tensor([0.5, -0.5])
+    torch.testing.assert_close(lm.lm.scores.grad, expected)
+
+
+def test_at_the_prior_every_term_is_one_half(make_row):
+    rows = [make_row([9, 0], [(1, 1, label)]) for label in (1.0, 0.0, -1.0, 0.0)]
+    loss = KTO().loss(out(), collate(rows, prior_logp=[[-math.log(2)]] * 4))
+    assert loss.total.item() == pytest.approx(1.0) and loss.metrics["accuracy"] == 0
+
+
+def test_it_needs_a_prior_and_acts_by_the_language_model():
+    assert KTO().uses_prior and not KTO().prior_every_step and KTO.plain_lm and KTO.rows_per_unit == 2 and not KTO.acts_with_beta
+    lm = torch.randn(2, 3)
+    assert torch.equal(KTO().decode(Outputs(Dense(lm))), lm)
