@@ -3,6 +3,7 @@
     python -m pipelines.benchmark train       tokens/s of every method, over those of cross-entropy training of the same backbone
     python -m pipelines.benchmark memory      peak memory of the same training steps, each in a process of its own
     python -m pipelines.benchmark generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
+    python -m pipelines.benchmark candidates  contexts/s of several replies to each, over those of the backbone's `generate` on one context at a time
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
 whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
@@ -16,7 +17,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,9 @@ from torch import Tensor, nn
 
 from rl_dialog.config import run
 from rl_dialog.data.batch import Batch, collate
-from rl_dialog.data.tokenize import Row
+from rl_dialog.data.tokenize import Row, encode_prompt, train_tokenizer
+from rl_dialog.evaluation.draws import Context, draw_replies
+from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL
 from rl_dialog.models.checkpoint import write_json
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
@@ -43,6 +46,7 @@ ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:gli
 # Ratios of other implementations of ILQL with mlp heads, measured the same way on the same shapes.
 OTHERS = {
     "train": {"trlx": 0.44, "Snell et al., shared backbone": 0.35, "Snell et al., as shipped": 0.24},
+    "candidates": {},
     "generate": {"trlx, batch 1": 0.56, "trlx, batch 16": 0.52, "Snell et al., batch 1": 0.43, "Snell et al., batch 16": 0.45},
 }
 
@@ -71,8 +75,8 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
 class BenchmarkConfig:
     """What to measure, and on which shapes."""
 
-    what: tyro.conf.Positional[Literal["train", "memory", "generate"]] = "train"
-    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling"""
+    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates"]] = "train"
+    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates: contexts/s"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     out: str = "benchmark.json"
@@ -109,6 +113,12 @@ class BenchmarkConfig:
     """generate: how many tokens to sample among; ilql chooses them before it adds the advantage"""
     beta: float = 1.0
     """generate: strength of the advantage"""
+    contexts: int = 64
+    """candidates: contexts of a round; their prompts have up to `prompt_words` words"""
+    prompt_words: int = 64
+    """candidates: words of the longest prompt, about as many tokens"""
+    replies: int = 5
+    """candidates: replies to each context, of up to 32 tokens"""
     seed: int = 0
     """weights, tokens and sampling"""
     quiet: bool = False
@@ -126,7 +136,8 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     if config.what == "memory":
         return _report_memory(config)
     before = os.getloadavg()
-    settings = benchmark_training(config) if config.what == "train" else benchmark_generation(config)
+    measure = {"train": benchmark_training, "generate": benchmark_generation, "candidates": benchmark_candidates}[config.what]
+    settings = measure(config)
     figures = {setting: summarise(seconds, tokens, seed=config.seed) for setting, (tokens, seconds) in settings.items()}
     if not config.quiet:
         print(_table(config, figures))
@@ -273,6 +284,59 @@ def _generation(config: BenchmarkConfig, model: Any, prompt: Tensor, *, top_k: i
     return call
 
 
+# Candidates.
+
+
+def benchmark_candidates(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, list[float]]]]:
+    """{setting: (contexts of a round, {contender: seconds of each round})}. Nearly no reply ends early, the model being random."""
+    writer = _Writer(config)
+    with multiprocessing.get_context("spawn").Pool(config.threads, _start_writer, (config,)) as pool:
+        parts = [range(start, config.contexts, config.threads) for start in range(config.threads)]
+        contenders = {
+            "plain": writer.one_at_a_time,
+            "batched": lambda: writer.batched(range(config.contexts)),
+            f"batched, {config.threads} processes of one thread": lambda: pool.map(_write, parts, chunksize=1),
+        }
+        seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
+    return {f"{config.replies} sampled replies to each of {config.contexts} contexts": (config.contexts, seconds)}
+
+
+class _Writer:
+    """A random policy, and contexts of random words of very different length."""
+
+    def __init__(self, config: BenchmarkConfig) -> None:
+        self.config, rng = config, np.random.default_rng(config.seed)
+        words = ["".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), size=rng.integers(2, 9))) for _ in range(1000)]
+        said = [" ".join(rng.choice(words, size=rng.integers(4, config.prompt_words + 1))) for _ in range(config.contexts)]
+        self.tokenizer = train_tokenizer([" ".join(words)] * 3, vocab_size=config.vocabulary)
+        self.contexts = [Context((0, i), [{"role": "user", "content": text}], "") for i, text in enumerate(said)]
+        self.decoding = Decoding(max_prompt_length=96)
+        self.policy = Policy(_new_lm(replace(config, length=128)), BC(), ModelConfig()).eval()
+
+    def one_at_a_time(self) -> None:
+        """As transformers does it: the prompt of one context, several sequences returned."""
+        for context in self.contexts:
+            prompt = torch.tensor([encode_prompt(context.messages, self.tokenizer, max_length=96)])
+            settings = {"max_new_tokens": self.decoding.max_new_tokens, "eos_token_id": self.tokenizer.eos_token_id, "pad_token_id": 0}
+            mask = torch.ones_like(prompt)
+            self.policy.lm.generate(prompt, attention_mask=mask, do_sample=True, top_k=0, num_return_sequences=self.config.replies, **settings)
+
+    def batched(self, numbers: Sequence[int]) -> None:
+        contexts = [self.contexts[i] for i in numbers]
+        draw_replies(self.policy, self.tokenizer, contexts, self.decoding, count=self.config.replies, tries=1)
+
+
+def _start_writer(config: BenchmarkConfig) -> None:
+    """Once per process: what a generating actor has."""
+    global _writer
+    torch.set_num_threads(1)
+    _writer = _Writer(config)
+
+
+def _write(numbers: Sequence[int]) -> None:
+    _writer.batched(numbers)
+
+
 # Measuring.
 
 
@@ -314,15 +378,16 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
+    unit, digits = ("contexts/s", 2) if config.what == "candidates" else ("tokens/s", 0)
     shape = f"{config.layers} layers, width {config.width}, vocabulary {config.vocabulary}"
     lines = [f"{config.what}: GPT-2 of {shape}; {config.threads} threads, float32"]
     for setting, rows in figures.items():
-        lines += ["", f"{setting:<52} {'tokens/s':>10} {'ratio':>7}   95% interval"]
+        lines += ["", f"{setting:<52} {unit:>10} {'ratio':>7}   95% interval"]
         for name, row in rows.items():
             ratio = f"{row['ratio']:>7.3f}   {row['low']:.3f} to {row['high']:.3f}" if "ratio" in row else f"{1:>7.3f}"
-            lines.append(f"  {name:<50} {row['tokens_per_s']:>10.0f} {ratio}")
+            lines.append(f"  {name:<50} {row['tokens_per_s']:>10.{digits}f} {ratio}")
     others = ", ".join(f"{name} {value:.2f}" for name, value in OTHERS[config.what].items())
-    return "\n".join([*lines, "", f"Measured elsewhere at the default sizes: {others}.", ""])
+    return "\n".join([*lines, "", *([f"Measured elsewhere at the default sizes: {others}.", ""] if others else [])])
 
 
 @dataclass(frozen=True)

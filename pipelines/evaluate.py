@@ -3,36 +3,34 @@
     python -m pipelines.evaluate --checkpoints runs/bc-seed* runs/ilql-seed* --env small_talk --data data/chats --out report
 
 A run folder gives its best and its last checkpoint. Runs whose names differ by `seed<k>` at the end are one group.
-`rl_dialog/evaluation/README.md` defines every figure.
+`rl_dialog/evaluation/README.md` defines every figure. `--compare FILE` trains first, and makes a whole table (compare.py).
 """
 
 from __future__ import annotations
 
-import json
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from envs import ENVS
 from rl_dialog.config import run, to_dict
-from rl_dialog.data.schema import Dialog
-from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.data.tokenize import load_tokenizer
-from rl_dialog.evaluation.generation import Decoding, Episode, generate_replies, load_for_decoding, play_episodes, stream
+from rl_dialog.evaluation.candidates import write_candidates
+from rl_dialog.evaluation.generation import Episode, load_for_decoding, play_episodes
+from rl_dialog.evaluation.held_out import HeldOut, HeldOutConfig, check_held_out, decoding_of, device_of, read_held_out, score_held_out
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
-from rl_dialog.evaluation.metrics import Pairs, find_pairs, pairwise_accuracy
 from rl_dialog.evaluation.report import Evaluation, write_replies, write_report
 from rl_dialog.evaluation.runs import Entry, find_entries, nearest
-from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, held_out_measures, logged_replies, score_replies
-from rl_dialog.evaluation.summary import Answer, Group, RunResult, as_json, baseline_of, compare
-from rl_dialog.models.checkpoint import load_prior, method_name, read_method, write_json
+from rl_dialog.evaluation.summary import Group, RunResult, as_json, baseline_of, compare
+from rl_dialog.models.checkpoint import method_name, read_method, write_json
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import REWARDS
 
@@ -40,8 +38,8 @@ Player = Callable[[Policy, Any, str, float | None], list[Episode]]  # policy, to
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(Decoding):
-    """What to evaluate, where, and how."""
+class EvaluateConfig(HeldOutConfig):
+    """What to evaluate, where, and how. `--compare FILE` trains and evaluates a whole table instead: `--compare FILE --help` has its flags."""
 
     checkpoints: tuple[str, ...] = ()
     """run folders (best and last checkpoint each) or checkpoint directories"""
@@ -53,46 +51,16 @@ class EvaluateConfig(Decoding):
     """environment to talk in"""
     episodes: int = 128
     """conversations per checkpoint"""
-    data: str = ""
-    """a directory that `prepare` wrote: held-out replies, contexts, and which rewards were trained on"""
-    split: str = ""
-    """split of the data to score; by default test, or validation where test is empty"""
-    held_out: int = 512
-    """most dialogs of the split to score; 0 takes all"""
-    contexts: int = 32
-    """held-out contexts to answer; 0 answers none"""
-    max_length: int = 1024
-    """longest row in tokens when scoring held-out dialogs"""
     beta: float | None = None
     """another beta at decoding time, for checkpoints whose method has one"""
     num_workers: int = 0
     """Ray actors that play the episodes; 0 plays them in this process. The result is the same"""
-    batch_size: int = 128
-    """conversations stepped together"""
     replicates: int = 2000
     """bootstrap replicates behind the intervals"""
     samples: int = 3
     """dialogs and contexts shown side by side"""
-    seed: int = 0
-    """conversation partners, sampling and bootstrap"""
-    device: str = ""
-    """where policies run; by default a GPU if there is one (actors use the CPU)"""
     address: str = ""
     """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
-    quiet: bool = False
-    """print only the final JSON line"""
-
-
-@dataclass
-class HeldOut:
-    """Logged dialogs to score, and contexts to answer. Token rows are made once per tokenizer."""
-
-    split: str
-    dialogs: list[Dialog]
-    pairs: Pairs
-    contexts: list[tuple[Dialog, int]]  # dialog, index of the reply to replace
-    trained: list[str]  # rewards with a weight in the training data
-    rows: dict[tuple[str, int], LoggedReplies] = field(default_factory=dict)
 
 
 def main(config: EvaluateConfig) -> dict[str, Any]:
@@ -103,7 +71,7 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     make_env = _check(config)
     entries = find_entries(config.checkpoints, config.names)
     _check_beta(config, entries)
-    held_out = _held_out(config) if config.data else None
+    held_out = read_held_out(config) if config.data else None
     directories = list(dict.fromkeys(entry.directory for entry in entries))
     with _player(config, make_env) as play, _progress(directories, config.quiet) as progress:
         results = {directory: evaluate_checkpoint(directory, config, play, held_out) for directory in progress}
@@ -120,16 +88,17 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     evaluation = Evaluation("Evaluation", about, groups, comparisons, references, trained, _folders(entries), config.samples)
     markdown, page = write_report(evaluation, out)
     count = write_replies(out / "replies.csv", groups)
+    tables = _write_candidates(groups, out / "candidates") if config.candidates else {}
     write_json(out / "metrics.json", _metrics(config, evaluation))
     seconds = round(time.perf_counter() - began, 2)
     paths = {"report": str(markdown), "html": str(page), "metrics": str(out / "metrics.json"), "replies": str(out / "replies.csv")}
-    return {**paths, "checkpoints": len(directories), "generated_replies": count, "seconds": seconds, **_headline(evaluation)}
+    return {**paths, **tables, "checkpoints": len(directories), "generated_replies": count, "seconds": seconds, **_headline(evaluation)}
 
 
 def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | None, held_out: HeldOut | None) -> RunResult:
     """Everything about one checkpoint."""
-    beta = config.beta if hasattr(read_method(directory), "beta") else None
-    policy = load_for_decoding(directory, beta=beta).to(_device(config))
+    beta = config.beta if read_method(directory).acts_with_beta else None
+    policy = load_for_decoding(directory, beta=beta).to(device_of(config))
     tokenizer = load_tokenizer(directory)
     result = RunResult("", directory, method_name(policy.method))
     if beta is not None:
@@ -138,72 +107,9 @@ def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | N
         result.episodes = play(policy, tokenizer, directory, beta)
         result.measures["return"] = Measure.mean([episode.total for episode in result.episodes])
     if held_out:
-        _score(result, policy, tokenizer, held_out, config)
-        result.answers = _answer(policy, tokenizer, held_out, config)
+        score_held_out(result, policy, tokenizer, held_out, config)
     result.score(REWARDS)
     return result
-
-
-def _score(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: EvaluateConfig) -> None:
-    """Perplexity, KL and the critic on the held-out dialogs."""
-    max_length = min(config.max_length, getattr(policy.config, "max_position_embeddings", None) or config.max_length)
-    key = tokenizer.backend_tokenizer.to_str() + tokenizer.chat_template, max_length
-    if key not in held_out.rows:
-        held_out.rows[key] = logged_replies(held_out.dialogs, tokenizer, max_length=max_length)
-    logged, missing = held_out.rows[key], ""
-    try:
-        prior = load_prior(result.directory)
-    except ValueError as error:
-        prior, missing = None, str(error)
-    scores = score_replies(policy, logged, prior=prior)
-    result.measures |= held_out_measures(scores, logged)
-    if missing or scores.kl_missing:
-        result.notes |= dict.fromkeys(("kl", "kl_per_reply"), missing or scores.kl_missing)
-    if not held_out.pairs.contexts:
-        result.notes["critic"] = "the held-out dialogs have no context with replies of different reward"
-        return
-    for name, values in critic_scores(scores).items():
-        measure = pairwise_accuracy(values, held_out.pairs)
-        result.measures.setdefault("critic", measure)
-        result.measures[f"critic/{name}"] = measure
-
-
-def _answer(policy: Policy, tokenizer: Any, held_out: HeldOut, config: EvaluateConfig) -> list[Answer]:
-    """A reply to each held-out context."""
-    conversations = [dialog.messages[:i] for dialog, i in held_out.contexts]
-    seeds = [stream(config.seed, n, 0) for n in range(len(conversations))]
-    replies = generate_replies(policy, tokenizer, conversations, _decoding(config), seeds=seeds, batch_size=config.batch_size)
-    answers = []
-    for (dialog, i), messages, reply in zip(held_out.contexts, conversations, replies, strict=True):
-        context = [{"role": m["role"], "content": m["content"], **({"weight": 0} if m["role"] == "assistant" else {})} for m in messages]
-        said = [*context, {"role": "assistant", "content": reply.text}]
-        answers.append(Answer(dialog.id, Dialog(f"{dialog.id}:{i}", said, dialog.source, truncated=True), reply, dialog.messages[i]["content"] or ""))
-    return answers
-
-
-def _held_out(config: EvaluateConfig) -> HeldOut:
-    manifest = load_manifest(config.data)
-    sizes = {split: figures["dialogs"] for split, figures in manifest["splits"].items()}
-    split = config.split or next((name for name in ("test", "validation") if sizes.get(name)), "test")
-    dialogs = []
-    for dialog in read_dialogs(config.data, split):
-        dialogs.append(dialog)
-        if config.held_out and len(dialogs) == config.held_out:
-            break
-    if not dialogs:
-        raise ValueError(f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold {sizes}")
-    weights = {name: row["weight"] for name, row in manifest["rewards"]["components"].items()}
-    return HeldOut(split, dialogs, find_pairs(dialogs), _contexts(dialogs, config.contexts), [name for name, weight in weights.items() if weight])
-
-
-def _contexts(dialogs: Sequence[Dialog], count: int) -> list[tuple[Dialog, int]]:
-    """The last reply of each dialog, every context once."""
-    found: dict[str, tuple[Dialog, int]] = {}
-    for dialog in dialogs:
-        i = dialog.replies[-1] if dialog.replies else 0
-        if i and len(found) < count:
-            found.setdefault(json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i))
-    return list(found.values())
 
 
 def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: EvaluateConfig) -> list[Group]:
@@ -223,7 +129,7 @@ def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: Eva
 @contextmanager
 def _player(config: EvaluateConfig, make_env: Callable[[], Any] | None) -> Iterator[Player | None]:
     """How episodes are played: on Ray actors, in this process, or not at all."""
-    what = {"episodes": range(config.episodes), "decoding": _decoding(config), "seed": config.seed, "batch_size": config.batch_size}
+    what = {"episodes": range(config.episodes), "decoding": decoding_of(config), "seed": config.seed, "batch_size": config.batch_size}
     if make_env is None:
         yield None
     elif not config.num_workers:
@@ -267,13 +173,14 @@ def _check(config: EvaluateConfig) -> Callable[[], Any] | None:
         raise ValueError(f"unknown env {config.env!r}: expected one of {', '.join(ENVS)}.{nearest(config.env, ENVS)}")
     if config.episodes < 1 or config.batch_size < 1 or config.replicates < 1 or config.num_workers < 0:
         raise ValueError("expected episodes, batch_size and replicates of at least 1 and num_workers of at least 0")
-    _decoding(config).check()
+    decoding_of(config).check()
+    check_held_out(config)
     return ENVS[config.env] if config.env else None
 
 
 def _check_beta(config: EvaluateConfig, entries: Sequence[Entry]) -> None:
     methods = {entry.directory: read_method(entry.directory) for entry in entries}
-    if config.beta is not None and not any(hasattr(method, "beta") for method in methods.values()):
+    if config.beta is not None and not any(method.acts_with_beta for method in methods.values()):
         names = sorted({method_name(method) for method in methods.values()})
         raise ValueError(f"--beta {config.beta:g}: none of these checkpoints was trained by a method with a beta (they are {', '.join(names)})")
 
@@ -290,6 +197,9 @@ def _about(config: EvaluateConfig, held_out: HeldOut | None) -> list[str]:
     if held_out:
         what = f"{len(held_out.dialogs)} dialogs of the {held_out.split} split of {Path(config.data).name}"
         about.append(f"Held-out: {what}; {len(held_out.contexts)} of their contexts answered" + ("." if config.env else f", {how}."))
+    if config.ope:
+        discounted = "not discounted" if config.gamma == 1 else f"discounted by {config.gamma:g} per {config.discount}"
+        about.append(f"Estimates from the logs: {', '.join(config.ope)}, {discounted}.")
     return about
 
 
@@ -323,9 +233,22 @@ def _metrics(config: EvaluateConfig, evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
+def _write_candidates(groups: Sequence[Group], directory: Path) -> dict[str, list[str]]:
+    """One CSV per checkpoint, as in the paper; returns their paths for the JSON line."""
+    directory.mkdir(exist_ok=True)
+    paths = []
+    for group in groups:
+        for result in group.runs:
+            name = re.sub(r"[^\w.=-]+", "-", "-".join(part for part in (result.run or group.name, group.which) if part))
+            paths.append(directory / f"{name}.csv")
+            write_candidates(paths[-1], result.candidates)
+    return {"candidates": [str(path) for path in paths]}
+
+
 def _headline(evaluation: Evaluation) -> dict[str, Any]:
     """For the JSON line: the figures of each group that people ask for first."""
-    wanted = ("return", "perplexity", "kl", "critic", "distinct_2", "words")
+    tops = dict.fromkeys(name for group in evaluation.groups for name in group.estimates if name.startswith(("top/", "ope/")))
+    wanted = ("return", "perplexity", "kl", "critic", "distinct_2", "words", *tops)
     figures = {
         group.label: {name: [value.value, value.low, value.high] for name in wanted if (value := group.estimates.get(name))}
         for group in evaluation.groups
@@ -346,14 +269,6 @@ def _folders(entries: Sequence[Entry]) -> dict[str, list[Path]]:
     return folders
 
 
-def _decoding(config: EvaluateConfig) -> Decoding:
-    return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
-
-
-def _device(config: EvaluateConfig) -> torch.device:
-    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 @contextmanager
 def _progress(directories: Sequence[str], quiet: bool) -> Iterator[Iterator[str]]:
     with tqdm(directories, desc="evaluate", unit=" checkpoints", disable=True if quiet else None) as bar:  # None: silent unless a terminal
@@ -361,4 +276,9 @@ def _progress(directories: Sequence[str], quiet: bool) -> Iterator[Iterator[str]
 
 
 if __name__ == "__main__":
-    run(EvaluateConfig, main)
+    if any(argument.partition("=")[0] == "--compare" for argument in sys.argv[1:]):
+        from pipelines import compare
+
+        run(compare.CompareConfig, compare.main)
+    else:
+        run(EvaluateConfig, main)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import chat, evaluate, prepare, train
+from pipelines import chat, compare, evaluate, prepare, train
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +38,7 @@ def test_every_command_has_known_flags(command: list[str]) -> None:
     verb = command[0].removeprefix("pipelines.")
     assert (ROOT / "pipelines" / f"{verb}.py").is_file()
     if verb in CONFIGS:
-        config_class, choices = CONFIGS[verb]
+        config_class, choices = (compare.CompareConfig, None) if "--compare" in command else CONFIGS[verb]
         load_config(config_class, command[1:], choices=choices)
 
 
@@ -52,7 +52,18 @@ def test_every_file_it_names_exists() -> None:
         assert (ROOT / link).exists(), link
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tune_configs").glob("*.yaml")), ids=lambda path: path.name)
+TABLES = sorted((ROOT / "tune_configs").glob("compare_*.yaml"))
+
+
+@pytest.mark.parametrize("path", sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES}), ids=lambda path: path.name)
 def test_every_config_loads_and_says_its_command(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith(f"# python -m pipelines.train --config tune_configs/{path.name}")
     assert load_config(train.TrainConfig, ["--config", str(path)], choices=train.CHOICES).max_steps > 0
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith(f"# python -m pipelines.evaluate --compare tune_configs/{path.name} --out runs/")
+    found = compare.read_comparison(compare.CompareConfig(compare=str(path), out=str(tmp_path)))
+    assert all(compare.plan(found, name, tmp_path) for name in found.tasks)

@@ -166,7 +166,11 @@ def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizer
     """Token ids a policy continues: the rendered messages and the generation prompt, at most `max_length` of them.
 
     When they are longer, the system prompt and the latest whole messages stay (the rule of `tokenize`: a policy acts on what it was trained on).
+    Without messages, the assistant is to open the conversation. Raises TemplateError where the template cannot ask for that.
     """
+    if not messages:  # transformers renders no empty conversation
+        first = {"role": "assistant", "content": "\ue000"}
+        return _encode(tokenizer, _opening(_text(tokenizer, [first]), first, tokenizer))[-max_length:]
     ids = _encode(tokenizer, _text(tokenizer, messages, prompt=True))
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
     for drop in range(1, len(messages) - lead):

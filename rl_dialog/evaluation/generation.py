@@ -106,8 +106,10 @@ class RowSampler(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if len(scores) != len(self.generators):
             raise ValueError(f"expected {len(self.generators)} rows, one per stream, got {len(scores)}")
-        noise = torch.stack([torch.empty(scores.shape[1]).exponential_(generator=generator) for generator in self.generators])
-        return scores.float() - noise.log().to(scores.device)
+        noise = torch.empty(len(scores), scores.shape[1])
+        for row, generator in zip(noise, self.generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores.float() - noise.log_().to(scores.device)
 
 
 def stream(seed: int, *keys: int) -> int:
@@ -167,7 +169,8 @@ def generate_replies(
     streams = [stream(seed, k) for seed in seeds for k in range(count)]
     several = [prompt for prompt in prompts for _ in range(count)]
     replies = _draw(policy, tokenizer, several, decoding, streams, batch_size)
-    best = _scores(policy, tokenizer, several, replies, decoding).reshape(-1, count).argmax(1)
+    with evaluating(policy):
+        best = _scores(policy, tokenizer, several, replies, decoding).reshape(-1, count).argmax(1)
     return [replies[i * count + k] for i, k in enumerate(best)]
 
 
@@ -198,7 +201,7 @@ def _draw(
     """One reply per prompt."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     replies: list[Reply | None] = [None] * len(prompts)
-    with _evaluating(policy):
+    with evaluating(policy):
         for start in range(0, len(order), batch_size):
             part = order[start : start + batch_size]
             produced = _generate(policy, tokenizer, [prompts[i] for i in part], decoding, [seeds[i] for i in part])
@@ -207,18 +210,32 @@ def _draw(
     return replies
 
 
-@torch.no_grad()
 def beam_replies(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding) -> list[Reply]:
     """All `num_beams` results of a beam search, best first, with their scores (sum of log-probabilities / number of tokens)."""
+    prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
+    return next(beams_of(policy, tokenizer, [prompt], decoding, batch_size=decoding.num_beams))
+
+
+@torch.no_grad()
+def beams_of(
+    policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[list[int]], decoding: Decoding, *, batch_size: int
+) -> Iterator[list[Reply]]:
+    """`beam_replies` to each prompt, given as tokens, in the order given; `batch_size` beams share a batch, prompts of similar length."""
     beams = replace(decoding, do_sample=False)
     beams.check()
-    ids, mask = left_padded([encode_prompt(messages, tokenizer, max_length=prompt_room(policy, beams))], _pad_id(tokenizer), policy.device)
-    settings = {"num_beams": beams.num_beams, "num_return_sequences": beams.num_beams, "return_dict_in_generate": True, "output_scores": True}
-    with _evaluating(policy):
-        result = policy.generate(input_ids=ids, attention_mask=mask, do_sample=False, **_limits(policy, tokenizer, beams), **settings)
-    scores = result.sequences_scores.tolist() if beams.num_beams > 1 else [None]
-    rows = result.sequences[:, ids.shape[1] :].tolist()
-    return [replace(read_reply(row, policy, tokenizer), score=score) for row, score in zip(rows, scores, strict=True)]
+    width, found = beams.num_beams, {}
+    settings = {"num_beams": width, "num_return_sequences": width, "return_dict_in_generate": True, "output_scores": True}
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    size = max(1, batch_size // width)
+    with evaluating(policy):
+        for part in (order[start : start + size] for start in range(0, len(order), size)):
+            ids, mask = left_padded([prompts[i] for i in part], pad_id(tokenizer), policy.device)
+            result = policy.generate(input_ids=ids, attention_mask=mask, do_sample=False, **limits(policy, tokenizer, beams), **settings)
+            scores = result.sequences_scores.tolist() if width > 1 else [None] * len(part)
+            rows = [read_reply(row, policy, tokenizer) for row in result.sequences[:, ids.shape[1] :].tolist()]
+            replies = [replace(reply, score=score) for reply, score in zip(rows, scores, strict=True)]
+            found |= {i: replies[n * width : (n + 1) * width] for n, i in enumerate(part)}
+    yield from (found[i] for i in range(len(prompts)))
 
 
 @torch.no_grad()
@@ -235,7 +252,7 @@ def stream_reply(
         if streamer:
             streamer.end()
         return reply
-    with _evaluating(policy):
+    with evaluating(policy):
         return read_reply(_generate(policy, tokenizer, [prompt], decoding, [seed], streamer)[0], policy, tokenizer)
 
 
@@ -310,7 +327,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
 def _generate(
     policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], decoding: Decoding, seeds: Sequence[int], streamer: Any = None
 ) -> list[list[int]]:
-    ids, mask = left_padded(prompts, _pad_id(tokenizer), policy.device)
+    ids, mask = left_padded(prompts, pad_id(tokenizer), policy.device)
     produced = policy.generate(
         input_ids=ids,
         attention_mask=mask,
@@ -318,21 +335,21 @@ def _generate(
         num_beams=decoding.num_beams,
         logits_processor=sampler(decoding, seeds),
         streamer=streamer,
-        **_limits(policy, tokenizer, decoding),
+        **limits(policy, tokenizer, decoding),
     )
     return produced[:, ids.shape[1] :].tolist()
 
 
-def _limits(policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding) -> dict[str, Any]:
-    return {"max_new_tokens": decoding.max_new_tokens, "eos_token_id": stop_ids(policy, tokenizer), "pad_token_id": _pad_id(tokenizer)}
+def limits(policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding) -> dict[str, Any]:
+    return {"max_new_tokens": decoding.max_new_tokens, "eos_token_id": stop_ids(policy, tokenizer), "pad_token_id": pad_id(tokenizer)}
 
 
-def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
+def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 @contextmanager
-def _evaluating(policy: Policy) -> Iterator[None]:
+def evaluating(policy: Policy) -> Iterator[None]:
     """Dropout off, and as it was afterwards."""
     training = policy.training
     policy.eval()

@@ -51,19 +51,20 @@ def interval_plot(groups: Sequence[Group], name: str, *, title: str, references:
     return _png(figure)
 
 
-def panels(groups: Sequence[Group], titles: Mapping[str, str]) -> bytes | None:
-    """Small interval plots side by side: figure -> its title."""
+def panels(groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bool = False) -> bytes | None:
+    """Small interval plots side by side: figure -> its title. `same_scale`: they all measure the same."""
     having = {name: title for name, title in titles.items() if any(name in group.estimates for group in groups)}
     if not having:
         return None
     columns = min(3, len(having))
     rows = -(-len(having) // columns)
     figure = Figure(figsize=(3.1 * columns + 0.8, rows * (0.9 + 0.3 * len(groups))), dpi=110, layout="constrained")
-    grid = np.atleast_1d(figure.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
+    grid = np.atleast_1d(figure.subplots(rows, columns, sharex=same_scale, sharey=True, squeeze=False)).ravel()
     for axes, (name, title) in zip(grid, having.items(), strict=False):
         _intervals(axes, groups, name, colours(groups))
         axes.set_title(title, loc="left", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.tick_params(labelbottom=True)  # sharing an axis would leave it out in all rows but the last
     for axes in grid[len(having) :]:
         axes.set_visible(False)
     return _png(figure)
@@ -98,6 +99,42 @@ def trade_off(groups: Sequence[Group]) -> bytes | None:
     _plain(axes)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     return _png(figure)
+
+
+def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) -> bytes:
+    """Metrics against k: in the order of generation (solid, with its interval) and in that of each policy's own critic (dashed)."""
+    columns = min(2, len(metrics))
+    rows = -(-len(metrics) // columns)
+    figure = Figure(figsize=(4.4 * columns, 2.8 * rows), dpi=110, layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    hue = colours(groups)
+    for axes, metric in zip(grid, metrics, strict=False):
+        for group in groups:
+            way = group.runs[0].candidates.own_way
+            _top_k(axes, group, f"top/{metric}", count, hue, label=group.label)
+            _top_k(axes, group, f"ranked/{way}/{metric}", count, hue, label="")
+        axes.set_title(metric, loc="left", fontsize=9)
+        axes.set_xlabel("k, the first candidates that count", fontsize=8)
+        axes.set_xticks(range(1, count + 1) if count <= 10 else [1, count // 2, count])
+        if figure_of(f"top/{metric}@1").percent:
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        _plain(axes)
+        axes.grid(color="#e6e6e6", linewidth=0.8)
+    for axes in grid[len(metrics) :]:
+        axes.set_visible(False)
+    figure.legend(*_legend(grid[: len(metrics)]), loc="outside lower center", ncols=min(4, len(groups)), frameon=False, fontsize=8)
+    return _png(figure)
+
+
+def _top_k(axes: Axes, group: Group, prefix: str, count: int, hue: Mapping[str, str], *, label: str) -> None:
+    """One line of `top_k_curves`; the interval of unlabelled ones is left out, or two would hide each other."""
+    found = {k: value for k in range(1, count + 1) if (value := group.estimates.get(f"{prefix}@{k}"))}
+    style = {"linestyle": "-", "label": label} if label else {"linestyle": (0, (3, 2))}
+    colour, values = hue[group.name], [value.value for value in found.values()]
+    axes.plot(list(found), values, color=colour, marker="o", markersize=4, linewidth=1.6, markerfacecolor=_face(group, hue), **style)
+    known = {k: value for k, value in found.items() if value.low is not None}
+    if label and known:
+        axes.fill_between(list(known), [v.low for v in known.values()], [v.high for v in known.values()], color=colour, alpha=0.12, linewidth=0)
 
 
 def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:

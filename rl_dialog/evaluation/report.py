@@ -1,56 +1,20 @@
-"""A report is a list of sections; it is written once as Markdown with its plots beside it, and once as a single HTML file that needs nothing else."""
+"""What the report of an evaluation says, section by section (`document.py` writes it), and replies.csv."""
 
 from __future__ import annotations
 
-import base64
 import csv
-import html
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import plots
+from rl_dialog.evaluation.candidates import CLICK
+from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.scoring import WAYS
 from rl_dialog.evaluation.summary import FIGURES, Figure, Group, RunResult, figure_of, shown
-
-
-@dataclass
-class Table:
-    """Cells are text; the first column names the row."""
-
-    columns: list[str]
-    rows: list[list[str]]
-
-
-@dataclass
-class Column:
-    """One policy's side of a sample: (role, text, note) per message."""
-
-    title: str
-    lines: list[tuple[str, str, str]]
-
-
-@dataclass
-class Sample:
-    """The same conversation partner, or the same context, met by several policies."""
-
-    title: str
-    columns: list[Column]
-
-
-@dataclass
-class Section:
-    """A heading and what stands below it, in this order."""
-
-    title: str
-    text: list[str] = field(default_factory=list)
-    table: Table | None = None
-    notes: list[str] = field(default_factory=list)
-    plot: tuple[str, bytes] | None = None  # file name, PNG
-    samples: list[Sample] = field(default_factory=list)
 
 
 @dataclass
@@ -69,6 +33,7 @@ class Evaluation:
 
 OVERVIEW = ("return", "perplexity", "kl", "critic", "distinct_2", "words", "repeated", "empty")
 TEXTS = ("distinct_1", "distinct_2", "words", "tokens", "replies", "repeated", "rep_3", "empty", "unfinished")
+FROM_LOGS = ("ope/logged", "ope/fqe", "ope/dm", "ope/wis", "ope/pdwis", "ope/n_eff", "ope/fqe_td")
 LANGUAGE = ("perplexity", "lm_perplexity", "kl", "kl_per_reply")
 COMPARED = ("return", "perplexity", "kl", "critic", "distinct_2", "words", "repeated")
 
@@ -83,6 +48,9 @@ def sections(evaluation: Evaluation) -> list[Section]:
         _figures(evaluation, "Language of the logs", LANGUAGE, LANGUAGE_TEXT),
         _trade_off(evaluation),
         _critic(evaluation),
+        _candidates(evaluation),
+        _ranked(evaluation),
+        _from_logs(evaluation),
         _figures(evaluation, "Generated text", TEXTS, TEXTS_TEXT),
         _curves(evaluation),
         _runs(evaluation),
@@ -94,6 +62,13 @@ def sections(evaluation: Evaluation) -> list[Section]:
 LANGUAGE_TEXT = (
     "On the held-out logs: exp of the mean negative log-probability per decision token under what the policy samples from, and under its plain LM; "
     "KL(policy || prior) is exact over the vocabulary at every logged state. Perplexities compare between policies with the same tokenizer only."
+)
+FROM_LOGS_TEXT = (
+    "What a policy would earn per dialog, sampled at temperature 1, from held-out logs and without letting it talk. Fitted Q evaluation learns Q of "
+    "the policy on the training dialogs; the direct method asks the policy's own critic; weighted importance sampling reweighs logged returns by how "
+    "much likelier the policy is to say what was said than the behaviour policy.",
+    "None of them knows what happens after words that the logs do not hold. Intervals are over held-out dialogs (and runs) and leave out the error "
+    "of the fit and of the behaviour policy, which can be larger. Trust an estimate less the further the policy is from the logs.",
 )
 TEXTS_TEXT = (
     "Of the generated replies. distinct-n: different n-grams of words / all of them. Repeated: the same as an earlier reply of the policy in the "
@@ -181,6 +156,61 @@ def _critic(evaluation: Evaluation) -> Section | None:
     return Section("Critic", text, table, plot=None if png is None else ("critic.png", png))
 
 
+def _candidates(evaluation: Evaluation) -> Section | None:
+    having = [group for group in evaluation.groups if group.runs[0].candidates]
+    if not having:
+        return None
+    found = having[0].runs[0].candidates
+    metrics = [*found.similarity, CLICK]
+    names = [f"top/{metric}@{k}" for metric in metrics for k in dict.fromkeys((1, found.count))]
+    text = [
+        f"{found.count} replies to each of {len(found.contexts)} held-out contexts, against the logged one. top-k: the best of the first k. "
+        f"click: the share of contexts in which one of the first k has a {metrics[0]} above {found.click_threshold:g}. "
+        "In the plot, solid lines are in the order of generation and dashed ones in that of the policy's own critic; both end in the best of all.",
+    ]
+    rows = []
+    for label, (baseline, changes) in evaluation.comparisons.items():
+        if any(name in changes for name in names):
+            rows.append([f"{label} - {baseline}", *(shown(changes.get(name), figure_of(name), signed=True) for name in names)])
+    table = _table(having, [*names, "candidates_different"])
+    table.rows += [[*row, "-"] for row in rows]
+    return Section("Candidates", text, table, plot=("candidates.png", plots.top_k_curves(having, metrics, found.count)))
+
+
+def _ranked(evaluation: Evaluation) -> Section | None:
+    having = [group for group in evaluation.groups if group.runs[0].candidates and group.runs[0].candidates.count > 1]
+    if not having:
+        return None
+    found = having[0].runs[0].candidates
+    metrics = [*found.similarity, CLICK]
+    rows = []
+    for group in having:
+        ways = group.runs[0].candidates.critic
+        for way in ways:
+            gains = [shown(group.estimates.get(f"gain/{way}/{metric}@1"), figure_of(f"gain/{way}/{metric}@1"), signed=True) for metric in metrics]
+            rows.append([group.label, f"{way} (its own)" if way == group.runs[0].candidates.own_way else way, *gains])
+    text = [
+        "How much nearer to the logged reply the first candidate is once a critic has put the same candidates in order: top-1 in its order minus "
+        "top-1 in the order of generation, paired by context. An order at random earns 0 where replies are sampled; without sampling the first "
+        "candidate is the greedy one, already the likeliest step by step."
+    ]
+    return Section("The critic as ranker", text, Table(["policy", "ordered by", *metrics], rows))
+
+
+def _from_logs(evaluation: Evaluation) -> Section | None:
+    names = [name for name in FROM_LOGS if _known(evaluation, name)]
+    if not names:
+        return None
+    text = [*FROM_LOGS_TEXT]
+    if _known(evaluation, "return"):
+        names.append("return")
+        text.append("The return per dialog beside them was measured in the environment, with replies drawn as said at the top.")
+    estimators = {name: figure_of(name).title for name in ("ope/fqe", "ope/dm", "ope/wis", "ope/pdwis", "return") if name in names}
+    png = plots.panels(evaluation.groups, estimators, same_scale=True)
+    plot = None if png is None else ("from_logs.png", png)
+    return Section("Return estimated from the logs", text, _table(evaluation.groups, names), _missing(evaluation.groups, names), plot)
+
+
 def _curves(evaluation: Evaluation) -> Section | None:
     png = plots.learning_curves(evaluation.folders)
     return None if png is None else Section("Learning curves", ["From each run's metrics.jsonl."], plot=("curves.png", png))
@@ -264,116 +294,9 @@ def _title(name: str, evaluation: Evaluation) -> str:
     return f"{'trained on' if figure.title in evaluation.trained else 'held out'}: {figure.title}"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Writing
-
-
 def write_report(evaluation: Evaluation, directory: Path) -> tuple[Path, Path]:
     """report.md with plots/*.png, and report.html."""
-    found = sections(evaluation)
-    (directory / "plots").mkdir(parents=True, exist_ok=True)
-    for section in found:
-        if section.plot:
-            (directory / "plots" / section.plot[0]).write_bytes(section.plot[1])
-    markdown, page = directory / "report.md", directory / "report.html"
-    markdown.write_text(to_markdown(evaluation.title, found), encoding="utf-8")
-    page.write_text(to_html(evaluation.title, found), encoding="utf-8")
-    return markdown, page
-
-
-def to_markdown(title: str, found: Sequence[Section]) -> str:
-    """Markdown as GitHub renders it."""
-    parts = [f"# {_md(title)}"]
-    for section in found:
-        parts.append(f"## {_md(section.title)}")
-        parts += [_md(text) for text in section.text]
-        if section.table:
-            parts.append(_md_table(section.table))
-        if section.notes:
-            parts.append("\n".join(f"- {_md(note)}" for note in section.notes))
-        if section.plot:
-            parts.append(f"![{_md(section.title)}](plots/{section.plot[0]})")
-        parts += [_md_sample(sample) for sample in section.samples]
-    return "\n\n".join(parts) + "\n"
-
-
-def _md_table(table: Table) -> str:
-    lines = ["| " + " | ".join(map(_md, table.columns)) + " |", "|" + "---|" * len(table.columns)]
-    return "\n".join(lines + ["| " + " | ".join(map(_md, row)) + " |" for row in table.rows])
-
-
-def _md_sample(sample: Sample) -> str:
-    parts = [f"### {_md(sample.title)}"]
-    for column in sample.columns:
-        lines = [f"- **{role}**: {_md(text)}" + (f" ({note})" if note else "") for role, text, note in column.lines]
-        parts.append(f"**{_md(column.title)}**\n\n" + "\n".join(lines))
-    return "\n\n".join(parts)
-
-
-def _md(text: str) -> str:
-    """One line of text that Markdown shows as it is."""
-    escaped = html.escape(" ".join(text.split()), quote=False)
-    for mark in ("\\", "|", "*", "_", "`", "[", "]"):
-        escaped = escaped.replace(mark, "\\" + mark)
-    return escaped
-
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; } h3 { font-size: 1rem; }
-p { max-width: 75ch; } .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
-th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; white-space: nowrap; }
-small { color: #57606a; }
-th { border-bottom: 2px solid #999; white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
-tbody tr:hover { background: #f5f7fa; } ul.notes { font-size: .86rem; color: #57606a; } img { max-width: 100%; height: auto; }
-.sample { display: flex; gap: .8rem; overflow-x: auto; align-items: flex-start; padding-bottom: .5rem; }
-.column { flex: 0 0 300px; border: 1px solid #ddd; border-radius: 8px; padding: .6rem; font-size: .86rem; }
-.column h4 { margin: 0 0 .5rem; font-size: .86rem; } .line { margin: .3rem 0; padding: .3rem .55rem; border-radius: 8px; overflow-wrap: anywhere; }
-.user, .system, .tool { background: #f1f2f4; margin-right: 1.6rem; } .assistant { background: #dfeafd; margin-left: 1.6rem; }
-.note { color: #57606a; font-size: .78rem; white-space: nowrap; } .empty { color: #9a3412; font-style: italic; }
-"""
-
-
-def to_html(title: str, found: Sequence[Section]) -> str:
-    """One file: styles and plots are inside."""
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    for section in found:
-        parts.append(f"<h2>{html.escape(section.title)}</h2>")
-        parts += [f"<p>{html.escape(text)}</p>" for text in section.text]
-        if section.table:
-            parts.append(_html_table(section.table))
-        if section.notes:
-            parts.append('<ul class="notes">' + "".join(f"<li>{html.escape(note)}</li>" for note in section.notes) + "</ul>")
-        if section.plot:
-            data = base64.b64encode(section.plot[1]).decode()
-            parts.append(f'<p><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></p>')
-        parts += [_html_sample(sample) for sample in section.samples]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
-
-
-def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>\n" for row in table.rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
-
-
-def _html_cell(cell: str) -> str:
-    """An interval stands below its estimate, so that wide tables fit."""
-    value, bracket, interval = html.escape(cell).partition(" [")
-    return f"<td>{value}<br><small>[{interval}</small></td>" if bracket else f"<td>{value}</td>"
-
-
-def _html_sample(sample: Sample) -> str:
-    columns = "".join(f'<div class="column"><h4>{html.escape(c.title)}</h4>{"".join(map(_html_line, c.lines))}</div>' for c in sample.columns)
-    return f'<h3>{html.escape(sample.title)}</h3><div class="sample">{columns}</div>'
-
-
-def _html_line(line: tuple[str, str, str]) -> str:
-    role, text, note = line
-    said = html.escape(text) if text.strip() else '<span class="empty">(empty)</span>'
-    return f'<div class="line {html.escape(role)}">{said}' + (f' <span class="note">{html.escape(note)}</span>' if note else "") + "</div>"
+    return write_document(evaluation.title, sections(evaluation), directory)
 
 
 def write_replies(path: Path, groups: Sequence[Group]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.evaluation.candidates import CLICK, Candidates
 from rl_dialog.evaluation.generation import Episode, Reply
 from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
 from rl_dialog.evaluation.metrics import reward_measures, text_measures
@@ -38,7 +39,16 @@ FIGURES: dict[str, Figure] = {
     "rep_3": Figure("repeated 3-grams inside", percent=True),
     "empty": Figure("empty replies", percent=True),
     "unfinished": Figure("cut replies", percent=True),
+    "candidates_different": Figure("different candidates", percent=True),
+    "ope/logged": Figure("return of the logs"),
+    "ope/fqe": Figure("fitted Q evaluation"),
+    "ope/fqe_td": Figure("its TD error (mean square)", 4),
+    "ope/dm": Figure("direct method"),
+    "ope/wis": Figure("weighted importance sampling"),
+    "ope/pdwis": Figure("the same per decision"),
+    "ope/n_eff": Figure("effective dialogs", 1),
 }
+NOT_COMPARED = ("critic/", "gain/", "ope/logged", "ope/fqe_td", "ope/n_eff")  # figures whose difference to a baseline says nothing
 
 
 @dataclass
@@ -61,6 +71,7 @@ class RunResult:
     measures: dict[str, Measure] = field(default_factory=dict)
     episodes: list[Episode] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    candidates: Candidates | None = None
     rewards: dict[str, list[list[float | None]]] = field(default_factory=dict)  # name -> dialog (episodes, then answers) -> one number per reply
     notes: dict[str, str] = field(default_factory=dict)  # figure -> why it is missing, or what to know about it
 
@@ -113,10 +124,14 @@ class Group:
 
 
 def figure_of(name: str) -> Figure:
-    """How the figure is shown; rewards and the critic's ways to rank are named after a slash."""
+    """How the figure is shown; rewards, the critic's ways to rank and the figures of candidates are named after a slash."""
     if name in FIGURES:
         return FIGURES[name]
     kind, _, rest = name.partition("/")
+    if kind in ("top", "ranked", "gain"):  # kind/[way/]metric@k
+        way, _, metric = rest.rpartition("/")
+        metric, _, k = metric.partition("@")
+        return Figure(f"{metric} top-{k}" + (f" by {way}" if way else ""), 3, percent=metric == CLICK)
     return Figure(rest, 3) if kind == "reward" else Figure(rest, percent=True)
 
 
@@ -132,7 +147,7 @@ def compare(group: Group, baseline: Group, *, replicates: int, seed: int) -> dic
     """Differences to the baseline in every figure that both have."""
     found = {}
     for figure in group.estimates:
-        if figure.startswith("critic/") or figure not in baseline.estimates:
+        if figure.startswith(NOT_COMPARED) or figure not in baseline.estimates:
             continue
         change = difference(group.measures(figure), baseline.measures(figure), replicates=replicates, seed=seed)
         if change is not None:

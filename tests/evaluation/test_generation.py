@@ -1,8 +1,12 @@
 """Batched replies equal single ones, sampling has the right distribution and one stream per reply, beams are drawn by rank."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from transformers import TextStreamer
 
+from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.evaluation.generation import (
     Decoding,
     Reply,
@@ -17,8 +21,10 @@ from rl_dialog.evaluation.generation import (
     read_reply,
     reply_batch,
     stream,
+    stream_reply,
 )
-from rl_dialog.methods import BC, ILQL
+from rl_dialog.evaluation.scoring import rank_replies
+from rl_dialog.methods import BC, DPO, ILQL, KLControl, UtteranceILQL
 
 TALKS = [
     [{"role": "user", "content": "hello"}],
@@ -64,6 +70,106 @@ def test_a_ragged_batch_says_what_each_conversation_alone_would(make_policy, tok
     alone = [generate_replies(policy, tokenizer, [talk], decoding, seeds=[seed])[0] for talk, seed in zip(TALKS, seeds, strict=True)]
     assert together == alone
     assert together == generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds, batch_size=2)
+
+
+# --- the best of several replies -----------------------------------------------------------------------------------------------------------------
+
+
+def drawn(policy, tokenizer, talk, decoding, seed, count):
+    """The replies among which `count` generations choose, one by one."""
+    return [generate_replies(policy, tokenizer, [talk], replace(decoding, num_generations=1), seeds=[stream(seed, k)])[0] for k in range(count)]
+
+
+def ranks(policy, tokenizer, talk, replies, by):
+    prompt = encode_prompt(talk, tokenizer, max_length=64)
+    ended = [[*reply.tokens, *([tokenizer.eos_token_id] if reply.finished else [])] for reply in replies]
+    return rank_replies(policy, [prompt] * len(replies), ended, by=by)
+
+
+@pytest.mark.parametrize(
+    ("method", "rank_by", "way"),
+    [
+        (BC(), "", "mean log-probability"),
+        (BC(), "log-probability", "log-probability"),
+        (ILQL(beta=1.0), "", "mean Q"),
+        (ILQL(beta=1.0), "last V", "last V"),
+        (KLControl(), "", "mean Q"),
+        (UtteranceILQL(), "", "utterance Q"),
+    ],
+    ids=lambda each: str(each)[:12],
+)
+def test_the_best_of_n_is_the_one_that_ranks_highest(make_policy, tokenizer, method, rank_by, way):
+    """Of the five replies that the five streams give, per conversation."""
+    policy = make_policy(method)
+    decoding = Decoding(max_new_tokens=6, max_prompt_length=64, num_generations=5, rank_by=rank_by)
+    seeds = [stream(1, i) for i in range(len(TALKS))]
+    said = generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds)
+    choices = 0
+    for talk, seed, reply in zip(TALKS, seeds, said, strict=True):
+        candidates = drawn(policy, tokenizer, talk, decoding, seed, 5)
+        scores = ranks(policy, tokenizer, talk, candidates, way)
+        assert reply == candidates[int(scores.argmax())]
+        choices += int(scores.argmax()) != 0
+    assert choices  # the first one is not always the best
+
+
+def test_the_best_of_n_does_not_depend_on_the_batch(make_policy, tokenizer):
+    policy = make_policy(UtteranceILQL(num_generations=4))
+    decoding = Decoding(max_new_tokens=6, max_prompt_length=64)
+    seeds = [stream(2, i) for i in range(len(TALKS))]
+    together = generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds)
+    assert together == generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds, batch_size=3)
+    assert together == [generate_replies(policy, tokenizer, [talk], decoding, seeds=[seed])[0] for talk, seed in zip(TALKS, seeds, strict=True)]
+
+
+def test_the_choice_is_made_without_dropout(make_policy, tokenizer):
+    """As the training loop measures returns: the policy in training mode chooses as in evaluation, and no global random number is drawn."""
+    policy = make_policy(UtteranceILQL(num_generations=6), dropout=0.5)
+    decoding = Decoding(max_new_tokens=6, max_prompt_length=64)
+    seeds = [stream(3, i) for i in range(len(TALKS))]
+    expected = generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds)
+    before = torch.random.get_rng_state()
+    assert generate_replies(policy.train(), tokenizer, TALKS, decoding, seeds=seeds) == expected
+    assert torch.equal(torch.random.get_rng_state(), before) and policy.training
+
+
+class Heard:
+    """A transformers streamer that remembers."""
+
+    def __init__(self):
+        self.put_, self.ended = [], 0
+
+    def put(self, value):
+        self.put_.append(value.flatten().tolist())
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_gets_the_chosen_reply(make_policy, tokenizer):
+    """The prompt, then all of the best reply at once, then the end; without a streamer the same reply."""
+    policy = make_policy(UtteranceILQL(num_generations=5))
+    decoding, heard = Decoding(max_new_tokens=6, max_prompt_length=64), Heard()
+    reply = stream_reply(policy, tokenizer, TALKS[1], decoding, seed=4, streamer=heard)
+    assert reply == generate_replies(policy, tokenizer, [TALKS[1]], decoding, seeds=[4])[0]
+    assert reply == stream_reply(policy, tokenizer, TALKS[1], decoding, seed=4)
+    assert heard.put_ == [encode_prompt(TALKS[1], tokenizer, max_length=64), list(reply.tokens)] and heard.ended == 1
+
+
+def test_printing_the_chosen_reply(make_policy, tokenizer, capsys):
+    policy = make_policy(UtteranceILQL(num_generations=3))
+    reply = stream_reply(
+        policy, tokenizer, TALKS[0], Decoding(max_new_tokens=6), seed=4, streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    )
+    assert capsys.readouterr().out.strip() == reply.text
+
+
+def test_ranking_by_what_a_policy_does_not_have(make_policy, tokenizer):
+    with pytest.raises(ValueError, match="cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'"):
+        generate_replies(make_policy(BC()), tokenizer, TALKS[:1], Decoding(max_new_tokens=4, num_generations=2, rank_by="utterance Q"), seeds=[0])
+
+
+# --- sampling and stopping -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_greedy_equals_generate(make_policy, tokenizer):
@@ -117,7 +223,19 @@ def test_the_prompt_leaves_room_for_the_reply(make_policy, tokenizer):
         reply_batch(policy, tokenizer, [talk], max_new_tokens=128)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"top_p": 0.0}, {"num_beams": 3}, {"max_new_tokens": 0}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 0.0},
+        {"top_p": 0.0},
+        {"num_beams": 3},
+        {"max_new_tokens": 0},
+        {"top_k": -1},
+        {"num_generations": -1},
+        {"num_generations": 2, "do_sample": False},
+        {"rank_by": "best"},
+    ],
+)
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match="expected"):
         Decoding(**wrong).check()
@@ -187,5 +305,7 @@ def test_another_beta(make_policy, tokenizer, tmp_path):
     make_policy(BC()).save_pretrained(tmp_path / "bc")
     assert load_for_decoding(tmp_path / "ilql", beta=7.0).method == ILQL(beta=7.0)
     assert load_for_decoding(tmp_path / "ilql").method.beta == 1.0
-    with pytest.raises(ValueError, match="trained with bc, which has no beta"):
-        load_for_decoding(tmp_path / "bc", beta=7.0)
+    make_policy(DPO()).save_pretrained(tmp_path / "dpo")
+    for name in ("bc", "dpo"):  # dpo's beta belongs to training
+        with pytest.raises(ValueError, match=f"trained with {name}, which has no beta"):
+            load_for_decoding(tmp_path / name, beta=7.0)

@@ -7,8 +7,8 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import scoring
-from rl_dialog.evaluation.scoring import critic_scores, held_out_measures, kl_divergence, logged_replies, score_replies, token_table
-from rl_dialog.methods import BC, ILQL, KLControl
+from rl_dialog.evaluation.scoring import critic_scores, held_out_measures, kl_divergence, logged_replies, rank_replies, score_replies, token_table
+from rl_dialog.methods import BC, ILQL, KLControl, UtteranceILQL
 from rl_dialog.models.prior import Prior
 
 DIALOGS = [
@@ -127,3 +127,51 @@ def test_the_table_of_tokens_adds_up_to_the_scores(make_policy, logged):
     assert token_table(make_policy(BC()), None, ids[:first], ids[first:])[0] | {"lm": 0, "policy": 0} == {
         "token": ids[first], "q": None, "v": None, "advantage": None, "prior": None, "lm": 0, "policy": 0,
     }  # fmt: skip
+
+
+# --- ranking replies -----------------------------------------------------------------------------------------------------------------------------
+
+PROMPTS = [[3, 90, 91, 1, 4], [3, 92, 4], [3, 92, 4]]
+REPLIES = [[70, 71, 1], [72, 1], [73, 74, 75, 76, 1]]
+
+
+@pytest.mark.parametrize("elements", [1, 1 << 30], ids=["state by state", "at once"])
+def test_ways_to_rank_replies(make_policy, elements, monkeypatch):
+    """Each way from plain forward passes: Q' the smaller target at each token, V of the state before it, log pi of what is sampled from."""
+    monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", elements)
+    policy = make_policy(ILQL(beta=2.0))
+    expected = {way: [] for way in ("mean Q", "last-token Q", "mean Q - V", "sum of Q - V", "last V", "mean log-probability", "log-probability")}
+    for prompt, reply in zip(PROMPTS, REPLIES, strict=True):
+        ids = torch.tensor([prompt + reply])
+        with torch.no_grad():
+            hidden = policy.lm.base_model(ids).last_hidden_state[0, len(prompt) - 1 : -1]
+            q = torch.minimum(*(head(hidden, None).dense() for head in policy.heads.q_target)).gather(1, torch.tensor(reply)[:, None])[:, 0]
+            v = policy.heads.v(hidden)
+            logp = policy(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(reply)[:, None])[:, 0]
+        values = (q.mean(), q[-1], (q - v).mean(), (q - v).sum(), v[-1], logp.mean(), logp.sum())
+        for way, value in zip(expected, values, strict=True):
+            expected[way].append(value.item())
+    for way, values in expected.items():
+        assert rank_replies(policy, PROMPTS, REPLIES, by=way).tolist() == pytest.approx(values, rel=1e-4, abs=1e-5), way
+
+
+def test_a_reply_s_own_value_ranks_it(make_policy):
+    """Where a method has one, it is the critic: the smaller target head at the reply's last token, alone or among others."""
+    policy = make_policy(UtteranceILQL())
+    expected = []
+    for prompt, reply in zip(PROMPTS, REPLIES, strict=True):
+        with torch.no_grad():
+            last = policy.lm.base_model(torch.tensor([prompt + reply])).last_hidden_state[:, -1]
+            expected.append(min(head(last).item() for head in policy.heads.utterance_q_target))
+    assert rank_replies(policy, PROMPTS, REPLIES, by="utterance Q").tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert rank_replies(policy, PROMPTS[2:], REPLIES[2:], by="utterance Q").tolist() == pytest.approx(expected[2:], rel=1e-4, abs=1e-5)
+
+
+def test_logged_replies_have_their_own_values(make_policy, logged):
+    found = critic_scores(score_replies(make_policy(UtteranceILQL()), logged))
+    assert list(found)[0] == "utterance Q" and "mean Q" not in found and len(set(found["utterance Q"].tolist())) == 3
+
+
+def test_a_way_that_the_policy_does_not_have(make_policy):
+    with pytest.raises(ValueError, match="cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', which is what"):
+        rank_replies(make_policy(BC()), PROMPTS, REPLIES, by="mean Q")

@@ -201,3 +201,87 @@ def test_the_command_ends_with_one_line_of_json_or_one_paragraph(runs, tmp_path)
     assert "no such checkpoint" in bad.stderr
     assert "Did you mean" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+CANDIDATES = {"candidates": 3, "context_replies": "all", "similarities": ("token_f1", "chrf")}
+
+
+def test_candidates_from_checkpoints_to_report(runs, data, tmp_path):
+    out = tmp_path / "report"
+    result = main(EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, out=str(out), **SHORT | CANDIDATES))
+    figures = result["figures"]["bc (best)"]
+    for metric in ("token_f1", "chrf", "click"):
+        values = [figures[f"top/{metric}@{k}"][0] for k in (1, 2, 3)]
+        assert values == sorted(values)
+    assert "top/token_f1@1" in result["differences"]["ilql (best)"]
+    metrics = json.loads((out / "metrics.json").read_text())
+    ilql = next(group for group in metrics["groups"] if group["label"] == "ilql (best)")["figures"]
+    assert {"ranked/mean Q/token_f1@2", "gain/mean Q/chrf@1", "gain/mean Q - V/click@1", "candidates_different"} <= set(ilql)
+    text = (out / "report.md").read_text()
+    for expected in ("## Candidates", "token\\_f1 top-1", "click top-3", "## The critic as ranker", "mean Q (its own)", "plots/candidates.png"):
+        assert expected in text
+    assert (out / "plots" / "candidates.png").read_bytes().startswith(b"\x89PNG")
+    assert len(result["candidates"]) == 4
+    check_candidates(out / "candidates" / "bc-seed0-best.csv", out / "replies.csv", figures)
+
+
+def check_candidates(path, replies, figures):
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    each = [column for r in (1, 2, 3) for column in (f"response_{r}", f"token_f1_{r}", f"chrf_{r}")]
+    assert list(rows[0]) == ["index", "context", "true_response", *each]
+    assert [row["true_response"] for row in rows] == ["sure, anything else?", "here you are", "hello there", "that is all?"]  # every context once
+    assert rows[3]["context"] == "user: hello\nassistant: hello there\nuser: thank you"
+    # the unit is the dialog, but the figure is the mean over contexts
+    assert sum(float(row["token_f1_1"]) for row in rows) / 4 == pytest.approx(figures["top/token_f1@1"][0])
+    assert sum(max(float(row["chrf_1"]), float(row["chrf_2"])) for row in rows) / 4 == pytest.approx(figures["top/chrf@2"][0])
+    with replies.open(newline="") as file:
+        answers = [row["reply"] for row in csv.DictReader(file) if row["policy"] == "bc (best)"]
+    assert answers == [row["response_1"] for row in rows]  # what is answered is the first candidate
+
+
+def test_candidates_do_not_depend_on_the_batch_size(runs, data, tmp_path):
+    tables = []
+    for size in (1, 128):
+        out = tmp_path / str(size)
+        main(EvaluateConfig(checkpoints=(f"{runs['ilql-seed0']}/checkpoint-1",), data=data, out=str(out), batch_size=size, **SHORT | CANDIDATES))
+        (path,) = (out / "candidates").iterdir()
+        tables.append(path.read_text())
+    assert tables[0] == tables[1]
+
+
+def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
+    out, bc = tmp_path / "report", f"{runs['bc-seed0']}/checkpoint-1"
+    chosen = (bc, f"{runs['ilql-seed0']}/checkpoint-1", f"{runs['kl-seed0']}/checkpoint-1")
+    result = main(EvaluateConfig(checkpoints=chosen, data=data, out=str(out), ope=("dm", "wis", "pdwis"), behaviour=bc, **SHORT))
+    own, ilql = result["figures"]["bc (checkpoint-1)"], result["figures"]["ilql (checkpoint-1)"]
+    assert own["ope/logged"][0] == pytest.approx((1 + 0 + 1 + 0 + 1) / 5)
+    assert [own["ope/wis"][0], own["ope/pdwis"][0]] == pytest.approx([own["ope/logged"][0]] * 2)
+    assert own["ope/n_eff"][0] == pytest.approx(5)
+    assert 1 <= ilql["ope/n_eff"][0] < 5
+    assert "ope/dm" in ilql
+    assert "ope/dm" not in own
+    text = (out / "report.md").read_text()
+    for expected in ("## Return estimated from the logs", "optimistic", "The method has no Q over tokens", "fewer than 30", "not a return"):
+        assert expected in text
+    assert (out / "plots" / "from_logs.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": "", "candidates": 2}, "--candidates: expected --data"),
+        ({"data": "", "ope": ("fqe",)}, "--ope: expected --data"),
+        ({"candidates": 2, "contexts": 0}, "contexts for candidates, got 2 and 0"),
+        ({"candidates": 2, "similarities": ("token_f2",)}, "unknown similarity 'token_f2'.*Did you mean token_f1?"),
+        ({"ope": ("fqa",)}, "unknown estimate 'fqa': expected --ope with any of fqe, dm, wis, pdwis. Did you mean fqe?"),
+        ({"ope": ("wis",)}, "--ope wis: expected --behaviour, a checkpoint that stands for"),
+        ({"ope": ("wis",), "behaviour": "nowhere/bc"}, "no such checkpoint: nowhere/bc"),
+        ({"ope": ("fqe",)}, "--ope fqe: expected replies in the train split"),
+        ({"ope": ("dm",), "gamma": 1.5}, "--gamma: expected a discount from 0 to 1, got 1.5"),
+    ],
+)
+def test_errors_about_logs(runs, data, tmp_path, change, message):
+    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "data": data, "out": str(tmp_path / "report"), **SHORT} | change
+    with pytest.raises(ValueError, match=message):
+        main(EvaluateConfig(**settings))

@@ -1,0 +1,316 @@
+"""Contexts x a policy to N scored replies per context, and the training data made of them.
+
+    python -m pipelines.candidates --data data/chats --policy runs/bc --out data/candidates --num_candidates 5 --threshold 0.6
+    python -m pipelines.train --data data/candidates --output_dir runs/top --method tf_top --method.threshold 1 --model.model_name_or_path runs/bc
+
+After Sodhi et al. 2023 (arXiv 2307.12425): a base policy answers every logged context, an answer earns its similarity to the human's reply, and the
+human's reply stands among them as candidate 0. A context is everything before a reply that is trained on.
+
+    train-00000.parquet ... manifest.json tokenizer/     a data directory: a Dialog and a row per candidate, whose last message alone has a reward
+    candidates/train-00000.parquet ...                   context, candidate, text, finished, similarity (see cluster/candidates.py)
+    candidates/key.json                                  what the texts and scores were made from
+
+Started again, a run goes on with the shards it lacks. Another threshold uses texts and scores again, another similarity the texts;
+another model, other data or other settings are refused unless `--overwrite` deletes what is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
+
+from pipelines.prepare import PrepareConfig
+from pipelines.prepare import main as prepare
+from rl_dialog.cluster.candidates import Drawing, Keys, describe_drawing, figures_of, generate_and_score, is_current, write_contexts, write_dialogs
+from rl_dialog.cluster.data import connect
+from rl_dialog.config import run, save_config
+from rl_dialog.data.schema import SPLITS
+from rl_dialog.data.shards import MANIFEST, load_manifest
+from rl_dialog.data.tokenize import TemplateError, encode_prompt, load_tokenizer
+from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.models.checkpoint import resolve, write_json
+from rl_dialog.rewards import REWARDS
+from rl_dialog.rewards.similarity import similarity
+
+VERSION = 1  # of what is kept in candidates/: another one is not used again
+KEY = "key.json"
+NOT_THE_MODEL = ("README.md", "metrics.json")  # files of a checkpoint that change no text
+
+
+@dataclass(frozen=True)
+class CandidatesConfig(Decoding):
+    """Which contexts to answer, with which policy, and what an answer earns."""
+
+    max_prompt_length: int = 96
+    """longest prompt in tokens; older messages are left out first (the system prompt stays)"""
+    data: str = ""
+    """a directory that `prepare` wrote"""
+    policy: str = ""
+    """a checkpoint, or a run folder (its best one)"""
+    out: str = ""
+    """the data directory to write; on several machines, on storage that all of them mount"""
+    splits: tuple[str, ...] = SPLITS
+    """splits of the data whose contexts are answered; each candidate stays in its context's split"""
+    contexts: int = 0
+    """most contexts per split, taken at even distances; 0 takes all"""
+    num_candidates: int = 5
+    """replies of the policy per context; fewer where it repeats itself or the human"""
+    tries: int = 2
+    """when sampling: rounds of draws, each for what duplicates left missing"""
+    similarity: str = "token_f1"
+    """what a reply earns: token_f1, chrf, bleu, meteor, embedding, bert_score or bleurt (rl_dialog/rewards/README.md)"""
+    similarity_path: str = ""
+    """the WordNet folder, encoder or BLEURT checkpoint of the similarities that need one"""
+    threshold: float | None = None
+    """reward 1 above this similarity and 0 otherwise; by default the similarity is the reward"""
+    max_length: int = 1024
+    """longest row in tokens of the data that is written; contexts are cut on the left"""
+    shard_contexts: int = 256
+    """contexts per shard: what a killed run may lose, and what shares batches"""
+    batch_size: int = 128
+    """replies generated together"""
+    num_generators: int | None = None
+    """actors that generate; by default one per CPU"""
+    num_scorers: int | None = 1
+    """actors that score"""
+    use_gpu: bool = False
+    """one GPU per generating actor"""
+    seed: int = 0
+    """sampling"""
+    num_cpus: int | None = None
+    """CPUs of a Ray that this run starts; by default all"""
+    address: str | None = None
+    """a running Ray cluster; by default RAY_ADDRESS, else a Ray is started for this run"""
+    overwrite: bool = False
+    """delete the candidates in `out` and start anew"""
+    quiet: bool = False
+    """print only the JSON line"""
+
+
+def main(config: CandidatesConfig) -> dict[str, Any]:
+    """Writes the candidates and the data directory; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    began = time.perf_counter()
+    transformers_logging.disable_progress_bar()
+    _check(config)
+    out, policy = Path(config.out).absolute(), Path(resolve(config.policy)).absolute()
+    drawing = _drawing(config, policy)
+    ingredients = _ingredients(config, drawing)
+    keys = Keys(_digest(ingredients["texts"]), _digest(ingredients))
+    work = _claim(out, ingredients, overwrite=config.overwrite)
+    plan = _plan(config, keys.texts, work)
+    files = [shard["file"] for shard in plan["shards"]]
+    total = sum(shard["contexts"] for shard in plan["shards"])
+    kept = sum(shard["contexts"] for shard in plan["shards"] if is_current(work / shard["file"], keys.scores))
+    with connect(config.address, num_cpus=config.num_cpus):
+        started = time.perf_counter()
+        with _progress(total, kept, config.quiet) as progress:
+            pools = {"generators": config.num_generators, "scorers": config.num_scorers, "use_gpu": config.use_gpu}
+            score = (config.similarity, _similarity_path(config))
+            fresh = generate_and_score(work, files, drawing, keys, score=score, **pools, progress=progress)
+        seconds = time.perf_counter() - started
+        if not config.quiet:
+            print(f"{total:,} contexts answered; writing training data")
+        generator = f"{Path(config.policy).name}:{_digest(ingredients['texts']['model'])[:12]}"
+        write_dialogs(work, files, name=config.similarity, threshold=config.threshold, generator=generator)
+        prepared = prepare(_prepare_config(config, work, policy))
+    figures = _figures(work, files, config.num_candidates) | {"skipped": plan["skipped"]}
+    about = {"data": config.data, "policy": config.policy, "generator": generator, "keys": asdict(keys), "ingredients": ingredients}
+    settings = {"similarity": config.similarity, "similarity_path": config.similarity_path, "threshold": config.threshold}
+    _publish(work / "prepared", out, about | settings | figures)
+    save_config(config, out / "candidates.yaml")
+    speed = {"generated_contexts": fresh, "contexts_per_s": round(fresh / seconds, 2) if fresh else None}
+    paths = {"out": str(out), "manifest": str(out / MANIFEST), "candidates_folder": str(work)}
+    rows = {"rows": prepared["rows"], "splits": prepared["splits"], "reward": prepared["reward"], "cut_replies": prepared["cut_replies"]}
+    return {**paths, **figures, **rows, **speed, "seconds": round(time.perf_counter() - began, 2)}
+
+
+def _check(config: CandidatesConfig) -> None:
+    """What can be known to fail before anything is generated."""
+    from rl_dialog.evaluation.draws import check_draws
+
+    for name, what in (("data", "a directory that `prepare` wrote"), ("policy", "a checkpoint or run folder"), ("out", "a directory to write")):
+        if not getattr(config, name):
+            raise ValueError(f"expected --{name}: {what}")
+    if not Path(config.policy).is_dir():
+        raise ValueError(f"--policy {config.policy}: expected a checkpoint directory or run folder, found no such directory")
+    if not set(config.splits) <= set(SPLITS) or "train" not in config.splits:
+        raise ValueError(f"expected --splits among {', '.join(SPLITS)}, with train (candidates become training data), got {' '.join(config.splits)}")
+    if config.threshold is not None and not math.isfinite(config.threshold):
+        raise ValueError(f"expected a finite --threshold, got {config.threshold}")
+    for name, least in (("contexts", 0), ("shard_contexts", 1), ("batch_size", 1), ("num_generators", 1), ("num_scorers", 1), ("max_length", 8)):
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ValueError(f"expected --{name} of at least {least}, got {value}")
+    check_draws(_decoding(config), count=config.num_candidates, tries=config.tries)
+    similarity(config.similarity, path=_similarity_path(config))
+    load_manifest(config.data)
+    _check_vocabulary(Path(resolve(config.policy)))
+
+
+def _check_vocabulary(policy: Path) -> None:
+    """A tokenizer may have got tokens (a chat template's) that the model has never seen."""
+    from transformers import AutoConfig
+
+    known, needed = getattr(AutoConfig.from_pretrained(policy), "vocab_size", None), len(load_tokenizer(policy))
+    if known is not None and needed > known:
+        raise ValueError(
+            f"{policy}: expected a dialog policy, got a model of {known} tokens whose chat format needs {needed}: train it with bc first"
+        )
+
+
+def _drawing(config: CandidatesConfig, policy: Path) -> Drawing:
+    return Drawing(
+        str(policy), _decoding(config), config.num_candidates, config.tries, config.seed, config.batch_size, "cuda" if config.use_gpu else "cpu"
+    )
+
+
+def _decoding(config: CandidatesConfig) -> Decoding:
+    return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
+
+
+def _ingredients(config: CandidatesConfig, drawing: Drawing) -> dict[str, Any]:
+    """What the texts depend on, and what the scores depend on beside them."""
+    splits = load_manifest(config.data)["splits"]
+    shards = [shard["file"] for split in config.splits for shard in splits[split]["shards"]]
+    settings = describe_drawing(drawing) | {name: getattr(config, name) for name in ("splits", "contexts", "shard_contexts")}
+    texts = {"version": VERSION, "model": _fingerprints(Path(drawing.policy)), "data": {s: _sha256(Path(config.data) / s) for s in shards}}
+    path = _similarity_path(config)
+    read = _fingerprints(Path(path)) if Path(path).is_dir() and path else path
+    found = {"texts": texts | {"settings": settings}, "scores": {"version": VERSION, "similarity": config.similarity, "path": read}}
+    return json.loads(json.dumps(found))  # as it is read back
+
+
+def _similarity_path(config: CandidatesConfig) -> str:
+    """Absolute where it is a folder, because workers do not share the driver's working directory; a run folder stands for its best checkpoint."""
+    path = Path(config.similarity_path)
+    if not config.similarity_path or not path.is_dir():
+        return config.similarity_path
+    is_run = (path / "best").is_file() or (path / "latest").is_file()
+    return str(Path(resolve(path) if is_run else path).absolute())
+
+
+def _fingerprints(directory: Path) -> dict[str, str]:
+    """The hash of every file of a checkpoint that a text may depend on: weights, configs, tokenizer, template, method."""
+    return {path.name: _sha256(path) for path in sorted(directory.iterdir()) if path.is_file() and path.name not in NOT_THE_MODEL}
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _claim(out: Path, ingredients: dict[str, Any], *, overwrite: bool) -> Path:
+    """The folder of the kept shards. Raises ValueError when `out` holds something else, or texts of another model, data or settings."""
+    work = out / "candidates"
+    stored = json.loads((work / KEY).read_text(encoding="utf-8")) if (work / KEY).is_file() else None
+    if stored is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and holds no candidates, so it is left alone: choose another --out")
+    if stored and overwrite:
+        shutil.rmtree(out)
+    elif stored and stored["texts"] != ingredients["texts"]:
+        changed = ", ".join(_differences(stored["texts"], ingredients["texts"]))
+        raise ValueError(f"{out} holds candidates of another {changed}: choose another --out, or delete them with --overwrite")
+    work.mkdir(parents=True, exist_ok=True)
+    for part in work.rglob("*.part"):  # of a run that was killed
+        part.unlink()
+    write_json(work / KEY, ingredients)
+    return work
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for name in ("version", "model", "data"):
+        if old.get(name) != new[name]:
+            yield name
+    before = old.get("settings", {})
+    yield from (f"{name} ({before.get(name)} then, {value} now)" for name, value in new["settings"].items() if before.get(name) != value)
+
+
+def _plan(config: CandidatesConfig, key: str, work: Path) -> dict[str, Any]:
+    """The shards of contexts, written unless a run with the same key did so already."""
+    path = work / "plan.json"
+    plan = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if plan.get("key") == key:
+        return plan
+    manifest, openings = load_manifest(config.data), _renders_openings(Path(resolve(config.policy)))
+    plan = {"key": key, "shards": [], "skipped": {}}
+    for split in config.splits:
+        total = manifest["splits"][split]["replies"]
+        settings = {"limit": config.contexts, "total": total, "size": config.shard_contexts, "openings": openings}
+        shards, skipped = write_contexts(Path(config.data), split, work / "contexts", **settings)
+        plan["shards"] += shards
+        plan["skipped"] = {name: plan["skipped"].get(name, 0) + count for name, count in skipped.items()}
+    if not any(shard["file"].startswith("train-") for shard in plan["shards"]):
+        raise ValueError(f"{config.data}: expected contexts to answer in the train split, found none (left out: {plan['skipped']})")
+    write_json(path, plan)
+    return plan
+
+
+def _renders_openings(policy: Path) -> bool:
+    """Can the chat template ask for the first message of a conversation?"""
+    try:
+        return bool(encode_prompt([], load_tokenizer(policy), max_length=8))
+    except TemplateError:
+        return False
+
+
+def _prepare_config(config: CandidatesConfig, work: Path, policy: Path) -> PrepareConfig:
+    """How the Dialogs of all candidates become token rows: as they are, in their own splits, with the policy's tokenizer."""
+    shutil.rmtree(work / "prepared", ignore_errors=True)  # left by a run that was killed
+    rewards = dict.fromkeys(REWARDS) | {"logged": 1.0}
+    where = {"logs": (str(work / "dialogs"),), "out": str(work / "prepared"), "tokenizer": str(policy)}
+    return PrepareConfig(**where, rewards=rewards, split="declared", max_length=config.max_length, strict=True, quiet=True)
+
+
+def _publish(prepared: Path, out: Path, about: dict[str, Any]) -> None:
+    """Moves the prepared data into `out`; the manifest goes first and comes last, so that nobody ever reads half of it."""
+    manifest = load_manifest(prepared)
+    for source in manifest["sources"].values():
+        source["files"] = []  # the Dialogs that were prepared, which are not kept
+    if (out / MANIFEST).is_file():
+        old = load_manifest(out)
+        (out / MANIFEST).unlink()
+        for shard in (shard for split in old["splits"].values() for shard in split["shards"]):
+            (out / shard["file"]).unlink(missing_ok=True)
+    shutil.rmtree(out / "tokenizer", ignore_errors=True)
+    for path in sorted(prepared.iterdir()):
+        if path.name != MANIFEST:
+            path.replace(out / path.name)
+    write_json(out / MANIFEST, manifest | {"candidates": about})
+    shutil.rmtree(prepared)
+    shutil.rmtree(prepared.with_name("dialogs"))
+
+
+def _figures(work: Path, files: Sequence[str], count: int) -> dict[str, Any]:
+    """Totals over the shards."""
+    shards = [figures_of(work / file) for file in files]
+    totals = {name: sum(shard[name] for shard in shards) for name in ("contexts", "candidates", "duplicates", "empty", "unfinished")}
+    similarity = sum(shard["similarity"] for shard in shards) / totals["candidates"] if totals["candidates"] else None
+    missing = totals["contexts"] * count - totals["candidates"]
+    return {**totals, "missing": missing, "mean_similarity": None if similarity is None else round(similarity, 4)}
+
+
+@contextmanager
+def _progress(total: int, done: int, quiet: bool) -> Iterator[Any]:
+    with tqdm(
+        desc="candidates", total=total, initial=done, unit=" contexts", disable=True if quiet else None
+    ) as bar:  # None: silent unless a terminal
+        yield bar.update
+
+
+if __name__ == "__main__":
+    run(CandidatesConfig, main)

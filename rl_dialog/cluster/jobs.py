@@ -1,0 +1,42 @@
+"""Many independent calls on one Ray: each in a process of one core, as many at a time as there are cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ray
+
+WAITING = 300.0  # seconds without a finished call after which the caller hears what is under way
+
+
+def each(work: Callable[[Any], Any], items: Sequence[Any], *, waiting: Callable[[int], None], retries: int = 2) -> Iterator[tuple[int, Any]]:
+    """Calls `work(item)` on every item and yields (position, what it returned) in the order of finishing. Ray must be running.
+
+    A process that dies is replaced up to `retries` times; what `work` raises, or the last death, is yielded in place of a value, so that one item
+    does not stop the others. `waiting(unfinished)` is called whenever nothing has finished for `WAITING` seconds.
+    """
+    remote = ray.remote(num_cpus=1, max_retries=retries)(_call)
+    running = {remote.remote(work, item): position for position, item in enumerate(items)}
+    while running:
+        ready, _ = ray.wait(list(running), timeout=WAITING)
+        if not ready:
+            waiting(len(running))
+        for reference in ready:
+            yield running.pop(reference), _result(reference)
+
+
+def _call(work: Callable[[Any], Any], item: Any) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return work(item)
+
+
+def _result(reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        return error.cause or error
+    except ray.exceptions.RayError as error:
+        return error

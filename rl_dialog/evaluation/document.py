@@ -1,0 +1,152 @@
+"""A report as a list of sections, and how it is written: Markdown with its plots beside it, and one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Table:
+    """Cells are text; the first column names the row."""
+
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass
+class Column:
+    """One policy's side of a sample: (role, text, note) per message."""
+
+    title: str
+    lines: list[tuple[str, str, str]]
+
+
+@dataclass
+class Sample:
+    """The same conversation partner, or the same context, met by several policies."""
+
+    title: str
+    columns: list[Column]
+
+
+@dataclass
+class Section:
+    """A heading and what stands below it, in this order."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    table: Table | None = None
+    notes: list[str] = field(default_factory=list)
+    plot: tuple[str, bytes] | None = None  # file name, PNG
+    samples: list[Sample] = field(default_factory=list)
+
+
+def write_document(title: str, found: Sequence[Section], directory: Path) -> tuple[Path, Path]:
+    """report.md with plots/*.png, and report.html."""
+    (directory / "plots").mkdir(parents=True, exist_ok=True)
+    for section in found:
+        if section.plot:
+            (directory / "plots" / section.plot[0]).write_bytes(section.plot[1])
+    markdown, page = directory / "report.md", directory / "report.html"
+    markdown.write_text(to_markdown(title, found), encoding="utf-8")
+    page.write_text(to_html(title, found), encoding="utf-8")
+    return markdown, page
+
+
+def to_markdown(title: str, found: Sequence[Section]) -> str:
+    """Markdown as GitHub renders it."""
+    parts = [f"# {_md(title)}"]
+    for section in found:
+        parts.append(f"## {_md(section.title)}")
+        parts += [_md(text) for text in section.text]
+        if section.table:
+            parts.append(_md_table(section.table))
+        if section.notes:
+            parts.append("\n".join(f"- {_md(note)}" for note in section.notes))
+        if section.plot:
+            parts.append(f"![{_md(section.title)}](plots/{section.plot[0]})")
+        parts += [_md_sample(sample) for sample in section.samples]
+    return "\n\n".join(parts) + "\n"
+
+
+def _md_table(table: Table) -> str:
+    lines = ["| " + " | ".join(map(_md, table.columns)) + " |", "|" + "---|" * len(table.columns)]
+    return "\n".join(lines + ["| " + " | ".join(map(_md, row)) + " |" for row in table.rows])
+
+
+def _md_sample(sample: Sample) -> str:
+    parts = [f"### {_md(sample.title)}"]
+    for column in sample.columns:
+        lines = [f"- **{role}**: {_md(text)}" + (f" ({note})" if note else "") for role, text, note in column.lines]
+        parts.append(f"**{_md(column.title)}**\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _md(text: str) -> str:
+    """One line of text that Markdown shows as it is."""
+    escaped = html.escape(" ".join(text.split()), quote=False)
+    for mark in ("\\", "|", "*", "_", "`", "[", "]"):
+        escaped = escaped.replace(mark, "\\" + mark)
+    return escaped
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; } h3 { font-size: 1rem; }
+p { max-width: 75ch; } .scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
+th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; white-space: nowrap; }
+small { color: #57606a; }
+th { border-bottom: 2px solid #999; white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
+tbody tr:hover { background: #f5f7fa; } ul.notes { font-size: .86rem; color: #57606a; } img { max-width: 100%; height: auto; }
+.sample { display: flex; gap: .8rem; overflow-x: auto; align-items: flex-start; padding-bottom: .5rem; }
+.column { flex: 0 0 300px; border: 1px solid #ddd; border-radius: 8px; padding: .6rem; font-size: .86rem; }
+.column h4 { margin: 0 0 .5rem; font-size: .86rem; } .line { margin: .3rem 0; padding: .3rem .55rem; border-radius: 8px; overflow-wrap: anywhere; }
+.user, .system, .tool { background: #f1f2f4; margin-right: 1.6rem; } .assistant { background: #dfeafd; margin-left: 1.6rem; }
+.note { color: #57606a; font-size: .78rem; white-space: nowrap; } .empty { color: #9a3412; font-style: italic; }
+"""
+
+
+def to_html(title: str, found: Sequence[Section]) -> str:
+    """One file: styles and plots are inside."""
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    for section in found:
+        parts.append(f"<h2>{html.escape(section.title)}</h2>")
+        parts += [f"<p>{html.escape(text)}</p>" for text in section.text]
+        if section.table:
+            parts.append(_html_table(section.table))
+        if section.notes:
+            parts.append('<ul class="notes">' + "".join(f"<li>{html.escape(note)}</li>" for note in section.notes) + "</ul>")
+        if section.plot:
+            data = base64.b64encode(section.plot[1]).decode()
+            parts.append(f'<p><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></p>')
+        parts += [_html_sample(sample) for sample in section.samples]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    rows = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>\n" for row in table.rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
+
+
+def _html_cell(cell: str) -> str:
+    """An interval stands below its estimate, so that wide tables fit."""
+    value, bracket, interval = html.escape(cell).partition(" [")
+    return f"<td>{value}<br><small>[{interval}</small></td>" if bracket else f"<td>{value}</td>"
+
+
+def _html_sample(sample: Sample) -> str:
+    columns = "".join(f'<div class="column"><h4>{html.escape(c.title)}</h4>{"".join(map(_html_line, c.lines))}</div>' for c in sample.columns)
+    return f'<h3>{html.escape(sample.title)}</h3><div class="sample">{columns}</div>'
+
+
+def _html_line(line: tuple[str, str, str]) -> str:
+    role, text, note = line
+    said = html.escape(text) if text.strip() else '<span class="empty">(empty)</span>'
+    return f'<div class="line {html.escape(role)}">{said}' + (f' <span class="note">{html.escape(note)}</span>' if note else "") + "</div>"

@@ -1,0 +1,237 @@
+"""What is measured of one policy on held-out logs: scores of logged replies, candidates beside them, answers, the return estimated from logs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.evaluation.candidates import WORDS, candidate_measures, make_candidates, read_similarities
+from rl_dialog.evaluation.fqe import FQE
+from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
+from rl_dialog.evaluation.metrics import Pairs, find_pairs, pairwise_accuracy
+from rl_dialog.evaluation.ope import ESTIMATORS, Behaviour, Discount, all_estimates, read_behaviour
+from rl_dialog.evaluation.runs import existing, nearest
+from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, critic_scores, held_out_measures, logged_replies, score_replies
+from rl_dialog.evaluation.summary import Answer, RunResult
+from rl_dialog.models.checkpoint import load_prior, resolve
+from rl_dialog.models.policy import Policy
+from rl_dialog.rewards.similarity import Similarity
+
+
+@dataclass(frozen=True)
+class HeldOutConfig(Decoding):
+    """Which logs, and what to measure on them."""
+
+    data: str = ""
+    """a directory that `prepare` wrote: held-out replies, contexts, and which rewards were trained on"""
+    split: str = ""
+    """split of the data to score; by default test, or validation where test is empty"""
+    held_out: int = 512
+    """most dialogs of the split to score; 0 takes all"""
+    contexts: int = 32
+    """held-out contexts to answer; 0 answers none"""
+    context_replies: Literal["last", "all"] = "last"
+    """what a context comes before: the last reply of a dialog, or any of its replies (a random choice of `contexts` of them)"""
+    candidates: int = 0
+    """replies per context to compare with the logged one, and to let the policy's critic rank; 0 makes none"""
+    similarities: tuple[str, ...] = WORDS
+    """how replies are compared (rl_dialog/rewards/README.md has them all); clicks are judged by the first. NAME=PATH gives one a model of its own"""
+    similarity_path: str = ""
+    """model folder of the similarities that need one"""
+    click_threshold: float = 0.6
+    """a candidate more similar than this counts as a click"""
+    ranker: str = ""
+    """checkpoint whose critic ranks every policy's candidates too (Sodhi et al. 2023 let ilql's V rank those of others)"""
+    ope: tuple[str, ...] = ()
+    """estimates of the return from logs alone: fqe, dm, wis, pdwis"""
+    behaviour: str = ""
+    """checkpoint that stands for the policy that wrote the logs (wis, pdwis): a bc run, or a run's prior folder"""
+    gamma: float = 1.0
+    """discount of the estimates from logs; 1 estimates what an environment's return measures"""
+    discount: Literal["token", "turn"] = "token"
+    """apply gamma at every token or only at the end of a reply"""
+    fqe: FQE = field(default_factory=FQE)
+    """how fitted Q evaluation learns"""
+    max_length: int = 1024
+    """longest row in tokens when scoring held-out dialogs"""
+    batch_size: int = 128
+    """conversations stepped together"""
+    seed: int = 0
+    """conversation partners, sampling and bootstrap"""
+    device: str = ""
+    """where policies run; by default a GPU if there is one (actors use the CPU)"""
+    quiet: bool = False
+    """print only the final JSON line"""
+
+
+@dataclass
+class HeldOut:
+    """Logged dialogs to score, and contexts to answer. Token rows are made once per tokenizer."""
+
+    split: str
+    dialogs: list[Dialog]
+    pairs: Pairs
+    contexts: list[tuple[Dialog, int]]  # dialog, index of the reply to replace
+    trained: list[str]  # rewards with a weight in the training data
+    similarities: dict[str, Similarity] = field(default_factory=dict)
+    ranker: Policy | None = None
+    train: list[Dialog] = field(default_factory=list)  # what fitted Q evaluation learns from
+    behaviour: Behaviour | None = None
+    rows: dict[tuple[str, int, str], LoggedReplies] = field(default_factory=dict)
+
+
+def check_held_out(config: HeldOutConfig) -> None:
+    """What can be known to fail before anything is loaded. Raises ValueError."""
+    if (config.candidates or config.ope) and not config.data:
+        raise ValueError(f"--{'candidates' if config.candidates else 'ope'}: expected --data, the prepared directory whose held-out dialogs to use")
+    if config.ranker and not config.candidates:
+        raise ValueError("--ranker: expected --candidates, the number of replies to rank")
+    if config.candidates < 0 or config.contexts < 0 or (config.candidates and not config.contexts):
+        raise ValueError(
+            f"expected candidates and contexts of at least 0, and contexts for candidates, got {config.candidates} and {config.contexts}"
+        )
+    for name in config.ope:
+        if name not in ESTIMATORS:
+            raise ValueError(f"unknown estimate {name!r}: expected --ope with any of {', '.join(ESTIMATORS)}.{nearest(name, ESTIMATORS)}")
+    weighted = [name for name in config.ope if name in ("wis", "pdwis")]
+    if weighted and not config.behaviour:
+        raise ValueError(f"--ope {' '.join(weighted)}: expected --behaviour, a checkpoint that stands for the policy that wrote the logs (a bc run)")
+    if weighted:
+        resolve(existing(config.behaviour))
+    if not 0 <= config.gamma <= 1:
+        raise ValueError(f"--gamma: expected a discount from 0 to 1, got {config.gamma:g}")
+    config.fqe.check()
+
+
+def read_held_out(config: HeldOutConfig) -> HeldOut:
+    """What `config` asks of its data directory. Raises ValueError for what is not there."""
+    manifest = load_manifest(config.data)
+    sizes = {split: figures["dialogs"] for split, figures in manifest["splits"].items()}
+    split = config.split or next((name for name in ("test", "validation") if sizes.get(name)), "test")
+    dialogs = []
+    for dialog in read_dialogs(config.data, split):
+        dialogs.append(dialog)
+        if config.held_out and len(dialogs) == config.held_out:
+            break
+    if not dialogs:
+        raise ValueError(f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold {sizes}")
+    weights = {name: row["weight"] for name, row in manifest["rewards"]["components"].items()}
+    contexts = _contexts(dialogs, config.contexts, which=config.context_replies, seed=config.seed)
+    if config.candidates and not contexts:
+        raise ValueError(
+            f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split {split!r} of {config.data}"
+        )
+    found = HeldOut(split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight])
+    if config.candidates:
+        found.similarities = read_similarities(config.similarities, config.similarity_path)
+        found.ranker = load_for_decoding(existing(config.ranker)).to(device_of(config)) if config.ranker else None
+    if "fqe" in config.ope:
+        found.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
+    if {"wis", "pdwis"} & set(config.ope):
+        found.behaviour = read_behaviour(existing(config.behaviour), dialogs, max_length=config.max_length, device=device_of(config))
+    return found
+
+
+def _contexts(dialogs: Sequence[Dialog], count: int, *, which: str = "last", seed: int = 0) -> list[tuple[Dialog, int]]:
+    """The first `count` last replies of dialogs, or so many of all replies, drawn by `seed` and in their order; every context once."""
+    found: dict[str, tuple[Dialog, int]] = {}
+    for dialog in dialogs:
+        for i in dialog.replies[-1:] if which == "last" else dialog.replies:
+            if i:
+                found.setdefault(json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i))
+    every = list(found.values())
+    if which == "last" or len(every) <= count:
+        return every[:count]
+    return [every[n] for n in sorted(np.random.default_rng([seed, len(every)]).choice(len(every), count, replace=False))]
+
+
+def score_held_out(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig) -> None:
+    """Fills `result` with everything that needs logs and no environment."""
+    logged = _logged(policy, tokenizer, held_out, config)
+    scores = _score_replies(result, policy, logged, held_out)
+    if config.ope:
+        _estimate_return(result, policy, tokenizer, scores, logged, held_out, config)
+    if config.candidates:
+        how = {"similarities": held_out.similarities, "ranker": held_out.ranker, "click_threshold": config.click_threshold}
+        how |= {"seed": config.seed, "batch_size": config.batch_size}
+        result.candidates = make_candidates(policy, tokenizer, held_out.contexts, decoding_of(config), count=config.candidates, **how)
+        result.measures |= candidate_measures(result.candidates)
+    result.answers = _answer(result, policy, tokenizer, held_out, config)
+
+
+def _score_replies(result: RunResult, policy: Policy, logged: LoggedReplies, held_out: HeldOut) -> ReplyScores:
+    """Perplexity, KL and the critic."""
+    missing = ""
+    try:
+        prior = load_prior(result.directory)
+    except ValueError as error:
+        prior, missing = None, str(error)
+    scores = score_replies(policy, logged, prior=prior)
+    result.measures |= held_out_measures(scores, logged)
+    if missing or scores.kl_missing:
+        result.notes |= dict.fromkeys(("kl", "kl_per_reply"), missing or scores.kl_missing)
+    if not held_out.pairs.contexts:
+        result.notes["critic"] = "the held-out dialogs have no context with replies of different reward"
+        return scores
+    for name, values in critic_scores(scores).items():
+        measure = pairwise_accuracy(values, held_out.pairs)
+        result.measures.setdefault("critic", measure)
+        result.measures[f"critic/{name}"] = measure
+    return scores
+
+
+def _estimate_return(
+    result: RunResult, policy: Policy, tokenizer: Any, scores: ReplyScores, logged: LoggedReplies, held_out: HeldOut, config: HeldOutConfig
+) -> None:
+    """What the policy would earn, from the logs alone."""
+    sources = {"dialogs": held_out.dialogs, "behaviour": held_out.behaviour}
+    if "fqe" in config.ope:
+        sources["train"] = _logged(policy, tokenizer, held_out, config, part="train").rows
+    how = {"discount": Discount(config.gamma, config.discount), "fqe": config.fqe, "seed": config.seed, "quiet": config.quiet}
+    found = all_estimates(config.ope, policy, scores, logged, **sources, **how)
+    result.measures |= found.measures
+    result.notes |= found.notes
+
+
+def _logged(policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig, *, part: str = "held out") -> LoggedReplies:
+    """The held-out dialogs, or the train part, as a policy's tokenizer cuts them."""
+    max_length = min(config.max_length, getattr(policy.config, "max_position_embeddings", None) or config.max_length)
+    key = tokenizer.backend_tokenizer.to_str() + tokenizer.chat_template, max_length, part
+    if key not in held_out.rows:
+        dialogs = held_out.train if part == "train" else held_out.dialogs
+        held_out.rows[key] = logged_replies(dialogs, tokenizer, max_length=max_length)
+    return held_out.rows[key]
+
+
+def _answer(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig) -> list[Answer]:
+    """A reply to each held-out context: the first candidate, where that is what `config` would draw anyway."""
+    conversations = [dialog.messages[:i] for dialog, i in held_out.contexts]
+    seeds = [stream(config.seed, n, 0) for n in range(len(conversations))]
+    if result.candidates and (config.do_sample or config.num_beams == 1):
+        replies = [found[0] for found in result.candidates.replies]
+    else:
+        replies = generate_replies(policy, tokenizer, conversations, decoding_of(config), seeds=seeds, batch_size=config.batch_size)
+    answers = []
+    for (dialog, i), messages, reply in zip(held_out.contexts, conversations, replies, strict=True):
+        context = [{"role": m["role"], "content": m["content"], **({"weight": 0} if m["role"] == "assistant" else {})} for m in messages]
+        said = [*context, {"role": "assistant", "content": reply.text}]
+        answers.append(Answer(dialog.id, Dialog(f"{dialog.id}:{i}", said, dialog.source, truncated=True), reply, dialog.messages[i]["content"] or ""))
+    return answers
+
+
+def decoding_of(config: HeldOutConfig) -> Decoding:
+    """Its part that says how replies are drawn."""
+    return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
+
+
+def device_of(config: HeldOutConfig) -> torch.device:
+    """The one named, else a GPU if there is one."""
+    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))

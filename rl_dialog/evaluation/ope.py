@@ -1,0 +1,274 @@
+"""A policy's return estimated from logs alone, without letting it talk: fitted Q evaluation, the direct method, weighted importance sampling.
+
+The decision process is that of data/batch.py: one action per token, rewards at the end of a reply, `gamma` per token or per turn. The policy is pi =
+softmax(decode), sampled at temperature 1. README.md has the formulas and what each estimate cannot know; `notes` say what went wrong in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import Row, load_tokenizer
+from rl_dialog.evaluation.fqe import FQE, Table, at_first, evaluate_q, expected, fit, read_pieces
+from rl_dialog.evaluation.generation import load_for_decoding
+from rl_dialog.evaluation.intervals import Measure
+from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, logged_replies, score_replies
+from rl_dialog.methods.backup import minimum
+from rl_dialog.methods.kl_control import KLControl
+from rl_dialog.methods.method import Method
+from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.policy import Policy
+
+ESTIMATORS = ("fqe", "dm", "wis", "pdwis")
+FEW = 30.0  # effective dialogs below which an importance-sampled mean says next to nothing
+
+
+@dataclass(frozen=True)
+class Discount:
+    """How rewards to come count."""
+
+    gamma: float = 1.0
+    per: str = "token"  # or turn
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """A stand-in for the policy that wrote the logs, and what it thinks of the held-out replies."""
+
+    name: str
+    logged: LoggedReplies
+    nll: np.ndarray  # (R,) -log mu(reply)
+
+
+@dataclass
+class Estimates:
+    """Figures of one policy, and what a reader must know about them."""
+
+    measures: dict[str, Measure] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def add_note(self, figure: str, *texts: str) -> None:
+        """Appends the texts that are not empty."""
+        said = " ".join([self.notes.get(figure, ""), *texts]).strip()
+        self.notes |= {figure: said} if said else {}
+
+
+def read_behaviour(directory: str | Path, dialogs: Sequence[Dialog], *, max_length: int, device: object = "cpu") -> Behaviour:
+    """A checkpoint, or a plain language model with its tokenizer (a run's prior/ folder), as mu. Raises ValueError for neither."""
+    place = resolve(directory)
+    policy = load_for_decoding(place).to(device)
+    length = min(max_length, getattr(policy.config, "max_position_embeddings", None) or max_length)
+    logged = logged_replies(dialogs, load_tokenizer(place), max_length=length)
+    return Behaviour(str(directory), logged, score_replies(policy, logged).nll)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What was logged
+
+
+def logged_returns(logged: LoggedReplies, tokens: np.ndarray, discount: Discount) -> np.ndarray:
+    """(D,) the return of each held-out dialog as logged; NaN without a reply."""
+    values = _rewards(logged) * _discounts(logged, tokens, discount)
+    count = np.bincount(logged.dialog, minlength=logged.dialogs)
+    return np.where(count > 0, np.bincount(logged.dialog, values, minlength=logged.dialogs), np.nan)
+
+
+def _rewards(logged: LoggedReplies) -> np.ndarray:
+    """(R,)."""
+    return np.concatenate([np.empty(0), *(row.rewards for row in logged.rows)]).astype(float)
+
+
+def _discounts(logged: LoggedReplies, tokens: np.ndarray, discount: Discount) -> np.ndarray:
+    """(R,) what a reward at the end of each reply counts in the dialog's first state: gamma to the actions (or turn ends) before its last action."""
+    steps = tokens if discount.per == "token" else np.ones(len(tokens))
+    before = np.concatenate([np.empty(0), *(np.cumsum(part) for part in _by_dialog(steps, logged))]) - 1
+    return discount.gamma**before
+
+
+def _by_dialog(values: np.ndarray, logged: LoggedReplies) -> list[np.ndarray]:
+    """(R,) numbers of replies, one array per dialog that has replies."""
+    return np.split(values, np.flatnonzero(np.diff(logged.dialog)) + 1) if len(values) else []
+
+
+def _first_rows(logged: LoggedReplies) -> tuple[np.ndarray, np.ndarray]:
+    """(the dialogs with replies, the row that each begins in): a later window does not begin where a conversation does."""
+    first_reply = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows[:-1])])
+    return np.unique(logged.dialog[first_reply], return_index=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fitted Q evaluation and the direct method
+
+
+def fitted_q(
+    policy: Policy, train: Sequence[Row], logged: LoggedReplies, settings: FQE, discount: Discount, *, seed: int = 0, quiet: bool = True
+) -> Estimates:
+    """`ope/fqe`: E_pi Q in the first state of each held-out dialog, Q learned from `train`; `ope/fqe_td`: its mean squared TD error there."""
+    if not train:
+        raise ValueError("--ope fqe: expected replies in the train split to learn from, found none; other estimators need no training data")
+    shuffled = [train[i] for i in np.random.default_rng([seed, 2]).permutation(len(train))]
+    decode, how = policy.method.decode, {"gamma": discount.gamma, "discount": discount.per}
+    q = fit(read_pieces(policy, shuffled, batch_size=settings.batch_size), decode, settings, seed=seed, quiet=quiet, **how)
+    found = evaluate_q(q, read_pieces(policy, logged.rows, batch_size=settings.batch_size), decode, **how)
+    dialogs, rows = _first_rows(logged)
+    values = np.full(logged.dialogs, np.nan)
+    values[dialogs] = found.first[rows]
+    estimates = Estimates({"ope/fqe": Measure.mean(values), "ope/fqe_td": Measure(found.td_error, found.decisions)})
+    estimates.add_note("ope/fqe", _all_equal(train), _cut(train))
+    return estimates
+
+
+def _all_equal(rows: Sequence[Row]) -> str:
+    rewards = np.concatenate([row.rewards for row in rows])
+    if rewards.min() < rewards.max():
+        return ""
+    return f"Every reply of the training dialogs earned {rewards[0]:g}, so the estimate is trivial: at most it counts replies, and ranks no policies."
+
+
+def _cut(rows: Sequence[Row]) -> str:
+    share = np.mean([row.truncated for row in rows])
+    return f"{share:.0%} of the training rows end before their conversation does; what follows them is Q's own guess." if share else ""
+
+
+def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, batch_size: int = 32) -> Estimates:
+    """`ope/dm`: E_pi of the policy's own critic in the first state of each held-out dialog."""
+    estimates, method = Estimates(), policy.method
+    table = critic_of(method)
+    if table is None:
+        estimates.add_note("ope/dm", "The method has no Q over tokens.")
+        return estimates
+    dialogs, rows = _first_rows(logged)
+    pieces = read_pieces(policy, [logged.rows[row] for row in rows], batch_size=batch_size)
+    values = np.full(logged.dialogs, np.nan)
+    values[dialogs] = np.concatenate([at_first(p, expected(table, p.out, method.decode)).double().cpu().numpy() for p in pieces])
+    estimates.measures["ope/dm"] = Measure.mean(values)
+    estimates.add_note("ope/dm", "The critic's own opinion of its policy, which was made to maximise it: optimistic.")
+    if isinstance(method, KLControl):
+        estimates.add_note("ope/dm", "Its Q holds the terms of the prior beside the reward (in units of reward): not a return.")
+    gamma, per = getattr(method, "gamma", discount.gamma), getattr(method, "discount", discount.per)
+    if gamma != discount.gamma or (per != discount.per and gamma != 1):
+        estimates.add_note("ope/dm", f"Discounted as it was trained, by {gamma:g} per {per}, not by {discount.gamma:g} per {discount.per}.")
+    return estimates
+
+
+def critic_of(method: Method) -> Table | None:
+    """(S, V) Q of a policy's own critic: the lowest target head; for kl_control the LM's logits, times c where they are in units of reward / c."""
+    if isinstance(method, KLControl):
+        unit = method.c if method.coefficient == "reward" else 1.0
+        return lambda out: out.lm.dense() * unit
+    if method.heads.q:
+        return lambda out: minimum(tuple(head.dense() for head in out.q_target))
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Importance sampling
+
+
+def importance_sampling(
+    which: Sequence[str], scores: ReplyScores, logged: LoggedReplies, behaviour: Behaviour, discount: Discount, *, dialogs: Sequence[Dialog] = ()
+) -> Estimates:
+    """`ope/wis`, `ope/pdwis` and `ope/n_eff`. Raises ValueError when the behaviour policy cuts the logged replies into other tokens.
+
+    Undefined, with a note instead of a figure, where mu is 0 at a logged token or pi at one in every dialog.
+    """
+    _check_same_tokens(logged, behaviour)
+    estimates = Estimates()
+    weights = [np.cumsum(part) for part in _by_dialog(behaviour.nll - scores.nll, logged)] if np.isfinite(behaviour.nll).all() else []
+    log_w = np.array([part[-1] for part in weights])
+    if not weights or log_w.max() == -np.inf:
+        impossible = f"{behaviour.name} gives" if not weights else "in every dialog the policy gives"
+        for name in which:
+            estimates.add_note(f"ope/{name}", f"Undefined: {impossible} probability 0 to logged tokens.")
+        return estimates
+    earned = _by_dialog(_rewards(logged) * _discounts(logged, scores.tokens, discount), logged)
+    w = np.exp(log_w - log_w.max())
+    w /= w.sum()
+    if "wis" in which:
+        estimates.measures["ope/wis"] = Measure(w * np.array([part.sum() for part in earned]), w)
+    if "pdwis" in which:
+        estimates.measures["ope/pdwis"] = Measure.mean(per_decision(weights, earned))
+    estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
+    estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
+    return estimates
+
+
+def effective(w: np.ndarray) -> float:
+    """n_eff = (sum w)^2 / sum w^2: as many dialogs of equal weight would be as exact. Between 1 and the number of dialogs."""
+    return float(w.sum() ** 2 / np.square(w).sum())
+
+
+def per_decision(weights: Sequence[np.ndarray], earned: Sequence[np.ndarray]) -> np.ndarray:
+    """(D,) numbers whose mean is the per-decision estimate J = sum_k J_k, J_k = sum_i w_ik r_ik / sum_i w_ik, and whose spread is its spread.
+
+    w_ik is the weight of dialog i up to its k-th reply, its last one where it has ended; a dialog's number is J plus n times its influence
+    sum_k w_ik (r_ik - J_k) / sum_j w_jk (the infinitesimal jackknife).
+    """
+    turns = range(max(map(len, weights)))
+    log_w = np.array([[part[min(k, len(part) - 1)] for k in turns] for part in weights])  # (D, K)
+    r = np.array([[part[k] if k < len(part) else 0.0 for k in turns] for part in earned])
+    w = np.exp(log_w - log_w.max(0))
+    w /= w.sum(0)
+    j = (w * r).sum(0)  # (K,)
+    return j.sum() + len(w) * (w * (r - j)).sum(1)
+
+
+def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Sequence[Dialog]) -> list[str]:
+    """Warnings, in words."""
+    n_eff, none = effective(w), int(np.isneginf(log_w).sum())
+    windows, cut = len(logged.rows) - len(w), sum(dialog.truncated for dialog in dialogs)
+    found = {
+        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on importance sampling here.": n_eff < FEW,
+        f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count nothing.": none,
+        f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation there.": windows,
+        f"{cut} dialogs are logged up to a cut only; what they earned later counts as 0.": cut,
+    }
+    return [text for text, applies in found.items() if applies]
+
+
+def _check_same_tokens(logged: LoggedReplies, behaviour: Behaviour) -> None:
+    ours, theirs = (np.concatenate([row.input_ids[row.assistant] for row in each.rows]) for each in (logged, behaviour.logged))
+    if not np.array_equal(ours, theirs) or not np.array_equal(logged.dialog, behaviour.logged.dialog):
+        raise ValueError(
+            f"--behaviour {behaviour.name}: expected a policy whose tokenizer cuts the logged replies into the tokens of the evaluated one, "
+            f"got {len(theirs)} tokens instead of {len(ours)} or other ones; train the behaviour policy on the same data directory"
+        )
+
+
+def all_estimates(
+    which: Sequence[str],
+    policy: Policy,
+    scores: ReplyScores,
+    logged: LoggedReplies,
+    *,
+    discount: Discount,
+    fqe: FQE,
+    dialogs: Sequence[Dialog] = (),
+    train: Sequence[Row] = (),
+    behaviour: Behaviour | None = None,
+    seed: int = 0,
+    quiet: bool = True,
+) -> Estimates:
+    """Every estimate asked for, and `ope/logged`, what the logs earned. `scores` are those of `logged`, the tokens of the held-out `dialogs`."""
+    if not logged.rows:
+        raise ValueError("--ope: expected replies in the held-out dialogs, found none")
+    found = [Estimates({"ope/logged": Measure.mean(logged_returns(logged, scores.tokens, discount))})]
+    if "fqe" in which:
+        found.append(fitted_q(policy, train, logged, fqe, discount, seed=seed, quiet=quiet))
+    if "dm" in which:
+        found.append(direct_method(policy, logged, discount, batch_size=fqe.batch_size))
+    if behaviour is not None and (weighted := [name for name in which if name in ("wis", "pdwis")]):
+        found.append(importance_sampling(weighted, scores, logged, behaviour, discount, dialogs=dialogs))
+    together = Estimates()
+    for each in found:
+        together.measures |= each.measures
+        together.notes |= each.notes
+    if policy.method.num_generations > 1:
+        for name in which:
+            together.add_note(f"ope/{name}", f"The policy says the best of {policy.method.num_generations} replies; this is the return of one draw.")
+    return together

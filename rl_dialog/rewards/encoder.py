@@ -1,0 +1,126 @@
+"""Similarities that a transformers model computes: cosine of sentence vectors, greedy matching of token vectors, a regression head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_dialog.data.tokenize import require_hub_name_or_directory
+
+BATCH_TEXTS = 64
+MAX_TOKENS = 512  # longer texts lose their tail; a model with fewer positions cuts earlier
+
+
+class Encoder:
+    """A text encoder, or the trunk of a causal LM: one vector per token. Raises ValueError when there is none at `path`."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoModel
+
+        self.tokenizer, self.model, report = _load(AutoModel, path)
+        lacking = [key for key in report["missing_keys"] if "pooler" not in key]
+        if lacking:
+            raise ValueError(f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]} first")
+        self.length = _longest(self.tokenizer, self.model)
+
+    @torch.no_grad()
+    def __call__(self, texts: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
+        """{text: (its last hidden states (T, H), which of them are special tokens (T,))}. Texts of similar length share a batch."""
+        found = {}
+        unique = sorted(set(texts), key=lambda text: (len(text), text))
+        for start in range(0, len(unique), BATCH_TEXTS):
+            part = unique[start : start + BATCH_TEXTS]
+            encoded = self.tokenizer(
+                part, padding=True, truncation=True, max_length=self.length, return_tensors="pt", return_special_tokens_mask=True
+            )
+            mask, special = encoded["attention_mask"].bool(), encoded["special_tokens_mask"].bool()
+            if not encoded["input_ids"].shape[1]:  # nothing here that the tokenizer knows
+                found |= {text: (torch.empty(0, self.model.config.hidden_size), torch.empty(0, dtype=torch.bool)) for text in part}
+                continue
+            states = self.model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).last_hidden_state  # (B, T, H)
+            found |= {text: (states[i, mask[i]], special[i, mask[i]]) for i, text in enumerate(part)}
+        return found
+
+
+def cosine(encoder: Encoder, pairs: list[tuple[str, str]]) -> list[float]:
+    """The cosine of the two texts' mean token vectors, special tokens included as in sentence encoders. -1..1."""
+    states = encoder([text for pair in pairs for text in pair])
+    means = {text: torch.nn.functional.normalize(vectors.mean(0), dim=0) for text, (vectors, _) in states.items() if len(vectors)}
+    return [_compared(means, pair, lambda one, other: (one @ other).clamp(-1, 1)) for pair in pairs]
+
+
+def greedy_f1(encoder: Encoder, pairs: list[tuple[str, str]]) -> list[float]:
+    """BERTScore F1 (Zhang et al. 2020): every token takes its best cosine in the other text; P over the candidate's, R over the reference's.
+
+    From the last layer, without idf weights, special tokens or rescaling.
+    """
+    states = encoder([text for pair in pairs for text in pair])
+    tokens = {text: torch.nn.functional.normalize(vectors[~special], dim=1) for text, (vectors, special) in states.items()}
+    tokens = {text: vectors for text, vectors in tokens.items() if len(vectors)}
+    return [_compared(tokens, pair, _greedy) for pair in pairs]
+
+
+class Regression:
+    """A regression head over (reference, candidate), as BLEURT is. Raises ValueError when `path` has no such model."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoModelForSequenceClassification
+
+        self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
+        if self.model.config.num_labels != 1 or report["missing_keys"]:
+            why = f"it lacks {', '.join(sorted(report['missing_keys'])[:3])}" if report["missing_keys"] else f"{self.model.config.num_labels} labels"
+            raise ValueError(
+                f"{path}: expected a BLEURT checkpoint with a trained head of one output, got {why}. BLEURT's own TensorFlow files must be "
+                "converted first (to a BertForSequenceClassification with num_labels 1)"
+            )
+        self.length = _longest(self.tokenizer, self.model)
+
+    @torch.no_grad()
+    def __call__(self, pairs: list[tuple[str, str]]) -> list[float]:
+        order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][0]) + len(pairs[i][1]), pairs[i]))
+        scores = [0.0] * len(pairs)
+        for start in range(0, len(order), BATCH_TEXTS):
+            part = order[start : start + BATCH_TEXTS]
+            candidates, references = zip(*(pairs[i] for i in part), strict=True)
+            encoded = self.tokenizer(list(references), list(candidates), padding=True, truncation=True, max_length=self.length, return_tensors="pt")
+            for i, value in zip(part, self.model(**encoded).logits[:, 0].tolist(), strict=True):
+                scores[i] = value
+        return scores
+
+
+def _compared(vectors: dict[str, Tensor], pair: tuple[str, str], compare: Callable[[Tensor, Tensor], Any]) -> float:
+    """`compare` of the two texts' vectors; a text without any (nothing that the tokenizer knows) equals itself alone."""
+    candidate, reference = pair
+    if candidate in vectors and reference in vectors:
+        return float(compare(vectors[candidate], vectors[reference]))
+    return float(candidate.strip() == reference.strip())
+
+
+def _greedy(mine: Tensor, theirs: Tensor) -> float:
+    """mine (candidate tokens, H), theirs (reference tokens, H), of length 1 each."""
+    table = (mine @ theirs.T).clamp(-1, 1)
+    precision, recall = float(table.amax(1).mean()), float(table.amax(0).mean())
+    return 2 * precision * recall / (precision + recall) if precision > 0 and recall > 0 else 0.0
+
+
+def _load(kind: Any, path: str) -> tuple[Any, Any, dict[str, Any]]:
+    """(tokenizer, model, which weights its files did not have)."""
+    from transformers import AutoTokenizer
+
+    require_hub_name_or_directory(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="right")
+        model, report = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub name ({error})") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer, model.eval(), report
+
+
+def _longest(tokenizer: Any, model: Any) -> int:
+    positions = getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS
+    return min(MAX_TOKENS, tokenizer.model_max_length, positions)

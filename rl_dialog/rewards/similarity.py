@@ -1,0 +1,115 @@
+"""How similar a candidate reply is to a reference reply: plain functions of two texts, from words or from a model.
+
+    score = similarity("token_f1")
+    score(["it costs 5 pounds"], ["the ticket costs 5 pounds"])    # one float per pair, 1 = the same
+
+README.md ("Similarity to a reference") defines each. Words need nothing; the others import what they need when they are chosen.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rl_dialog.rewards.words import words
+
+Similarity = Callable[[Sequence[str], Sequence[str]], list[float]]  # (candidates, references) -> one float each
+Pairs = list[tuple[str, str]]  # (candidate, reference), neither of them empty
+
+
+def similarity(name: str, *, path: str = "") -> Similarity:
+    """The similarity of that name. `path`: its WordNet folder, encoder or BLEURT checkpoint, where it needs one.
+
+    A pair with an empty text (nothing but spaces) scores 0, or 1 when both are empty; libraries leave that undefined.
+    Raises ValueError for an unknown name, a missing `path` or one that the similarity does not read, and ImportError for a missing library.
+    """
+    if name not in _MAKERS:
+        near = difflib.get_close_matches(name, SIMILARITY_NAMES, n=1)
+        raise ValueError(f"unknown similarity {name!r}: expected one of {', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}")
+    make, needs = _MAKERS[name]
+    if needs and not path:
+        raise ValueError(f"similarity {name}: expected {needs} as its path (--similarity_path), got none")
+    if path and not needs:
+        raise ValueError(f"similarity {name}: expected no path, because it reads no files, got {path!r}")
+    function = make(path) if needs else make()
+
+    def score(candidates: Sequence[str], references: Sequence[str]) -> list[float]:
+        pairs = list(zip(candidates, references, strict=True))
+        scored = [i for i, (candidate, reference) in enumerate(pairs) if candidate.strip() and reference.strip()]
+        values = [float(not candidate.strip() and not reference.strip()) for candidate, reference in pairs]
+        for i, value in zip(scored, function([pairs[i] for i in scored]) if scored else (), strict=True):
+            if not math.isfinite(value):
+                raise ValueError(f"similarity {name}: expected a finite number, got {value} for {pairs[i]}")
+            values[i] = float(value)
+        return values
+
+    return score
+
+
+def _token_f1() -> Callable[[Pairs], list[float]]:
+    return lambda pairs: [token_f1(candidate, reference) for candidate, reference in pairs]
+
+
+def token_f1(candidate: str, reference: str) -> float:
+    """F1 of the two bags of words: 2 |A n B| / (|A| + |B|), words as often as they occur in both. Texts without words are equal or not."""
+    mine, theirs = Counter(words(candidate)), Counter(words(reference))
+    total = mine.total() + theirs.total()
+    if not total:
+        return float(candidate.strip() == reference.strip())
+    return 2 * (mine & theirs).total() / total
+
+
+def _chrf() -> Callable[[Pairs], list[float]]:
+    from sacrebleu.metrics import CHRF
+
+    metric = CHRF()
+    return lambda pairs: [min(metric.sentence_score(candidate, [reference]).score / 100, 1.0) for candidate, reference in pairs]
+
+
+def _bleu() -> Callable[[Pairs], list[float]]:
+    from sacrebleu.metrics import BLEU
+
+    metric = BLEU(effective_order=True)  # up to 4-grams, fewer where a text has fewer words; a precision of 0 is smoothed ("exp")
+    return lambda pairs: [min(metric.sentence_score(candidate, [reference]).score / 100, 1.0) for candidate, reference in pairs]
+
+
+def _meteor(path: str) -> Callable[[Pairs], list[float]]:
+    from rl_dialog.rewards.meteor import Meteor
+
+    meteor = Meteor(path)
+    return lambda pairs: [meteor(candidate, reference) for candidate, reference in pairs]
+
+
+def _embedding(path: str) -> Callable[[Pairs], list[float]]:
+    from rl_dialog.rewards.encoder import Encoder, cosine
+
+    encoder = Encoder(path)
+    return lambda pairs: cosine(encoder, pairs)
+
+
+def _bert_score(path: str) -> Callable[[Pairs], list[float]]:
+    from rl_dialog.rewards.encoder import Encoder, greedy_f1
+
+    encoder = Encoder(path)
+    return lambda pairs: greedy_f1(encoder, pairs)
+
+
+def _bleurt(path: str) -> Callable[[Pairs], list[float]]:
+    from rl_dialog.rewards.encoder import Regression
+
+    return Regression(path)
+
+
+_ENCODER = "an encoder (a folder with a transformers model, or a hub name such as roberta-large)"
+_MAKERS: dict[str, tuple[Callable[..., Callable[[Pairs], list[float]]], str]] = {  # name -> how to make it, which path it needs
+    "token_f1": (_token_f1, ""),
+    "chrf": (_chrf, ""),
+    "bleu": (_bleu, ""),
+    "meteor": (_meteor, "a WordNet folder for its synonyms (Debian: apt-get install wordnet-base, then /usr/share/wordnet)"),
+    "embedding": (_embedding, _ENCODER),
+    "bert_score": (_bert_score, _ENCODER),
+    "bleurt": (_bleurt, "a BLEURT checkpoint (a folder with a transformers sequence-regression model)"),
+}
+SIMILARITY_NAMES: tuple[str, ...] = tuple(_MAKERS)
