@@ -340,3 +340,32 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
             ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
         )
         torch.testing.assert_close(end[target], start[target] + 0.005 * (end[online] - start[target]))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().needs_rewards])
+def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> None:
+    rows = [replace(row, rewards=np.zeros_like(row.rewards)) for row in make_rows(make_tokenizer(), 6)]
+    with pytest.raises(ValueError, match=r"learns from rewards, and all \d+ replies of the training split have reward 0: run prepare with --rewards"):
+        make_trainer(tmp_path, method, TrainerConfig(), rows=rows)
+
+
+def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Path) -> None:
+    """-1 for each turn, as in a game of guesses, is worth learning from; but a column of ones by mistake is worth a word."""
+    rows = [replace(row, rewards=np.full_like(row.rewards, -1)) for row in make_rows(make_tokenizer(), 6)]
+    with pytest.warns(UserWarning, match="every reply of the training split earned -1: all there is to learn is how long conversations get"):
+        make_trainer(tmp_path, "ilql", TrainerConfig(), rows=rows)
+
+
+@pytest.mark.parametrize("method", ["ilql", "psi", "utterance_ilql", "kto", "dt", "chai"])
+def test_an_empty_reply_is_one_decision(method: str, tmp_path: Path) -> None:
+    """Saying nothing is to end the turn at once: one action, with its reward, that every method can learn to avoid."""
+    tokenizer = make_tokenizer()
+    said = [("", -1.0), ("yes", 1.0), ("no", 0.0)] * 3
+    rows = []
+    for i, (text, reward) in enumerate(said):
+        messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": text, "reward": reward}]
+        rows += tokenize(Dialog(str(i), messages), tokenizer)
+    trainer = make_trainer(tmp_path, method, TrainerConfig(max_steps=2, per_device_train_batch_size=4, report_to="none"), rows=rows)
+    assert np.isfinite(trainer.train()["eval/loss"])
+    empty = rows[0]
+    assert empty.assistant.sum() == 1 and empty.input_ids[-1] == tokenizer.eos_token_id and empty.reply_ends.tolist() == [len(empty.input_ids) - 1]
