@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from pipelines.prepare import PrepareConfig
@@ -75,7 +76,7 @@ class CandidatesConfig(Decoding):
     threshold: float | None = None
     """reward 1 above this similarity and 0 otherwise; by default the similarity is the reward"""
     max_length: int = 1024
-    """longest row in tokens of the data that is written; contexts are cut on the left"""
+    """longest row in tokens of the data that is written, less where the policy has fewer positions; contexts are cut on the left"""
     shard_contexts: int = 256
     """contexts per shard: what a killed run may lose, and what shares batches"""
     batch_size: int = 128
@@ -160,8 +161,6 @@ def _check(config: CandidatesConfig) -> None:
 
 def _check_vocabulary(policy: Path) -> None:
     """A tokenizer may have got tokens (a chat template's) that the model has never seen."""
-    from transformers import AutoConfig
-
     known, needed = getattr(AutoConfig.from_pretrained(policy), "vocab_size", None), len(load_tokenizer(policy))
     if known is not None and needed > known:
         raise ValueError(
@@ -273,7 +272,9 @@ def _prepare_config(config: CandidatesConfig, work: Path, policy: Path) -> Prepa
     shutil.rmtree(work / "prepared", ignore_errors=True)  # left by a run that was killed
     rewards = dict.fromkeys(REWARDS) | {"logged": 1.0}
     where = {"logs": (str(work / "dialogs"),), "out": str(work / "prepared"), "tokenizer": str(policy)}
-    return PrepareConfig(**where, rewards=rewards, split="declared", max_length=config.max_length, strict=True, quiet=True)
+    positions = getattr(AutoConfig.from_pretrained(policy), "max_position_embeddings", None) or config.max_length + 1
+    max_length = min(config.max_length, positions - 1)  # dt puts a token before the reply
+    return PrepareConfig(**where, rewards=rewards, split="declared", max_length=max_length, strict=True, quiet=True)
 
 
 def _publish(prepared: Path, out: Path, about: dict[str, Any]) -> None:

@@ -261,7 +261,7 @@ def _chosen(data: Path, split: str, limit: int, total: int) -> Iterator[tuple[in
     number = 0
     for dialog in read_dialogs(data, split):
         for i in dialog.replies:
-            if not limit or limit >= total or (number + 1) * limit // total > number * limit // total:
+            if not limit or number * limit % total < limit:
                 yield number, dialog, i
             number += 1
 
