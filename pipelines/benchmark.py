@@ -180,6 +180,7 @@ def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[
     objective, given = Objective(policy, prior), replace(batch)
     if method.uses_prior:
         given.prior_logp = torch.full((batch.decisions,), -np.log(config.vocabulary), dtype=torch.float32)
+        given.prior_lse = torch.full((len(batch.states),), np.log(config.vocabulary), dtype=torch.float32)
     if method.proposals:
         shape = int(batch.turn_end.sum()), method.proposals
         given.proposals, given.proposal_logp = torch.rand(*shape, config.width), torch.full(shape, -10.0)

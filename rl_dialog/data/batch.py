@@ -46,6 +46,7 @@ class Batch:
     turn_end: Tensor  # (N,) bool: this action ends its reply
     rows: Tensor  # (N,) int64: which of the B rows
     prior_logp: Tensor | None = None  # (N,) float32: log p(action) under the frozen prior, where the method asks for it
+    prior_lse: Tensor | None = None  # (S,) float32: log sum exp of the frozen prior's logits in each state, likewise
     proposals: Tensor | None = None  # (R, n, H) float32: features of n proposed replies to the context of each reply, where the method asks for them
     proposal_logp: Tensor | None = None  # (R, n) float32: their log-probabilities
 

@@ -183,7 +183,7 @@ def _scores(policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[li
     """How good the policy finds each reply."""
     method, end = policy.method, [tokenizer.eos_token_id]
     ids = [[*reply.tokens, *(end if reply.finished or not reply.tokens else [])] for reply in replies]
-    default = method.rank_by or ("mean Q" if method.heads.q or method.heads.lm_target else "mean log-probability")
+    default = method.rank_by or ("mean Q" if method.heads.q else "mean log-probability")
     scores = rank_replies(policy, prompts, ids, by=decoding.rank_by or default)
     if method.rerank_log_prob_weight:
         scores = scores + method.rerank_log_prob_weight * rank_replies(policy, prompts, ids, by="log-probability")

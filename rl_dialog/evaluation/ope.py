@@ -140,7 +140,8 @@ def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, 
     estimates, method = Estimates(), policy.method
     table = critic_of(method)
     if table is None:
-        estimates.add_note("ope/dm", "The method has no Q over tokens.")
+        known = "The level of its Q is told by the prior's logits, which only training reads." if isinstance(method, KLControl) else ""
+        estimates.add_note("ope/dm", known or "The method has no Q over tokens.")
         return estimates
     dialogs, rows = _first_rows(logged)
     pieces = read_pieces(policy, [logged.rows[row] for row in rows], batch_size=batch_size)
@@ -157,10 +158,10 @@ def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, 
 
 
 def critic_of(method: Method) -> Table | None:
-    """(S, V) Q of a policy's own critic: the lowest target head; for kl_control the LM's logits, times c where they are in units of reward / c."""
-    if isinstance(method, KLControl):
+    """(S, V) Q of a policy's own critic: the lowest target head; for kl_control with origin logits these, times c in units of r / c."""
+    if isinstance(method, KLControl) and method.origin == "logits":
         unit = method.c if method.coefficient == "reward" else 1.0
-        return lambda out: out.lm.dense() * unit
+        return lambda out: (out.lm.dense() + (0.0 if out.v is None else out.v[:, None])) * unit
     if method.heads.q:
         return lambda out: minimum(tuple(head.dense() for head in out.q_target))
     return None

@@ -175,9 +175,11 @@ def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) 
     q = nothing
     if heads := out.q_target or out.q:
         q = minimum(tuple(head.at(actions) for head in heads))
-    elif policy.method.heads.lm_target:  # the LM's logits are the Q values
-        q = out.lm.at(actions)
-    v = nothing if out.v is None else out.v
+    elif policy.method.heads.lm_target:  # Q is the LM's logits and what the method raises them by; b is known where the prior is
+        q = out.lm.at(actions) + (0.0 if out.v is None else out.v)
+        if prior is not None and policy.method.origin == "prior":
+            q = q - prior.reduce("logsumexp")
+    v = nothing if out.v is None or policy.method.heads.lm_target else out.v
 
     def taken(table: Tensor | None) -> Tensor:
         return nothing if table is None else table.gather(1, actions[:, None]).squeeze(1)

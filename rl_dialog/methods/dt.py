@@ -18,7 +18,8 @@ class DT(BC):
     """Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the return).
 
     The bins are quantiles of the training split's returns, equal returns in one bin, or given by `edges`. The checkpoint's chat template writes the
-    wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return.
+    wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return. Replies of the data that are
+    context only (weight 0) stand behind the wanted bin too, as they do when acting.
     """
 
     bins: int = 2
@@ -56,14 +57,24 @@ class DT(BC):
         ids = np.asarray(tokenizer.convert_tokens_to_ids(self._tokens), np.int32)
         ids = ids[[*range(len(edges)), self.bins - 1]]  # fewer bins than asked for (many equal returns): the best one keeps its name
 
+        header, wanted = self._header(tokenizer), tokenizer.convert_tokens_to_ids(self._tokens[self.want])
+
         def told(row: Row) -> Row:
             starts = np.flatnonzero(row.assistant & ~np.insert(row.assistant[:-1], 0, False))
+            others = np.setdiff1d(_behind(header, row.input_ids), starts)  # replies that are context only
             bins = ids[np.searchsorted(edges, self._returns(row), side="right")]
-            shift = np.arange(1, len(starts) + 1)
-            rows = np.insert(row.input_ids, starts, bins), np.insert(row.assistant, starts, False)
-            return Row(*rows, (row.reply_ends + shift).astype(np.int32), row.rewards, row.truncated)
+            places, tokens = np.concatenate([starts, others]), np.concatenate([bins, np.full(len(others), wanted)]).astype(np.int32)
+            rows = np.insert(row.input_ids, places, tokens), np.insert(row.assistant, places, False)
+            ends = row.reply_ends + np.searchsorted(np.sort(places), row.reply_ends, side="right")
+            return Row(*rows, ends.astype(np.int32), row.rewards, row.truncated)
 
         return [told(row) for row in train], [told(row) for row in validation]
+
+    def _header(self, tokenizer: Any) -> np.ndarray:
+        """What the template writes before a reply, without the wanted bin."""
+        question = [{"role": "user", "content": "?"}]
+        without, prompt = (tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=add) for add in (False, True))
+        return np.asarray(tokenizer.encode(prompt[len(without) :].removesuffix(self._tokens[self.want]), add_special_tokens=False), np.int32)
 
     @property
     def _tokens(self) -> list[str]:
@@ -71,3 +82,11 @@ class DT(BC):
 
     def _returns(self, row: Row) -> np.ndarray:
         return row.rewards if self.by == "reply" else np.cumsum(row.rewards[::-1])[::-1]
+
+
+def _behind(header: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The positions in `ids` that follow an occurrence of `header`; none for an empty one, and not the end of `ids`."""
+    if not 0 < len(header) < len(ids):
+        return np.empty(0, np.int64)
+    found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, len(header)) == header).all(1)) + len(header)
+    return found[found < len(ids)]

@@ -141,7 +141,7 @@ class Trainer:
         self._epoch: tuple[int, list[np.ndarray]] | None = None
         self.metric, self.sign = self._selection_metric()
         self.objective = Objective(self.policy, None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy)
-        self._prior_logp = self._compute_prior_logp() if policy.method.uses_prior else None
+        self._prior_logp, self._prior_lse = self._ask_prior() if policy.method.uses_prior else (None, None)
         self._proposals = self._propose() if policy.method.proposals else None
 
     def train(self) -> dict[str, Any]:
@@ -225,6 +225,11 @@ class Trainer:
         """Some of `rows` as a batch; what was computed before training about all rows, train and eval, has them from `offset` on."""
         chosen = None if self._prior_logp is None else [self._prior_logp[offset + i] for i in indices]
         batch = collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0, spread=self.config.reward_spread, prior_logp=chosen)
+        if self._prior_lse is not None:
+            width = [len(logp) for logp in chosen]
+            parts = [self._prior_lse[offset + i] for i in indices]
+            tails = [part[n:] for part, n in zip(parts, width, strict=True)]  # of the states that only bootstrap, which come last
+            batch.prior_lse = torch.from_numpy(np.concatenate([part[:n] for part, n in zip(parts, width, strict=True)] + tails))
         if self._proposals is not None:
             proposed = [self._proposals[offset + i] for i in indices]
             batch.proposals = torch.from_numpy(np.concatenate([each.features for each in proposed]))
@@ -238,20 +243,26 @@ class Trainer:
         return propose(self.policy, [*self.train_rows, *self.eval_rows], **ends, seed=self.config.seed)
 
     @torch.no_grad()
-    def _compute_prior_logp(self, batch_size: int = 32) -> list[np.ndarray]:
-        """log p of every logged action under the frozen prior, once, in a fixed order. train and eval rows, in this order."""
+    def _ask_prior(self, batch_size: int = 32) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Under the frozen prior, once, in a fixed order: log p of every logged action, and the log-sum-exp of its logits in every state of a row.
+
+        One array per row, train and eval rows in this order.
+        """
         (frozen,) = self.objective._prior
         rows = [*self.train_rows, *self.eval_rows]
-        found: list[np.ndarray] = [np.empty(0, np.float32)] * len(rows)
+        logp, lse = ([np.empty(0, np.float32)] * len(rows) for _ in range(2))
         order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
             batch = collate([rows[i] for i in indices]).to(self.device)
             with self._autocast():
-                logp = frozen.prior_logp(batch).float().cpu().numpy()
+                scores = frozen.prior_scores(batch)
+                levels = scores.reduce("logsumexp").float().cpu().numpy()
+                taken = -scores.nll(batch.actions)[1].float().cpu().numpy()
+            owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
             for place, i in enumerate(indices):
-                found[i] = logp[(batch.rows == place).cpu().numpy()]
-        return found
+                logp[i], lse[i] = taken[owner[: batch.decisions] == place], levels[owner == place]
+        return logp, lse
 
     @torch.no_grad()
     def _evaluation(self) -> dict[str, float]:

@@ -93,7 +93,7 @@ def ranks(policy, tokenizer, talk, replies, by):
         (BC(), "log-probability", "log-probability"),
         (ILQL(beta=1.0), "", "mean Q"),
         (ILQL(beta=1.0), "last V", "last V"),
-        (KLControl(), "", "mean Q"),
+        (KLControl(), "", "mean log-probability"),
         (UtteranceILQL(), "", "utterance Q"),
     ],
     ids=lambda each: str(each)[:12],

@@ -106,3 +106,19 @@ def test_given_edges_are_the_lower_ends_of_bins(told, make_row):
 def test_edges_that_do_not_fit_the_bins(told, bins, edges):
     with pytest.raises(ValueError, match="dt: expected . rising edges for . bins"):
         told(DT(bins=bins, edges=edges))
+
+
+def test_replies_that_are_context_only_stand_behind_the_wanted_bin(told):
+    """As they do when acting, where the template writes it before every reply."""
+    method = DT()
+    tokenizer = told(method)
+    talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "thank you", "weight": 0}, {"role": "user", "content": "what?"}]
+    answers = [[*talk, {"role": "assistant", "content": "tea", "reward": reward}] for reward in (0.0, 1.0)]
+    plain = load_tokenizer(tokenizer.name_or_path)
+    rows, _ = method.prepare([row for i, messages in enumerate(answers) for row in tokenize(Dialog(str(i), messages), plain)], [], tokenizer)
+    bad, good = tokenizer.convert_tokens_to_ids(["<|return:0|>", "<|return:1|>"])
+    prompt = encode_prompt(talk, tokenizer, max_length=100)
+    assert prompt.count(good) == 2
+    for row, own in zip(rows, (bad, good), strict=True):
+        assert row.input_ids[: len(prompt)].tolist() == [*prompt[:-1], own]
+        assert row.assistant.nonzero()[0][0] == len(prompt) and row.reply_ends.tolist() == [len(row.input_ids) - 1]

@@ -290,7 +290,7 @@ def test_a_padded_batch_gives_each_row_its_own_outputs(policy, rows):
             assert alone.keys() == together.keys()
             for name, value in alone.items():
                 torch.testing.assert_close(together[name][states // width == b], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    wanted = {"bc": {"lm"}, "kl_control": {"lm", "lm_target"}, "ilql": {"lm", "v", "q0", "q1", "q_target0", "q_target1"}}
+    wanted = {"bc": {"lm"}, "kl_control": {"lm", "v", "lm_target"}, "ilql": {"lm", "v", "q0", "q1", "q_target0", "q_target1"}}
     assert together.keys() == wanted[next(k for k, m in METHODS.items() if type(m) is type(policy.method))]
 
 
@@ -300,7 +300,7 @@ def test_the_loss_of_a_batch_is_that_of_its_dense_tables(policy, rows):
     policy.start_training()
     batch = collate(rows)
     with torch.no_grad():
-        batch.prior_logp = policy.prior_logp(batch)
+        batch.prior_logp, batch.prior_lse = policy.prior_logp(batch), policy.prior_scores(batch).reduce("logsumexp")
         out = policy.outputs(batch)
         dense = copy.copy(out)
         dense.lm, dense.q, dense.q_target = (
@@ -371,6 +371,7 @@ def loss_of(policy, rows):
     batch = collate(rows)
     if policy.method.uses_prior:
         batch.prior_logp = torch.full((batch.decisions,), -1.0)
+        batch.prior_lse = torch.zeros(len(batch.states))
     return policy.method.loss(policy.outputs(batch), batch).total
 
 
@@ -386,8 +387,8 @@ def test_targets_get_no_gradient_and_the_rest_does(policy, rows):
     assert not any(name.startswith(("heads.q_target.", "lm_target.", "target_trunk.")) for name in reached)
     wanted = {name.split(".")[0] for name, _ in policy.named_parameters()} - {"lm_target", "target_trunk"}
     assert {name.split(".")[0] for name in reached} == wanted
-    for head in ("heads.q.0.", "heads.q.1.", "heads.v."):
-        assert policy.heads is None or any(name.startswith(head) for name in reached)
+    for head in ("heads.q.0.", "heads.q.1.") * bool(policy.method.heads.q) + ("heads.v.",) * policy.method.heads.v:
+        assert any(name.startswith(head) for name in reached)
 
 
 @pytest.mark.parametrize("heads", ["mlp", "lowrank"])
@@ -751,6 +752,7 @@ def test_every_combination_is_another_policy(make_policy):
 def test_target_passes_differ_by_dropout_and_are_refused_without(make_policy, make_row):
     batch = collate([make_row([1, 2, 3, 4], [(1, 3, 1.0)])])
     batch.prior_logp = torch.zeros(batch.decisions)
+    batch.prior_lse = torch.zeros(len(batch.states))
     policy = make_policy(KLControl(target_passes=3), dropout=0.2).start_training().train()
     first, second, third = (target.dense() for target in policy.outputs(batch).lm_target)
     assert (first - second).abs().max() > 1e-3 and (second - third).abs().max() > 1e-3

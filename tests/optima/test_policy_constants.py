@@ -79,7 +79,7 @@ def test_targets_follow_once_per_update(published, train, row, alpha, steps, sha
 
 def test_psi_s_target_is_the_whole_lm(train, row):
     """alpha 1/4, two updates: 1 - .75^2 = .4375 of what is online."""
-    policy = tabular_policy(tabular_lm([row], 3), Psi(alpha=0.25)).start_training()
+    policy = tabular_policy(tabular_lm([row], 3), Psi(alpha=0.25, state_value=False)).start_training()
     write(policy, [U], lm=[4.0, 8.0, 0.0])
     train(policy, [row], 2, 0.0, prior=Prior([tabular_lm([row], 3)]))
     assert policy.lm_target.table.weight[:, hidden(policy, [U]).argmax()].tolist() == [near(4 * 0.4375), near(8 * 0.4375), 0.0]

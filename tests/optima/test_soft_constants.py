@@ -12,6 +12,8 @@ import pytest
 
 from rl_dialog.methods import BCQ, CQL, ILQL, KLControl, Psi
 
+PUBLISHED = {"origin": "logits", "state_value": False}  # Q is the raw logits
+
 A, B, C = 0, 1, 2
 HALF = [math.log(0.5)] * 2
 
@@ -50,7 +52,7 @@ ROOT, LEAVES = [A], ([A, A, A], [A, B, A])
 def test_psi_without_reward_is_the_prior(learn, tree, elsewhere):
     """Q = log p in every state, its logsumexp 0, whatever the data's own frequencies."""
     log_p = [math.log(0.7), math.log(0.3)]
-    learned = learn(Psi(gamma=1.0, c=1.0, alpha=1.0), tree((0.0, 0.0), (1, 3, 2, 1)) + elsewhere, 2, prior=log_p, rate=4.0)
+    learned = learn(Psi(**PUBLISHED, gamma=1.0, c=1.0, alpha=1.0), tree((0.0, 0.0), (1, 3, 2, 1)) + elsewhere, 2, prior=log_p, rate=4.0)
     for state in (ROOT, *LEAVES):
         assert learned.logits(state).tolist() == [near(value) for value in log_p]
         assert learned.logits(state).logsumexp(0).item() == near(0.0)
@@ -61,7 +63,7 @@ def test_psi_before_two_last_actions(learn, tree, c, soft, hard):
     """Rewards 1 and 0, p = 1/2: Q = (1/c - log 2, -log 2), logsumexp log((e^(1/c) + 1) / 2), maximum 1/c - log 2. One turn earlier Q is the
     logsumexp plus log(1/2), and the policy at the end is p e^(r/c), normalised.
     """
-    learned = learn(Psi(gamma=1.0, c=c, alpha=1.0), tree((1.0, 0.0)), 2, prior=HALF, rate=4.0)
+    learned = learn(Psi(**PUBLISHED, gamma=1.0, c=c, alpha=1.0), tree((1.0, 0.0)), 2, prior=HALF, rate=4.0)
     for state in LEAVES:
         assert learned.logits(state).logsumexp(0).item() == near(soft)
         assert learned.logits(state).max().item() == near(hard)
@@ -72,13 +74,15 @@ def test_psi_before_two_last_actions(learn, tree, c, soft, hard):
 @pytest.mark.parametrize(("c", "chance"), [(0.5, 0.64877), (1.0, 0.40461), (4.0, 0.24300)])
 def test_a_larger_c_stays_closer_to_the_prior(learn, tree, c, chance):
     """p = (.2, .8), rewards 1 and 0: the odds of A are e^(1/c) / 4."""
-    learned = learn(Psi(gamma=1.0, c=c, alpha=1.0), tree((1.0, 0.0)), 2, prior=[math.log(0.2), math.log(0.8)], rate=4.0)
+    learned = learn(Psi(**PUBLISHED, gamma=1.0, c=c, alpha=1.0), tree((1.0, 0.0)), 2, prior=[math.log(0.2), math.log(0.8)], rate=4.0)
     assert learned.chances(LEAVES[0])[A] == near(chance)
 
 
 def test_psi_discounts_the_value(learn, tree):
     """gamma .5: Q(first) = log(1/2) + .5 * .62011 = -.38309."""
-    assert learn(Psi(gamma=0.5, c=1.0, alpha=1.0), tree((1.0, 0.0)), 2, prior=HALF, rate=4.0).logits(ROOT).tolist() == [near(-0.38309)] * 2
+    assert (
+        learn(Psi(**PUBLISHED, gamma=0.5, c=1.0, alpha=1.0), tree((1.0, 0.0)), 2, prior=HALF, rate=4.0).logits(ROOT).tolist() == [near(-0.38309)] * 2
+    )
 
 
 # --- kl_control ----------------------------------------------------------------------------------------------------------------------------------
@@ -89,7 +93,7 @@ def test_kl_control(learn, tree):
 
     p = 1/2, r = (1, 0): L = 2 log(.70711 * 2.64872) = 1.25501, Q = (.78093, .28093). One turn earlier pi = 1/2 = p, so Q is the maximum, .78093.
     """
-    learned = learn(KLControl(gamma=1.0, c=1.0, alpha=1.0), tree((1.0, 0.0)), 2, prior=HALF, rate=4.0)
+    learned = learn(KLControl(**PUBLISHED, gamma=1.0, c=1.0, alpha=1.0), tree((1.0, 0.0)), 2, prior=HALF, rate=4.0)
     for state in LEAVES:
         assert learned.logits(state).tolist() == [near(0.78093), near(0.28093)]
     assert learned.logits(ROOT).tolist() == [near(0.78093)] * 2
@@ -97,14 +101,16 @@ def test_kl_control(learn, tree):
 
 def test_kl_control_without_reward_halves_the_prior_s_logits(learn, tree, elsewhere):
     """r = 0, p = (.7, .3): pi is proportional to sqrt(p), because -log pi is sampled at the logged token and Q itself is log pi."""
-    learned = learn(KLControl(gamma=1.0, c=1.0, alpha=1.0), tree((0.0, 0.0)) + elsewhere, 2, prior=[math.log(0.7), math.log(0.3)], rate=4.0)
+    learned = learn(
+        KLControl(**PUBLISHED, gamma=1.0, c=1.0, alpha=1.0), tree((0.0, 0.0)) + elsewhere, 2, prior=[math.log(0.7), math.log(0.3)], rate=4.0
+    )
     roots = math.sqrt(0.7), math.sqrt(0.3)
     assert learned.chances(LEAVES[0]) == [near(root / sum(roots)) for root in roots]
 
 
 def test_without_a_prior_term_it_is_q_learning(learn, tree):
     """c = 0 in the 2019 convention: Q(second) = r and Q(first) = gamma max r = .9."""
-    learned = learn(KLControl(coefficient="kl", c=0.0, gamma=0.9, alpha=1.0), tree((1.0, -1.0)), 2, prior=HALF, rate=4.0)
+    learned = learn(KLControl(**PUBLISHED, coefficient="kl", c=0.0, gamma=0.9, alpha=1.0), tree((1.0, -1.0)), 2, prior=HALF, rate=4.0)
     assert learned.logits(LEAVES[0]).tolist() == [near(1.0), near(-1.0)]
     assert learned.logits(ROOT).tolist() == [near(0.9)] * 2
 
@@ -130,8 +136,8 @@ SOFT = math.log((math.exp(2) + math.exp(-1)) / 2)
 @pytest.mark.parametrize(
     ("method", "value", "own"),
     [
-        (KLControl(coefficient="kl", c=0.0, gamma=1.0, alpha=1.0), 2.0, 0.0),
-        (Psi(gamma=1.0, c=1.0, alpha=1.0), SOFT, math.log(0.5)),
+        (KLControl(**PUBLISHED, coefficient="kl", c=0.0, gamma=1.0, alpha=1.0), 2.0, 0.0),
+        (Psi(**PUBLISHED, gamma=1.0, c=1.0, alpha=1.0), SOFT, math.log(0.5)),
         (CQL(gamma=1.0, cql_weight=0.0, awac_weight=0.0, alpha=1.0), 2.0, 0.0),
         (BCQ(gamma=1.0, alpha=1.0), 2.0, 0.0),
         (ILQL(tau=0.5, gamma=1.0, cql_weight=0.0, awac_weight=0.0, alpha=1.0), 0.5, 0.0),

@@ -369,3 +369,15 @@ def test_an_empty_reply_is_one_decision(method: str, tmp_path: Path) -> None:
     assert np.isfinite(trainer.train()["eval/loss"])
     empty = rows[0]
     assert empty.assistant.sum() == 1 and empty.input_ids[-1] == tokenizer.eos_token_id and empty.reply_ends.tolist() == [len(empty.input_ids) - 1]
+
+
+def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> None:
+    """Decisions first, then the states that only bootstrap, whatever rows share a batch: as a pass over the batch itself would find them."""
+    trainer = make_trainer(tmp_path, "psi", TrainerConfig(report_to="none"))
+    (prior,) = trainer.objective._prior
+    for indices in ([0], [3, 1, 0], [7, 2, 9, 6]):
+        batch = trainer._collate(indices, trainer.train_rows, 0)
+        scores = prior.prior_scores(batch)
+        torch.testing.assert_close(batch.prior_lse, scores.reduce("logsumexp"), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(batch.prior_logp, -scores.nll(batch.actions)[1], rtol=1e-4, atol=1e-5)
+        assert len(batch.prior_lse) == len(batch.states)
