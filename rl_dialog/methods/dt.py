@@ -18,8 +18,8 @@ class DT(BC):
     """Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the return).
 
     The bins are quantiles of the training split's returns, equal returns in one bin, or given by `edges`. The checkpoint's chat template writes the
-    wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return. Replies of the data that are
-    context only (weight 0) stand behind the wanted bin too, as they do when acting.
+    wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return. Replies of the data that
+    are context only (weight 0) stand behind the wanted bin too, as they do when acting.
     """
 
     bins: int = 2
