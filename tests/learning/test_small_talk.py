@@ -1,6 +1,6 @@
 """Methods that see rewards learn from small-talk logs: their policies talk better than clones of them, tested by permuting the seeds.
 
-Not here: kl_control and dbcq, which do not (rl_dialog/methods/README.md says why), and chai, whose gain is within the seeds' noise.
+Not here: kl_control and dbcq, which do not (rl_dialog/methods/README.md says why), and chai and kto, whose gains are within the seeds' noise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ METHODS = {
     "psi": f"{VALUES} --method.c 0.2 --max_steps 250 --learning_rate 2e-3",
     "utterance_ilql": VALUES,
     "dpo": "--method.by to_go --max_steps 200 --learning_rate 1e-3",
-    "kto": "--method.by to_go --learning_rate 1e-3",
 }
 RUN = """
 import sys, torch
