@@ -262,7 +262,7 @@ def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
     assert "ope/dm" in ilql
     assert "ope/dm" not in own
     text = (out / "report.md").read_text()
-    for expected in ("## Return estimated from the logs", "optimistic", "The method has no Q over tokens", "fewer than 30", "not a return"):
+    for expected in ("## Return estimated from the logs", "optimistic", "The method has no Q over tokens", "fewer than 30", "which only training reads"):
         assert expected in text
     assert (out / "plots" / "from_logs.png").read_bytes().startswith(b"\x89PNG")
 
