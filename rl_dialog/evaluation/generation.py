@@ -164,7 +164,7 @@ def generate_replies(
     room = prompt_room(policy, decoding)
     prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
     count = _generations(policy, decoding)
-    if count == 1:
+    if count == 1 or not prompts:
         return _draw(policy, tokenizer, prompts, decoding, seeds, batch_size)
     streams = [stream(seed, k) for seed in seeds for k in range(count)]
     several = [prompt for prompt in prompts for _ in range(count)]

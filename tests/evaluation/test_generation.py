@@ -309,3 +309,9 @@ def test_another_beta(make_policy, tokenizer, tmp_path):
     for name in ("bc", "dpo"):  # dpo's beta belongs to training
         with pytest.raises(ValueError, match=f"trained with {name}, which has no beta"):
             load_for_decoding(tmp_path / name, beta=7.0)
+
+
+def test_no_conversation_gets_no_reply(make_policy, tokenizer):
+    """Also where a method would choose among several: there is nothing to rank."""
+    for method in (BC(), UtteranceILQL()):
+        assert generate_replies(make_policy(method), tokenizer, [], Decoding(), seeds=[]) == []
