@@ -1,6 +1,7 @@
 """Methods that see rewards learn from small-talk logs: their policies talk better than clones of them, tested by permuting the seeds.
 
-Not here: kl_control and dbcq, which do not (rl_dialog/methods/README.md says why), and chai and kto, whose gains are within the seeds' noise.
+Not here: kl_control and dbcq, which do not (rl_dialog/methods/README.md says why), psi, which gains no more than longer cloning does, and chai and
+kto, whose gains are within the seeds' noise.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ METHODS = {
     "cql": f"{VALUES} --method.beta 6 --method.cql_weight 0.1",
     "awac": f"{VALUES} --method.awac_beta 2 --method.cql_weight 0.03",
     "bcq": f"{VALUES} --method.beta 6",
-    "psi": f"{VALUES} --method.c 0.2 --max_steps 250 --learning_rate 2e-3",
     "utterance_ilql": VALUES,
     "dpo": "--method.by to_go --max_steps 200 --learning_rate 1e-3",
 }
