@@ -84,7 +84,7 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
 def _train(config: QuickstartConfig, out: Path) -> None:
     """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there are cores."""
 
-    def one(method: str, seed: int) -> None:
+    def read(method: str, seed: int) -> train.TrainConfig:
         start = ["--model.model_name_or_path", str(out / f"bc-seed{seed}")] if method != "bc" else []
         steps = ["--max_steps", str(config.max_steps)] if config.max_steps else []
         arguments = [
@@ -96,15 +96,18 @@ def _train(config: QuickstartConfig, out: Path) -> None:
             str(out / f"{method}-seed{seed}"),
         ]
         settings = [*arguments, *start, *steps, "--seed", str(seed), "--cpus_per_worker", "1", "--quiet"]
-        train.main(load_config(train.TrainConfig, settings, choices=train.CHOICES))
+        return load_config(train.TrainConfig, settings, choices=train.CHOICES)
 
-    def after(start: Future, method: str, seed: int) -> None:
+    def after(start: Future, settings: train.TrainConfig) -> None:
         start.result()
-        one(method, seed)
+        train.main(settings)
+
+    # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in several threads at once.
+    configs = {(method, seed): read(method, seed) for method in METHODS for seed in range(config.seeds)}
 
     with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4))) as pool:  # jobs start in order, so none waits in vain
-        cloned = [pool.submit(one, "bc", seed) for seed in range(config.seeds)]
-        improved = [pool.submit(after, cloned[seed], method, seed) for seed in range(config.seeds) for method in METHODS[1:]]
+        cloned = [pool.submit(train.main, configs["bc", seed]) for seed in range(config.seeds)]
+        improved = [pool.submit(after, cloned[seed], configs[method, seed]) for seed in range(config.seeds) for method in METHODS[1:]]
         for job in (*cloned, *improved):
             job.result()
 
