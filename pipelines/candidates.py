@@ -273,7 +273,7 @@ def _prepare_config(config: CandidatesConfig, work: Path, policy: Path) -> Prepa
     rewards = dict.fromkeys(REWARDS) | {"logged": 1.0}
     where = {"logs": (str(work / "dialogs"),), "out": str(work / "prepared"), "tokenizer": str(policy)}
     positions = getattr(AutoConfig.from_pretrained(policy), "max_position_embeddings", None) or config.max_length + 1
-    max_length = min(config.max_length, positions - 1)  # dt puts a token before the reply
+    max_length = min(config.max_length, positions - 1)  # dt puts a token before the reply; before those of a long context too: then --max_length
     return PrepareConfig(**where, rewards=rewards, split="declared", max_length=max_length, strict=True, quiet=True)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -56,6 +56,17 @@ class Row:
     reply_ends: np.ndarray  # (R,) int32: index of the last token of each reply
     rewards: np.ndarray  # (R,) float32: what each reply earned
     truncated: bool  # the conversation goes on after this window: bootstrap from its last token
+
+    @property
+    def reply_starts(self) -> np.ndarray:
+        """(R,) the index of the first token of each reply."""
+        return np.flatnonzero(self.assistant & ~np.insert(self.assistant[:-1], 0, False))
+
+    @classmethod
+    def of_reply(cls, context: Sequence[int], reply: Sequence[int], *, reward: float = 0.0) -> Row:
+        """One reply, its end of turn included, as the last and only one behind a context; both as ids."""
+        ids = np.array([*context, *reply], dtype=np.int32)
+        return cls(ids, np.arange(len(ids)) >= len(context), np.array([len(ids) - 1], np.int32), np.array([reward], np.float32), False)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrainedTokenizerFast:

@@ -143,14 +143,9 @@ def critic_table(
     rows = []
     for messages, candidates in zip(conversations, replies, strict=True):
         prompt = encode_prompt(messages, tokenizer, max_length=room)
-        rows += [_row(prompt, [*reply.tokens, *([end] if reply.finished else [])]) for reply in candidates]
+        rows += [Row.of_reply(prompt, [*reply.tokens, *([end] if reply.finished else [])]) for reply in candidates]
     scores = score_replies(policy, LoggedReplies(rows, np.arange(len(rows)), len(rows)))
     return {way: values.reshape(len(replies), -1) for way, values in critic_scores(scores).items()}
-
-
-def _row(prompt: Sequence[int], reply: Sequence[int]) -> Row:
-    ids = np.array([*prompt, *reply], dtype=np.int32)
-    return Row(ids, np.arange(len(ids)) >= len(prompt), np.array([len(ids) - 1], np.int32), np.zeros(1, np.float32), False)
 
 
 def top_k(scores: np.ndarray) -> np.ndarray:

@@ -77,10 +77,7 @@ def score_replies(policy: Policy, logged: LoggedReplies, *, prior: Prior | None 
 @torch.no_grad()
 def rank_replies(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str) -> np.ndarray:
     """(replies,) how good the policy finds each reply (ids, end of turn included) behind its prompt. Raises ValueError for a way it does not have."""
-    rows = []
-    for prompt, reply in zip(prompts, replies, strict=True):
-        ids = np.array([*prompt, *reply], dtype=np.int32)
-        rows.append(Row(ids, np.arange(len(ids)) >= len(prompt), np.array([len(ids) - 1], np.int32), np.zeros(1, np.float32), False))
+    rows = [Row.of_reply(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
     found = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
     if by not in found:
         raise ValueError(f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has")
@@ -129,12 +126,9 @@ def critic_scores(scores: ReplyScores) -> dict[str, np.ndarray]:
 
 def token_table(policy: Policy, prior: Prior | None, prompt: Sequence[int], reply: Sequence[int]) -> list[dict[str, float | int | None]]:
     """One row per token of a reply: q, v, advantage, and log-probabilities under the prior, the plain LM and the policy."""
-    ids = np.array([*prompt, *reply], dtype=np.int32)
-    written = np.arange(len(ids)) >= len(prompt)
-    row = Row(ids, written, np.array([len(ids) - 1], dtype=np.int32), np.zeros(1, dtype=np.float32), False)
     frozen, _ = reference_policy(policy, prior)
     with torch.no_grad():
-        batch = collate([row]).to(policy.device)
+        batch = collate([Row.of_reply(prompt, reply)]).to(policy.device)
         found = _per_decision(policy, frozen, batch, policy.outputs(batch))
     names = {"q": "q", "v": "v", "advantage": "advantage", "prior": "prior_logp", "lm": "lm_logp", "policy": "logp"}
     columns = {name: found[key].tolist() for name, key in names.items()}

@@ -82,12 +82,6 @@ class DPO(Method):
 def replies(rows: Sequence[Row], *, by: str) -> Iterator[tuple[int, float, Row]]:
     """(first token, reward, the row cut behind it and with nothing else to learn from) of every reply."""
     for row in rows:
-        first = np.flatnonzero(row.assistant & ~np.insert(row.assistant[:-1], 0, False))
         rewards = row.rewards if by == "reply" else np.cumsum(row.rewards[::-1])[::-1]
-        for start, end, reward in zip(first, row.reply_ends, rewards, strict=True):
-            yield int(start), float(reward), one_reply(row.input_ids[: end + 1], int(start), float(reward))
-
-
-def one_reply(ids: np.ndarray, start: int, reward: float) -> Row:
-    """A row whose only reply is what stands from `start` on."""
-    return Row(ids, np.arange(len(ids)) >= start, np.asarray([len(ids) - 1], np.int32), np.asarray([reward], np.float32), False)
+        for start, end, reward in zip(row.reply_starts, row.reply_ends, rewards, strict=True):
+            yield int(start), float(reward), Row.of_reply(row.input_ids[:start], row.input_ids[start : end + 1], reward=float(reward))

@@ -60,7 +60,7 @@ class DT(BC):
         header, wanted = self._header(tokenizer), tokenizer.convert_tokens_to_ids(self._tokens[self.want])
 
         def told(row: Row) -> Row:
-            starts = np.flatnonzero(row.assistant & ~np.insert(row.assistant[:-1], 0, False))
+            starts = row.reply_starts
             others = np.setdiff1d(_behind(header, row.input_ids), starts)  # replies that are context only
             bins = ids[np.searchsorted(edges, self._returns(row), side="right")]
             places, tokens = np.concatenate([starts, others]), np.concatenate([bins, np.full(len(others), wanted)]).astype(np.int32)

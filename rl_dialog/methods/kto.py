@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.backup import log_ratios
-from rl_dialog.methods.dpo import one_reply, replies
+from rl_dialog.methods.dpo import replies
 from rl_dialog.methods.method import Loss, Method, Outputs
 
 
@@ -84,6 +84,6 @@ class KTO(Method):
         paired = []
         for (start, reward, row), other in zip(found, stranger, strict=True):
             first, _, theirs = found[other]
-            paired.append(one_reply(row.input_ids, start, 1.0 if reward > threshold else -1.0))
-            paired.append(one_reply(np.concatenate([row.input_ids[:start], theirs.input_ids[first:]])[:longest], start, 0.0))
+            paired.append(Row.of_reply(row.input_ids[:start], row.input_ids[start:], reward=1.0 if reward > threshold else -1.0))
+            paired.append(Row.of_reply(row.input_ids[:start], theirs.input_ids[first:][: longest - start]))
         return paired

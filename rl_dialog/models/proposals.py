@@ -31,7 +31,7 @@ def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, se
     window = getattr(policy.config, "max_position_embeddings", None) or 1 << 30
     if window <= tokens:
         raise ValueError(f"expected proposals that leave room for a context, got {tokens} tokens with a model of {window} positions")
-    contexts = [row.input_ids[:start][tokens - window :] for row in rows for start in _starts(row)]
+    contexts = [row.input_ids[:start][tokens - window :] for row in rows for start in row.reply_starts]
     features = np.empty((len(contexts), count, policy.config.hidden_size), np.float32)
     logp = np.empty((len(contexts), count), np.float32)
     torch.manual_seed(seed)
@@ -39,7 +39,7 @@ def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, se
     for at in range(0, len(order), max(1, batch_size // count)):
         chosen = order[at : at + max(1, batch_size // count)]
         repeated = [contexts[i] for i in chosen for _ in range(count)]
-        proposed = [_as_row(*pair) for pair in zip(repeated, _sample(policy, repeated, tokens, eos_id=eos_id, pad_id=pad_id), strict=True)]
+        proposed = [Row.of_reply(*pair) for pair in zip(repeated, _sample(policy, repeated, tokens, eos_id=eos_id, pad_id=pad_id), strict=True)]
         batch = collate(proposed, pad_id=pad_id).to(policy.device)
         hidden = policy.lm.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         features[chosen] = running_means(hidden)[batch.reply_ends].view(len(chosen), count, -1).float().cpu().numpy()
@@ -48,11 +48,6 @@ def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, se
         logp[chosen] = sums.view(len(chosen), count).cpu().numpy()
     ends = np.cumsum([len(row.reply_ends) for row in rows])[:-1]
     return [Proposals(*parts) for parts in zip(np.split(features, ends), np.split(logp, ends), strict=True)]
-
-
-def _starts(row: Row) -> np.ndarray:
-    """(R,) the first token of each reply."""
-    return np.flatnonzero(row.assistant & ~np.insert(row.assistant[:-1], 0, False))
 
 
 def _sample(policy: Policy, contexts: Sequence[np.ndarray], tokens: int, *, eos_id: int, pad_id: int) -> list[np.ndarray]:
@@ -67,8 +62,3 @@ def _sample(policy: Policy, contexts: Sequence[np.ndarray], tokens: int, *, eos_
     replies = out[:, width:].cpu().numpy()
     ends = np.where((replies == eos_id).any(1), (replies == eos_id).argmax(1) + 1, replies.shape[1])
     return [reply[:end] for reply, end in zip(replies, ends, strict=True)]
-
-
-def _as_row(context: np.ndarray, reply: np.ndarray) -> Row:
-    ids = np.concatenate([context, reply]).astype(np.int32)
-    return Row(ids, np.arange(len(ids)) >= len(context), np.array([len(ids) - 1], np.int32), np.zeros(1, np.float32), False)

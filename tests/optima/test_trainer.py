@@ -1,4 +1,4 @@
-"""The real trainer with a real (tiny) transformer reaches the answers that the tables of test_tabular.py reach.
+"""The real trainer with a real (tiny) transformer reaches known answers, as the tables of the other files here do.
 
 Four tokens; every one of them is tried in both states, equally often (a value that no data speaks about is whatever the network makes of it):
 
