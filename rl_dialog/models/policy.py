@@ -24,7 +24,7 @@ from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.methods import Method
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Linear
-from rl_dialog.models.activations import speed_up_gelu
+from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
 
 
@@ -178,7 +178,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         config = config or ModelConfig()
         super().__init__(lm.config)
         _require_plain_head(lm)
-        speed_up_gelu(lm)
+        speed_up(lm)
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
