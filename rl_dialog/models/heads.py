@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,22 @@ class MLPHead(nn.Module):
     def forward(self, hidden: Tensor, lm: Linear) -> Scores:
         """hidden (S, H) -> Scores (S, V)."""
         return Linear(self.inner(hidden).relu_(), self.out.weight, self.out.bias)
+
+
+class AdvancedMLPHead(nn.Module):
+    """Q from the MLP half of a transformer block, as Snell et al. name it: H -> 4H -> H with a GELU, added to its input, normalised, then H -> V."""
+
+    def __init__(self, hidden: int, vocabulary: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, 4 * hidden), nn.GELU(approximate="tanh"), nn.Linear(4 * hidden, hidden))
+        self.norm = nn.LayerNorm(hidden)
+        self.out = nn.Linear(hidden, vocabulary)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, hidden: Tensor, lm: Linear) -> Scores:
+        """hidden (S, H) -> Scores (S, V)."""
+        return Linear(self.norm(hidden + self.inner(hidden)), self.out.weight, self.out.bias)
 
 
 class LowRankHead(nn.Module):
@@ -64,9 +81,10 @@ class ValueHeads(nn.Module):
 
     def __init__(self, heads: Heads, hidden: int, vocabulary: int, *, kind: str, rank: int) -> None:
         super().__init__()
-        if kind not in ("mlp", "lowrank"):
-            raise ValueError(f"expected heads 'mlp' or 'lowrank', got {kind!r}")
-        self.q = nn.ModuleList(MLPHead(hidden, vocabulary) if kind == "mlp" else LowRankHead(hidden, vocabulary, rank) for _ in range(heads.q))
+        new = {"mlp": MLPHead, "advanced_mlp": AdvancedMLPHead, "lowrank": partial(LowRankHead, rank=rank)}
+        if kind not in new:
+            raise ValueError(f"expected heads {', '.join(map(repr, new))}, got {kind!r}")
+        self.q = nn.ModuleList(new[kind](hidden, vocabulary) for _ in range(heads.q))
         self.q_target = copy.deepcopy(self.q).requires_grad_(False) if heads.target else nn.ModuleList()
         self.v = ValueHead(hidden) if heads.v else None
         self.utterance_q = nn.ModuleList(ValueHead(hidden) for _ in range(heads.utterance_q))

@@ -46,8 +46,9 @@ class ModelConfig:
     """longest input of a new model, in tokens"""
     dropout: float = 0.0
     """dropout of a new GPT-2"""
-    heads: Literal["mlp", "lowrank"] = "mlp"
-    """Q heads: mlp as published (2H x V numbers each), or lowrank on top of the LM head (rank x V)"""
+    heads: Literal["mlp", "advanced_mlp", "lowrank"] = "mlp"
+    """Q heads: mlp as published (2H x V numbers each), advanced_mlp (a transformer's MLP block, 8H x H + H x V), or lowrank on top of the LM head
+    (rank x V)"""
     rank: int = 32
     """rank of lowrank heads"""
     value_trunk: Literal["shared", "separate"] = "shared"

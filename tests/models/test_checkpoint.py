@@ -32,7 +32,11 @@ from rl_dialog.models.policy import Policy
 
 IDS = torch.tensor([[3, 77, 78, 79, 1, 4, 80]])
 STEERED = [(family, heads, trunk, "shared") for family in ("gpt2", "llama") for heads in ("mlp", "lowrank") for trunk in ("shared", "separate")]
-STEERED += [("gpt2", "mlp", "shared", "separate"), ("llama", "lowrank", "separate", "separate")]  # the last one is the target trunk
+STEERED += [
+    ("gpt2", "advanced_mlp", "shared", "shared"),
+    ("gpt2", "mlp", "shared", "separate"),
+    ("llama", "lowrank", "separate", "separate"),
+]  # the last one is the target trunk
 SAFE = {".safetensors", ".json", ".yaml", ".txt", ".md", ".jinja"}
 
 

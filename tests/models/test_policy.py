@@ -18,7 +18,7 @@ from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
 
 PLAIN = [("bc", "mlp", "shared"), ("kl_control", "mlp", "shared")]
-STEERED = [("ilql", heads, trunk) for heads in ("mlp", "lowrank") for trunk in ("shared", "separate")]
+STEERED = [("ilql", heads, trunk) for heads in ("mlp", "advanced_mlp", "lowrank") for trunk in ("shared", "separate")]
 STEERED += [("ilql", "mlp", "shared", "separate"), ("ilql", "lowrank", "separate", "separate")]  # the last one is the target trunk
 METHODS = {"bc": BC(), "kl_control": KLControl(), "ilql": ILQL(beta=2.0)}
 COMBINATIONS = [(family, *rest) for family in ("gpt2", "llama") for rest in PLAIN + STEERED]
@@ -391,7 +391,7 @@ def test_targets_get_no_gradient_and_the_rest_does(policy, rows):
         assert any(name.startswith(head) for name in reached)
 
 
-@pytest.mark.parametrize("heads", ["mlp", "lowrank"])
+@pytest.mark.parametrize("heads", ["mlp", "advanced_mlp", "lowrank"])
 @pytest.mark.parametrize("trunk", ["shared", "separate"])
 def test_a_separate_trunk_keeps_values_out_of_the_language_model(make_policy, rows, heads, trunk):
     """Without a cloning term the LM of a separate trunk gets nothing; a shared one does."""
@@ -487,19 +487,20 @@ def test_bfloat16_training_runs(policy, rows):
 
 def test_new_heads_say_nothing(make_policy, rows):
     """Heads as they are made: Q = V = 0 and so the policy is the LM; the two heads are not copies of each other, the targets are."""
-    for kind in ("mlp", "lowrank"):
+    for kind in ("mlp", "advanced_mlp", "lowrank"):
         policy = make_policy(ILQL(beta=5.0), heads=kind, spread=0.0)
         with torch.no_grad():
             out = policy.outputs(collate(rows))
             assert not any(head.dense().any() for head in out.q + out.q_target) and not out.v.any()
             torch.testing.assert_close(policy(PROMPT).logits, policy.lm(PROMPT).logits.log_softmax(-1))
-        assert not torch.equal(policy.heads.q[0].inner.weight, policy.heads.q[1].inner.weight)
+        first, second = (torch.cat([p.flatten() for p in head.inner.parameters()]) for head in policy.heads.q)
+        assert not torch.equal(first, second)
         for online, target in zip(policy.heads.q.parameters(), policy.heads.q_target.parameters(), strict=True):
             assert torch.equal(online, target) and not target.requires_grad and online.data_ptr() != target.data_ptr()
 
 
 def test_head_kinds_are_checked():
-    with pytest.raises(ValueError, match="expected heads 'mlp' or 'lowrank', got 'linear'"):
+    with pytest.raises(ValueError, match="expected heads 'mlp', 'advanced_mlp', 'lowrank', got 'linear'"):
         ValueHeads(ILQL().heads, 8, 10, kind="linear", rank=2)
 
 
