@@ -24,7 +24,8 @@ from envs import ENVS
 from rl_dialog.config import run, to_dict
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.candidates import write_candidates
-from rl_dialog.evaluation.generation import Episode, load_for_decoding, play_episodes
+from rl_dialog.evaluation.episodes import Episode, play_episodes
+from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.held_out import HeldOut, HeldOutConfig, check_held_out, decoding_of, device_of, read_held_out, score_held_out
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 from rl_dialog.evaluation.report import Evaluation, write_replies, write_report

@@ -26,7 +26,8 @@ from envs.small_talk import write_logs
 from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config, run
-from rl_dialog.evaluation.generation import Decoding, play_episodes
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
 
 CONFIGS = Path(__file__).parent.parent / "tune_configs"

@@ -104,7 +104,7 @@ def train_worker(config: TrainConfig) -> dict[str, Any]:
     evaluate = None
     if config.env:
         from envs import ENVS
-        from rl_dialog.evaluation.generation import env_return
+        from rl_dialog.evaluation.episodes import env_return
 
         evaluate = partial(env_return, make_env=ENVS[config.env], episodes=config.env_episodes, seed=10_000)
     trainer = Trainer(

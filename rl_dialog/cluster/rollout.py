@@ -16,7 +16,8 @@ import ray
 import torch
 
 from rl_dialog.data.tokenize import load_tokenizer
-from rl_dialog.evaluation.generation import Decoding, Episode, load_for_decoding, play_episodes
+from rl_dialog.evaluation.episodes import Episode, play_episodes
+from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.models.checkpoint import resolve
 
 CHUNK = 64  # episodes a worker plays at a time: enough for a full batch, few enough that all workers end together

@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, encode_prompt
-from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, generate_replies, prompt_room, stop_ids, stream
+from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, prompt_room, sample_replies, stop_ids, stream
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.models.policy import Policy
@@ -111,19 +111,17 @@ def candidate_replies(
     Sampling: candidate k of context c draws from the stream (seed, c, k), so a reply depends on neither the batch nor N. Otherwise as in the paper:
     the greedy reply, then the best N - 1 of a beam search of N - 1 beams (or of `num_beams`, if that is more). Duplicates are kept.
     """
+    room = prompt_room(policy, decoding)
+    prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
     if decoding.do_sample:
-        repeated = [messages for messages in conversations for _ in range(count)]
-        seeds = [stream(seed, c, k) for c in range(len(conversations)) for k in range(count)]
-        flat = generate_replies(policy, tokenizer, repeated, decoding, seeds=seeds, batch_size=batch_size)
-        return [flat[start : start + count] for start in range(0, len(flat), count)]
-    seeds = [0] * len(conversations)  # nothing is drawn
-    greedy = generate_replies(policy, tokenizer, conversations, replace(decoding, num_beams=1), seeds=seeds, batch_size=batch_size)
+        seeds = [[stream(seed, c, k) for k in range(count)] for c in range(len(conversations))]
+        return sample_replies(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
+    greedy = beams_of(policy, tokenizer, prompts, replace(decoding, num_beams=1), batch_size=batch_size)
     if count == 1:
-        return [[reply] for reply in greedy]
+        return list(greedy)
     search = replace(decoding, num_beams=max(count - 1, decoding.num_beams))
-    prompts = [encode_prompt(messages, tokenizer, max_length=prompt_room(policy, search)) for messages in conversations]
     beams = beams_of(policy, tokenizer, prompts, search, batch_size=batch_size)
-    return [[first, *others[: count - 1]] for first, others in zip(greedy, beams, strict=True)]
+    return [[*first, *others[: count - 1]] for first, others in zip(greedy, beams, strict=True)]
 
 
 def similarity_table(function: Similarity, replies: Sequence[Sequence[Reply]], references: Sequence[str]) -> np.ndarray:

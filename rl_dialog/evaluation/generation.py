@@ -1,4 +1,4 @@
-"""Replies and conversations of a policy, in batches, such that what is said in one conversation never depends on the others in its batch.
+"""Replies of a policy, in batches, such that what is said in one conversation never depends on the others in its batch.
 
 Sampling draws from one random stream per reply: a Gumbel-max draw inside `generate` (`RowSampler`) instead of the global generator that all rows
 share. So the same seed gives the same replies for any batch size and number of workers, and no global random state is read or changed.
@@ -6,7 +6,7 @@ share. So the same seed gives the same replies for any batch size and number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +23,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.evaluation.prefill import read_prompts
 from rl_dialog.evaluation.scoring import WAYS, rank_replies
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
 from rl_dialog.models.policy import Policy
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
-MAX_TURNS = 64  # replies after which a conversation that its environment does not end is cut off
 
 
 @dataclass(frozen=True)
@@ -81,20 +80,6 @@ class Reply:
     tokens: tuple[int, ...]  # as generated, without the end-of-turn token
     finished: bool  # False: cut off at max_new_tokens
     score: float | None = None  # of a beam: mean log-probability per token
-
-
-@dataclass
-class Episode:
-    """One conversation in an environment: the dialog with the environment's reward and votes on its replies, and the replies as generated."""
-
-    index: int
-    dialog: Dialog
-    replies: list[Reply]
-
-    @property
-    def total(self) -> float:
-        """The undiscounted return."""
-        return float(sum(self.dialog.messages[i]["reward"] for i in self.dialog.replies))
 
 
 class RowSampler(LogitsProcessor):
@@ -149,7 +134,6 @@ def reply_batch(
     return [reply.text for reply in generate_replies(policy, tokenizer, conversations, decoding, seeds=seeds, batch_size=batch_size)]
 
 
-@torch.no_grad()
 def generate_replies(
     policy: Policy,
     tokenizer: PreTrainedTokenizerFast,
@@ -159,19 +143,82 @@ def generate_replies(
     seeds: Sequence[int],
     batch_size: int = 128,
 ) -> list[Reply]:
-    """One reply per conversation, in the order given; conversation i draws from the stream `seeds[i]`. Prompts of similar length share a batch."""
-    decoding.check()
+    """One reply per conversation, in the order given; conversation i draws from the stream `seeds[i]`."""
     room = prompt_room(policy, decoding)
     prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
+    if decoding.do_sample:
+        return [reply for (reply,) in sample_replies(policy, tokenizer, prompts, decoding, seeds=[[seed] for seed in seeds], batch_size=batch_size)]
+    return [best for best, *_ in beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size)]
+
+
+def sample_replies(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[list[int]],
+    decoding: Decoding,
+    *,
+    seeds: Sequence[Sequence[int]],
+    batch_size: int,
+) -> list[list[Reply]]:
+    """Reply k to prompt i from the stream seeds[i][k], or where the best of n is said, the best of the streams (seeds[i][k], 0 to n - 1)."""
+    decoding.check()
     count = _generations(policy, decoding)
     if count == 1 or not prompts:
-        return _draw(policy, tokenizer, prompts, decoding, seeds, batch_size)
-    streams = [stream(seed, k) for seed in seeds for k in range(count)]
-    several = [prompt for prompt in prompts for _ in range(count)]
-    replies = _draw(policy, tokenizer, several, decoding, streams, batch_size)
+        return draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
+    streams = [[stream(seed, k) for seed in of_prompt for k in range(count)] for of_prompt in seeds]
+    drawn = draw(policy, tokenizer, prompts, decoding, seeds=streams, batch_size=batch_size)
+    behind = [prompt for prompt, replies in zip(prompts, drawn, strict=True) for _ in replies]
     with evaluating(policy):
-        best = _scores(policy, tokenizer, several, replies, decoding).reshape(-1, count).argmax(1)
-    return [replies[i * count + k] for i, k in enumerate(best)]
+        scores = iter(_scores(policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding).reshape(-1, count))
+    return [[replies[k * count + int(next(scores).argmax())] for k in range(len(of))] for replies, of in zip(drawn, seeds, strict=True)]
+
+
+@torch.no_grad()
+def draw(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[list[int]],
+    decoding: Decoding,
+    *,
+    seeds: Sequence[Sequence[int]],
+    batch_size: int,
+) -> list[list[Reply]]:
+    """Reply k to prompt i from the stream seeds[i][k]. A prompt is read once for all its replies, prompts of similar length share a batch."""
+    found: list[list[Reply]] = [[] for _ in prompts]
+    order = sorted((i for i in range(len(prompts)) if seeds[i]), key=lambda i: (len(prompts[i]), i))
+    with evaluating(policy):
+        while order:
+            part, rows = [], 0
+            while order and (not part or rows + len(seeds[order[0]]) <= batch_size):
+                part.append(order.pop(0))
+                rows += len(seeds[part[-1]])
+            produced = iter(_continue(policy, tokenizer, [prompts[i] for i in part], decoding, [seeds[i] for i in part]))
+            for i in part:
+                found[i] = [read_reply(next(produced), policy, tokenizer) for _ in seeds[i]]
+    return found
+
+
+def _continue(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[list[int]],
+    decoding: Decoding,
+    seeds: Sequence[Sequence[int]],
+    streamer: Any = None,
+) -> list[list[int]]:
+    """The new tokens of len(seeds[i]) replies to prompt i, one after the other."""
+    ids, mask = left_padded(prompts, pad_id(tokenizer), policy.device)
+    rows = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor([len(of_prompt) for of_prompt in seeds])).to(policy.device)
+    produced = policy.generate(
+        input_ids=ids[rows],
+        attention_mask=mask[rows],
+        past_key_values=read_prompts(policy, ids, mask, rows, room=decoding.max_new_tokens),
+        do_sample=False,
+        logits_processor=sampler(decoding, [seed for of_prompt in seeds for seed in of_prompt]),
+        streamer=streamer,
+        **limits(policy, tokenizer, decoding),
+    )
+    return produced[:, ids.shape[1] :].tolist()
 
 
 def _generations(policy: Policy, decoding: Decoding) -> int:
@@ -188,26 +235,6 @@ def _scores(policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[li
     if method.rerank_log_prob_weight:
         scores = scores + method.rerank_log_prob_weight * rank_replies(policy, prompts, ids, by="log-probability")
     return scores
-
-
-def _draw(
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: list[list[int]],
-    decoding: Decoding,
-    seeds: Sequence[int],
-    batch_size: int,
-) -> list[Reply]:
-    """One reply per prompt."""
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    replies: list[Reply | None] = [None] * len(prompts)
-    with evaluating(policy):
-        for start in range(0, len(order), batch_size):
-            part = order[start : start + batch_size]
-            produced = _generate(policy, tokenizer, [prompts[i] for i in part], decoding, [seeds[i] for i in part])
-            for i, tokens in zip(part, produced, strict=True):
-                replies[i] = read_reply(tokens, policy, tokenizer)
-    return replies
 
 
 def beam_replies(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding) -> list[Reply]:
@@ -245,7 +272,7 @@ def stream_reply(
     """One reply, its tokens handed to a transformers `streamer` as they come."""
     decoding.check()
     prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
-    if _generations(policy, decoding) > 1:  # nothing can be shown before the best reply is known
+    if _generations(policy, decoding) > 1 or decoding.num_beams > 1:  # nothing can be shown before the best reply is known
         (reply,) = generate_replies(policy, tokenizer, [messages], decoding, seeds=[seed])
         for tokens in (prompt, reply.tokens) if streamer else ():
             streamer.put(torch.tensor([tokens]))
@@ -253,7 +280,7 @@ def stream_reply(
             streamer.end()
         return reply
     with evaluating(policy):
-        return read_reply(_generate(policy, tokenizer, [prompt], decoding, [seed], streamer)[0], policy, tokenizer)
+        return read_reply(_continue(policy, tokenizer, [prompt], decoding, [[seed]], streamer)[0], policy, tokenizer)
 
 
 def sampler(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
@@ -324,22 +351,6 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
     return ids.to(device), mask.to(device)
 
 
-def _generate(
-    policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], decoding: Decoding, seeds: Sequence[int], streamer: Any = None
-) -> list[list[int]]:
-    ids, mask = left_padded(prompts, pad_id(tokenizer), policy.device)
-    produced = policy.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        do_sample=False,
-        num_beams=decoding.num_beams,
-        logits_processor=sampler(decoding, seeds),
-        streamer=streamer,
-        **limits(policy, tokenizer, decoding),
-    )
-    return produced[:, ids.shape[1] :].tolist()
-
-
 def limits(policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding) -> dict[str, Any]:
     return {"max_new_tokens": decoding.max_new_tokens, "eos_token_id": stop_ids(policy, tokenizer), "pad_token_id": pad_id(tokenizer)}
 
@@ -357,96 +368,3 @@ def evaluating(policy: Policy) -> Iterator[None]:
         yield
     finally:
         policy.train(training)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Conversations in an environment: Gymnasium's reset/step with message lists as observations and reply texts as actions.
-
-
-def play_episodes(
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerFast,
-    make_env: Callable[[], Any],
-    episodes: Sequence[int],
-    decoding: Decoding,
-    *,
-    seed: int = 0,
-    batch_size: int = 128,
-    max_turns: int = MAX_TURNS,
-) -> list[Episode]:
-    """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order given.
-
-    Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays it and whatever else is played.
-    """
-    played: list[Episode] = []
-    for start in range(0, len(episodes), batch_size):
-        tables = [_Table(make_env, seed, index) for index in episodes[start : start + batch_size]]
-        turn = 0
-        while running := [table for table in tables if not table.finished]:
-            seeds = [stream(seed, table.index, 1 + turn) for table in running]
-            replies = generate_replies(policy, tokenizer, [table.messages for table in running], decoding, seeds=seeds, batch_size=batch_size)
-            turn += 1
-            for table, reply in zip(running, replies, strict=True):
-                table.step(reply, last=turn == max_turns)
-        played += [table.episode() for table in tables]
-    return played
-
-
-def env_return(
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerFast,
-    step: int = 0,
-    *,
-    make_env: Callable[[], Any],
-    episodes: int = 64,
-    seed: int = 0,
-    decoding: Decoding | None = None,
-    batch_size: int = 128,
-) -> dict[str, float]:
-    """The mean return and what guards against hollow ones, for the training loop: the same episodes at every `step`, which is therefore not used."""
-    played = play_episodes(policy, tokenizer, make_env, range(episodes), decoding or Decoding(), seed=seed, batch_size=batch_size)
-    replies = [reply for episode in played for reply in episode.replies]
-    totals = np.array([episode.total for episode in played])
-    return {
-        "eval/return": float(totals.mean()),
-        "eval/return_stderr": float(totals.std(ddof=1) / np.sqrt(len(totals))) if len(totals) > 1 else 0.0,
-        "eval/replies_per_dialog": len(replies) / len(played),
-        "eval/reply_tokens": float(np.mean([len(reply.tokens) for reply in replies])),
-        "eval/empty_replies": float(np.mean([not reply.text for reply in replies])),
-    }
-
-
-class _Table:
-    """One running conversation."""
-
-    def __init__(self, make_env: Callable[[], Any], seed: int, index: int) -> None:
-        self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
-        self.seed = stream(seed, index)
-        self.messages, _ = self.env.reset(seed=self.seed)
-        self.given = len(self.messages)
-        self.rewards: dict[int, tuple[float, Any]] = {}  # message index -> reward, vote
-        self.replies: list[Reply] = []
-        self.finished, self.truncated = False, False
-
-    def step(self, reply: Reply, *, last: bool) -> None:
-        before = self.messages
-        self.messages, reward, terminated, truncated, info = self.env.step(reply.text)
-        grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
-        if not grown or self.messages[len(before)]["role"] != "assistant":
-            got = str(self.messages[-2:])[:200]
-            raise ValueError(f"{self.name}: expected step to return the conversation so far with the reply added, got {got}")
-        self.rewards[len(before)] = float(reward), info.get("vote")
-        self.replies.append(reply)
-        self.finished, self.truncated = terminated or truncated or last, not terminated
-
-    def episode(self) -> Episode:
-        messages = [dict(message) for message in self.messages]
-        for i, message in enumerate(messages):
-            if i in self.rewards:
-                reward, vote = self.rewards[i]
-                message |= {"reward": reward} | ({} if vote is None else {"feedback": {"vote": vote}})
-            elif message["role"] == "assistant":
-                message["weight"] = 0  # the environment's own words, not the policy's
-        meta = {"episode": self.index, "seed": self.seed}
-        dialog = Dialog(id=f"{self.name}-{self.index:06d}", messages=messages, source=self.name, truncated=self.truncated, meta=meta)
-        return Episode(self.index, dialog, self.replies)

@@ -9,7 +9,8 @@ from typing import Any
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.candidates import CLICK, Candidates
-from rl_dialog.evaluation.generation import Episode, Reply
+from rl_dialog.evaluation.episodes import Episode
+from rl_dialog.evaluation.generation import Reply
 from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
 from rl_dialog.evaluation.metrics import reward_measures, text_measures
 

@@ -6,8 +6,9 @@ from transformers import DynamicCache
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize
-from rl_dialog.evaluation.draws import Context, Drawn, RoomyLayer, _keep, draw_replies
+from rl_dialog.evaluation.draws import Context, Drawn, _keep, draw_replies
 from rl_dialog.evaluation.generation import Decoding, Reply, beam_replies, generate_replies, stream
+from rl_dialog.evaluation.prefill import RoomyLayer
 from rl_dialog.methods import BC, ILQL
 from tests.evaluation.test_generation import TALKS
 

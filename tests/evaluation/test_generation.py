@@ -7,16 +7,15 @@ import torch
 from transformers import TextStreamer
 
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.evaluation.episodes import env_return, play_episodes
 from rl_dialog.evaluation.generation import (
     Decoding,
     Reply,
     RowSampler,
     beam_replies,
     choose_beam,
-    env_return,
     generate_replies,
     load_for_decoding,
-    play_episodes,
     rank_weights,
     read_reply,
     reply_batch,

@@ -8,7 +8,8 @@ import ray
 
 from envs.small_talk import SmallTalk
 from rl_dialog.cluster.rollout import Rollouts
-from rl_dialog.evaluation.generation import Decoding, load_for_decoding, play_episodes
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.methods import BC, ILQL
 
 EPISODES = range(11)

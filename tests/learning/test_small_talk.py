@@ -44,7 +44,8 @@ from envs import ENVS
 from pipelines import train
 from rl_dialog.config import load_config
 from rl_dialog.data.tokenize import load_tokenizer
-from rl_dialog.evaluation.generation import env_return, load_for_decoding
+from rl_dialog.evaluation.episodes import env_return
+from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.models.checkpoint import resolve
 config = load_config(train.TrainConfig, sys.argv[1:], choices=train.CHOICES)
 train.train_worker(config)

@@ -15,7 +15,8 @@ from pipelines.evaluate import EvaluateConfig, main
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import FORMAT, MANIFEST, SHARD_SCHEMA, VERSION, pack_rows, shard_name
 from rl_dialog.data.tokenize import load_tokenizer, tokenize
-from rl_dialog.evaluation.generation import Decoding, load_for_decoding, play_episodes
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.methods import BC, ILQL, KLControl
 from rl_dialog.models.checkpoint import save_policy
 

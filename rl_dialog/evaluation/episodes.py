@@ -1,0 +1,121 @@
+"""Conversations of a policy in an environment: Gymnasium's reset/step with message lists as observations and reply texts as actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.evaluation.generation import Decoding, Reply, generate_replies, stream
+from rl_dialog.models.policy import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MAX_TURNS = 64  # replies after which a conversation that its environment does not end is cut off
+
+
+@dataclass
+class Episode:
+    """One conversation in an environment: the dialog with the environment's reward and votes on its replies, and the replies as generated."""
+
+    index: int
+    dialog: Dialog
+    replies: list[Reply]
+
+    @property
+    def total(self) -> float:
+        """The undiscounted return."""
+        return float(sum(self.dialog.messages[i]["reward"] for i in self.dialog.replies))
+
+
+def play_episodes(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    make_env: Callable[[], Any],
+    episodes: Sequence[int],
+    decoding: Decoding,
+    *,
+    seed: int = 0,
+    batch_size: int = 128,
+    max_turns: int = MAX_TURNS,
+) -> list[Episode]:
+    """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order given.
+
+    Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays it and whatever else is played.
+    """
+    played: list[Episode] = []
+    for start in range(0, len(episodes), batch_size):
+        tables = [_Table(make_env, seed, index) for index in episodes[start : start + batch_size]]
+        turn = 0
+        while running := [table for table in tables if not table.finished]:
+            seeds = [stream(seed, table.index, 1 + turn) for table in running]
+            replies = generate_replies(policy, tokenizer, [table.messages for table in running], decoding, seeds=seeds, batch_size=batch_size)
+            turn += 1
+            for table, reply in zip(running, replies, strict=True):
+                table.step(reply, last=turn == max_turns)
+        played += [table.episode() for table in tables]
+    return played
+
+
+def env_return(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    step: int = 0,
+    *,
+    make_env: Callable[[], Any],
+    episodes: int = 64,
+    seed: int = 0,
+    decoding: Decoding | None = None,
+    batch_size: int = 128,
+) -> dict[str, float]:
+    """The mean return and what guards against hollow ones, for the training loop: the same episodes at every `step`, which is therefore not used."""
+    played = play_episodes(policy, tokenizer, make_env, range(episodes), decoding or Decoding(), seed=seed, batch_size=batch_size)
+    replies = [reply for episode in played for reply in episode.replies]
+    totals = np.array([episode.total for episode in played])
+    return {
+        "eval/return": float(totals.mean()),
+        "eval/return_stderr": float(totals.std(ddof=1) / np.sqrt(len(totals))) if len(totals) > 1 else 0.0,
+        "eval/replies_per_dialog": len(replies) / len(played),
+        "eval/reply_tokens": float(np.mean([len(reply.tokens) for reply in replies])),
+        "eval/empty_replies": float(np.mean([not reply.text for reply in replies])),
+    }
+
+
+class _Table:
+    """One running conversation."""
+
+    def __init__(self, make_env: Callable[[], Any], seed: int, index: int) -> None:
+        self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
+        self.seed = stream(seed, index)
+        self.messages, _ = self.env.reset(seed=self.seed)
+        self.given = len(self.messages)
+        self.rewards: dict[int, tuple[float, Any]] = {}  # message index -> reward, vote
+        self.replies: list[Reply] = []
+        self.finished, self.truncated = False, False
+
+    def step(self, reply: Reply, *, last: bool) -> None:
+        before = self.messages
+        self.messages, reward, terminated, truncated, info = self.env.step(reply.text)
+        grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
+        if not grown or self.messages[len(before)]["role"] != "assistant":
+            got = str(self.messages[-2:])[:200]
+            raise ValueError(f"{self.name}: expected step to return the conversation so far with the reply added, got {got}")
+        self.rewards[len(before)] = float(reward), info.get("vote")
+        self.replies.append(reply)
+        self.finished, self.truncated = terminated or truncated or last, not terminated
+
+    def episode(self) -> Episode:
+        messages = [dict(message) for message in self.messages]
+        for i, message in enumerate(messages):
+            if i in self.rewards:
+                reward, vote = self.rewards[i]
+                message |= {"reward": reward} | ({} if vote is None else {"feedback": {"vote": vote}})
+            elif message["role"] == "assistant":
+                message["weight"] = 0  # the environment's own words, not the policy's
+        meta = {"episode": self.index, "seed": self.seed}
+        dialog = Dialog(id=f"{self.name}-{self.index:06d}", messages=messages, source=self.name, truncated=self.truncated, meta=meta)
+        return Episode(self.index, dialog, self.replies)
