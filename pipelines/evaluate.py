@@ -33,7 +33,7 @@ from rl_dialog.evaluation.runs import Entry, find_entries, nearest
 from rl_dialog.evaluation.summary import Group, RunResult, as_json, baseline_of, compare
 from rl_dialog.models.checkpoint import method_name, read_method, write_json
 from rl_dialog.models.policy import Policy
-from rl_dialog.rewards import REWARDS
+from rl_dialog.rewards import REWARDS, choose_rewards
 
 Player = Callable[[Policy, Any, str, float | None], list[Episode]]  # policy, tokenizer, its checkpoint and beta -> the episodes it played
 
@@ -52,6 +52,8 @@ class EvaluateConfig(HeldOutConfig):
     """environment to talk in"""
     episodes: int = 128
     """conversations per checkpoint"""
+    rewards: tuple[str, ...] = ("vote", "rating", "logged", "sentiment", "answer_length", "question", "repetition")
+    """rewards of the generated dialogs to report, besides those that the data was prepared with"""
     beta: float | None = None
     """another beta at decoding time, for checkpoints whose method has one"""
     num_workers: int = 0
@@ -72,6 +74,7 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     make_env = _check(config)
     entries = find_entries(config.checkpoints, config.names)
     _check_beta(config, entries)
+    choose_rewards(list(config.rewards))  # unknown names now, not after the first checkpoint
     held_out = read_held_out(config) if config.data else None
     directories = list(dict.fromkeys(entry.directory for entry in entries))
     with _player(config, make_env) as play, _progress(directories, config.quiet) as progress:
@@ -109,7 +112,8 @@ def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | N
         result.measures["return"] = Measure.mean([episode.total for episode in result.episodes])
     if held_out:
         score_held_out(result, policy, tokenizer, held_out, config)
-    result.score(REWARDS)
+    trained = [name for name in held_out.trained if name in REWARDS] if held_out else []
+    result.score(choose_rewards([*trained, *config.rewards]))
     return result
 
 

@@ -13,10 +13,22 @@ from functools import partial
 import numpy as np
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.human import logged, rating, vote
-from rl_dialog.rewards.reply import question, repetition
+from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
+from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment
 from rl_dialog.rewards.statistics import Statistics
-from rl_dialog.rewards.user import answer_length, sentiment
+from rl_dialog.rewards.user import (
+    answer_characters,
+    answer_length,
+    laughter,
+    sentiment,
+    sentiment_slope,
+    sentiment_sum,
+    sentiment_transition,
+    sentiment_variance,
+    word_similarity,
+)
 
 Reward = Callable[[Dialog], list[float | None]]
 
@@ -25,9 +37,25 @@ REWARDS: dict[str, Reward] = {
     "rating": rating,
     "logged": logged,
     "sentiment": sentiment,
+    "sentiment_transition": sentiment_transition,
+    "sentiment_sum": sentiment_sum,
+    "sentiment_variance": sentiment_variance,
+    "sentiment_slope": sentiment_slope,
     "answer_length": answer_length,
+    "answer_characters": answer_characters,
+    "laughter": laughter,
+    "word_similarity": word_similarity,
+    "conversation_length": conversation_length,
     "question": question,
+    "you": you,
+    "compliments": compliments,
+    "politeness": politeness,
+    "cheerful": cheerful,
+    "supportive": supportive,
     "repetition": repetition,
+    "inner_repetition": inner_repetition,
+    "reply_length": reply_length,
+    "reply_sentiment": reply_sentiment,
 }
 
 __all__ = ["REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]

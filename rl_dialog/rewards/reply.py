@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards.words import content_words, parts
+from rl_dialog.rewards.user import vader
+from rl_dialog.rewards.words import QUESTION_WORDS, content_words, meaningful, parts, words
 
-QUESTION_WORDS = frozenset(("who", "what", "why", "where", "how", "when"))
 QUESTION_MARKS = "?\uff1f\u061f"  # ASCII, fullwidth, Arabic
 
 
@@ -31,3 +31,19 @@ def repetition(dialog: Dialog) -> list[float]:
             values.append(float(-len(said & used)))
         used |= said
     return values
+
+
+def inner_repetition(dialog: Dialog) -> list[float]:
+    """0, -1, -2, ...: minus the number of content words of the reply that it has said already."""
+    said = [meaningful(dialog.messages[i]["content"] or "") for i in dialog.replies]
+    return [float(len(set(found)) - len(found)) for found in said]
+
+
+def reply_length(dialog: Dialog) -> list[float]:
+    """How many words the reply has."""
+    return [float(len(words(dialog.messages[i]["content"] or ""))) for i in dialog.replies]
+
+
+def reply_sentiment(dialog: Dialog) -> list[float]:
+    """-1..1: VADER's compound score of the reply itself (English)."""
+    return [vader().polarity_scores(dialog.messages[i]["content"] or "")["compound"] for i in dialog.replies]

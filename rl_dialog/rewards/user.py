@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards.words import words
+from rl_dialog.rewards.words import QUESTION_WORDS, content_words, parts, words
 
 if TYPE_CHECKING:
     from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 LONGEST_ANSWER = 30  # words; longer answers earn no more
+LOUDEST_LAUGH = 4  # "ha"s; more earn no more
+LAUGH = re.compile(r"[bmw]{0,2}a*h*(?:ha+)+h*")  # a word that is nothing but laughter: haha, hahah, ahaha, bwahaha
 
 
 def sentiment(dialog: Dialog) -> list[float | None]:
@@ -22,6 +27,81 @@ def sentiment(dialog: Dialog) -> list[float | None]:
 def answer_length(dialog: Dialog) -> list[float | None]:
     """0..1: how many words the user answered, 30 or more being 1."""
     return [None if answer is None else min(len(words(answer)), LONGEST_ANSWER) / LONGEST_ANSWER for answer in answers(dialog)]
+
+
+def answer_characters(dialog: Dialog) -> list[float | None]:
+    """How many characters the user answered, spaces at the ends left out."""
+    return [None if answer is None else float(len(answer.strip())) for answer in answers(dialog)]
+
+
+def laughter(dialog: Dialog) -> list[float | None]:
+    """0..4: how many "ha"s the user answered in words that are laughter ("hahaha" is 3, "what have" 0)."""
+    return [None if answer is None else float(min(_laughs(answer), LOUDEST_LAUGH)) for answer in answers(dialog)]
+
+
+def _laughs(text: str) -> int:
+    return sum(word.count("ha") for word in parts(text) if LAUGH.fullmatch(word))
+
+
+def word_similarity(dialog: Dialog) -> list[float | None]:
+    """0..1: the share of the reply's words that carry meaning and that the user takes up in the answer; 0 for a reply without words."""
+    values = []
+    for i, answer in zip(dialog.replies, answers(dialog), strict=True):
+        said = dialog.messages[i]["content"] or ""
+        shared = (content_words(said) & content_words(answer or "")) - QUESTION_WORDS
+        values.append(None if answer is None else len(shared) / max(len(words(said)), 1))
+    return values
+
+
+def sentiment_transition(dialog: Dialog) -> list[float | None]:
+    """-2..2: VADER's score of the answer minus that of what the user said before the reply. Does not apply without either."""
+    return [None if None in (before, after) else after - before for before, after in _feelings(dialog)]
+
+
+def sentiment_sum(dialog: Dialog) -> list[float | None]:
+    """The sum of the conversation's sentiment transitions, the same for all replies; does not apply where there is none."""
+    changes = [change for change in sentiment_transition(dialog) if change is not None]
+    return [sum(changes) if changes else None] * len(dialog.replies)
+
+
+def sentiment_variance(dialog: Dialog) -> list[float | None]:
+    """0..1: the (population) variance of the sentiment of the conversation's answers, the same for all replies."""
+    felt = [value for value in sentiment(dialog) if value is not None]
+    return [float(np.var(felt)) if felt else None] * len(dialog.replies)
+
+
+def sentiment_slope(dialog: Dialog) -> list[float | None]:
+    """(highest - lowest) / (number of the reply with the highest - number of that with the lowest) of the answers' sentiment, the first of equals.
+
+    The same for all replies: positive where the user ended happier. 0 where all answers feel the same.
+    """
+    felt = [(value, t) for t, value in enumerate(sentiment(dialog)) if value is not None]
+    if not felt:
+        return [None] * len(dialog.replies)
+    (low, first), (high, last) = min(felt), max(felt, key=lambda pair: (pair[0], -pair[1]))
+    return [(high - low) / (last - first) if last != first else 0.0] * len(dialog.replies)
+
+
+def _feelings(dialog: Dialog) -> list[tuple[float | None, float | None]]:
+    """The sentiment of what the user said before and after each reply."""
+    found = []
+    for before, after in zip(questions(dialog), answers(dialog), strict=True):
+        found.append(tuple(None if said is None else vader().polarity_scores(said)["compound"] for said in (before, after)))
+    return found
+
+
+def questions(dialog: Dialog) -> list[str | None]:
+    """What the user said between the assistant message before each reply and the reply, None where that is nothing."""
+    found: list[str | None] = []
+    for i in dialog.replies:
+        said = []
+        for message in reversed(dialog.messages[:i]):
+            if message["role"] == "assistant":
+                break
+            if message["role"] == "user":
+                said.append(message["content"] or "")
+        found.append("\n".join(reversed(said)) if said else None)
+    return found
 
 
 def answers(dialog: Dialog) -> list[str | None]:

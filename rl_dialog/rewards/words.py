@@ -23,6 +23,7 @@ s t d m o re ve ll don didn doesn isn aren wasn weren hasn haven hadn won wouldn
 yes yeah oh okay ok well
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+QUESTION_WORDS = frozenset(("who", "what", "why", "where", "how", "when"))
 
 
 def words(text: str) -> list[str]:
@@ -36,11 +37,16 @@ def parts(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """The distinct words that carry meaning: no function words; unspaced text gives its pairs of neighbouring characters."""
-    found: set[str] = set()
+    """The distinct words that carry meaning."""
+    return set(meaningful(text))
+
+
+def meaningful(text: str) -> list[str]:
+    """The words that carry meaning, in order: no function words; unspaced text gives its pairs of neighbouring characters."""
+    found: list[str] = []
     for part in parts(text):
         if re.match(f"[{UNSPACED}]", part):
-            found.update(part[i : i + 2] for i in range(max(1, len(part) - 1)))
+            found += [part[i : i + 2] for i in range(max(1, len(part) - 1))]
         elif part not in FUNCTION_WORDS:
-            found.add(part)
+            found.append(part)
     return found

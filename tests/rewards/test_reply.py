@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards.reply import question, repetition
+from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment
 
 
 def said(*replies):
@@ -52,3 +52,15 @@ def test_context_counts_as_used_but_has_no_reward_of_its_own():
     talk = said("dogs run", "dogs eat")
     talk.messages[1]["weight"] = 0
     assert repetition(talk) == [-1.0]
+
+
+def test_inner_repetition_counts_content_words_said_again_in_the_reply():
+    assert inner_repetition(said("dogs and the dogs and dogs", "cats eat dogs", "", "where where?")) == [-2.0, 0.0, 0.0, -1.0]
+
+
+def test_reply_length_counts_words():
+    assert reply_length(said("I don't know , really !", "", "你好吗？")) == [4.0, 0.0, 3.0]
+
+
+def test_reply_sentiment_is_vader_s_of_the_reply():
+    assert reply_sentiment(said("VADER is smart, handsome, and funny.", "")) == [0.8316, 0.0]
