@@ -34,7 +34,7 @@ from rl_dialog.config import run, save_config, to_dict
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest
-from rl_dialog.rewards import REWARDS
+from rl_dialog.rewards import REWARDS, choose_rewards
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -53,7 +53,7 @@ class PrepareConfig:
     """Read every file with this reader instead of deciding by its content."""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
     """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it; nan here: not computed.
-    Without any: logged 1."""
+    Without any: logged 1. `--rewards.MODULE:FUNCTION 1` is one of your own (rl_dialog/rewards/README.md)."""
     rating: str | None = None
     """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
     tokenizer: str | None = None
@@ -177,6 +177,7 @@ def _check(config: PrepareConfig) -> None:
     for name, weight in config.rewards.items():
         if weight is not None and not math.isfinite(weight):
             raise ValueError(f"expected a finite weight for --rewards.{name}, got {weight}")
+    choose_rewards([name for name, weight in config.rewards.items() if weight is not None])
 
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:

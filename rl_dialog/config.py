@@ -3,7 +3,8 @@
     python -m pipelines.train --config tune_configs/ilql.yaml --method.beta 4
 
 A field whose type depends on a choice (the method) is named in `choices`: `--method ilql` picks the dataclass, `--method.tau 0.8` sets its fields.
-Unknown flags and YAML keys are errors that name the nearest known one.
+Unknown flags and YAML keys are errors that name the nearest known one. Where a field holds named numbers (`--rewards.vote 1`), a name of the form
+`module:function` is the user's own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def load_config(config_class: type[T], argv: Sequence[str] | None = None, *, cho
         values[name] = _choose(name, picked, values.get(name), options, default, path)
     for field in dataclasses.fields(config_class):
         keys = _field_default(config_class, field.name)
-        for key in keys if isinstance(keys, dict) else ():  # tyro cannot type `--rewards.vote 1` from a default of None
+        for key in [*keys, *_own_keys(arguments, field.name)] if isinstance(keys, dict) else ():  # tyro cannot type `--rewards.vote 1` from None
             number, arguments = _take(arguments, f"--{field.name}.{key}")
             if number is not None:
                 values[field.name] = (values.get(field.name) or {}) | {key: _to_float(number, f"--{field.name}.{key}", "flags")}
@@ -76,7 +77,7 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
         if isinstance(value, Mapping) and dataclasses.is_dataclass(default):
             value = from_dict(type(default), value, where=f"{where}: {name}")
         elif isinstance(value, Mapping) and isinstance(default, dict):
-            unknown = [key for key in value if default and key not in default]
+            unknown = [key for key in value if default and key not in default and not _is_own(key)]
             if unknown:
                 raise ConfigError(f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(unknown[0], default)}")
             value = default | dict(value)
@@ -145,6 +146,19 @@ def _take(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
             rest.append(arguments[i])
             i += 1
     return value, rest
+
+
+def _is_own(key: Any) -> bool:
+    """Does a key name something of the user's, `module:function`?"""
+    module, colon, function = str(key).partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _own_keys(arguments: list[str], field: str) -> list[str]:
+    """`module:function` of flags such as `--rewards.module:function 1`."""
+    start = f"--{field}."
+    keys = [argument.removeprefix(start).partition("=")[0] for argument in arguments if argument.startswith(start)]
+    return [key for key in dict.fromkeys(keys) if _is_own(key)]
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

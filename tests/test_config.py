@@ -179,6 +179,15 @@ def test_flags_of_a_dictionary(load):
     assert Config().rewards == {"vote": 0.0, "length": 0.0}  # no default was changed on the way
 
 
+def test_names_of_the_user_s_own(load):
+    """`module:function`, as flags and in YAML; anything else unknown stays an error."""
+    given = load("--rewards.my_module:kind", "0.5", "--rewards.a.b:c=-1", "--rewards.vote", "2", yaml="rewards: {other:kind: 3, length: 1}\n")
+    assert given.rewards == {"vote": 2.0, "length": 1.0, "my_module:kind": 0.5, "a.b:c": -1.0, "other:kind": 3.0}
+    for wrong in ("my module:kind", "my_module:", ":kind", "my_module:2"):
+        with pytest.raises(ConfigError, match="unknown flag"):
+            load(f"--rewards.{wrong}", "1")
+
+
 def test_a_dictionary_in_yaml_is_laid_over_the_default(load):
     assert load(yaml="rewards: {length: 3}\n").rewards == {"vote": 0.0, "length": 3.0}
 

@@ -6,7 +6,9 @@ README.md has a section per reward; `statistics.py` says how the components spre
 
 from __future__ import annotations
 
+import importlib
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -62,24 +64,41 @@ __all__ = ["REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]
 
 
 def choose_rewards(names: Mapping[str, float] | list[str], *, rating_name: str | None = None) -> dict[str, Reward]:
-    """The functions behind `names`, `rating` reading one named rating if asked. Raises ValueError for an unknown name."""
-    for name in names:
-        if name not in REWARDS:
-            raise ValueError(f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}")
-    chosen = {name: REWARDS[name] for name in names}
+    """The functions behind `names`, `rating` reading one named rating if asked; `module:function` is imported.
+
+    Raises ValueError for a name that is neither.
+    """
+    chosen = {name: REWARDS[name] if name in REWARDS else _own(name) for name in names}
     if rating_name is not None and "rating" in chosen:
         chosen["rating"] = partial(rating, name=rating_name)
     return chosen
+
+
+def _own(name: str) -> Reward:
+    """A reward of the user's, `module:function`."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ValueError(f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of your own")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, SyntaxError, AttributeError) as error:
+        raise ValueError(
+            f"reward {name!r}: expected the function {function} in {module}.py in the folder where the command starts, or in an installed module, "
+            f"got {type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"reward {name!r}: expected a function that takes a Dialog, got {found!r}")
+    return found
 
 
 def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> np.ndarray:
     """Scores a dialog in place: each reply gets its components as `rewards` and their weighted sum as `reward`.
 
     Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then the sum. Components that `rewards` does
-    not name stay in the message as they were. Raises ValueError for a reward that does not give one finite number or None per reply.
+    not name stay in the message as they were. Raises ValueError for a reward that fails, or does not give one finite number or None per reply.
     """
     replies = dialog.replies
-    columns = [_checked(name, function(dialog), dialog) for name, function in rewards.items()]
+    columns = [_numbers(name, function, dialog) for name, function in rewards.items()]
     table = np.full((len(replies), len(columns) + 1), np.nan)
     for r, i in enumerate(replies):
         message = dialog.messages[i]
@@ -93,11 +112,18 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
     return table
 
 
-def _checked(name: str, values: list[float | None], dialog: Dialog) -> list[float | None]:
+def _numbers(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
+    where = f"reward {name!r}, dialog {dialog.id!r}"
+    try:
+        values = list(function(dialog))
+    except Exception as error:
+        if name in REWARDS:
+            raise  # ours say themselves what is wrong with the dialog
+        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     expected = len(dialog.replies)
     if len(values) != expected:
-        raise ValueError(f"reward {name!r}, dialog {dialog.id!r}: expected {expected} numbers, one per reply, got {len(values)}")
+        raise ValueError(f"{where}: expected {expected} numbers, one per reply, got {len(values)}")
     for value in values:
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"reward {name!r}, dialog {dialog.id!r}: expected finite numbers or None, got {value!r}")
-    return values
+        if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
+            raise ValueError(f"{where}: expected finite numbers or None, got {value!r}")
+    return [None if value is None else float(value) for value in values]

@@ -63,3 +63,52 @@ def test_a_reward_that_breaks_its_promise_is_named(values, message):
 def test_rewards_and_shards_import_neither_torch_nor_ray():
     code = "import sys, rl_dialog.rewards, rl_dialog.data.shards; print(sorted({'torch', 'ray', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of the user's: own(code) writes it and gives its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(code):
+        name = f"own_{abs(hash(code))}"
+        (tmp_path / f"{name}.py").write_text(code)
+        return name
+
+    return write
+
+
+def test_a_reward_of_the_user_s_own(own):
+    name = own("def shouts(dialog):\n    return [dialog.messages[i]['content'].count('!') for i in dialog.replies]\n") + ":shouts"
+    dialog = talk()
+    table = apply_rewards(dialog, choose_rewards({name: 2.0}), {name: 2.0})
+    counts = [dialog.messages[i]["content"].count("!") for i in dialog.replies]
+    assert table.tolist() == [[float(n), 2.0 * n] for n in counts]
+    assert [dialog.messages[i]["rewards"][name] for i in dialog.replies] == [float(n) for n in counts]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [1 / 0]", "ZeroDivisionError: division by zero"),
+        ("return [1.0]", "expected 2 numbers, one per reply, got 1"),
+        ("return [1.0, float('nan')]", "expected finite numbers or None, got nan"),
+        ("return [1.0, 'good']", "expected finite numbers or None, got 'good'"),
+        ("return None", "TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_what_is_wrong_with_it_names_the_dialog(own, body, message):
+    name = own(f"def mine(dialog):\n    {body}\n") + ":mine"
+    with pytest.raises(ValueError, match=f"reward '{name}', dialog 'd': {message}"):
+        apply_rewards(talk(), choose_rewards([name]), {name: 1.0})
+
+
+def test_a_module_that_is_not_there_or_not_right(own):
+    for name, reason in (
+        ("nowhere_to_be_found:f", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        (own("x = 1\n") + ":f", "AttributeError"),
+        (own("def f(:\n") + ":f", "SyntaxError"),
+        (own("f = 3\n") + ":f", "expected a function that takes a Dialog, got 3"),
+    ):
+        with pytest.raises(ValueError, match=f"reward '{name}': .*{reason}"):
+            choose_rewards([name])
