@@ -24,10 +24,10 @@ from transformers import (
 )
 
 from rl_dialog.data.tokenize import encode_prompt
-from rl_dialog.evaluation.prefill import read_prompts
 from rl_dialog.evaluation.scoring import WAYS, rank_replies
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.prefill import read_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.summary import Group, figure_of, shown
@@ -135,6 +135,43 @@ def _top_k(axes: Axes, group: Group, prefix: str, count: int, hue: Mapping[str, 
     known = {k: value for k, value in found.items() if value.low is not None}
     if label and known:
         axes.fill_between(list(known), [v.low for v in known.values()], [v.high for v in known.values()], color=colour, alpha=0.12, linewidth=0)
+
+
+def histograms(columns: Mapping[str, np.ndarray]) -> bytes | None:
+    """How often each value occurs, a small plot per column, counts on a logarithmic scale. None without columns."""
+    if not columns:
+        return None
+    across = min(4, len(columns))
+    down = -(-len(columns) // across)
+    figure = Figure(figsize=(2.7 * across, 1.9 * down), dpi=110, layout="constrained")
+    grid = np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel()
+    for axes, (name, values) in zip(grid, columns.items(), strict=False):
+        axes.hist(values, bins=min(40, max(5, len(np.unique(values)))), color=COLOURS[0], log=True)
+        axes.set_title(name, loc="left", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        _plain(axes)
+    for axes in grid[len(columns) :]:
+        axes.set_visible(False)
+    return _png(figure)
+
+
+def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> bytes:
+    """A matrix of correlations with its numbers; None is left white."""
+    size = 1.6 + 0.42 * len(names)
+    figure = Figure(figsize=(size + 1.2, size), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    matrix = np.array([[np.nan if value is None else value for value in row] for row in values])
+    axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+    for i, row in enumerate(matrix):
+        for j, value in enumerate(row):
+            if np.isfinite(value):
+                axes.text(
+                    j, i, f"{value:.2f}".replace("0.", "."), ha="center", va="center", fontsize=6, color="white" if abs(value) > 0.6 else "black"
+                )
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    return _png(figure)
 
 
 def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:

@@ -238,19 +238,19 @@ class Policy(PreTrainedModel, GenerationMixin):
     def outputs(self, batch: Batch) -> Outputs:
         """Everything the method's loss reads, on the batch's S states; all but `prior`, which is not the policy's."""
         with nullcontext() if self.method.trains_lm else torch.no_grad():
-            every = _hidden(self.lm.base_model, batch)  # (B*T, H)
-        value_every = every if self.value_trunk is None else _hidden(self.value_trunk, batch)
+            every = hidden_states(self.lm.base_model, batch)  # (B*T, H)
+        value_every = every if self.value_trunk is None else hidden_states(self.value_trunk, batch)
         with torch.no_grad():
-            target_every = value_every if self.target_trunk is None else _hidden(self.target_trunk, batch)
+            target_every = value_every if self.target_trunk is None else hidden_states(self.target_trunk, batch)
         out = self._outputs(*_at(batch.states, every, value_every, target_every), training=True)
         if self.method.learns_context:
-            out.context = _lm_scores(self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context])
+            out.context = lm_scores(self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context])
         if self.method.heads.utterance_q:
             self._value_replies(out, batch, value_every)
         if self.lm_target is not None:
             with torch.no_grad():
-                passes = [_hidden(self.lm_target.base_model, batch)[batch.states] for _ in range(self.method.target_passes)]
-            out.lm_target = tuple(_lm_scores(self.lm_target, hidden) for hidden in passes)
+                passes = [hidden_states(self.lm_target.base_model, batch)[batch.states] for _ in range(self.method.target_passes)]
+            out.lm_target = tuple(lm_scores(self.lm_target, hidden) for hidden in passes)
         return out
 
     @torch.no_grad()
@@ -259,7 +259,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         training = self.lm.training
         self.lm.eval()
         with self.without_adapters():
-            scores = _lm_scores(self.lm, _hidden(self.lm.base_model, batch)[batch.states])
+            scores = lm_scores(self.lm, hidden_states(self.lm.base_model, batch)[batch.states])
         self.lm.train(training)
         return scores
 
@@ -341,7 +341,7 @@ class Policy(PreTrainedModel, GenerationMixin):
     def _outputs(self, hidden: Tensor, value_hidden: Tensor, target_hidden: Tensor, *, training: bool) -> Outputs:
         """hidden, value_hidden, target_hidden (S, H)."""
         config = self.model_config
-        lm = _lm_scores(self.lm, hidden.detach() if config.detach_lm else hidden)
+        lm = lm_scores(self.lm, hidden.detach() if config.detach_lm else hidden)
         if self.heads is None:
             return Outputs(lm)
         q_hidden, v_hidden = (value_hidden.detach() if stop else value_hidden for stop in (config.detach_q, config.detach_v))
@@ -367,7 +367,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         return load_policy(pretrained_model_name_or_path, method=method)
 
 
-def _hidden(trunk: nn.Module, batch: Batch) -> Tensor:
+def hidden_states(trunk: nn.Module, batch: Batch) -> Tensor:
     """(B*T, H). Rows are padded on the right, so causal attention needs no padding mask."""
     return trunk(input_ids=batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
 
@@ -384,7 +384,7 @@ def _at(positions: Tensor, *hidden: Tensor) -> list[Tensor]:
     return [gathered[id(each)] for each in hidden]
 
 
-def _lm_scores(lm: PreTrainedModel, hidden: Tensor) -> Linear:
+def lm_scores(lm: PreTrainedModel, hidden: Tensor) -> Linear:
     head = lm.get_output_embeddings()
     return Linear(hidden, head.weight, getattr(head, "bias", None))
 
@@ -397,7 +397,7 @@ def _require_plain_head(lm: PreTrainedModel) -> None:
     with torch.no_grad():
         expected = lm(input_ids=ids, use_cache=False).logits
         hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        got = _lm_scores(lm, hidden.flatten(0, 1)).dense().view_as(expected)
+        got = lm_scores(lm, hidden.flatten(0, 1)).dense().view_as(expected)
     lm.train(training)
     if not torch.allclose(expected.float(), got.float(), atol=1e-3, rtol=1e-3):
         raise ValueError(

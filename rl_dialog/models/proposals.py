@@ -10,7 +10,8 @@ import torch
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.tokenize import Row
-from rl_dialog.models.policy import Policy, running_means
+from rl_dialog.models.policy import Policy, hidden_states, lm_scores, running_means
+from rl_dialog.models.prefill import read_prompts
 
 
 @dataclass(frozen=True)
@@ -38,27 +39,31 @@ def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, se
     order = np.argsort([len(ids) for ids in contexts], kind="stable")
     for at in range(0, len(order), max(1, batch_size // count)):
         chosen = order[at : at + max(1, batch_size // count)]
-        repeated = [contexts[i] for i in chosen for _ in range(count)]
-        proposed = [Row.of_reply(*pair) for pair in zip(repeated, _sample(policy, repeated, tokens, eos_id=eos_id, pad_id=pad_id), strict=True)]
+        replies = _sample(policy, [contexts[i] for i in chosen], count, tokens, eos_id=eos_id, pad_id=pad_id)
+        proposed = [Row.of_reply(contexts[chosen[k // count]], reply) for k, reply in enumerate(replies)]
         batch = collate(proposed, pad_id=pad_id).to(policy.device)
-        hidden = policy.lm.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        features[chosen] = running_means(hidden)[batch.reply_ends].view(len(chosen), count, -1).float().cpu().numpy()
-        each = -policy.outputs(batch).lm.nll(batch.actions)[1]
+        hidden = hidden_states(policy.lm.base_model, batch)  # (rows * T, H)
+        means = running_means(hidden.view(*batch.input_ids.shape, -1))
+        features[chosen] = means[batch.reply_ends].view(len(chosen), count, -1).float().cpu().numpy()
+        each = -lm_scores(policy.lm, hidden[batch.states]).nll(batch.actions)[1]
         sums = each.new_zeros(len(proposed)).index_add(0, batch.rows, each)
         logp[chosen] = sums.view(len(chosen), count).cpu().numpy()
     ends = np.cumsum([len(row.reply_ends) for row in rows])[:-1]
     return [Proposals(*parts) for parts in zip(np.split(features, ends), np.split(logp, ends), strict=True)]
 
 
-def _sample(policy: Policy, contexts: Sequence[np.ndarray], tokens: int, *, eos_id: int, pad_id: int) -> list[np.ndarray]:
-    """One reply to each context, its end of turn included where it came."""
+def _sample(policy: Policy, contexts: Sequence[np.ndarray], count: int, tokens: int, *, eos_id: int, pad_id: int) -> list[np.ndarray]:
+    """`count` replies to each context, side by side, the end of turn included where it came. A context is read once for all of them."""
     width = max(map(len, contexts))
     ids = np.full((len(contexts), width), pad_id, np.int64)
     for row, context in zip(ids, contexts, strict=True):
         row[width - len(context) :] = context
     mask = np.arange(width) >= width - np.array([[len(context)] for context in contexts])
-    inputs = {"input_ids": torch.from_numpy(ids).to(policy.device), "attention_mask": torch.from_numpy(mask).long().to(policy.device)}
-    out = policy.lm.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=tokens, eos_token_id=eos_id, pad_token_id=pad_id)
+    prompts, mask = torch.from_numpy(ids).to(policy.device), torch.from_numpy(mask).long().to(policy.device)
+    rows = torch.arange(len(contexts), device=policy.device).repeat_interleave(count)
+    cache = read_prompts(policy.lm, prompts, mask, rows, room=tokens)
+    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": tokens, "eos_token_id": eos_id, "pad_token_id": pad_id}
+    out = policy.lm.generate(input_ids=prompts[rows], attention_mask=mask[rows], past_key_values=cache, **settings)
     replies = out[:, width:].cpu().numpy()
     ends = np.where((replies == eos_id).any(1), (replies == eos_id).argmax(1) + 1, replies.shape[1])
     return [reply[:end] for reply, end in zip(replies, ends, strict=True)]

@@ -15,10 +15,13 @@ from functools import partial
 import numpy as np
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
+from rl_dialog.rewards.compat_2019 import COMPAT_2019
 from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.human import logged, rating, vote
 from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
-from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment
+from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment, toxicity
+from rl_dialog.rewards.scorers import BUILT_IN, Scorer, with_scorers
 from rl_dialog.rewards.statistics import Statistics
 from rl_dialog.rewards.user import (
     answer_characters,
@@ -58,17 +61,66 @@ REWARDS: dict[str, Reward] = {
     "inner_repetition": inner_repetition,
     "reply_length": reply_length,
     "reply_sentiment": reply_sentiment,
+    "toxicity": toxicity,
+    "coherence": coherence,
+    "answer_coherence": answer_coherence,
+    "coherence_extrema": coherence_extrema,
+    "coherence_greedy": coherence_greedy,
 }
 
-__all__ = ["REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]
+# What users of the 2019 code type, and what we call it. Values differ where README.md says so.
+COLUMNS_2019 = {
+    "reward_you": "you",
+    "reward_answer_length_words": "answer_length",
+    "reward_answer_length_chars": "answer_characters",
+    "reward_user_ha": "laughter",
+    "reward_conversation_length": "conversation_length",
+    "reward_manual_ratings": "vote",
+    "reward_deepmoji": "sentiment",
+    "reward_user_deepmoji": "sentiment",
+    "reward_bot_deepmoji": "reply_sentiment",
+    "reward_user_emotional_transition": "sentiment_transition",
+    "reward_user_min_max_emotion_transition": "sentiment_slope",
+    "reward_user_var_emotion": "sentiment_variance",
+    "reward_user_auc_emotion_transition": "sentiment_sum",
+    "reward_question": "question",
+    "reward_compliments": "compliments",
+    "reward_politeness": "politeness",
+    "reward_supportive": "supportive",
+    "reward_cheerful": "cheerful",
+    "reward_conversation_repetition": "repetition",
+    "reward_utterance_repetition": "inner_repetition",
+    "reward_word_similarity": "word_similarity",
+    "reward_bot_response_length": "reply_length",
+    "reward_toxicity": "toxicity",
+    "reward_infersent_coherence_cornell": "coherence",
+    "reward_infersent_coherence_reddit_casual": "coherence",
+    "reward_USE_similarity": "answer_coherence",
+    "reward_word2vec_coherence": "answer_coherence",
+    "rewards_embedding_average": "coherence",
+    "rewards_embedding_extrema": "coherence_extrema",
+    "rewards_embedding_greedy": "coherence_greedy",
+}
+
+__all__ = ["COLUMNS_2019", "COMPAT_2019", "REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]
 
 
-def choose_rewards(names: Mapping[str, float] | list[str], *, rating_name: str | None = None) -> dict[str, Reward]:
-    """The functions behind `names`, `rating` reading one named rating if asked; `module:function` is imported.
+def choose_rewards(
+    names: Mapping[str, float] | list[str],
+    *,
+    rating_name: str | None = None,
+    compat: str = "",
+    scorers: Mapping[str, Scorer] = BUILT_IN,
+) -> dict[str, Reward]:
+    """The functions behind `names`, with their `scorers`, `rating` reading one named rating if asked; `module:function` is imported.
 
-    Raises ValueError for a name that is neither.
+    `compat` "2019" takes them as the 2019 code computed them. Raises ValueError for a name that is none of these.
     """
-    chosen = {name: REWARDS[name] if name in REWARDS else _own(name) for name in names}
+    if compat:
+        if unknown := [name for name in names if name not in COMPAT_2019]:
+            raise ValueError(f"--compat 2019: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(COMPAT_2019)}")
+        return {name: COMPAT_2019[name][0] for name in names}
+    chosen = {name: with_scorers(REWARDS[name] if name in REWARDS else _own(name), scorers) for name in names}
     if rating_name is not None and "rating" in chosen:
         chosen["rating"] = partial(rating, name=rating_name)
     return chosen

@@ -1,14 +1,16 @@
-"""Similarities that a transformers model computes: cosine of sentence vectors, greedy matching of token vectors, a regression head."""
+"""What a transformers model says of texts: a classifier's labels, cosines of sentence vectors, greedy matches of token vectors, a regression head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rl_dialog.data.tokenize import require_hub_name_or_directory
+from rl_dialog.rewards.scorers import EMOJI_WEIGHTS, EMOJIS
 
 BATCH_TEXTS = 64
 MAX_TOKENS = 512  # longer texts lose their tail; a model with fewer positions cuts earlier
@@ -63,6 +65,50 @@ def greedy_f1(encoder: Encoder, pairs: list[tuple[str, str]]) -> list[float]:
     return [_compared(tokens, pair, _greedy) for pair in pairs]
 
 
+class Classifier:
+    """A text classifier: probabilities per label. Raises ValueError when there is no trained one at `path`."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoModelForSequenceClassification
+
+        self.path = path
+        self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
+        if report["missing_keys"] or self.model.config.num_labels < 2:
+            why = f"its files lack {sorted(report['missing_keys'])[0]}" if report["missing_keys"] else "it has one output"
+            raise ValueError(f"{path}: expected a trained classifier with at least two labels, got one of which {why}")
+        self.length = _longest(self.tokenizer, self.model)
+        named = self.model.config.id2label
+        self.labels = [str(named[i]).lower() for i in range(self.model.config.num_labels)]
+        if self.labels == [f"label_{i}" for i in range(len(EMOJIS))]:
+            self.labels = list(EMOJIS)
+
+    def weights(self, known: Mapping[str, float]) -> np.ndarray:
+        """(labels,) what each label counts; a classifier of 64 emojis has weights of its own. Raises ValueError for a label that is not known."""
+        if self.labels == list(EMOJIS):
+            return np.array([EMOJI_WEIGHTS.get(label, 0.0) for label in self.labels])
+        plain = {_plain(label): weight for label, weight in known.items()}
+        if unknown := [label for label in self.labels if _plain(label) not in plain]:
+            example = " ".join(f"{label.replace(' ', '_')}=0" for label in self.labels[:3])
+            raise ValueError(
+                f"{self.path}: its labels are {', '.join(self.labels)}, and what {unknown[0]!r} counts is not known: say so for each, "
+                f"--label_weights {example} ..."
+            )
+        return np.array([plain[_plain(label)] for label in self.labels])
+
+    @torch.no_grad()
+    def __call__(self, texts: list[str]) -> np.ndarray:
+        """(texts, labels) probabilities, a sigmoid each where the model says that several labels may hold. Empty texts have 0 everywhere."""
+        found = np.zeros((len(texts), len(self.labels)))
+        order = sorted((i for i, text in enumerate(texts) if text.strip()), key=lambda i: (len(texts[i]), texts[i]))
+        for start in range(0, len(order), BATCH_TEXTS):
+            part = order[start : start + BATCH_TEXTS]
+            encoded = self.tokenizer([texts[i] for i in part], padding=True, truncation=True, max_length=self.length, return_tensors="pt")
+            logits = self.model(**encoded).logits.float()
+            several = self.model.config.problem_type == "multi_label_classification"
+            found[part] = (logits.sigmoid() if several else logits.softmax(-1)).numpy()
+        return found
+
+
 class Regression:
     """A regression head over (reference, candidate), as BLEURT is. Raises ValueError when `path` has no such model."""
 
@@ -89,6 +135,11 @@ class Regression:
             for i, value in zip(part, self.model(**encoded).logits[:, 0].tolist(), strict=True):
                 scores[i] = value
         return scores
+
+
+def _plain(label: str) -> str:
+    """A label as its name may be typed."""
+    return label.lower().replace("_", " ").replace("-", " ")
 
 
 def _compared(vectors: dict[str, Tensor], pair: tuple[str, str], compare: Callable[[Tensor, Tensor], Any]) -> float:

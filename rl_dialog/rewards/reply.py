@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards.user import vader
+from rl_dialog.rewards.scorers import INSULT_LIST, VADER, Scorer
 from rl_dialog.rewards.words import QUESTION_WORDS, content_words, meaningful, parts, words
 
 QUESTION_MARKS = "?\uff1f\u061f"  # ASCII, fullwidth, Arabic
@@ -44,6 +44,11 @@ def reply_length(dialog: Dialog) -> list[float]:
     return [float(len(words(dialog.messages[i]["content"] or ""))) for i in dialog.replies]
 
 
-def reply_sentiment(dialog: Dialog) -> list[float]:
-    """-1..1: VADER's compound score of the reply itself (English)."""
-    return [vader().polarity_scores(dialog.messages[i]["content"] or "")["compound"] for i in dialog.replies]
+def reply_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
+    """-1..1: how the reply itself feels."""
+    return [sentiment(dialog.messages[i]["content"] or "") for i in dialog.replies]
+
+
+def toxicity(dialog: Dialog, *, toxicity: Scorer = INSULT_LIST) -> list[float]:
+    """0..-1: minus how toxic the reply is."""
+    return [-toxicity(dialog.messages[i]["content"] or "") for i in dialog.replies]

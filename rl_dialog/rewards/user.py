@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.scorers import VADER, Scorer
 from rl_dialog.rewards.words import QUESTION_WORDS, content_words, parts, words
-
-if TYPE_CHECKING:
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 LONGEST_ANSWER = 30  # words; longer answers earn no more
 LOUDEST_LAUGH = 4  # "ha"s; more earn no more
 LAUGH = re.compile(r"[bmw]{0,2}a*h*(?:ha+)+h*")  # a word that is nothing but laughter: haha, hahah, ahaha, bwahaha
 
 
-def sentiment(dialog: Dialog) -> list[float | None]:
-    """-1..1: VADER's compound score of the user's answer (English)."""
-    return [None if answer is None else vader().polarity_scores(answer)["compound"] for answer in answers(dialog)]
+def sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float | None]:
+    """-1..1: how the user's answer feels."""
+    return [None if answer is None else sentiment(answer) for answer in answers(dialog)]
 
 
 def answer_length(dialog: Dialog) -> list[float | None]:
@@ -53,41 +49,34 @@ def word_similarity(dialog: Dialog) -> list[float | None]:
     return values
 
 
-def sentiment_transition(dialog: Dialog) -> list[float | None]:
-    """-2..2: VADER's score of the answer minus that of what the user said before the reply. Does not apply without either."""
-    return [None if None in (before, after) else after - before for before, after in _feelings(dialog)]
+def sentiment_transition(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float | None]:
+    """-2..2: the sentiment of the answer minus that of what the user said before the reply. Does not apply without either."""
+    said = zip(questions(dialog), answers(dialog), strict=True)
+    return [None if before is None or after is None else sentiment(after) - sentiment(before) for before, after in said]
 
 
-def sentiment_sum(dialog: Dialog) -> list[float | None]:
+def sentiment_sum(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float | None]:
     """The sum of the conversation's sentiment transitions, the same for all replies; does not apply where there is none."""
-    changes = [change for change in sentiment_transition(dialog) if change is not None]
+    changes = [change for change in sentiment_transition(dialog, sentiment=sentiment) if change is not None]
     return [sum(changes) if changes else None] * len(dialog.replies)
 
 
-def sentiment_variance(dialog: Dialog) -> list[float | None]:
+def sentiment_variance(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float | None]:
     """0..1: the (population) variance of the sentiment of the conversation's answers, the same for all replies."""
-    felt = [value for value in sentiment(dialog) if value is not None]
+    felt = [sentiment(answer) for answer in answers(dialog) if answer is not None]
     return [float(np.var(felt)) if felt else None] * len(dialog.replies)
 
 
-def sentiment_slope(dialog: Dialog) -> list[float | None]:
+def sentiment_slope(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float | None]:
     """(highest - lowest) / (number of the reply with the highest - number of that with the lowest) of the answers' sentiment, the first of equals.
 
     The same for all replies: positive where the user ended happier. 0 where all answers feel the same.
     """
-    felt = [(value, t) for t, value in enumerate(sentiment(dialog)) if value is not None]
+    felt = [(sentiment(answer), t) for t, answer in enumerate(answers(dialog)) if answer is not None]
     if not felt:
         return [None] * len(dialog.replies)
     (low, first), (high, last) = min(felt), max(felt, key=lambda pair: (pair[0], -pair[1]))
     return [(high - low) / (last - first) if last != first else 0.0] * len(dialog.replies)
-
-
-def _feelings(dialog: Dialog) -> list[tuple[float | None, float | None]]:
-    """The sentiment of what the user said before and after each reply."""
-    found = []
-    for before, after in zip(questions(dialog), answers(dialog), strict=True):
-        found.append(tuple(None if said is None else vader().polarity_scores(said)["compound"] for said in (before, after)))
-    return found
 
 
 def questions(dialog: Dialog) -> list[str | None]:
@@ -116,13 +105,3 @@ def answers(dialog: Dialog) -> list[str | None]:
                 said.append(message["content"] or "")
         found.append("\n".join(said) if said else None)
     return found
-
-
-@cache
-def vader() -> SentimentIntensityAnalyzer:
-    """The lexicon, read once per process."""
-    try:
-        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-    except ImportError as error:
-        raise ImportError("the reward `sentiment` needs VADER: pip install vaderSentiment") from error
-    return SentimentIntensityAnalyzer()

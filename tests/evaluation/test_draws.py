@@ -8,8 +8,8 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize
 from rl_dialog.evaluation.draws import Context, Drawn, _keep, draw_replies
 from rl_dialog.evaluation.generation import Decoding, Reply, beam_replies, generate_replies, stream
-from rl_dialog.evaluation.prefill import RoomyLayer
 from rl_dialog.methods import BC, ILQL
+from rl_dialog.models.prefill import RoomyLayer
 from tests.evaluation.test_generation import TALKS
 
 CONTEXTS = [Context((0, n), talk, "the human's") for n, talk in enumerate(TALKS)]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rl_dialog.models.policy import Policy
 
-
-def read_prompts(policy: Policy, ids: Tensor, mask: Tensor, rows: Tensor, *, room: int) -> Any:
+def read_prompts(model: nn.Module, ids: Tensor, mask: Tensor, rows: Tensor, *, room: int) -> Any:
     """The cache of all but the last token of the prompts (C, T), padded on the left, one row for each of `rows` (R,), with room for the replies.
 
     None for prompts of one token, which leave nothing to read, and for models without a cache of keys and values.
@@ -20,7 +18,7 @@ def read_prompts(policy: Policy, ids: Tensor, mask: Tensor, rows: Tensor, *, roo
     if ids.shape[1] == 1:
         return None
     positions = (mask[:, :-1].cumsum(1) - 1).clamp(min=0)
-    cache = policy(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, use_cache=True, logits_to_keep=1).past_key_values
+    cache = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, use_cache=True, logits_to_keep=1).past_key_values
     if not isinstance(cache, Cache):
         return None
     cache.batch_select_indices(rows)

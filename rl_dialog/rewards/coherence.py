@@ -1,0 +1,64 @@
+"""How near the reply is to what the user said: cosines of an encoder's vectors. They do not apply where the user said nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.scorers import HASHED_WORDS, Scorer
+from rl_dialog.rewards.user import answers, questions
+
+
+def coherence(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
+    """-1..1: the cosine of the mean vectors of the reply and of what the user said before it."""
+    return _compared(dialog, questions(dialog), encoder, _cosine_of(lambda vectors: vectors.mean(0)))
+
+
+def answer_coherence(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
+    """-1..1: the cosine of the mean vectors of the reply and of the user's answer."""
+    return _compared(dialog, answers(dialog), encoder, _cosine_of(lambda vectors: vectors.mean(0)))
+
+
+def coherence_extrema(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
+    """-1..1: as coherence, of each dimension's value farthest from 0 instead of its mean (Forgues et al. 2014)."""
+    return _compared(dialog, questions(dialog), encoder, _cosine_of(_extrema))
+
+
+def coherence_greedy(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
+    """-1..1: how well each word of the user's is met by the nearest word of the reply, on average (Rus and Lintean 2012, this direction only)."""
+    return _compared(dialog, questions(dialog), encoder, _greedy)
+
+
+def _compared(dialog: Dialog, texts: Sequence[str | None], encoder: Scorer, compare: Callable[[np.ndarray, np.ndarray], float]) -> list[float | None]:
+    """`compare` of the reply's and the user's word vectors (n, H); 0 where either has none that the encoder knows."""
+    values: list[float | None] = []
+    for i, text in zip(dialog.replies, texts, strict=True):
+        if text is None:
+            values.append(None)
+            continue
+        said, heard = encoder(dialog.messages[i]["content"] or ""), encoder(text)
+        values.append(compare(said, heard) if len(said) and len(heard) else 0.0)
+    return values
+
+
+def _cosine_of(summary: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray, np.ndarray], float]:
+    return lambda said, heard: _cosine(summary(said), summary(heard))
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    length = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(np.clip(one @ other / length, -1, 1)) if length else 0.0
+
+
+def _extrema(vectors: np.ndarray) -> np.ndarray:
+    """(H,) of (n, H): per dimension the value of the largest size, the positive one of two equals."""
+    high, low = vectors.max(0), vectors.min(0)
+    return np.where(high >= -low, high, low)
+
+
+def _greedy(said: np.ndarray, heard: np.ndarray) -> float:
+    lengths = np.linalg.norm(heard, axis=1)[:, None] * np.linalg.norm(said, axis=1)[None]
+    table = np.divide(heard @ said.T, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return float(np.clip(table.max(1).mean(), -1, 1))

@@ -1,0 +1,87 @@
+"""Normalisers of reward components: fitted on the training split, kept in the manifest, and the same for every reply afterwards.
+
+    zscore   (x - mean) / std             std of the population, as numpy
+    min_max  (x - min) / (max - min)      new data may leave 0..1
+    rank     the share of training replies below x, those equal to it counted half; between known values by a straight line
+
+A component that never varies becomes 0 by the first two and 0.5 by the last. What does not apply to a reply stays out of its sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+KINDS = ("none", "zscore", "min_max", "rank")
+KNOTS = 1001  # a rank keeps at most so many values
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """(x - shift) / scale, or for ranks a line through (values, ranks)."""
+
+    kind: str
+    shift: float = 0.0
+    scale: float = 1.0
+    values: tuple[float, ...] = ()  # rising
+    ranks: tuple[float, ...] = ()
+
+    def __call__(self, x: float) -> float:
+        if self.kind == "rank":
+            return float(np.interp(x, self.values, self.ranks))
+        return (x - self.shift) / self.scale
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {name: value for name, value in asdict(self).items() if value != ()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Normaliser:
+        """The inverse of `to_dict`. Raises ValueError for what no normaliser looks like."""
+        try:
+            found = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        except TypeError as error:
+            raise ValueError(f"expected a normaliser with kind, shift, scale, values and ranks, got {dict(values)}") from error
+        if found.kind not in KINDS or not found.scale or len(found.values) != len(found.ranks) or (found.kind == "rank" and not found.values):
+            raise ValueError(f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as ranks, got {dict(values)}")
+        return found
+
+
+def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """{reward: kind} of `zscore` for all or `sentiment=rank` for one; a later entry wins, `none` is left out. Raises ValueError."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, kind = entry.rpartition("=")
+        if kind not in KINDS:
+            raise ValueError(f"--normalise {entry}: expected one of {', '.join(KINDS)} for all rewards, or NAME=KIND for one")
+        if equals and name not in names:
+            raise ValueError(f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got {name!r}")
+        found |= dict.fromkeys([name] if equals else names, kind)
+    return {name: kind for name, kind in found.items() if kind != "none"}
+
+
+def fit_moments(kind: str, *, mean: float, std: float, low: float, high: float) -> Normaliser:
+    """`zscore` or `min_max` from figures of the training replies that the component applies to."""
+    shift, scale = (mean, std) if kind == "zscore" else (low, high - low)
+    return Normaliser(kind, shift, scale or 1.0)
+
+
+def fit_rank(values: np.ndarray) -> Normaliser:
+    """`rank` from the training replies' values (R,); with more than KNOTS different values the line goes through evenly spaced quantiles."""
+    distinct, counts = np.unique(values, return_counts=True)
+    below = np.cumsum(counts) - counts
+    ranks = (below + counts / 2) / counts.sum()
+    if len(distinct) > KNOTS:
+        kept = np.unique(np.searchsorted(ranks, np.linspace(ranks[0], ranks[-1], KNOTS)))
+        distinct, ranks = distinct[kept], ranks[kept]
+    return Normaliser("rank", values=tuple(distinct.tolist()), ranks=tuple(ranks.tolist()))
+
+
+def weighted_sum(components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]) -> float:
+    """A reply's reward: the sum of weight * normalised component over those that apply."""
+    return float(
+        sum(weights[name] * normalisers[name](value) if name in normalisers else weights[name] * value for name, value in components.items())
+    )

@@ -1,0 +1,172 @@
+"""Models behind rewards. A scorer turns a text into a number or vectors; it is loaded once per process and asked once per text, in batches.
+
+A reward function says which scorer it needs by the name of a keyword (`sentiment`, `encoder`, `toxicity`). `make_scorers` gives the built-in one,
+which needs no download, or a model of the user's. `in_batches` runs the functions once before, to hear what they ask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.words import parts, words
+
+MOST_TEXTS = 20_000  # remembered per scorer
+TOGETHER = 64  # dialogs whose texts are scored together
+HASHED = 256  # numbers in the built-in encoder's vector of a word
+
+
+class Scorer:
+    """text -> what `score` says of it, remembered. While it collects, unknown texts give `blank` and are scored together by `score_collected`."""
+
+    def __init__(self, name: str, score: Callable[[list[str]], Sequence[Any]], blank: Any) -> None:
+        self.name, self.score, self.blank = name, score, blank
+        self.known: dict[str, Any] = {}
+        self.collected: dict[str, None] | None = None
+
+    def __call__(self, text: str) -> Any:
+        if text not in self.known:
+            if self.collected is not None:
+                self.collected[text] = None
+                return self.blank
+            self._make_room()
+            self.known[text] = self.score([text])[0]
+        return self.known[text]
+
+    def collect(self) -> None:
+        """From here on unknown texts are only collected."""
+        self._make_room()
+        self.collected = {}
+
+    def score_collected(self) -> None:
+        """Scores what was collected, and ends the collecting."""
+        texts, self.collected = list(self.collected or ()), None
+        if texts:
+            self.known |= zip(texts, self.score(texts), strict=True)
+
+    def _make_room(self) -> None:
+        if len(self.known) >= MOST_TEXTS:
+            self.known.clear()
+
+
+def make_scorers(chosen: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None) -> dict[str, Scorer]:
+    """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`. Raises ValueError for what cannot be one."""
+    paths = dict(entry.partition("=")[::2] for entry in chosen)
+    for name, path in paths.items():
+        if name not in BUILT_IN or not path:
+            raise ValueError(f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name")
+    if label_weights and not {"sentiment", "toxicity"} & set(paths):
+        raise ValueError("--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH")
+    return {name: _model(name, paths[name], label_weights or {}) if name in paths else scorer for name, scorer in BUILT_IN.items()}
+
+
+def needed(function: Callable) -> list[str]:
+    """The scorers that a reward function takes as keywords."""
+    try:
+        return [name for name in inspect.signature(function).parameters if name in BUILT_IN]
+    except (TypeError, ValueError):
+        return []  # a callable without a signature
+
+
+def with_scorers(function: Callable, scorers: Mapping[str, Scorer]) -> Callable:
+    """The reward function with the scorers it needs filled in."""
+    names = needed(function)
+    return partial(function, **{name: scorers[name] for name in names}) if names else function
+
+
+def in_batches(dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: Sequence[Scorer]) -> Iterator[Dialog]:
+    """The dialogs, each once its texts have been scored together with those of others."""
+    asking = [reward for reward in rewards if isinstance(reward, partial) and any(isinstance(value, Scorer) for value in reward.keywords.values())]
+    for start in range(0, len(dialogs), TOGETHER):
+        group = dialogs[start : start + TOGETHER]
+        if asking:
+            for scorer in scorers:
+                scorer.collect()
+            for dialog in group:
+                for reward in asking:
+                    reward(dialog)
+            for scorer in scorers:
+                scorer.score_collected()
+        yield from group
+
+
+# What needs no download.
+
+
+@cache
+def _analyser() -> Any:
+    """The lexicon, read once per process."""
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError as error:
+        raise ImportError("rewards of sentiment need VADER: pip install vaderSentiment") from error
+    return SentimentIntensityAnalyzer()
+
+
+@cache
+def _hashed(word: str) -> np.ndarray:
+    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
+    return np.random.default_rng(seed).standard_normal(HASHED)
+
+
+def _hashed_words(text: str) -> np.ndarray:
+    """(n, HASHED) a random vector per word, always the same one: near are texts that share words."""
+    return np.stack([_hashed(word) for word in words(text)]) if words(text) else np.zeros((0, HASHED))
+
+
+_INSULTS = """
+arse arsehole asshole bastard bitch bollocks bullshit crap cretin dick dickhead dumb dumbass fool fuck fucked fucker fucking idiot idiotic
+idiots imbecile jackass jerk loser moron moronic morons motherfucker pathetic piss prick scum scumbag shit shitty stupid twat wanker worthless
+"""
+INSULTS = frozenset(_INSULTS.split())
+
+VADER = Scorer("VADER", lambda texts: [_analyser().polarity_scores(text)["compound"] for text in texts], 0.0)
+HASHED_WORDS = Scorer("hashed words", lambda texts: [_hashed_words(text) for text in texts], np.zeros((0, HASHED)))
+INSULT_LIST = Scorer("list of insults", lambda texts: [float(not INSULTS.isdisjoint(parts(text))) for text in texts], 0.0)  # a floor, not a judge
+BUILT_IN: dict[str, Scorer] = {"sentiment": VADER, "encoder": HASHED_WORDS, "toxicity": INSULT_LIST}
+
+
+# Models.
+
+
+def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
+    from rl_dialog.rewards.encoder import Classifier, Encoder
+
+    if name == "encoder":
+        encoder = Encoder(path)
+        size = encoder.model.config.hidden_size
+        return Scorer(path, lambda texts: [encoder(texts)[text][0].numpy() for text in texts] if texts else [], np.zeros((0, size)))
+    classifier = Classifier(path)
+    weights = classifier.weights(label_weights or (SENTIMENT if name == "sentiment" else TOXIC))
+    return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)
+
+
+SENTIMENT = {"positive": 1.0, "pos": 1.0, "neutral": 0.0, "neu": 0.0, "negative": -1.0, "neg": -1.0}
+SENTIMENT |= {f"{n} star{'s' * (n > 1)}": (n - 3) / 2 for n in range(1, 6)}
+TOXIC = {"toxic": 1.0, "toxicity": 1.0, "hate": 1.0, "offensive": 1.0, "nontoxic": 0.0, "non-toxic": 0.0, "not toxic": 0.0, "neutral": 0.0}
+TOXIC |= {"nothate": 0.0, "non-hate": 0.0, "non-offensive": 0.0, "not-offensive": 0.0}
+
+# The 64 outputs of DeepMoji's classifiers in their order, and what the 2019 code made of them; the others weigh 0.
+_EMOJIS = """
+joy unamused weary sob heart_eyes pensive ok_hand blush heart smirk grin notes flushed 100 sleeping relieved relaxed raised_hands two_hearts
+expressionless sweat_smile pray confused kissing_heart heartbeat neutral_face information_desk_person disappointed see_no_evil tired_face v
+sunglasses rage thumbsup cry sleepy yum triumph hand mask clap eyes gun persevere smiling_imp sweat broken_heart yellow_heart musical_note
+speak_no_evil wink skull confounded smile stuck_out_tongue_winking_eye angry no_good muscle facepunch purple_heart sparkling_heart
+blue_heart grimacing sparkles
+"""
+EMOJIS = tuple(_EMOJIS.split())
+EMOJI_WEIGHTS = {
+    **dict.fromkeys(("kissing_heart", "thumbsup", "ok_hand", "smile"), 1.0),
+    **dict.fromkeys(("blush", "wink", "muscle", "grin", "heart_eyes", "100"), 0.75),
+    **dict.fromkeys(("smirk", "stuck_out_tongue_winking_eye", "sunglasses", "relieved", "relaxed", "blue_heart", "two_hearts", "heartbeat"), 0.5),
+    "yellow_heart": 0.5,
+    **dict.fromkeys(("disappointed", "eyes", "expressionless", "sleeping", "grimacing"), -0.5),
+    **dict.fromkeys(("neutral_face", "confused", "triumph", "confounded"), -0.75),
+    **dict.fromkeys(("unamused", "angry", "rage"), -1.0),
+}
