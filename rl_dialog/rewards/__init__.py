@@ -176,6 +176,6 @@ def _numbers(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
     if len(values) != expected:
         raise ValueError(f"{where}: expected {expected} numbers, one per reply, got {len(values)}")
     for value in values:
-        if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
+        if value is not None and not (isinstance(value, float | int | numbers.Real) and math.isfinite(value)):
             raise ValueError(f"{where}: expected finite numbers or None, got {value!r}")
     return [None if value is None else float(value) for value in values]

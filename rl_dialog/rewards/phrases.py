@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards.words import parts
@@ -63,15 +63,24 @@ def _replies(dialog: Dialog) -> list[str]:
 
 def _says(text: str, phrases: tuple[str, ...]) -> float:
     """1.0 if a clause of `text` holds one of the phrases as whole words, and no negation stands shortly before it."""
-    for clause in _CLAUSE.split(text):
-        said = tuple(parts(clause))
-        for phrase in _as_words(phrases):
-            for start in range(len(said) - len(phrase) + 1):
+    known = _by_first_word(phrases)
+    for said in _clauses(text):
+        for start, word in enumerate(said):
+            for phrase in known.get(word, ()):
                 if said[start : start + len(phrase)] == phrase and NEGATIONS.isdisjoint(said[max(start - REACH, 0) : start]):
                     return 1.0
     return 0.0
 
 
+@lru_cache(maxsize=64)  # several rewards read the same replies, one after the other
+def _clauses(text: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(parts(clause)) for clause in _CLAUSE.split(text))
+
+
 @cache
-def _as_words(phrases: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(parts(phrase)) for phrase in phrases)
+def _by_first_word(phrases: tuple[str, ...]) -> dict[str, list[tuple[str, ...]]]:
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for phrase in phrases:
+        first, *rest = parts(phrase)
+        found.setdefault(first, []).append((first, *rest))
+    return found
