@@ -20,11 +20,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import psutil
 import pyarrow.parquet as pq
+import tyro
 from tqdm import tqdm
 
 from rl_dialog.cluster.data import connect, peak_kib
@@ -34,7 +36,10 @@ from rl_dialog.config import run, save_config, to_dict
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest
-from rl_dialog.rewards import REWARDS, choose_rewards
+from rl_dialog.rewards import COLUMNS_2019, COMPAT_2019, REWARDS, Statistics, choose_rewards
+from rl_dialog.rewards.normalise import Normaliser, fit_moments, fit_rank, read_kinds
+from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
+from rl_dialog.rewards.statistics import SUM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -54,6 +59,22 @@ class PrepareConfig:
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
     """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it; nan here: not computed.
     Without any: logged 1. `--rewards.MODULE:FUNCTION 1` is one of your own (rl_dialog/rewards/README.md)."""
+    reward: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["-r"])] = ()
+    """Another way to name rewards: `-r NAME ... -w WEIGHT ...`, for users of the 2019 code: its names (reward_user_ha) are understood."""
+    weight: Annotated[tuple[float, ...], tyro.conf.arg(aliases=["-w"])] = ()
+    """A weight for each of `reward`; without any, 1 each."""
+    scorers: tuple[str, ...] = ()
+    """Models behind rewards instead of the built-in ones: sentiment=PATH, toxicity=PATH (classifiers), encoder=PATH; a folder or a hub name each."""
+    label_weights: tuple[str, ...] = ()
+    """What each label of a classifier counts, e.g. joy=1 anger=-1 surprise=0, where its labels are not positive, negative, toxic or the like."""
+    compat: Literal["", "2019"] = ""
+    """2019: rewards that need no model as the 2019 code computed them, defects and normalisation over the whole file included."""
+    normalise: tuple[str, ...] = ()
+    """zscore, min_max or rank for every reward, NAME=KIND for one; fitted on the training split, applied to all. By default rewards stay raw."""
+    normalisers: str = ""
+    """A data directory (or its manifest.json) whose fitted normalisers to use, for logs that come later; instead of --normalise."""
+    report: bool = False
+    """Also write OUT/report: distributions, correlations, examples at both ends, human labels, and the hacks that each reward falls for."""
     rating: str | None = None
     """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
     tokenizer: str | None = None
@@ -96,15 +117,18 @@ def main(config: PrepareConfig) -> dict[str, Any]:
     logs, bad, skipped = find_logs([str(Path(path).absolute()) for path in config.logs], reader=config.reader)
     _check_logs(config, logs, bad, out)
     weights = _weights(config)
+    kinds, given = _kinds(config, weights), _given_normalisers(config, weights)
     with building(out, overwrite=config.overwrite) as directory, connect(config.address, num_cpus=config.num_cpus):
         work = directory / "work"
         with _progress("score", config.quiet) as progress:
-            scored = score_logs(logs, _scoring(config, weights), work, concurrency=config.concurrency, progress=progress)
+            scored = score_logs(logs, _scoring(config, weights, kinds), work, concurrency=config.concurrency, progress=progress)
         _check_scored(scored, bad)
+        normalisers = given or _fit(kinds, weights, scored, everywhere=bool(config.compat))
         tokenizer = _tokenizer(config, scored, directory / "tokenizer")
         with _progress("tokenise", config.quiet, sum(scored.dialogs.values())) as progress:
             sizes = {"shard_rows": config.shard_rows, "max_length": config.max_length, "concurrency": config.concurrency}
-            shards = write_shards(scored, directory / "tokenizer", directory, **sizes, progress=progress)
+            added = {"weights": weights, "normalisers": normalisers}
+            shards = write_shards(scored, directory / "tokenizer", directory, **sizes, **added, progress=progress)
         quarantined = _write_quarantine(bad, work / "quarantine", directory / "quarantine.jsonl")
         manifest = {
             "format": FORMAT,
@@ -113,7 +137,7 @@ def main(config: PrepareConfig) -> dict[str, Any]:
             "sources": _sources(logs, bad, scored),
             "skipped": [asdict(skip) for skip in skipped],
             "splits": {split: _split_figures(found) for split, found in shards.items()},
-            "rewards": scored.statistics.summary(weights),
+            "rewards": _reward_figures(scored, shards, weights, normalisers) | {"scorers": _scorer_names(config, weights)},
             "tokenizer": _tokenizer_figures(config, directory / "tokenizer", len(tokenizer)),
             "quarantined": quarantined,
             **_counts(config, scored, shards),
@@ -122,6 +146,11 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         shutil.rmtree(work)
         save_config(config, directory / "prepare.yaml")
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if config.report:
+            from rl_dialog.evaluation.reward_report import write_reward_report
+
+            scorers = make_scorers(config.scorers, label_weights=_label_weights(config))
+            write_reward_report(directory, choose_rewards(weights, rating_name=config.rating, compat=config.compat, scorers=scorers))
     if not config.quiet:
         _report(manifest, skipped, out)
     return _headline(manifest, out)
@@ -177,7 +206,8 @@ def _check(config: PrepareConfig) -> None:
     for name, weight in config.rewards.items():
         if weight is not None and not math.isfinite(weight):
             raise ValueError(f"expected a finite weight for --rewards.{name}, got {weight}")
-    choose_rewards([name for name, weight in config.rewards.items() if weight is not None])
+    if config.weight and len(config.weight) != len(config.reward):
+        raise ValueError(f"expected a weight for each reward, got {len(config.reward)} rewards (-r) and {len(config.weight)} weights (-w)")
 
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
@@ -205,6 +235,13 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
 
 def _weights(config: PrepareConfig) -> dict[str, float]:
     weights = {name: float(weight) for name, weight in config.rewards.items() if weight is not None}
+    for given, weight in zip(config.reward, config.weight or [1.0] * len(config.reward), strict=True):
+        name = given if given in REWARDS else COLUMNS_2019.get(given) or COLUMNS_2019.get(f"reward_{given}", given)
+        if name in weights:
+            raise ValueError(f"expected each reward once, got {name} twice" + (f", once as {given}" if given != name else ""))
+        weights[name] = weight
+    choose_rewards(weights, compat=config.compat)  # what is unknown, or cannot be imported, now and not in a worker
+    make_scorers(config.scorers, label_weights=_label_weights(config))
     if not weights:
         weights = {"logged": 1.0}
         if not config.quiet:
@@ -212,9 +249,81 @@ def _weights(config: PrepareConfig) -> dict[str, float]:
     return weights
 
 
-def _scoring(config: PrepareConfig, weights: dict[str, float]) -> Scoring:
+def _label_weights(config: PrepareConfig) -> dict[str, float]:
+    found = {}
+    for entry in config.label_weights:
+        label, _, number = entry.rpartition("=")
+        try:
+            found[label] = float(number)
+        except ValueError:
+            raise ValueError(f"--label_weights {entry}: expected LABEL=NUMBER") from None
+    return found
+
+
+def _kinds(config: PrepareConfig, weights: dict[str, float]) -> dict[str, str]:
+    """Which normaliser each reward wants, if any."""
+    usual = [f"{name}={COMPAT_2019[name][1]}" for name in weights] if config.compat and not config.normalisers else []
+    return read_kinds([*usual, *config.normalise], list(weights))
+
+
+def _given_normalisers(config: PrepareConfig, weights: dict[str, float]) -> dict[str, Normaliser]:
+    """Those of --normalisers for the rewards of this run."""
+    if not config.normalisers:
+        return {}
+    if config.normalise:
+        raise ValueError("expected --normalise to fit normalisers or --normalisers to use fitted ones, got both")
+    path = Path(config.normalisers)
+    manifest = load_manifest(path.parent if path.name == MANIFEST else path)
+    found = manifest["rewards"].get("normalisers", {})
+    if not found:
+        raise ValueError(f"--normalisers {config.normalisers}: expected a data directory that was prepared with --normalise")
+    if unknown := [name for name in found if name not in weights]:
+        raise ValueError(f"--normalisers {config.normalisers}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in this run too")
+    return {name: Normaliser.from_dict(values) for name, values in found.items()}
+
+
+def _fit(kinds: dict[str, str], weights: dict[str, float], scored: Scored, *, everywhere: bool) -> dict[str, Normaliser]:
+    """From the training split, or `everywhere` from all. Raises ValueError for a component that applies to none of its replies."""
+    figures = (scored.statistics if everywhere else scored.training).summary(weights)["components"]
+    for name in kinds:
+        if not figures[name]["coverage"]:
+            raise ValueError(f"--normalise: the reward {name} applies to no reply of the training split, so there is nothing to fit: leave it out")
+    return {
+        name: fit_rank(scored.ranked[name])
+        if kind == "rank"
+        else fit_moments(kind, mean=figures[name]["mean"], std=figures[name]["std"], low=figures[name]["min"], high=figures[name]["max"])
+        for name, kind in kinds.items()
+    }
+
+
+def _reward_figures(scored: Scored, shards: dict[str, list[Shard]], weights: dict[str, float], normalisers: dict[str, Normaliser]) -> dict[str, Any]:
+    """Statistics of the raw components; of their sum as it is used, normalised or not."""
+    figures = scored.statistics.summary(weights)
+    if normalisers:
+        totals = [Statistics.from_dict(shard.rewards) for found in shards.values() for shard in found]
+        figures["sum"] = reduce(Statistics.merge, totals).summary({})["sum"]
+        for row in figures["correlation"].values():
+            row.pop(SUM)  # it was that of the raw sum
+        figures["correlation"].pop(SUM)
+    return figures | {"normalisers": {name: normaliser.to_dict() for name, normaliser in normalisers.items()}}
+
+
+def _scorer_names(config: PrepareConfig, weights: dict[str, float]) -> dict[str, str]:
+    """Reward -> the model that scored it, for those that need one."""
+    if config.compat:
+        return {}
+    own = dict(entry.partition("=")[::2] for entry in config.scorers)
+    needs = {name: needed(REWARDS[name]) for name in weights if name in REWARDS}
+    return {name: ", ".join(own.get(kind, BUILT_IN[kind].name) for kind in kinds) for name, kinds in needs.items() if kinds}
+
+
+def _scoring(config: PrepareConfig, weights: dict[str, float], kinds: dict[str, str]) -> Scoring:
     return Scoring(
         weights=weights,
+        compat=config.compat,
+        scorers=config.scorers,
+        label_weights=_label_weights(config),
+        ranked=tuple(name for name, kind in kinds.items() if kind == "rank"),
         rating=config.rating,
         split=config.split,
         validation=config.validation,

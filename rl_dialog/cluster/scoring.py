@@ -21,6 +21,7 @@ from rl_dialog.data.readers import Bad, LogFile, read_log
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.rewards import Statistics, apply_rewards, choose_rewards
+from rl_dialog.rewards.scorers import in_batches, make_scorers
 
 GROUP_BYTES = 16 << 20  # small files are read together up to this size
 CHUNK_DIALOGS = 1000  # or CHUNK_BYTES, whichever comes first
@@ -33,6 +34,7 @@ CHUNKS = pa.schema(
         ("split", pa.list_(pa.uint8())),  # per dialog, in the order written
         ("id", pa.list_(pa.uint64())),  # 64-bit hashes: exact enough to find equal ids and contexts in 8 bytes per dialog
         ("context", pa.list_(pa.uint64())),
+        ("ranked", pa.list_(pa.float64())),  # the training values of the ranked components, one component after the other
         ("summary", pa.large_string()),
     ]
 )
@@ -43,7 +45,11 @@ class Scoring:
     """How pass 1 treats every dialog; plain values, so that it travels to the workers."""
 
     weights: dict[str, float]
+    ranked: tuple[str, ...] = ()  # components whose training values are kept, to fit ranks to
     rating: str | None = None
+    compat: str = ""
+    scorers: tuple[str, ...] = ()  # NAME=PATH
+    label_weights: dict[str, float] = field(default_factory=dict)
     split: str = "hash"  # or "declared"
     validation: float = 0.05
     test: float = 0.05
@@ -63,6 +69,8 @@ class Scored:
     counts: dict[tuple[int, str], Counter]  # (log, source) -> dialogs, replies, turns, no_reply, quarantined
     files: dict[str, dict[str, Any]]  # path -> bytes, sha256
     statistics: Statistics | None
+    training: Statistics | None  # of the training split alone, which normalisers are fitted to
+    ranked: dict[str, np.ndarray]  # component -> its values in the training split
     characters: dict[str, int]  # of message text, per split
     hashes: int  # the longest run of "#" before a number at the end of an id
     worker_kib: int
@@ -96,7 +104,7 @@ def score_logs(
             compute=pool(concurrency, 1 + size // GROUP_BYTES),
             fn_constructor_kwargs={"scoring": scoring, "directory": str(directory)},
         )
-        return _gather(chunks, directory, progress)
+        return _gather(chunks, directory, scoring.ranked, progress)
 
 
 def group_logs(logs: Sequence[LogFile]) -> list[list[int]]:
@@ -161,13 +169,18 @@ class Scorer:
 
     def __init__(self, scoring: Scoring, directory: str) -> None:
         self.scoring, self.directory = scoring, Path(directory)
-        self.rewards = choose_rewards(scoring.weights, rating_name=scoring.rating)
+        self.scorers = make_scorers(scoring.scorers, label_weights=scoring.label_weights)
+        self.rewards = choose_rewards(scoring.weights, rating_name=scoring.rating, compat=scoring.compat, scorers=self.scorers)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
-        chunk = _Chunk([], [], Counter(), {})
+        chunk = _Chunk([], [], [], Counter(), {})
+        found = [(Dialog.from_json(row["json"]), row["log"]) for row in rows if row["kind"] == "dialog"]
         for row in rows:
             self._take(row, chunk)
+        ready = in_batches([dialog for dialog, _ in found], list(self.rewards.values()), list(self.scorers.values()))
+        for dialog, (_, log) in zip(ready, found, strict=True):
+            self._score(dialog, log, chunk)
         where = f"{rows[0]['group']:06d}-{rows[0]['position']:010d}"
         chunk.dialogs.sort(key=lambda d: SPLITS.index(d.split))  # stable: the order of reading within a split
         for split in SPLITS:
@@ -186,8 +199,6 @@ class Scorer:
         elif row["kind"] == "bad":
             chunk.bad.append(row["json"])
             chunk.counts[row["log"], json.loads(row["json"])["source"], "quarantined"] += 1
-        else:
-            self._score(Dialog.from_json(row["json"]), row["log"], chunk)
 
     def _score(self, dialog: Dialog, log: int, chunk: _Chunk) -> None:
         s = self.scoring
@@ -196,14 +207,20 @@ class Scorer:
             return
         if s.split == "hash" or dialog.split is None:
             dialog.split = assign_split(dialog, s.validation, s.test, seed=s.seed)
-        chunk.scores.append(apply_rewards(dialog, self.rewards, s.weights))
+        scores = apply_rewards(dialog, self.rewards, s.weights)
+        chunk.scores.append(scores)
+        if dialog.split == "train":
+            chunk.training.append(scores)
         chunk.dialogs.append(dialog)
         chunk.counts[log, dialog.source, "dialogs"] += 1
         chunk.counts[log, dialog.source, "replies"] += len(dialog.replies)
         chunk.counts[log, dialog.source, "turns"] += len(dialog.messages)
 
     def _figures(self, first: dict[str, Any], chunk: _Chunk) -> pa.Table:
-        scores = np.concatenate(chunk.scores) if chunk.scores else np.empty((0, len(self.rewards) + 1))
+        nothing = np.empty((0, len(self.rewards) + 1))
+        scores, training = (np.concatenate([nothing, *tables]) for tables in (chunk.scores, chunk.training))
+        columns = [training[:, list(self.rewards).index(name)] for name in self.scoring.ranked]
+        ranked = [column[~np.isnan(column)] for column in columns]
         characters = Counter()
         for dialog in chunk.dialogs:
             characters[dialog.split] += sum(len(m["content"] or "") for m in dialog.messages)
@@ -211,6 +228,8 @@ class Scorer:
             "counts": [[*key, count] for key, count in chunk.counts.items()],
             "files": chunk.files,
             "statistics": Statistics.of(scores).to_dict(),
+            "training": Statistics.of(training).to_dict(),
+            "ranked": [len(column) for column in ranked],
             "characters": characters,
             "hashes": max((trailing_hashes(d.id) for d in chunk.dialogs), default=0),
             "worker_kib": max(chunk.worker_kib, peak_kib()),
@@ -222,6 +241,7 @@ class Scorer:
             "split": [SPLITS.index(d.split) for d in chunk.dialogs],
             "id": [hash64(d.id) for d in chunk.dialogs],
             "context": [hash64(split_key(d)) for d in chunk.dialogs],
+            "ranked": np.concatenate([np.empty(0), *ranked]).tolist(),
             "summary": json.dumps(summary),
         }
         return pa.Table.from_pylist([row], CHUNKS)
@@ -233,27 +253,30 @@ class _Chunk:
 
     dialogs: list[Dialog]
     scores: list[np.ndarray]
+    training: list[np.ndarray]  # those of `scores` that are of the training split
     counts: Counter  # (log, source, what) -> how many
     files: dict[str, dict[str, Any]]
     bad: list[str] = field(default_factory=list)
     worker_kib: int = 0
 
 
-def _gather(chunks: ray.data.Dataset, directory: Path, progress: Callable[[int], Any] | None) -> Scored:
+def _gather(chunks: ray.data.Dataset, directory: Path, ranked: Sequence[str], progress: Callable[[int], Any] | None) -> Scored:
     """Merges the chunks' figures in the order of the chunks, whatever order they arrived in: float sums come out the same every time."""
     rows = []
-    for row in stream_rows(chunks, numpy=("split", "id", "context")):
+    for row in stream_rows(chunks, numpy=("split", "id", "context", "ranked")):
         row["summary"] = json.loads(row["summary"])
         rows.append(row)
         if progress:
             progress(len(row["id"]))
     rows.sort(key=lambda row: (row["group"], row["position"]))
-    scored = Scored({s: [] for s in SPLITS}, {}, {}, {}, {}, {}, None, dict.fromkeys(SPLITS, 0), 0, 0)
+    scored = Scored({s: [] for s in SPLITS}, {}, {}, {}, {}, {}, None, None, {}, dict.fromkeys(SPLITS, 0), 0, 0)
     for row in rows:
         _add(scored, row["summary"])
         for code, split in enumerate(SPLITS):
             if count := int((row["split"] == code).sum()):
                 scored.chunks[split].append((str(directory / split / f"{row['group']:06d}-{row['position']:010d}.parquet"), count))
+    values = [np.split(row["ranked"], np.cumsum(row["summary"]["ranked"])[:-1]) for row in rows] if ranked else []
+    scored.ranked = {name: np.concatenate(parts) for name, parts in zip(ranked, zip(*values, strict=True), strict=True)}
     for code, split in enumerate(SPLITS):
         chosen = [row["split"] == code for row in rows]
         scored.ids[split] = joined([row["id"][c] for row, c in zip(rows, chosen, strict=True)], np.uint64)
@@ -266,8 +289,9 @@ def _add(scored: Scored, summary: dict[str, Any]) -> None:
     for log, source, what, count in summary["counts"]:
         scored.counts.setdefault((log, source), Counter())[what] += count
     scored.files |= summary["files"]
-    statistics = Statistics.from_dict(summary["statistics"])
-    scored.statistics = statistics if scored.statistics is None else scored.statistics.merge(statistics)
+    for name in ("statistics", "training"):
+        found, more = getattr(scored, name), Statistics.from_dict(summary[name])
+        setattr(scored, name, more if found is None else found.merge(more))
     for split, count in summary["characters"].items():
         scored.characters[split] += count
     scored.hashes = max(scored.hashes, summary["hashes"])

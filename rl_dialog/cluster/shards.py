@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from rl_dialog.cluster.data import dataset, errors_of_workers, joined, peak_kib,
 from rl_dialog.cluster.scoring import Scored
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
 from rl_dialog.data.shards import SHARD_SCHEMA, pack_rows, shard_name
+from rl_dialog.rewards import Statistics
+from rl_dialog.rewards.normalise import Normaliser, weighted_sum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -38,6 +40,7 @@ class Shard:
     tokens: int = 0
     cut_replies: int = 0
     worker_kib: int = 0
+    rewards: dict[str, Any] | None = None  # Statistics of the replies' rewards, where normalisers made them anew
 
 
 def write_shards(
@@ -47,10 +50,15 @@ def write_shards(
     *,
     shard_rows: int,
     max_length: int,
+    weights: Mapping[str, float],
+    normalisers: Mapping[str, Normaliser],
     concurrency: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> dict[str, list[Shard]]:
-    """Pass 2: tokenises every chunk into `directory`, `shard_rows` dialogs a shard. Returns the shards per split, in order. Raises TemplateError."""
+    """Pass 2: tokenises every chunk into `directory`, `shard_rows` dialogs a shard. Returns the shards per split, in order. Raises TemplateError.
+
+    With `normalisers` a reply's reward is the weighted sum of its normalised components; pass 1 could not know them yet.
+    """
     plan = [json.dumps(entry) for entry in plan_shards(scored, shard_rows)]
     tables = [pa.table({"plan": pa.array([entry], pa.large_string())}) for entry in plan]
     found: dict[str, list[tuple[int, Shard]]] = {split: [] for split in SPLITS}
@@ -61,7 +69,13 @@ def write_shards(
             batch_format="pyarrow",
             num_cpus=1,
             compute=pool(concurrency, min(len(plan), 1 + sum(scored.dialogs.values()) // ACTOR_DIALOGS)),
-            fn_constructor_kwargs={"tokenizer_dir": str(tokenizer_dir), "directory": str(directory), "max_length": max_length},
+            fn_constructor_kwargs={
+                "tokenizer_dir": str(tokenizer_dir),
+                "directory": str(directory),
+                "max_length": max_length,
+                "weights": dict(weights),
+                "normalisers": dict(normalisers),
+            },
         )
         for row in stream_rows(shards):
             shard = Shard(**json.loads(row["summary"]))
@@ -114,8 +128,9 @@ def plan_shards(scored: Scored, shard_rows: int) -> Iterator[dict[str, Any]]:
 class ShardWriter:
     """An actor of pass 2: tokenises the dialogs of one planned shard and writes it, with its own tokenizer (shared ones are "Already borrowed")."""
 
-    def __init__(self, tokenizer_dir: str, directory: str, max_length: int) -> None:
+    def __init__(self, tokenizer_dir: str, directory: str, max_length: int, weights: dict[str, float], normalisers: dict[str, Normaliser]) -> None:
         self.tokenizer, self.directory, self.max_length = _saved_tokenizer(tokenizer_dir), Path(directory), max_length
+        self.weights, self.normalisers = weights, normalisers
 
     def __call__(self, table: pa.Table) -> pa.Table:
         [row] = table.to_pylist()
@@ -135,6 +150,8 @@ class ShardWriter:
         tokens = 0
         for path, start, stop in plan["parts"]:
             part = pq.read_table(path).slice(start, stop - start)
+            if self.normalisers:
+                part = self._normalised(part, shard)
             before = shard.tokens
             pending.append(self._tokenised(part, plan["suffixes"], shard))
             tokens += shard.tokens - before
@@ -143,6 +160,20 @@ class ShardWriter:
                 pending, tokens = [], 0
         if pending:
             yield pa.concat_tables(pending)
+
+    def _normalised(self, part: pa.Table, shard: Shard) -> pa.Table:
+        """The same dialogs, each reply's reward the weighted sum of its normalised components."""
+        dialogs = [Dialog.from_row(row) for row in part.to_pylist()]
+        totals = []
+        for dialog in dialogs:
+            for i in dialog.replies:
+                message = dialog.messages[i]
+                known = {name: message["rewards"][name] for name in self.weights if name in message["rewards"]}
+                message["reward"] = weighted_sum(known, self.weights, self.normalisers)
+                totals.append(message["reward"])
+        found = Statistics.of(np.array(totals)[:, None])
+        shard.rewards = (found if shard.rewards is None else Statistics.from_dict(shard.rewards).merge(found)).to_dict()
+        return pa.Table.from_pylist([dialog.to_row() for dialog in dialogs], ARROW_SCHEMA)
 
     def _tokenised(self, part: pa.Table, suffixes: dict[str, str], shard: Shard) -> pa.Table:
         from rl_dialog.data.tokenize import cut_replies, tokenize

@@ -25,7 +25,7 @@ def scored(**ids):
     chunks = {split: [(f"{split}.parquet", len(names))] if names else [] for split, names in full.items()}
     hashed = {split: np.array([hash64(name) for name in names], np.uint64) for split, names in full.items()}
     order = {split: np.zeros(len(names), np.int64) for split, names in full.items()}
-    return Scored(chunks, hashed, hashed, order, {}, {}, None, {}, 0, 0)
+    return Scored(chunks, hashed, hashed, order, {}, {}, None, None, {}, {}, 0, 0)
 
 
 def test_an_id_that_was_taken_is_counted_in_reading_order_over_chunks():
@@ -58,7 +58,7 @@ def test_a_writer_tokenises_the_planned_dialogs_and_renames(tmp_path, tokenizer)
     dialogs = [talk(i) for i in range(4)]
     pq.write_table(pa.Table.from_pylist([d.to_row() for d in dialogs], ARROW_SCHEMA), tmp_path / "chunk.parquet")
     plan = {"split": "train", "number": 2, "parts": [[str(tmp_path / "chunk.parquet"), 1, 4]], "suffixes": {"1": "#2"}}
-    writer = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64)
+    writer = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {})
     [row] = writer(pa.table({"plan": [json.dumps(plan)]})).to_pylist()
     shard = Shard(**json.loads(row["summary"]))
     table = pq.read_table(tmp_path / "train-00002.parquet")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 
@@ -21,7 +22,21 @@ from rl_dialog.data.splits import split_key
 from rl_dialog.data.tokenize import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
-FLAGS = ["--rewards.question", "0.5", "--rewards.vote", "2", "--rewards.sentiment", "0", "--shard_rows", "15", "--vocab_size", "300", "--quiet"]
+FLAGS = [
+    "--rewards.question",
+    "0.5",
+    "--rewards.vote",
+    "2",
+    "--rewards.sentiment",
+    "0",
+    "--rewards.coherence",
+    "0",
+    "--shard_rows",
+    "15",
+    "--vocab_size",
+    "300",
+    "--quiet",
+]
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +127,110 @@ def test_rewards_are_written_into_the_messages_and_summed_up_in_the_manifest(pre
     for dialog in (d for split in SPLITS for d in read_dialogs(out, split)):
         first, last = dialog.messages[1], dialog.messages[3]
         odd = int(dialog.id[1:].split("#")[0]) % 2
+        assert all(-1 <= message["rewards"].pop("coherence") <= 1 for message in (first, last))
         assert first["rewards"] == {"question": 1.0, "sentiment": pytest.approx(0.6369 if odd else -0.5719), **({"vote": 1.0} if odd else {})}
         assert first["reward"] == 0.5 + 2.0 * odd
         assert last["rewards"] == {"learned": 0.25, "question": 0.0}
         assert last["reward"] == 0.0
     rewards = load_manifest(out)["rewards"]
+    assert rewards["scorers"] == {"sentiment": "VADER", "coherence": "hashed words"} and rewards["normalisers"] == {}
     assert rewards["components"]["vote"] == {"weight": 2.0, "mean": 1.0, "std": 0.0, "min": 1.0, "max": 1.0, "coverage": 0.25}
     assert rewards["components"]["question"]["mean"] == 0.5
     assert rewards["sum"]["mean"] == pytest.approx((31 * 0.5 + 31 * 2.5) / 124)
     assert rewards["correlation"]["question"]["question"] == pytest.approx(1.0)
     assert rewards["correlation"]["vote"]["sum"] is None
+
+
+def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same(prepared, running, logs, tmp_path):
+    """Components stay raw; the reward is -2 z(sentiment) + 0.5 rank(question) + vote, z and rank by hand from the training replies."""
+    flags = ["-r", "sentiment", "reward_question", "manual_ratings", "-w", "-2", "0.5", "1", "--shard_rows", "15", "--vocab_size", "300", "--quiet"]
+    fitted, later = tmp_path / "fitted", tmp_path / "later"
+    headline = main(
+        load_config(PrepareConfig, ["--logs", str(logs), "--out", str(fitted), *flags, "--normalise", "zscore", "question=rank", "vote=none"])
+    )
+    messages = {split: [m for d in read_dialogs(fitted, split) for m in (d.messages[i] for i in d.replies)] for split in SPLITS}
+    felt = np.array([m["rewards"]["sentiment"] for m in messages["train"] if "sentiment" in m["rewards"]])
+    asked = np.array([m["rewards"]["question"] for m in messages["train"]])
+    totals = []
+    for message in (m for split in SPLITS for m in messages[split]):
+        given = message["rewards"]
+        rank = ((asked < given["question"]).sum() + (asked == given["question"]).sum() / 2) / len(asked)
+        z = (given["sentiment"] - felt.mean()) / felt.std() if "sentiment" in given else 0.0
+        assert message["reward"] == pytest.approx(-2 * z + 0.5 * rank + given.get("vote", 0), abs=1e-6)
+        totals.append(message["reward"])
+    manifest = load_manifest(fitted)["rewards"]
+    assert set(manifest["normalisers"]) == {"sentiment", "question"} and "sum" not in manifest["correlation"]
+    assert manifest["sum"]["mean"] == pytest.approx(np.mean(totals)) == pytest.approx(headline["reward"]["mean"])
+    assert manifest["sum"]["max"] == pytest.approx(np.max(totals))
+    rows = [row for split in SPLITS for row in read_rows(fitted, split)]
+    assert sorted(float(r) for row in rows for r in row.rewards) == pytest.approx(sorted(totals), abs=1e-6)
+
+    write_jsonl([talk(1)], tmp_path / "one.jsonl")
+    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "one.jsonl"), "--out", str(later), *flags, "--normalisers", str(fitted), "--report"]))
+    known = {d.id: d for split in SPLITS for d in read_dialogs(fitted, split)}["d1"]
+    [again] = read_dialogs(later, "train")
+    assert [m.get("reward") for m in again.messages] == [m.get("reward") for m in known.messages]
+    assert load_manifest(later)["rewards"]["normalisers"] == manifest["normalisers"]
+    report = (later / "report" / "report.md").read_text()
+    titles = ["Components", "Distributions", "Hacks", "Examples"]
+    assert [line[3:] for line in report.splitlines() if line.startswith("## ")] == titles  # one dialog: nothing correlates, one vote
+    assert "question falls for: always asks" not in report  # its first reply asks already
+    assert (later / "report" / "report.html").stat().st_size > 10_000
+    for wrong, message in (
+        (["--normalisers", str(fitted), "--normalise", "zscore"], "got both"),
+        (["--normalisers", str(prepared[0])], "that was prepared with --normalise"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(tmp_path / "x"), *flags, *wrong]))
+
+
+def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
+    """Laughs 2, 0, 0 and 4, 0 (letters "ha", the last reply 0): z over the five, population std."""
+    texts = (("hi", "a", "what do you have", "b", "so", "c"), ("hello", "a", "hahahahaha", "b"))
+    dialogs = [
+        Dialog(id=f"d{n}", messages=[{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(talked)])
+        for n, talked in enumerate(texts)
+    ]
+    write_jsonl(dialogs, tmp_path / "a.jsonl")
+    flags = [
+        "--logs",
+        str(tmp_path / "a.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+        "--vocab_size",
+        "300",
+        "--quiet",
+        "--validation",
+        "0",
+        "--test",
+        "0",
+    ]
+    main(load_config(PrepareConfig, [*flags, "-r", "reward_user_ha", "--compat", "2019"]))
+    laughs = np.array([2, 0, 0, 4, 0])
+    expected = ((laughs - laughs.mean()) / laughs.std()).tolist()
+    assert [d.messages[i]["reward"] for d in read_dialogs(tmp_path / "out", "train") for i in d.replies] == pytest.approx(expected)
+
+
+def test_a_reward_of_one_s_own_runs_in_the_workers(running, tmp_path, monkeypatch):
+    (tmp_path / "own_reward_of_a_test.py").write_text(
+        "def length(dialog):\n    return [len(dialog.messages[i]['content']) / (dialog.id != 'd7') for i in dialog.replies]\n"
+    )
+    flags = ["--rewards.own_reward_of_a_test:length", "2", "--vocab_size", "300", "--quiet"]
+    write_jsonl([talk(i) for i in range(3)], tmp_path / "good.jsonl")
+    write_jsonl([talk(i) for i in range(9)], tmp_path / "bad.jsonl")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # the folder where the command starts is on the path by itself
+
+    def call(name):
+        command = [sys.executable, "-m", "pipelines.prepare", "--logs", f"{name}.jsonl", "--out", name, *flags]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    done = call("good")
+    assert done.returncode == 0, done.stderr
+    dialogs = [dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "good", split)]
+    assert all(d.messages[i]["reward"] == 2 * len(d.messages[i]["content"]) for d in dialogs for i in d.replies)
+    done = call("bad")
+    assert done.returncode == 2
+    assert "reward 'own_reward_of_a_test:length', dialog 'd7': ZeroDivisionError" in " ".join(done.stderr.split())
 
 
 def test_token_rows_decode_to_the_rendered_dialogs(prepared):
