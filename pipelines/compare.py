@@ -31,7 +31,7 @@ from pipelines import candidates, evaluate, prepare, train
 from pipelines.benchmark import describe_machine
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.jobs import each
-from rl_dialog.config import ConfigError, from_dict, load_config, run, save_config, to_dict
+from rl_dialog.config import ConfigError, changed, from_dict, load_config, run, save_config
 from rl_dialog.data.shards import MANIFEST
 from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, FinishedRun, replace_table, to_markdown, to_svg
 from rl_dialog.evaluation.runs import nearest
@@ -208,7 +208,7 @@ def _prepare(task: Progress, say: Say) -> None:
         say(f"{task.name}: skipped, {missing[0]} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
         return
     config = _prepare_config(task.task, task.folder)
-    if not _claim(task.logged, "manifest.json", {"settings": to_dict(config), "write_logs": task.task.write_logs}):
+    if not _claim(task.logged, "manifest.json", {"settings": changed(config), "write_logs": task.task.write_logs}):
         began = time.perf_counter()
         if task.task.write_logs:
             from envs.small_talk import write_logs
@@ -237,7 +237,7 @@ def _candidates(task: Progress, say: Say) -> None:
         task.problem = f"{first.name}, which the candidates come from, failed"
         return
     config = _candidates_config(task.task, task.folder, first.folder)
-    recipe = {"settings": to_dict(config), "data": _digest(task.logged / MANIFEST), "policy": _weights(first.folder)}
+    recipe = {"settings": changed(config), "data": _digest(task.logged / MANIFEST), "policy": _weights(first.folder)}
     if not _claim(task.folder / "data", MANIFEST, recipe):
         began = time.perf_counter()
         try:
@@ -300,7 +300,7 @@ def _evaluate(tasks: Sequence[Progress], say: Say) -> None:
             continue
         config = _evaluate_config(task.task, task.folder, [str(run.folder) for run in task.done()])
         runs = {run.name: [_digest(run.folder / "result.json"), _weights(run.folder)] for run in task.done()}
-        if not _claim(task.folder / "report", "metrics.json", {"settings": to_dict(config), "runs": runs}):
+        if not _claim(task.folder / "report", "metrics.json", {"settings": changed(config), "runs": runs}):
             waiting.append(task)
             configs.append(config)
             say(f"{task.name}: evaluating {len(runs)} runs")
@@ -401,7 +401,7 @@ def _command(config: CompareConfig) -> str:
 
 def _recipe(one: Run, start: Run | None) -> dict[str, Any]:
     """All that a run follows from, apart from the code."""
-    recipe = {"settings": to_dict(one.config, choices=train.CHOICES), "data": _digest(Path(one.config.data) / MANIFEST)}
+    recipe = {"settings": changed(one.config), "data": _digest(Path(one.config.data) / MANIFEST)}
     return recipe | ({"start": _weights(start.folder)} if start else {})
 
 

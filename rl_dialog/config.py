@@ -97,6 +97,23 @@ def to_dict(config: Any, *, choices: Choices | None = None) -> dict[str, Any]:
     return values
 
 
+def changed(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, nested ones too: what a later version with more fields says the same of."""
+    default, found = type(config)(), {}
+    for field in dataclasses.fields(config):
+        value, usual = getattr(config, field.name), getattr(default, field.name)
+        if dataclasses.is_dataclass(value):
+            inner = changed(value)
+            if inner or type(value) is not type(usual):
+                found[field.name] = {"type": type(value).__name__, **inner}
+        elif isinstance(value, dict):
+            if entries := {key: entry for key, entry in value.items() if key not in usual or usual[key] != entry}:
+                found[field.name] = entries
+        elif value != usual:
+            found[field.name] = value
+    return found
+
+
 def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
     """Writes the resolved config as YAML that `--config` reads back."""
     Path(path).write_text(yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 import yaml
 
-from rl_dialog.config import ConfigError, from_dict, load_config, run, save_config, to_dict
+from rl_dialog.config import ConfigError, changed, from_dict, load_config, run, save_config, to_dict
 
 ROOT = Path(__file__).parent.parent
 
@@ -177,6 +177,18 @@ def test_flags_of_a_dictionary(load):
     assert load("--rewards.vote", "1").rewards == {"vote": 1.0, "length": 0.0}
     assert load("--rewards.vote=-1.5", "--rewards.length", "2", yaml="rewards: {vote: 9}\n").rewards == {"vote": -1.5, "length": 2.0}
     assert Config().rewards == {"vote": 0.0, "length": 0.0}  # no default was changed on the way
+
+
+def test_what_was_changed(load):
+    """Only what differs from the defaults, choices by their type: a field that a later version adds changes nothing."""
+    assert changed(Config()) == {}
+    config = load("--rewards.vote", "1", "--method", "cloning", "--trainer.learning_rate", "0.5")
+    assert changed(config) == {
+        "rewards": {"vote": 1.0},
+        "method": {"type": "Cloning"},
+        "trainer": {"type": "Trainer", "learning_rate": 0.5},
+    }
+    assert changed(load("--method.tau", "0.9"))["method"]["tau"] == 0.9
 
 
 def test_names_of_the_user_s_own(load):
