@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 import tyro
 from tqdm import tqdm
 
+from pipelines.prepare_rewards import fit, given_normalisers, kinds_of, label_weights_of, reward_figures, reward_tables, scorer_names, weights_of
 from rl_dialog.cluster.data import connect, peak_kib
 from rl_dialog.cluster.scoring import Scored, Scoring, describe, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
@@ -36,10 +36,8 @@ from rl_dialog.config import run, save_config, to_dict
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest
-from rl_dialog.rewards import COLUMNS_2019, COMPAT_2019, REWARDS, Statistics, choose_rewards
-from rl_dialog.rewards.normalise import Normaliser, fit_moments, fit_rank, read_kinds
-from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
-from rl_dialog.rewards.statistics import SUM
+from rl_dialog.rewards import REWARDS, choose_rewards
+from rl_dialog.rewards.scorers import make_scorers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -116,14 +114,14 @@ def main(config: PrepareConfig) -> dict[str, Any]:
     out = Path(config.out).absolute()
     logs, bad, skipped = find_logs([str(Path(path).absolute()) for path in config.logs], reader=config.reader)
     _check_logs(config, logs, bad, out)
-    weights = _weights(config)
-    kinds, given = _kinds(config, weights), _given_normalisers(config, weights)
+    weights = weights_of(config)
+    kinds, given = kinds_of(config, weights), given_normalisers(config, weights)
     with building(out, overwrite=config.overwrite) as directory, connect(config.address, num_cpus=config.num_cpus):
         work = directory / "work"
         with _progress("score", config.quiet) as progress:
             scored = score_logs(logs, _scoring(config, weights, kinds), work, concurrency=config.concurrency, progress=progress)
         _check_scored(scored, bad)
-        normalisers = given or _fit(kinds, weights, scored, everywhere=bool(config.compat))
+        normalisers = given or fit(kinds, weights, scored, everywhere=bool(config.compat))
         tokenizer = _tokenizer(config, scored, directory / "tokenizer")
         with _progress("tokenise", config.quiet, sum(scored.dialogs.values())) as progress:
             sizes = {"shard_rows": config.shard_rows, "max_length": config.max_length, "concurrency": config.concurrency}
@@ -137,7 +135,7 @@ def main(config: PrepareConfig) -> dict[str, Any]:
             "sources": _sources(logs, bad, scored),
             "skipped": [asdict(skip) for skip in skipped],
             "splits": {split: _split_figures(found) for split, found in shards.items()},
-            "rewards": _reward_figures(scored, shards, weights, normalisers) | {"scorers": _scorer_names(config, weights)},
+            "rewards": reward_figures(scored, shards, weights, normalisers) | {"scorers": scorer_names(config, weights)},
             "tokenizer": _tokenizer_figures(config, directory / "tokenizer", len(tokenizer)),
             "quarantined": quarantined,
             **_counts(config, scored, shards),
@@ -149,7 +147,7 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         if config.report:
             from rl_dialog.evaluation.reward_report import write_reward_report
 
-            scorers = make_scorers(config.scorers, label_weights=_label_weights(config))
+            scorers = make_scorers(config.scorers, label_weights=label_weights_of(config))
             write_reward_report(directory, choose_rewards(weights, rating_name=config.rating, compat=config.compat, scorers=scorers))
     if not config.quiet:
         _report(manifest, skipped, out)
@@ -203,11 +201,6 @@ def _check(config: PrepareConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < least:
             raise ValueError(f"expected --{name} of at least {least}, got {value}")
-    for name, weight in config.rewards.items():
-        if weight is not None and not math.isfinite(weight):
-            raise ValueError(f"expected a finite weight for --rewards.{name}, got {weight}")
-    if config.weight and len(config.weight) != len(config.reward):
-        raise ValueError(f"expected a weight for each reward, got {len(config.reward)} rewards (-r) and {len(config.weight)} weights (-w)")
 
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
@@ -233,96 +226,12 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
         raise ValueError(f"no dialog of {total} fell into the train split: lower --validation and --test, choose another --seed, or give more logs")
 
 
-def _weights(config: PrepareConfig) -> dict[str, float]:
-    weights = {name: float(weight) for name, weight in config.rewards.items() if weight is not None}
-    for given, weight in zip(config.reward, config.weight or [1.0] * len(config.reward), strict=True):
-        name = given if given in REWARDS else COLUMNS_2019.get(given) or COLUMNS_2019.get(f"reward_{given}", given)
-        if name in weights:
-            raise ValueError(f"expected each reward once, got {name} twice" + (f", once as {given}" if given != name else ""))
-        weights[name] = weight
-    choose_rewards(weights, compat=config.compat)  # what is unknown, or cannot be imported, now and not in a worker
-    make_scorers(config.scorers, label_weights=_label_weights(config))
-    if not weights:
-        weights = {"logged": 1.0}
-        if not config.quiet:
-            print("no --rewards given: a reply's reward is the one its log has (logged 1)")
-    return weights
-
-
-def _label_weights(config: PrepareConfig) -> dict[str, float]:
-    found = {}
-    for entry in config.label_weights:
-        label, _, number = entry.rpartition("=")
-        try:
-            found[label] = float(number)
-        except ValueError:
-            raise ValueError(f"--label_weights {entry}: expected LABEL=NUMBER") from None
-    return found
-
-
-def _kinds(config: PrepareConfig, weights: dict[str, float]) -> dict[str, str]:
-    """Which normaliser each reward wants, if any."""
-    usual = [f"{name}={COMPAT_2019[name][1]}" for name in weights] if config.compat and not config.normalisers else []
-    return read_kinds([*usual, *config.normalise], list(weights))
-
-
-def _given_normalisers(config: PrepareConfig, weights: dict[str, float]) -> dict[str, Normaliser]:
-    """Those of --normalisers for the rewards of this run."""
-    if not config.normalisers:
-        return {}
-    if config.normalise:
-        raise ValueError("expected --normalise to fit normalisers or --normalisers to use fitted ones, got both")
-    path = Path(config.normalisers)
-    manifest = load_manifest(path.parent if path.name == MANIFEST else path)
-    found = manifest["rewards"].get("normalisers", {})
-    if not found:
-        raise ValueError(f"--normalisers {config.normalisers}: expected a data directory that was prepared with --normalise")
-    if unknown := [name for name in found if name not in weights]:
-        raise ValueError(f"--normalisers {config.normalisers}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in this run too")
-    return {name: Normaliser.from_dict(values) for name, values in found.items()}
-
-
-def _fit(kinds: dict[str, str], weights: dict[str, float], scored: Scored, *, everywhere: bool) -> dict[str, Normaliser]:
-    """From the training split, or `everywhere` from all. Raises ValueError for a component that applies to none of its replies."""
-    figures = (scored.statistics if everywhere else scored.training).summary(weights)["components"]
-    for name in kinds:
-        if not figures[name]["coverage"]:
-            raise ValueError(f"--normalise: the reward {name} applies to no reply of the training split, so there is nothing to fit: leave it out")
-    return {
-        name: fit_rank(scored.ranked[name])
-        if kind == "rank"
-        else fit_moments(kind, mean=figures[name]["mean"], std=figures[name]["std"], low=figures[name]["min"], high=figures[name]["max"])
-        for name, kind in kinds.items()
-    }
-
-
-def _reward_figures(scored: Scored, shards: dict[str, list[Shard]], weights: dict[str, float], normalisers: dict[str, Normaliser]) -> dict[str, Any]:
-    """Statistics of the raw components; of their sum as it is used, normalised or not."""
-    figures = scored.statistics.summary(weights)
-    if normalisers:
-        totals = [Statistics.from_dict(shard.rewards) for found in shards.values() for shard in found]
-        figures["sum"] = reduce(Statistics.merge, totals).summary({})["sum"]
-        for row in figures["correlation"].values():
-            row.pop(SUM)  # it was that of the raw sum
-        figures["correlation"].pop(SUM)
-    return figures | {"normalisers": {name: normaliser.to_dict() for name, normaliser in normalisers.items()}}
-
-
-def _scorer_names(config: PrepareConfig, weights: dict[str, float]) -> dict[str, str]:
-    """Reward -> the model that scored it, for those that need one."""
-    if config.compat:
-        return {}
-    own = dict(entry.partition("=")[::2] for entry in config.scorers)
-    needs = {name: needed(REWARDS[name]) for name in weights if name in REWARDS}
-    return {name: ", ".join(own.get(kind, BUILT_IN[kind].name) for kind in kinds) for name, kinds in needs.items() if kinds}
-
-
 def _scoring(config: PrepareConfig, weights: dict[str, float], kinds: dict[str, str]) -> Scoring:
     return Scoring(
         weights=weights,
         compat=config.compat,
         scorers=config.scorers,
-        label_weights=_label_weights(config),
+        label_weights=label_weights_of(config),
         ranked=tuple(name for name, kind in kinds.items() if kind == "rank"),
         rating=config.rating,
         split=config.split,
@@ -450,7 +359,7 @@ def _report(manifest: dict[str, Any], skipped: Sequence[Skipped], out: Path) -> 
 
     console = Console(width=None if sys.stdout.isatty() else 140, soft_wrap=not sys.stdout.isatty())
     console.print(_source_table(manifest))
-    for table in _reward_tables(manifest["rewards"]):
+    for table in reward_tables(manifest["rewards"]):
         console.print(table)
     for note in _notes(manifest, skipped):
         console.print(note, markup=False, highlight=False)
@@ -471,29 +380,6 @@ def _source_table(manifest: dict[str, Any]) -> Any:
     table.caption = f"{splits} dialogs; {tokens:,} tokens"
     table.caption_justify = "left"
     return table
-
-
-def _reward_tables(rewards: dict[str, Any]) -> Iterator[Any]:
-    from rich.table import Table
-
-    figures = ("mean", "std", "min", "max")
-    table = Table("reward", title="Rewards per reply (over the replies a component applies to)", title_justify="left")
-    for name in ("weight", *figures, "coverage"):
-        table.add_column(name, justify="right")
-    for name, row in rewards["components"].items():
-        table.add_row(name, f"{row['weight']:g}", *(_number(row[key]) for key in figures), f"{row['coverage']:.1%}")
-    table.add_row("sum", "", *(_number(rewards["sum"][key]) for key in figures), f"{rewards['sum']['coverage']:.1%}")
-    yield table
-    if len(rewards["components"]) > 1:
-        names = list(rewards["correlation"])
-        table = Table("correlation", *names, title_justify="left")
-        for name in names:
-            table.add_row(name, *("" if value is None else f"{value:.2f}" for value in rewards["correlation"][name].values()))
-        yield table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _notes(manifest: dict[str, Any], skipped: Sequence[Skipped]) -> Iterator[str]:
