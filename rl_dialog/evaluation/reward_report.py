@@ -126,7 +126,8 @@ def _human(dialogs: Sequence[Dialog], table: Mapping[str, np.ndarray]) -> Sectio
         use = known & ~np.isnan(values)
         if name in (what, SUM) or len(set(good[use])) < 2:
             continue
-        rows.append([name, _with_interval(values[use], good[use], owner[use]), f"{use.sum():,}"])
+        value, low, high = auc_with_interval(values[use], good[use], owner[use])
+        rows.append([name, f"{value:.3f} [{low:.3f}, {high:.3f}]", f"{use.sum():,}"])
     if not rows:
         return None
     text = [
@@ -147,13 +148,14 @@ def human_labels(dialogs: Sequence[Dialog]) -> tuple[str, np.ndarray, np.ndarray
     return ("logged", logged == values[1], ~np.isnan(logged)) if len(values) == 2 else None
 
 
-def _with_interval(scores: np.ndarray, good: np.ndarray, owner: np.ndarray) -> str:
-    value, rng = auc(scores, good), np.random.default_rng(0)
+def auc_with_interval(scores: np.ndarray, good: np.ndarray, owner: np.ndarray) -> tuple[float, float, float]:
+    """(AUC, low, high) with a 95 % bootstrap interval over dialogs; scores, good and the number of the dialog are (R,) each."""
+    rng = np.random.default_rng(0)
     dialogs, place = np.unique(owner, return_inverse=True)
     draws = [rng.multinomial(len(dialogs), np.full(len(dialogs), 1 / len(dialogs)))[place] for _ in range(REPLICATES)]
     again = [found for weights in draws if not np.isnan(found := auc(scores, good, weights))]
     low, high = np.percentile(again, [2.5, 97.5])
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    return auc(scores, good), float(low), float(high)
 
 
 def _hacks(dialogs: Sequence[Dialog], rewards: Mapping[str, Reward], manifest: Mapping[str, Any]) -> Section:

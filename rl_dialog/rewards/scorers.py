@@ -10,11 +10,14 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards.tfidf import FILE as TFIDF_FILE
+from rl_dialog.rewards.tfidf import TfidfClassifier
 from rl_dialog.rewards.words import parts, words
 
 MOST_TEXTS = 20_000  # remembered per scorer
@@ -136,6 +139,8 @@ BUILT_IN: dict[str, Scorer] = {"sentiment": VADER, "encoder": HASHED_WORDS, "tox
 
 
 def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
+    if (Path(path) / TFIDF_FILE).is_file() and name != "encoder":
+        return Scorer(path, TfidfClassifier.load(path), 0.0)
     from rl_dialog.rewards.encoder import Classifier, Encoder
 
     if name == "encoder":

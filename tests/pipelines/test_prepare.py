@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ray
 
+from pipelines import fit_scorer
 from pipelines.prepare import PrepareConfig, _notes, building, main
 from rl_dialog.cluster import scoring, shards
 from rl_dialog.cluster.data import connect
@@ -182,6 +183,23 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
     ):
         with pytest.raises(ValueError, match=message):
             main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(tmp_path / "x"), *flags, *wrong]))
+
+
+def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path):
+    """Which replies ask a question can be told from their words."""
+    out, _, _ = prepared
+    scorer = tmp_path / "asks"
+    done = fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="question", out=str(scorer), max_share=1.0, split="train", quiet=True))
+    assert done["good"] * 2 == done["replies"] and done["auc"] == 1.0 == done["auc_interval"][0]
+    write_jsonl([talk(1)], tmp_path / "one.jsonl")
+    flags = ["--logs", str(tmp_path / "one.jsonl"), "--out", str(tmp_path / "out"), "--vocab_size", "300", "--quiet"]
+    main(load_config(PrepareConfig, [*flags, "--rewards.toxicity", "1", "--scorers", f"toxicity={scorer}"]))
+    [dialog] = (dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out", split))
+    asks, tells = (dialog.messages[i]["reward"] for i in dialog.replies)
+    assert -1 <= asks < -0.7 and -0.3 < tells <= 0
+    assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {"toxicity": str(scorer)}
+    with pytest.raises(ValueError, match="--reward votes: expected one that .* was prepared with, question, vote, sentiment, coherence"):
+        fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="votes", out=str(scorer)))
 
 
 def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):

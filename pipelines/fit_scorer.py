@@ -1,0 +1,85 @@
+"""A small classifier of replies from labelled ones, to be used as a scorer of rewards: toxicity, upvotes, whatever a log has labels for.
+
+    python -m pipelines.fit_scorer --data data/votes --reward vote --out models/upvotes
+    python -m pipelines.prepare --logs chats/ --out data/chats --rewards.toxicity 1 --scorers toxicity=models/toxicity
+
+The labels are a reward of a prepared directory; texts with their own labels are logs too (TRL's prompt, completion, label, for example).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_dialog.config import run, save_config
+from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.evaluation.reward_report import auc_with_interval
+from rl_dialog.rewards.tfidf import TfidfClassifier
+
+
+@dataclass(frozen=True)
+class FitScorerConfig:
+    data: str = ""
+    """A directory that `prepare` wrote."""
+    reward: str = "logged"
+    """The component that labels replies."""
+    above: float = 0.0
+    """A reply is good when the component is above this. For toxicity let the toxic ones be the good."""
+    below: bool = False
+    """Turn it around: good is what is not above."""
+    out: str = ""
+    """Folder for the classifier."""
+    min_texts: int = 3
+    """Words and pairs in fewer replies are left out."""
+    max_share: float = 0.9
+    """Words and pairs in more than this share of the replies are left out."""
+    inverse_penalty: float = 4.0
+    """C of the logistic regression: larger fits closer."""
+    split: str = "validation"
+    """Where the classifier is judged."""
+    quiet: bool = False
+    """Print only the JSON line."""
+
+
+def main(config: FitScorerConfig) -> dict[str, Any]:
+    """Fits on the training split, judges on another; returns figures and the folder. Raises ValueError for what the user can fix."""
+    for name in ("data", "out"):
+        if not getattr(config, name):
+            raise ValueError(f"expected --{name}, got none")
+    components = load_manifest(config.data)["rewards"]["components"]
+    if config.reward not in components:
+        raise ValueError(f"--reward {config.reward}: expected one that {config.data} was prepared with, {', '.join(components)}")
+    texts, good, _ = labelled(config, "train")
+    settings = {"min_texts": config.min_texts, "max_share": config.max_share, "inverse_penalty": config.inverse_penalty}
+    classifier = TfidfClassifier.fit(texts, good, **settings)
+    classifier.save(config.out)
+    save_config(config, Path(config.out) / "fit_scorer.yaml")
+    texts_of_split, good_of_split, owner = labelled(config, config.split)
+    figures: dict[str, Any] = {"replies": len(texts), "good": int(good.sum()), "features": len(classifier.known)}
+    if len(set(good_of_split.tolist())) == 2:
+        value, low, high = auc_with_interval(np.array(classifier(texts_of_split)), good_of_split, owner)
+        figures |= {"auc": round(value, 4), "auc_interval": [round(low, 4), round(high, 4)], "judged_on": len(texts_of_split)}
+    elif not config.quiet:
+        print(f"the {config.split} split has no good and bad replies to judge by")
+    return {"out": config.out, **figures}
+
+
+def labelled(config: FitScorerConfig, split: str) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
+    """(texts, good (R,), number of the dialog (R,)) of the replies that the component applies to."""
+    texts, good, owner = [], [], []
+    for number, dialog in enumerate(read_dialogs(config.data, split)):
+        for i in dialog.replies:
+            value = dialog.messages[i].get("rewards", {}).get(config.reward)
+            if value is not None:
+                texts.append(dialog.messages[i]["content"] or "")
+                good.append((value > config.above) != config.below)
+                owner.append(number)
+    return texts, np.array(good, bool), np.array(owner)
+
+
+if __name__ == "__main__":
+    run(FitScorerConfig, main)

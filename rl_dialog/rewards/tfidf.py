@@ -1,0 +1,97 @@
+"""A small text classifier for when there is no model at hand: words and pairs of words, weighted, and a logistic regression; seconds to fit on a CPU.
+
+    p(good) = sigmoid(sum_f w_f x_f + b),   x_f = (1 + log tf_f) idf_f, divided by the length of x
+    idf_f = 1 + log((1 + n) / (1 + df_f)),  w_f = r_f c_f, c of the regression, r_f = log of how much commoner f is in good texts than in bad ones
+
+After Wang and Manning (2012), as the 2019 code did for toxicity. Reading a fitted one needs numpy only; nothing of it is a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rl_dialog.rewards.words import words
+
+FILE = "tfidf.json"
+
+
+class TfidfClassifier:
+    """F features with their idf (F,) and weight (F,), and a bias."""
+
+    def __init__(self, features: Sequence[str], idf: np.ndarray, weight: np.ndarray, bias: float) -> None:
+        self.known = {feature: (float(i), float(w)) for feature, i, w in zip(features, idf, weight, strict=True)}
+        self.bias = float(bias)
+
+    @classmethod
+    def fit(
+        cls, texts: Sequence[str], good: Sequence[bool], *, min_texts: int = 3, max_share: float = 0.9, inverse_penalty: float = 4.0
+    ) -> TfidfClassifier:
+        """From labelled texts; features in fewer than `min_texts` texts or in more than a share `max_share` of them are left out.
+
+        Raises ValueError without both labels, or where no feature is left.
+        """
+        try:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+            from sklearn.linear_model import LogisticRegression
+        except ImportError as error:
+            raise ImportError("fitting a scorer needs scikit-learn: pip install scikit-learn") from error
+        good = np.asarray(good, bool)
+        if good.all() or not good.any():
+            raise ValueError(f"expected good and bad texts, got {int(good.sum())} good ones of {len(good)}")
+        vectorizer = TfidfVectorizer(analyzer=grams, min_df=min_texts, max_df=max_share, sublinear_tf=True)
+        try:
+            x = vectorizer.fit_transform(texts)
+        except ValueError as error:
+            raise ValueError(f"expected words that occur in at least {min_texts} of the {len(texts)} texts, found none: give more texts") from error
+        ratio = np.log(_shares(x[good]) / _shares(x[~good]))
+        regression = LogisticRegression(C=inverse_penalty, max_iter=1000).fit(x.multiply(ratio).tocsr(), good)
+        return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_, ratio * regression.coef_[0], regression.intercept_[0])
+
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        """p(good) of each text; a text without known features has that of the bias."""
+        return [self._score(text) for text in texts]
+
+    def _score(self, text: str) -> float:
+        score = square = 0.0
+        for gram, count in Counter(grams(text)).items():
+            if gram in self.known:
+                idf, weight = self.known[gram]
+                x = (1 + math.log(count)) * idf
+                score, square = score + weight * x, square + x * x
+        return 1 / (1 + math.exp(-(score / math.sqrt(square) if square else 0.0) - self.bias))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `tfidf.json`."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        features = {feature: [round(idf, 6), round(weight, 6)] for feature, (idf, weight) in self.known.items()}
+        (Path(folder) / FILE).write_text(json.dumps({"bias": self.bias, "features": features}, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> TfidfClassifier:
+        """Reads `tfidf.json`. Raises ValueError for anything else."""
+        path = Path(folder) / FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            features = values["features"]
+            numbers = np.array(list(features.values()), dtype=float).reshape(-1, 2)
+            return cls(list(features), numbers[:, 0], numbers[:, 1], float(values["bias"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: expected a classifier that pipelines.fit_scorer wrote, got {type(error).__name__}: {error}") from error
+
+
+def grams(text: str) -> list[str]:
+    """Words and pairs of neighbouring words."""
+    found = words(text)
+    return found + [f"{one} {other}" for one, other in zip(found, found[1:], strict=False)]
+
+
+def _shares(x: np.ndarray) -> np.ndarray:
+    """(F,) how much of the weight of a class each feature has, one added to each."""
+    counts = np.asarray(x.sum(0)).ravel() + 1
+    return counts / counts.sum()
