@@ -172,9 +172,9 @@ def _number(value: float, figure: Figure, *, signed: bool) -> str:
         return "inf" if value > 0 else "-inf"
     sign = "+" if signed else ""
     if figure.percent:
-        return f"{100 * value:{sign}.1f}"
+        return f"{100 * value:{sign}z.1f}"  # z: no minus before a zero
     digits = figure.digits if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-    return f"{value:{sign}.{digits}f}" if abs(value) < 1e5 else f"{value:{sign}.2e}"
+    return f"{value:{sign}z.{digits}f}" if abs(value) < 1e5 else f"{value:{sign}.2e}"
 
 
 def as_json(value: Estimate) -> dict[str, Any]:
