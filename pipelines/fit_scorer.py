@@ -52,7 +52,7 @@ def main(config: FitScorerConfig) -> dict[str, Any]:
             raise ValueError(f"expected --{name}, got none")
     components = load_manifest(config.data)["rewards"]["components"]
     if config.reward not in components:
-        raise ValueError(f"--reward {config.reward}: expected one that {config.data} was prepared with, {', '.join(components)}")
+        raise ValueError(f"--reward {config.reward}: expected one of {', '.join(components)}, with which {config.data} was prepared")
     texts, good, _ = labelled(config, "train")
     settings = {"min_texts": config.min_texts, "max_share": config.max_share, "inverse_penalty": config.inverse_penalty}
     classifier = TfidfClassifier.fit(texts, good, **settings)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,9 +34,10 @@ from rl_dialog.cluster.data import connect, peak_kib
 from rl_dialog.cluster.scoring import Scored, Scoring, describe, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.config import run, save_config, to_dict
+from rl_dialog.data.pairs import mine_pairs
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
-from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest
+from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest, read_dialogs
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
 
@@ -73,6 +75,8 @@ class PrepareConfig:
     """A data directory (or its manifest.json) whose fitted normalisers to use, for logs that come later; instead of --normalise."""
     report: bool = False
     """Also write OUT/report: distributions, correlations, examples at both ends, human labels, and the hacks that each reward falls for."""
+    pairs: bool = False
+    """Also write OUT/pairs/<split>.jsonl: replies to the same messages of which one earned more, as TRL's prompt, chosen and rejected."""
     rating: str | None = None
     """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
     tokenizer: str | None = None
@@ -144,6 +148,8 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         shutil.rmtree(work)
         save_config(config, directory / "prepare.yaml")
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if config.pairs:
+            _write_pairs(directory)
         if config.report:
             from rl_dialog.evaluation.reward_report import write_reward_report
 
@@ -277,6 +283,14 @@ def _write_quarantine(bad: Sequence[Bad], parts: Path, path: Path) -> int:
                     file.write(line)
                     count += 1
     return count
+
+
+def _write_pairs(directory: Path) -> None:
+    (directory / "pairs").mkdir()
+    for split in SPLITS:
+        with open(directory / "pairs" / f"{split}.jsonl", "w", encoding="utf-8", newline="\n") as file:
+            for pair in mine_pairs(partial(read_dialogs, directory, split)):
+                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
 
 
 def _sources(logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored) -> dict[str, Any]:

@@ -198,8 +198,25 @@ def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path):
     asks, tells = (dialog.messages[i]["reward"] for i in dialog.replies)
     assert -1 <= asks < -0.7 and -0.3 < tells <= 0
     assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {"toxicity": str(scorer)}
-    with pytest.raises(ValueError, match="--reward votes: expected one that .* was prepared with, question, vote, sentiment, coherence"):
+    with pytest.raises(ValueError, match="--reward votes: expected one of vote, sentiment, question, coherence, with which"):
         fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="votes", out=str(scorer)))
+
+
+def test_pairs_are_written_for_every_split(running, tmp_path):
+    """Two votes on two replies to one question; the files are logs that prepare reads."""
+    said = [("yes", 1), ("no", -1), ("maybe", 0)]
+    dialogs = [
+        Dialog(id=text, messages=[{"role": "user", "content": "well?"}, {"role": "assistant", "content": text, "feedback": {"vote": vote}}])
+        for text, vote in said
+    ]
+    write_jsonl(dialogs, tmp_path / "a.jsonl")
+    flags = ["--vocab_size", "300", "--quiet", "--validation", "0", "--test", "0"]
+    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--rewards.vote", "1", "--pairs", *flags]))
+    pairs = [json.loads(line) for line in (tmp_path / "out" / "pairs" / "train.jsonl").read_text().splitlines()]
+    assert [(p["chosen"][0]["content"], p["rejected"][0]["content"]) for p in pairs] == [("yes", "no"), ("yes", "maybe"), ("maybe", "no")]
+    assert (tmp_path / "out" / "pairs" / "test.jsonl").read_text() == ""
+    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "out" / "pairs"), "--out", str(tmp_path / "again"), *flags]))
+    assert sum(len(d.replies) for d in read_dialogs(tmp_path / "again", "train")) == 6
 
 
 def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):

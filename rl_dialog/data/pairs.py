@@ -1,0 +1,57 @@
+"""Preference pairs out of rewarded dialogs: two different replies to the same messages, one of which earned more. In TRL's format.
+
+{"prompt": [messages], "chosen": [reply], "rejected": [reply], "chosen_reward": 1.0, "rejected_reward": 0.0, "ids": [dialog of each]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
+from typing import Any, Literal
+
+from rl_dialog.data.schema import Dialog
+
+
+def mine_pairs(
+    read: Callable[[], Iterable[Dialog]], *, by: Literal["reply", "to_go"] = "reply", margin: float = 0.0, most_per_context: int = 8
+) -> Iterator[dict[str, Any]]:
+    """The pairs of the dialogs that `read` gives, largest differences first within a context; `read` is called twice, to hold only what recurs.
+
+    `by` says what a reply earned: its own reward, or the sum of rewards from it to the end of its dialog. Replies without a reward are left out, and
+    so are those that no component applied to (their `rewards` is empty).
+    """
+    count = Counter(_key(dialog, i) for dialog in read() for i in dialog.replies)
+    at: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(dict)  # context -> text -> the first reply of that text
+    for dialog in read():
+        for i, earned in _earned(dialog, by):
+            if count[key := _key(dialog, i)] > 1:
+                at[key].setdefault(dialog.messages[i]["content"] or "", (earned, dialog, i))
+    for found in at.values():
+        pairs = (sorted(pair, key=lambda reply: -reply[0]) for pair in combinations(found.values(), 2))
+        apart = sorted((pair for pair in pairs if pair[0][0] - pair[1][0] > margin), key=lambda pair: pair[1][0] - pair[0][0])
+        for better, worse in apart[:most_per_context]:
+            yield _as_trl(better, worse)
+
+
+def _key(dialog: Dialog, i: int) -> bytes:
+    """The messages before message i, as 16 bytes."""
+    text = json.dumps([(message["role"], message["content"]) for message in dialog.messages[:i]])
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def _earned(dialog: Dialog, by: str) -> Iterator[tuple[int, float]]:
+    """(message, what it earned) of the replies that have a reward."""
+    rewards = [dialog.messages[i].get("reward") for i in dialog.replies]
+    for place, (i, reward) in enumerate(zip(dialog.replies, rewards, strict=True)):
+        if reward is not None and dialog.messages[i].get("rewards") != {}:
+            yield i, reward if by == "reply" else sum(later or 0.0 for later in rewards[place:])
+
+
+def _as_trl(better: tuple[float, Dialog, int], worse: tuple[float, Dialog, int]) -> dict[str, Any]:
+    (high, one, i), (low, other, j) = better, worse
+    plain = [{"role": message["role"], "content": message["content"] or ""} for message in one.messages[:i]]
+    chosen, rejected = ([{"role": "assistant", "content": dialog.messages[k]["content"] or ""}] for dialog, k in ((one, i), (other, j)))
+    return {"prompt": plain, "chosen": chosen, "rejected": rejected, "chosen_reward": high, "rejected_reward": low, "ids": [one.id, other.id]}
