@@ -30,15 +30,15 @@ def weights_of(config: PrepareConfig) -> dict[str, float]:
         if name in weights:
             raise ValueError(f"expected each reward once, got {name} twice" + (f", once as {given}" if given != name else ""))
         weights[name] = weight
+    if not weights:
+        weights = {"logged": 1.0}
+        if not config.quiet:
+            print("no --rewards given: a reply's reward is the one its log has (logged 1)")
     for name, weight in weights.items():
         if not math.isfinite(weight):
             raise ValueError(f"expected a finite weight for --rewards.{name}, got {weight}")
     choose_rewards(weights, compat=config.compat)
     make_scorers(config.scorers, label_weights=label_weights_of(config))
-    if not weights:
-        weights = {"logged": 1.0}
-        if not config.quiet:
-            print("no --rewards given: a reply's reward is the one its log has (logged 1)")
     return weights
 
 

@@ -21,7 +21,7 @@ from rl_dialog.data.readers import Bad, LogFile, read_log
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.rewards import Statistics, apply_rewards, choose_rewards
-from rl_dialog.rewards.scorers import in_batches, make_scorers
+from rl_dialog.rewards.scorers import BUILT_IN, in_batches, make_scorers
 
 GROUP_BYTES = 16 << 20  # small files are read together up to this size
 CHUNK_DIALOGS = 1000  # or CHUNK_BYTES, whichever comes first
@@ -169,8 +169,9 @@ class Scorer:
 
     def __init__(self, scoring: Scoring, directory: str) -> None:
         self.scoring, self.directory = scoring, Path(directory)
-        self.scorers = make_scorers(scoring.scorers, label_weights=scoring.label_weights)
-        self.rewards = choose_rewards(scoring.weights, rating_name=scoring.rating, compat=scoring.compat, scorers=self.scorers)
+        scorers = make_scorers(scoring.scorers, label_weights=scoring.label_weights)
+        self.models = [scorer for name, scorer in scorers.items() if scorer is not BUILT_IN[name]]  # the built-in ones gain nothing from batches
+        self.rewards = choose_rewards(scoring.weights, rating_name=scoring.rating, compat=scoring.compat, scorers=scorers)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
@@ -178,7 +179,7 @@ class Scorer:
         found = [(Dialog.from_json(row["json"]), row["log"]) for row in rows if row["kind"] == "dialog"]
         for row in rows:
             self._take(row, chunk)
-        ready = in_batches([dialog for dialog, _ in found], list(self.rewards.values()), list(self.scorers.values()))
+        ready = in_batches([dialog for dialog, _ in found], list(self.rewards.values()), self.models)
         for dialog, (_, log) in zip(ready, found, strict=True):
             self._score(dialog, log, chunk)
         where = f"{rows[0]['group']:06d}-{rows[0]['position']:010d}"

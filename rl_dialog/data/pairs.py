@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rl_dialog.data.schema import Dialog
+
+R = TypeVar("R", bound=tuple)
 
 
 def mine_pairs(
@@ -30,10 +32,21 @@ def mine_pairs(
             if count[key := _key(dialog, i)] > 1:
                 at[key].setdefault(dialog.messages[i]["content"] or "", (earned, dialog, i))
     for found in at.values():
-        pairs = (sorted(pair, key=lambda reply: -reply[0]) for pair in combinations(found.values(), 2))
-        apart = sorted((pair for pair in pairs if pair[0][0] - pair[1][0] > margin), key=lambda pair: pair[1][0] - pair[0][0])
-        for better, worse in apart[:most_per_context]:
+        for better, worse in widest_pairs(list(found.values()), margin=margin, most=most_per_context):
             yield _as_trl(better, worse)
+
+
+def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tuple[R, R]]:
+    """(better, worse) of tuples that begin with a reward: the `most` pairs that differ most, and by more than `margin`, the widest first.
+
+    They are among the `most` best and the `most` worst, so that a context with thousands of replies ("hi") does not make millions of pairs.
+    """
+    if len(replies) > 2 * most:
+        order = sorted(replies, key=lambda reply: -reply[0])
+        replies = order[:most] + order[-most:]
+    pairs = ((one, other) if one[0] >= other[0] else (other, one) for one, other in combinations(replies, 2))
+    apart = [pair for pair in pairs if pair[0][0] - pair[1][0] > margin]
+    return sorted(apart, key=lambda pair: pair[1][0] - pair[0][0])[:most]
 
 
 def _key(dialog: Dialog, i: int) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.data.pairs import widest_pairs
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.backup import log_ratios
 from rl_dialog.methods.method import Loss, Method, Outputs
@@ -73,9 +73,7 @@ class DPO(Method):
         for start, reward, row in replies(rows, by=self.by):
             at[row.input_ids[:start].tobytes()].setdefault(row.input_ids[start:].tobytes(), (reward, row))
         for found in at.values():
-            pairs = [sorted(pair, key=lambda reply: -reply[0]) for pair in combinations(found.values(), 2)]
-            pairs = [pair for pair in pairs if pair[0][0] - pair[1][0] > self.margin]
-            for better, worse in sorted(pairs, key=lambda pair: pair[1][0] - pair[0][0])[: self.pairs_per_context]:
+            for better, worse in widest_pairs(list(found.values()), margin=self.margin, most=self.pairs_per_context):
                 yield from (better[1], worse[1])
 
 

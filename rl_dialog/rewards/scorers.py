@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def make_scorers(chosen: Sequence[str] = (), *, label_weights: Mapping[str, floa
     for name, path in paths.items():
         if name not in BUILT_IN or not path:
             raise ValueError(f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name")
-    if label_weights and not {"sentiment", "toxicity"} & set(paths):
+    if label_weights and not any(name != "encoder" and not _is_tfidf(path) for name, path in paths.items()):
         raise ValueError("--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH")
     return {name: _model(name, paths[name], label_weights or {}) if name in paths else scorer for name, scorer in BUILT_IN.items()}
 
@@ -84,8 +85,8 @@ def with_scorers(function: Callable, scorers: Mapping[str, Scorer]) -> Callable:
 
 
 def in_batches(dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: Sequence[Scorer]) -> Iterator[Dialog]:
-    """The dialogs, each once its texts have been scored together with those of others."""
-    asking = [reward for reward in rewards if isinstance(reward, partial) and any(isinstance(value, Scorer) for value in reward.keywords.values())]
+    """The dialogs, each once its texts for `scorers` have been scored together with those of others."""
+    asking = [reward for reward in rewards if isinstance(reward, partial) and any(value in scorers for value in reward.keywords.values())]
     for start in range(0, len(dialogs), TOGETHER):
         group = dialogs[start : start + TOGETHER]
         if asking:
@@ -93,7 +94,8 @@ def in_batches(dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: 
                 scorer.collect()
             for dialog in group:
                 for reward in asking:
-                    reward(dialog)
+                    with suppress(Exception):  # a blank may be what it cannot work with; what is really wrong is raised when its value is asked for
+                        reward(dialog)
             for scorer in scorers:
                 scorer.score_collected()
         yield from group
@@ -138,18 +140,31 @@ BUILT_IN: dict[str, Scorer] = {"sentiment": VADER, "encoder": HASHED_WORDS, "tox
 # Models.
 
 
+def _is_tfidf(path: str) -> bool:
+    return (Path(path) / TFIDF_FILE).is_file()
+
+
 def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
-    if (Path(path) / TFIDF_FILE).is_file() and name != "encoder":
+    if _is_tfidf(path) and name != "encoder":
         return Scorer(path, TfidfClassifier.load(path), 0.0)
     from rl_dialog.rewards.encoder import Classifier, Encoder
 
     if name == "encoder":
-        encoder = Encoder(path)
-        size = encoder.model.config.hidden_size
-        return Scorer(path, lambda texts: [encoder(texts)[text][0].numpy() for text in texts] if texts else [], np.zeros((0, size)))
+        return _token_vectors(path, Encoder(path))
     classifier = Classifier(path)
-    weights = classifier.weights(label_weights or (SENTIMENT if name == "sentiment" else TOXIC))
+    weights = classifier.weights({**(SENTIMENT if name == "sentiment" else TOXIC), **label_weights})
     return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)
+
+
+def _token_vectors(path: str, encoder: Any) -> Scorer:
+    """(n, H) of each text; a text of spaces has none, or two empty ones would be alike by their special tokens."""
+    nothing = np.zeros((0, encoder.model.config.hidden_size))
+
+    def score(texts: list[str]) -> list[np.ndarray]:
+        states = encoder([text for text in texts if text.strip()])
+        return [states[text][0].numpy() if text.strip() else nothing for text in texts]
+
+    return Scorer(path, score, nothing)
 
 
 SENTIMENT = {"positive": 1.0, "pos": 1.0, "neutral": 0.0, "neu": 0.0, "negative": -1.0, "neg": -1.0}

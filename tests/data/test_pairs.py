@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rl_dialog.data.pairs import mine_pairs
+from rl_dialog.data.pairs import mine_pairs, widest_pairs
 from rl_dialog.data.readers import find_logs, read_log
 from rl_dialog.data.schema import Dialog
 
@@ -68,3 +68,12 @@ def test_the_file_is_read_back_as_preferences(tmp_path):
     again = list(mine_pairs(lambda: found))
     assert {(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in again} >= {("hello", "go away"), ("badly", "well")}
     assert again[0]["chosen_reward"] == pytest.approx(1.0)
+
+
+def test_the_widest_of_many_are_those_of_all():
+    """Checked against all pairs; twenty thousand replies to one message make no millions of them."""
+    rewards = [(float((7 * n) % 41),) for n in range(41)]
+    every = sorted((one[0] - other[0] for one in rewards for other in rewards if one > other), reverse=True)
+    found = widest_pairs(rewards, margin=0.0, most=5)
+    assert [better[0] - worse[0] for better, worse in found] == every[:5]
+    assert len(widest_pairs([(float(n),) for n in range(20_000)], margin=0.0, most=8)) == 8

@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
+from rl_dialog.rewards.encoder import Encoder
 from rl_dialog.rewards.reply import toxicity
 from rl_dialog.rewards.scorers import (
     EMOJI_WEIGHTS,
@@ -25,6 +26,7 @@ from rl_dialog.rewards.scorers import (
     needed,
     with_scorers,
 )
+from rl_dialog.rewards.similarity import similarity
 from rl_dialog.rewards.user import sentiment, sentiment_transition
 
 
@@ -154,6 +156,34 @@ def test_a_classifier_scores_the_weighted_labels(classifier):
         together(text)
     together.score_collected()
     assert [together.known[text] for text in texts] == pytest.approx([scorer(text) for text in texts], abs=1e-5)
+
+
+def test_an_encoder_is_asked_once_for_a_batch(classifier, monkeypatch):
+    """Cosines of a model's mean token vectors, as `similarity("embedding")` has them; texts without words have no vectors."""
+    path = classifier(["a", "b"])
+    scorer, calls = make_scorers([f"encoder={path}"])["encoder"], []
+    score = scorer.score
+    monkeypatch.setattr(Encoder, "__call__", lambda self, texts, call=Encoder.__call__: calls.append(len(texts)) or call(self, texts))
+    reward = with_scorers(coherence, {"encoder": scorer})
+    dialogs = [talk("good dogs", "bad dogs " * n, name=f"d{n}") for n in range(5)]  # the first reply is empty
+    values = [reward(dialog)[0] for dialog in in_batches(dialogs, [reward], [scorer])]
+    assert calls == [5]  # "good dogs" and four replies that are not empty
+    expected = similarity("embedding", path=path)([f"{'bad dogs ' * n}" for n in range(1, 5)], ["good dogs"] * 4)
+    assert values == [0.0, *(pytest.approx(value, abs=1e-5) for value in expected)]
+    assert score(["", " "])[0].shape == (0, 16)
+
+
+def test_a_reward_that_cannot_work_with_a_blank_is_asked_again(counting):
+    scorer, _ = counting
+
+    def mine(dialog, *, sentiment):
+        return [1 / sentiment(dialog.messages[i]["content"]) for i in dialog.replies]
+
+    reward = with_scorers(mine, {"sentiment": scorer})
+    assert [reward(dialog) for dialog in in_batches([talk("hi", "four")], [reward], [scorer])] == [[0.25]]
+    [dialog] = in_batches([talk("hi", "")], [reward], [scorer])
+    with pytest.raises(ZeroDivisionError):
+        reward(dialog)
 
 
 def test_emoji_weights():
