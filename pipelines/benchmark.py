@@ -4,6 +4,8 @@
     python -m pipelines.benchmark memory      peak memory of the same training steps, each in a process of its own
     python -m pipelines.benchmark generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
     python -m pipelines.benchmark candidates  contexts/s of several replies to each, over those of the backbone's `generate` on one context at a time
+    python -m pipelines.benchmark prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
+    python -m pipelines.benchmark scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
 whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
@@ -28,6 +30,7 @@ import transformers
 import tyro
 from torch import Tensor, nn
 
+from pipelines.benchmark_prepare import benchmark_prepare, benchmark_scorers
 from rl_dialog.config import run
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row, encode_prompt, train_tokenizer
@@ -46,8 +49,15 @@ ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:gli
 # Ratios of other implementations of ILQL with mlp heads, measured the same way on the same shapes.
 OTHERS = {
     "train": {"trlx": 0.44, "Snell et al., shared backbone": 0.35, "Snell et al., as shipped": 0.24},
-    "candidates": {},
     "generate": {"trlx, batch 1": 0.56, "trlx, batch 16": 0.52, "Snell et al., batch 1": 0.43, "Snell et al., batch 16": 0.45},
+}
+
+UNITS = {  # and digits
+    "train": ("tokens/s", 0),
+    "generate": ("tokens/s", 0),
+    "candidates": ("contexts/s", 2),
+    "prepare": ("conversations/s", 0),
+    "scorers": ("replies/s", 0),
 }
 
 # What takes training steps: a method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all, tf_top and dt,
@@ -75,8 +85,9 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
 class BenchmarkConfig:
     """What to measure, and on which shapes."""
 
-    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates"]] = "train"
-    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates: contexts/s"""
+    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers"]] = "train"
+    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates: contexts/s; prepare:
+    conversations/s; scorers: replies/s"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     out: str = "benchmark.json"
@@ -119,8 +130,16 @@ class BenchmarkConfig:
     """candidates: words of the longest prompt, about as many tokens"""
     replies: int = 5
     """candidates: replies to each context, of up to 32 tokens"""
+    conversations: int = 10_000
+    """prepare: conversations of the CSV; scorers: dialogs"""
+    turns: int = 10
+    """prepare: exchanges of a conversation"""
+    encoder: str = ""
+    """scorers: an encoder's folder or hub name"""
+    logs: str = ""
+    """scorers: where the dialogs come from"""
     seed: int = 0
-    """weights, tokens and sampling"""
+    """weights, tokens, texts and sampling"""
     quiet: bool = False
     """print the JSON line only"""
 
@@ -131,22 +150,29 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
         raise ValueError("expected rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks")
     if unknown := [name for name in config.contenders if name not in CONTENDERS]:
         raise ValueError(f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}")
+    if config.what == "scorers" and not (config.encoder and config.logs):
+        raise ValueError("scorers: expected --encoder PATH and --logs PATH")
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(config.threads)
     if config.what == "memory":
         return _report_memory(config)
-    before = os.getloadavg()
-    measure = {"train": benchmark_training, "generate": benchmark_generation, "candidates": benchmark_candidates}[config.what]
-    settings = measure(config)
+    before, more = os.getloadavg(), {}
+    if config.what == "prepare":
+        settings, more["memory"] = benchmark_prepare(config)
+    elif config.what == "scorers":
+        settings = benchmark_scorers(config)
+    else:
+        settings = {"train": benchmark_training, "generate": benchmark_generation, "candidates": benchmark_candidates}[config.what](config)
     figures = {setting: summarise(seconds, tokens, seed=config.seed) for setting, (tokens, seconds) in settings.items()}
     if not config.quiet:
         print(_table(config, figures))
     machine = describe_machine() | {"load_average_before": before, "load_average_after": os.getloadavg()}
-    report = {"what": config.what, "machine": machine, "settings": asdict(config), "figures": figures, "measured_elsewhere": OTHERS[config.what]}
+    report = {"what": config.what, "machine": machine, "settings": asdict(config), "figures": figures, **more}
+    report |= {"measured_elsewhere": OTHERS[config.what]} if config.what in OTHERS else {}
     Path(config.out).parent.mkdir(parents=True, exist_ok=True)
     write_json(Path(config.out), report)
     ratios = {setting: {name: row["ratio"] for name, row in rows.items() if "ratio" in row} for setting, rows in figures.items()}
-    return {"what": config.what, "ratios": ratios, "load_average": os.getloadavg()[0], "out": config.out}
+    return {"what": config.what, "ratios": ratios, **more, "load_average": os.getloadavg()[0], "out": config.out}
 
 
 # Training.
@@ -359,7 +385,7 @@ def summarise(seconds: dict[str, list[float]], tokens: int, *, seed: int) -> dic
     plain = np.array(seconds["plain"])
     rows: dict[str, dict[str, Any]] = {}
     for name, values in seconds.items():
-        rows[name] = {"seconds": round(float(np.median(values)), 5), "tokens_per_s": round(tokens / float(np.median(values)), 1)}
+        rows[name] = {"seconds": round(float(np.median(values)), 5), "per_second": round(tokens / float(np.median(values)), 1)}
         if name != "plain":
             ratios = plain / np.array(values)
             medians = np.median(generator.choice(ratios, size=(2000, len(ratios))), axis=1)
@@ -379,15 +405,15 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
-    unit, digits = ("contexts/s", 2) if config.what == "candidates" else ("tokens/s", 0)
-    shape = f"{config.layers} layers, width {config.width}, vocabulary {config.vocabulary}"
-    lines = [f"{config.what}: GPT-2 of {shape}; {config.threads} threads, float32"]
+    unit, digits = UNITS[config.what]
+    shape = f"GPT-2 of {config.layers} layers, width {config.width}, vocabulary {config.vocabulary}; {config.threads} threads, float32"
+    lines = [f"{config.what}: {shape if config.what in ('train', 'generate', 'candidates') else f'{config.threads} CPUs'}"]
     for setting, rows in figures.items():
-        lines += ["", f"{setting:<52} {unit:>10} {'ratio':>7}   95% interval"]
+        lines += ["", f"{setting:<52} {unit:>15} {'ratio':>7}   95% interval"]
         for name, row in rows.items():
             ratio = f"{row['ratio']:>7.3f}   {row['low']:.3f} to {row['high']:.3f}" if "ratio" in row else f"{1:>7.3f}"
-            lines.append(f"  {name:<50} {row['tokens_per_s']:>10.{digits}f} {ratio}")
-    others = ", ".join(f"{name} {value:.2f}" for name, value in OTHERS[config.what].items())
+            lines.append(f"  {name:<50} {row['per_second']:>15.{digits}f} {ratio}")
+    others = ", ".join(f"{name} {value:.2f}" for name, value in OTHERS.get(config.what, {}).items())
     return "\n".join([*lines, "", *([f"Measured elsewhere at the default sizes: {others}.", ""] if others else [])])
 
 
@@ -413,7 +439,7 @@ def _new_lm(config: BenchmarkConfig, *, dropout: float = 0.0) -> Any:
 
 def _pin_allocator() -> None:
     """Starts this process anew under `ALLOCATOR`, which glibc reads only at the start."""
-    if os.environ.get("GLIBC_TUNABLES") != ALLOCATOR and sys.platform == "linux" and "memory" not in sys.argv:
+    if os.environ.get("GLIBC_TUNABLES") != ALLOCATOR and sys.platform == "linux" and not {"memory", "prepare"} & set(sys.argv):
         os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": ALLOCATOR})
 
 

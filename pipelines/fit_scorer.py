@@ -1,8 +1,10 @@
 """A small classifier of replies from labelled ones, to be used as a scorer of rewards: toxicity, upvotes, whatever a log has labels for.
 
     python -m pipelines.fit_scorer --data data/votes --reward vote --out models/upvotes
+    python -m pipelines.fit_scorer --data data/votes --reward vote --out models/upvotes --base roberta-base
     python -m pipelines.prepare --logs chats/ --out data/chats --rewards.toxicity 1 --scorers toxicity=models/toxicity
 
+Without --base it is TF-IDF and logistic regression, fitted in seconds; with it, that pretrained model is fine-tuned.
 The labels are a reward of a prepared directory; texts with their own labels are logs too (TRL's prompt, completion, label, for example).
 """
 
@@ -18,6 +20,7 @@ import numpy as np
 from rl_dialog.config import run, save_config
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.evaluation.reward_report import auc_with_interval
+from rl_dialog.rewards.scorers import make_scorers
 from rl_dialog.rewards.tfidf import TfidfClassifier
 
 
@@ -33,12 +36,24 @@ class FitScorerConfig:
     """Turn it around: good is what is not above."""
     out: str = ""
     """Folder for the classifier."""
+    base: str = ""
+    """A pretrained encoder or language model to fine-tune, a folder or hub name; without it words and pairs of words are counted."""
+    learning_rate: float = 1e-5
+    """With --base: at its highest, after a tenth of the steps; it falls to 0."""
+    per_device_train_batch_size: int = 16
+    """With --base: replies of a step."""
+    num_train_epochs: float = 3.0
+    """With --base: how often every reply is seen."""
+    max_length: int = 256
+    """With --base: tokens; longer replies lose their tail."""
+    seed: int = 0
+    """With --base: the new head, the order of the replies, dropout."""
     min_texts: int = 3
-    """Words and pairs in fewer replies are left out."""
+    """Without --base: words and pairs in fewer replies are left out."""
     max_share: float = 0.9
-    """Words and pairs in more than this share of the replies are left out."""
+    """Without --base: words and pairs in more than this share of the replies are left out."""
     inverse_penalty: float = 4.0
-    """C of the logistic regression: larger fits closer."""
+    """Without --base: C of the logistic regression: larger fits closer."""
     split: str = "validation"
     """Where the classifier is judged."""
     quiet: bool = False
@@ -54,18 +69,28 @@ def main(config: FitScorerConfig) -> dict[str, Any]:
     if config.reward not in components:
         raise ValueError(f"--reward {config.reward}: expected one of {', '.join(components)}, with which {config.data} was prepared")
     texts, good, _ = labelled(config, "train")
-    settings = {"min_texts": config.min_texts, "max_share": config.max_share, "inverse_penalty": config.inverse_penalty}
-    classifier = TfidfClassifier.fit(texts, good, **settings)
-    classifier.save(config.out)
+    if config.base:
+        _fine_tune(config, texts, good)
+    else:
+        settings = {"min_texts": config.min_texts, "max_share": config.max_share, "inverse_penalty": config.inverse_penalty}
+        TfidfClassifier.fit(texts, good, **settings).save(config.out)
     save_config(config, Path(config.out) / "fit_scorer.yaml")
     texts_of_split, good_of_split, owner = labelled(config, config.split)
-    figures: dict[str, Any] = {"replies": len(texts), "good": int(good.sum()), "features": len(classifier.known)}
+    figures: dict[str, Any] = {"replies": len(texts), "good": int(good.sum())}
     if len(set(good_of_split.tolist())) == 2:
-        value, low, high = auc_with_interval(np.array(classifier(texts_of_split)), good_of_split, owner)
+        scorer = make_scorers([f"sentiment={config.out}"])["sentiment"]  # as prepare loads it
+        value, low, high = auc_with_interval(np.array(scorer.score(list(texts_of_split))), good_of_split, owner)
         figures |= {"auc": round(value, 4), "auc_interval": [round(low, 4), round(high, 4)], "judged_on": len(texts_of_split)}
     elif not config.quiet:
         print(f"the {config.split} split has no good and bad replies to judge by")
     return {"out": config.out, **figures}
+
+
+def _fine_tune(config: FitScorerConfig, texts: Sequence[str], good: np.ndarray) -> None:
+    from rl_dialog.rewards.fine_tune import fine_tune
+
+    settings = {"learning_rate": config.learning_rate, "batch_size": config.per_device_train_batch_size, "epochs": config.num_train_epochs}
+    fine_tune(config.base, texts, good, config.out, **settings, max_length=config.max_length, seed=config.seed, quiet=config.quiet)
 
 
 def labelled(config: FitScorerConfig, split: str) -> tuple[Sequence[str], np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 from pipelines.prepare_rewards import fit, given_normalisers, kinds_of, label_weights_of, reward_figures, reward_tables, scorer_names, weights_of
 from rl_dialog.cluster.data import connect, peak_kib
-from rl_dialog.cluster.scoring import Scored, Scoring, describe, score_logs
+from rl_dialog.cluster.scoring import WORK, Scored, Scoring, describe, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.config import run, save_config, to_dict
 from rl_dialog.data.pairs import mine_pairs
@@ -44,6 +45,7 @@ from rl_dialog.rewards.scorers import make_scorers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+RECIPE = "recipe.json"  # in a data directory in the making
 LARGE_CONTEXT = 0.05  # share of dialogs with the same split key from which the sizes of the splits become a matter of luck
 TRAINED_ON = 20_000_000  # characters: a tokenizer is trained on at most about this much of the train split, evenly taken from all of it
 
@@ -120,8 +122,9 @@ def main(config: PrepareConfig) -> dict[str, Any]:
     _check_logs(config, logs, bad, out)
     weights = weights_of(config)
     kinds, given = kinds_of(config, weights), given_normalisers(config, weights)
-    with building(out, overwrite=config.overwrite) as directory, connect(config.address, num_cpus=config.num_cpus):
-        work = directory / "work"
+    recipe = _recipe(config, logs, weights)
+    with building(out, overwrite=config.overwrite, recipe=recipe) as directory, connect(config.address, num_cpus=config.num_cpus):
+        work = directory / WORK
         with _progress("score", config.quiet) as progress:
             scored = score_logs(logs, _scoring(config, weights, kinds), work, concurrency=config.concurrency, progress=progress)
         _check_scored(scored, bad)
@@ -145,7 +148,6 @@ def main(config: PrepareConfig) -> dict[str, Any]:
             **_counts(config, scored, shards),
             **_cost(began, scored, shards),
         }
-        shutil.rmtree(work)
         save_config(config, directory / "prepare.yaml")
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         if config.pairs:
@@ -155,15 +157,17 @@ def main(config: PrepareConfig) -> dict[str, Any]:
 
             scorers = make_scorers(config.scorers, label_weights=label_weights_of(config))
             write_reward_report(directory, choose_rewards(weights, rating_name=config.rating, compat=config.compat, scorers=scorers))
+        shutil.rmtree(work)
     if not config.quiet:
         _report(manifest, skipped, out)
     return _headline(manifest, out)
 
 
 @contextmanager
-def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
+def building(out: Path, *, overwrite: bool, recipe: str = "") -> Iterator[Path]:
     """A sibling of `out` that takes its place when the block ends well, so that a killed run never leaves half a data directory under the name.
 
+    What a killed or interrupted run on this machine left is taken over if its `recipe` was the same, and removed otherwise; an error leaves nothing.
     Raises ValueError when `out` holds something: with `overwrite` a data directory is replaced, and nothing else.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -175,23 +179,58 @@ def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
             if not (out / MANIFEST).is_file():
                 raise ValueError(f"{out} exists and is no data directory, so --overwrite leaves it alone: choose another --out ({error})") from None
     out.parent.mkdir(parents=True, exist_ok=True)
-    mine = f"{out.name}.tmp-{platform.node()}-"
-    for left in out.parent.glob(f"{glob.escape(mine)}*"):  # by a run on this machine that was killed
-        if not psutil.pid_exists(int(left.name.removeprefix(mine).partition("-")[0])):
-            shutil.rmtree(left)
-    directory = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=out.parent))
-    directory.chmod(0o755)  # mkdtemp's 0700 would shut out other users and workers
+    directory = _take_over(out, recipe)
     try:
         yield directory
-        if out.exists():
-            old = directory.with_name(f"{directory.name}.old")
-            out.rename(old)
-            directory.rename(out)
-            shutil.rmtree(old)
+    except Exception:
+        shutil.rmtree(directory)
+        raise
+    (directory / RECIPE).unlink(missing_ok=True)
+    if out.exists():
+        old = directory.with_name(f"{directory.name}.old")
+        out.rename(old)
+        directory.rename(out)
+        shutil.rmtree(old)
+    else:
+        directory.rename(out)
+
+
+def _take_over(out: Path, recipe: str) -> Path:
+    """The folder to build in: what a killed run by the same recipe left, else a new one. Leftovers by other recipes are removed."""
+    mine = f"{out.name}.tmp-{platform.node()}-"
+    directory = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=out.parent))
+    directory.chmod(0o755)  # mkdtemp's 0700 would shut out other users and workers
+    (directory / RECIPE).write_text(recipe, encoding="utf-8")
+    taken = False
+    for left in sorted(out.parent.glob(f"{glob.escape(mine)}*")):
+        if psutil.pid_exists(int(left.name.removeprefix(mine).partition("-")[0])):
+            continue
+        noted = left / RECIPE
+        if recipe and not taken and noted.is_file() and noted.read_text(encoding="utf-8") == recipe:
+            shutil.rmtree(directory)
+            left.rename(directory)
+            taken = True
         else:
-            directory.rename(out)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+            shutil.rmtree(left)
+    for part in directory.rglob("*.part"):  # half written
+        part.unlink()
+    return directory
+
+
+def _recipe(config: PrepareConfig, logs: Sequence[LogFile], weights: dict[str, float]) -> str:
+    """All that the finished parts of a run follow from, besides this program: only a run by the same one may go on with them."""
+    free = ("overwrite", "num_cpus", "concurrency", "address", "quiet", "report", "pairs")
+    settings = {name: value for name, value in to_dict(config).items() if name not in free}
+    own = [importlib.util.find_spec(name.partition(":")[0]).origin for name in weights if name not in REWARDS]
+    models = [entry.partition("=")[2] for entry in config.scorers] + [config.tokenizer, config.normalisers]
+    read = {path: _stamps(Path(path)) for path in [*(log.path for log in logs), *own, *filter(None, models)]}
+    return json.dumps({"version": VERSION, "settings": settings, "weights": weights, "files": read}, default=str)
+
+
+def _stamps(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of a file, or of every file in a folder; nothing for the name of a hub."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
 
 
 def _check(config: PrepareConfig) -> None:
@@ -286,7 +325,7 @@ def _write_quarantine(bad: Sequence[Bad], parts: Path, path: Path) -> int:
 
 
 def _write_pairs(directory: Path) -> None:
-    (directory / "pairs").mkdir()
+    (directory / "pairs").mkdir(exist_ok=True)
     for split in SPLITS:
         with open(directory / "pairs" / f"{split}.jsonl", "w", encoding="utf-8", newline="\n") as file:
             for pair in mine_pairs(partial(read_dialogs, directory, split)):

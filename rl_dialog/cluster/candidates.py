@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_dialog.cluster.data import dataset, errors_of_workers, pool, stream_rows
-from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
+from rl_dialog.cluster.data import dataset, errors_of_workers, pool, rows_of, stream_tables
+from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog, to_table
 from rl_dialog.data.shards import read_dialogs, shard_name
 from rl_dialog.data.tokenize import TEMPLATE_KEYS
 from rl_dialog.rewards.similarity import similarity
@@ -113,7 +113,7 @@ def generate_and_score(
     shards = shards.map_batches(Scorer, compute=pool(scorers, len(waiting)), fn_constructor_kwargs=arguments, **settings)
     fresh = 0
     with errors_of_workers():
-        for row in stream_rows(shards):
+        for row in rows_of(stream_tables(shards)):
             fresh += row["contexts"] * (row["file"] in missing)
             if progress:
                 progress(row["contexts"])
@@ -203,7 +203,7 @@ def write_dialogs(folder: Path, files: list[str], *, name: str, threshold: float
     arguments = {"folder": str(folder), "name": name, "threshold": threshold, "generator": generator}
     shards = dataset([pa.table({"file": [file]}, PLAN) for file in files])
     with errors_of_workers():
-        for _ in stream_rows(shards.map_batches(_dialogs_of_shard, batch_size=None, batch_format="pyarrow", fn_kwargs=arguments)):
+        for _ in stream_tables(shards.map_batches(_dialogs_of_shard, batch_size=None, batch_format="pyarrow", fn_kwargs=arguments)):
             pass
 
 
@@ -214,7 +214,7 @@ def _dialogs_of_shard(table: pa.Table, *, folder: str, name: str, threshold: flo
     with pq.ParquetWriter(path, ARROW_SCHEMA, compression="zstd") as writer:
         for batch in pq.ParquetFile(Path(folder) / row["file"]).iter_batches(batch_size=1024):
             made = [candidate_dialog(contexts[r["context"]], r, name=name, threshold=threshold, generator=generator) for r in batch.to_pylist()]
-            writer.write_table(pa.Table.from_pylist([dialog.to_row() for dialog in made], ARROW_SCHEMA))
+            writer.write_table(to_table(made))
     return table
 
 

@@ -15,7 +15,7 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,9 +76,14 @@ def dataset(tables: list[pa.Table]) -> ray.data.Dataset:
     return dataset
 
 
-def stream_rows(dataset: ray.data.Dataset, *, numpy: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Streams the rows; the columns in `numpy` as flat arrays, copied so that they do not hold Ray's shared memory."""
-    for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+def stream_tables(dataset: ray.data.Dataset) -> Iterator[pa.Table]:
+    """The blocks as they are finished."""
+    return iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
+
+
+def rows_of(tables: Iterable[pa.Table], *, numpy: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """The rows one by one; the columns in `numpy` as flat arrays, copied so that they do not hold Ray's shared memory."""
+    for table in tables:
         for batch in table.to_batches():
             plain = batch.drop_columns(list(numpy)).to_pylist() if numpy else batch.to_pylist()
             for i, row in enumerate(plain):

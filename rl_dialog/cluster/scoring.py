@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import ray.data
 
-from rl_dialog.cluster.data import CHUNK_BYTES, dataset, errors_of_workers, joined, peak_kib, pool, stream_rows
+from rl_dialog.cluster.data import CHUNK_BYTES, dataset, errors_of_workers, joined, peak_kib, pool, rows_of, stream_tables
 from rl_dialog.data.readers import Bad, LogFile, read_log
-from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
+from rl_dialog.data.schema import SPLITS, Dialog, to_table
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.rewards import Statistics, apply_rewards, choose_rewards
 from rl_dialog.rewards.scorers import BUILT_IN, in_batches, make_scorers
 
 GROUP_BYTES = 16 << 20  # small files are read together up to this size
 CHUNK_DIALOGS = 1000  # or CHUNK_BYTES, whichever comes first
+WORK = "work"  # folder of a data directory in the making, for what only prepare needs
+FIGURES = "figures"  # folder in it with a row of CHUNKS per finished chunk
 
 RECORDS = pa.schema([("group", pa.int32()), ("position", pa.int64()), ("log", pa.int32()), ("kind", pa.string()), ("json", pa.large_string())])
 CHUNKS = pa.schema(
     [
         ("group", pa.int32()),
         ("position", pa.int64()),
+        ("records", pa.int64()),  # how many there were: the next chunk of the group begins behind them
+        ("last", pa.bool_()),  # of its group
         ("split", pa.list_(pa.uint8())),  # per dialog, in the order written
         ("id", pa.list_(pa.uint64())),  # 64-bit hashes: exact enough to find equal ids and contexts in 8 bytes per dialog
         ("context", pa.list_(pa.uint64())),
@@ -86,14 +90,17 @@ def score_logs(
 ) -> Scored:
     """Pass 1: reads, scores and splits every dialog into chunks under `directory`; `progress` is told how many dialogs arrived.
 
+    Chunks that an earlier run left there are taken as they are: `directory` must be one of the same logs and the same scoring.
     Raises what the user can fix (a strict run's first bad record, a reward that fails) as it was raised in the worker.
     """
-    for name in (*SPLITS, "quarantine"):
+    for name in (*SPLITS, "quarantine", FIGURES):
         (directory / name).mkdir(parents=True, exist_ok=True)
+    whole = _whole_groups(directory)
     size = sum(os.path.getsize(path) for path in {log.path for log in logs})
     small = size <= GROUP_BYTES  # starting another process would take longer than reading does
     with errors_of_workers():
-        records = dataset(group_tables(logs)).map_batches(
+        left = [table for number, table in enumerate(group_tables(logs)) if number not in whole]
+        records = dataset(left).map_batches(
             read_group, batch_size=None, batch_format="pyarrow", num_cpus=0.6 if small else 0.4, fn_kwargs={"scoring": scoring}
         )
         chunks = records.map_batches(
@@ -104,7 +111,22 @@ def score_logs(
             compute=pool(concurrency, 1 + size // GROUP_BYTES),
             fn_constructor_kwargs={"scoring": scoring, "directory": str(directory)},
         )
-        return _gather(chunks, directory, scoring.ranked, progress)
+        tables = itertools.chain(*whole.values(), stream_tables(chunks) if left else ())
+        return _gather(tables, directory, scoring.ranked, progress)
+
+
+def _whole_groups(directory: Path) -> dict[int, list[pa.Table]]:
+    """group -> the figures of all its chunks, for the groups that an earlier run has read and scored to the end."""
+    found: dict[int, list[pa.Table]] = {}
+    for path in sorted((directory / FIGURES).glob("*.parquet")):  # by group, then position
+        table = pq.read_table(path)
+        found.setdefault(table["group"][0].as_py(), []).append(table)
+    whole = {}
+    for group, tables in found.items():
+        ends = itertools.accumulate((table["records"][0].as_py() for table in tables), initial=0)
+        if tables[-1]["last"][0].as_py() and [table["position"][0].as_py() for table in tables] == list(ends)[:-1]:
+            whole[group] = tables
+    return whole
 
 
 def group_logs(logs: Sequence[LogFile]) -> list[list[int]]:
@@ -175,6 +197,10 @@ class Scorer:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
+        where = f"{rows[0]['group']:06d}-{rows[0]['position']:010d}"
+        figures = self.directory / FIGURES / f"{where}.parquet"
+        if figures.is_file() and (done := pq.read_table(figures))["records"][0].as_py() == len(rows):
+            return done  # by a run that was killed later
         chunk = _Chunk([], [], [], Counter(), {})
         found = [(Dialog.from_json(row["json"]), row["log"]) for row in rows if row["kind"] == "dialog"]
         for row in rows:
@@ -182,15 +208,16 @@ class Scorer:
         ready = in_batches([dialog for dialog, _ in found], list(self.rewards.values()), self.models)
         for dialog, (_, log) in zip(ready, found, strict=True):
             self._score(dialog, log, chunk)
-        where = f"{rows[0]['group']:06d}-{rows[0]['position']:010d}"
         chunk.dialogs.sort(key=lambda d: SPLITS.index(d.split))  # stable: the order of reading within a split
         for split in SPLITS:
             if members := [d for d in chunk.dialogs if d.split == split]:
-                table = pa.Table.from_pylist([d.to_row() for d in members], ARROW_SCHEMA)
+                table = to_table(members)
                 _write_table(table, self.directory / split / f"{where}.parquet")
         if chunk.bad:
-            _write_text("".join(line + "\n" for line in chunk.bad), self.directory / "quarantine" / f"{where}.jsonl")
-        return self._figures(rows[0], chunk)
+            write_text("".join(line + "\n" for line in chunk.bad), self.directory / "quarantine" / f"{where}.jsonl")
+        made = self._figures(rows, chunk)
+        _write_table(made, figures)
+        return made
 
     def _take(self, row: dict[str, Any], chunk: _Chunk) -> None:
         if row["kind"] == "file":
@@ -217,7 +244,7 @@ class Scorer:
         chunk.counts[log, dialog.source, "replies"] += len(dialog.replies)
         chunk.counts[log, dialog.source, "turns"] += len(dialog.messages)
 
-    def _figures(self, first: dict[str, Any], chunk: _Chunk) -> pa.Table:
+    def _figures(self, rows: list[dict[str, Any]], chunk: _Chunk) -> pa.Table:
         nothing = np.empty((0, len(self.rewards) + 1))
         scores, training = (np.concatenate([nothing, *tables]) for tables in (chunk.scores, chunk.training))
         columns = [training[:, list(self.rewards).index(name)] for name in self.scoring.ranked]
@@ -237,8 +264,10 @@ class Scorer:
             "first_bad": describe(Bad(**json.loads(chunk.bad[0]))) if chunk.bad else None,
         }
         row = {
-            "group": first["group"],
-            "position": first["position"],
+            "group": rows[0]["group"],
+            "position": rows[0]["position"],
+            "records": len(rows),
+            "last": rows[-1]["kind"] == "worker",
             "split": [SPLITS.index(d.split) for d in chunk.dialogs],
             "id": [hash64(d.id) for d in chunk.dialogs],
             "context": [hash64(split_key(d)) for d in chunk.dialogs],
@@ -261,10 +290,10 @@ class _Chunk:
     worker_kib: int = 0
 
 
-def _gather(chunks: ray.data.Dataset, directory: Path, ranked: Sequence[str], progress: Callable[[int], Any] | None) -> Scored:
+def _gather(tables: Iterable[pa.Table], directory: Path, ranked: Sequence[str], progress: Callable[[int], Any] | None) -> Scored:
     """Merges the chunks' figures in the order of the chunks, whatever order they arrived in: float sums come out the same every time."""
     rows = []
-    for row in stream_rows(chunks, numpy=("split", "id", "context", "ranked")):
+    for row in rows_of(tables, numpy=("split", "id", "context", "ranked")):
         row["summary"] = json.loads(row["summary"])
         rows.append(row)
         if progress:
@@ -338,6 +367,7 @@ def _write_table(table: pa.Table, path: Path) -> None:
     os.replace(f"{path}.part", path)
 
 
-def _write_text(text: str, path: Path) -> None:
+def write_text(text: str, path: Path) -> None:
+    """Whole or not at all."""
     Path(f"{path}.part").write_text(text, encoding="utf-8")
     os.replace(f"{path}.part", path)

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_dialog.cluster.data import dataset, errors_of_workers, joined, peak_kib, pool, stream_rows
-from rl_dialog.cluster.scoring import Scored
-from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
+from rl_dialog.cluster.data import dataset, errors_of_workers, joined, peak_kib, pool, rows_of, stream_tables
+from rl_dialog.cluster.scoring import WORK, Scored, write_text
+from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog, to_table
 from rl_dialog.data.shards import SHARD_SCHEMA, pack_rows, shard_name
 from rl_dialog.rewards import Statistics
 from rl_dialog.rewards.normalise import Normaliser, weighted_sum
@@ -57,6 +57,7 @@ def write_shards(
 ) -> dict[str, list[Shard]]:
     """Pass 2: tokenises every chunk into `directory`, `shard_rows` dialogs a shard. Returns the shards per split, in order. Raises TemplateError.
 
+    A shard that a killed run has finished there is taken as it is.
     With `normalisers` a reply's reward is the weighted sum of its normalised components; pass 1 could not know them yet.
     """
     plan = [json.dumps(entry) for entry in plan_shards(scored, shard_rows)]
@@ -77,7 +78,7 @@ def write_shards(
                 "normalisers": dict(normalisers),
             },
         )
-        for row in stream_rows(shards):
+        for row in rows_of(stream_tables(shards)):
             shard = Shard(**json.loads(row["summary"]))
             found[row["split"]].append((row["number"], shard))
             if progress:
@@ -135,14 +136,20 @@ class ShardWriter:
     def __call__(self, table: pa.Table) -> pa.Table:
         [row] = table.to_pylist()
         plan = json.loads(row["plan"])
-        shard = Shard(shard_name(plan["split"], plan["number"]))
-        path = self.directory / shard.file
+        name = shard_name(plan["split"], plan["number"])
+        figures = self.directory / WORK / f"{name}.json"
+        if not figures.is_file():  # else a run that was killed later has written the shard
+            write_text(json.dumps(asdict(self._write(name, plan))), figures)
+        return pa.Table.from_pylist([{"split": plan["split"], "number": plan["number"], "summary": figures.read_text(encoding="utf-8")}], SHARDS)
+
+    def _write(self, name: str, plan: dict[str, Any]) -> Shard:
+        shard, path = Shard(name), self.directory / name
         with pq.ParquetWriter(f"{path}.part", SHARD_SCHEMA, compression="zstd") as writer:
             for group in self._row_groups(plan, shard):
                 writer.write_table(group)
         os.replace(f"{path}.part", path)
         shard.worker_kib = peak_kib()
-        return pa.Table.from_pylist([{"split": plan["split"], "number": plan["number"], "summary": json.dumps(asdict(shard))}], SHARDS)
+        return shard
 
     def _row_groups(self, plan: dict[str, Any], shard: Shard) -> Iterator[pa.Table]:
         """Tables of about ROW_GROUP_TOKENS tokens; a chunk is held as Arrow, its dialogs become objects one at a time."""
@@ -173,7 +180,7 @@ class ShardWriter:
                 totals.append(message["reward"])
         found = Statistics.of(np.array(totals)[:, None])
         shard.rewards = (found if shard.rewards is None else Statistics.from_dict(shard.rewards).merge(found)).to_dict()
-        return pa.Table.from_pylist([dialog.to_row() for dialog in dialogs], ARROW_SCHEMA)
+        return to_table(dialogs)
 
     def _tokenised(self, part: pa.Table, suffixes: dict[str, str], shard: Shard) -> pa.Table:
         from rl_dialog.data.tokenize import cut_replies, tokenize

@@ -20,7 +20,7 @@ from rl_dialog.rewards.compat_2019 import COMPAT_2019
 from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.human import logged, rating, vote
 from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
-from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment, toxicity
+from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment, toxicity, toxicity_level, toxicity_noised
 from rl_dialog.rewards.scorers import BUILT_IN, Scorer, with_scorers
 from rl_dialog.rewards.statistics import Statistics
 from rl_dialog.rewards.user import (
@@ -62,6 +62,8 @@ REWARDS: dict[str, Reward] = {
     "reply_length": reply_length,
     "reply_sentiment": reply_sentiment,
     "toxicity": toxicity,
+    "toxicity_level": toxicity_level,
+    "toxicity_noised": toxicity_noised,
     "coherence": coherence,
     "answer_coherence": answer_coherence,
     "coherence_extrema": coherence_extrema,
@@ -149,19 +151,15 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
     Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then the sum. Components that `rewards` does
     not name stay in the message as they were. Raises ValueError for a reward that fails, or does not give one finite number or None per reply.
     """
-    replies = dialog.replies
-    columns = [_numbers(name, function, dialog) for name, function in rewards.items()]
-    table = np.full((len(replies), len(columns) + 1), np.nan)
-    for r, i in enumerate(replies):
+    columns = {name: _numbers(name, function, dialog) for name, function in rewards.items()}
+    totals = []
+    for r, i in enumerate(dialog.replies):
         message = dialog.messages[i]
-        components = {name: column[r] for name, column in zip(rewards, columns, strict=True)}
-        applied = {name: value for name, value in components.items() if value is not None}
-        total = math.fsum(weights[name] * value for name, value in applied.items())
-        kept = {name: value for name, value in message.get("rewards", {}).items() if name not in rewards}
-        message["rewards"] = kept | applied
-        message["reward"] = total
-        table[r] = [*(math.nan if value is None else value for value in components.values()), total]
-    return table
+        applied = {name: column[r] for name, column in columns.items() if column[r] is not None}
+        totals.append(math.fsum([weights[name] * value for name, value in applied.items()]))
+        message["rewards"] = {name: value for name, value in message.get("rewards", {}).items() if name not in rewards} | applied
+        message["reward"] = totals[-1]
+    return np.array([*columns.values(), totals], dtype=float).T  # None becomes NaN
 
 
 def _numbers(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
@@ -175,7 +173,10 @@ def _numbers(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
     expected = len(dialog.replies)
     if len(values) != expected:
         raise ValueError(f"{where}: expected {expected} numbers, one per reply, got {len(values)}")
-    for value in values:
-        if value is not None and not (isinstance(value, float | int | numbers.Real) and math.isfinite(value)):
-            raise ValueError(f"{where}: expected finite numbers or None, got {value!r}")
-    return [None if value is None else float(value) for value in values]
+    return [value if value is None else _finite(value, where) for value in values]
+
+
+def _finite(value: object, where: str) -> float:
+    if not (isinstance(value, float | int | numbers.Real) and math.isfinite(value)):
+        raise ValueError(f"{where}: expected finite numbers or None, got {value!r}")
+    return float(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import cache
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards.words import parts
@@ -64,7 +64,9 @@ def _replies(dialog: Dialog) -> list[str]:
 def _says(text: str, phrases: tuple[str, ...]) -> float:
     """1.0 if a clause of `text` holds one of the phrases as whole words, and no negation stands shortly before it."""
     known = _by_first_word(phrases)
-    for said in _clauses(text):
+    if known.keys().isdisjoint(parts(text)):
+        return 0.0
+    for said in map(parts, _CLAUSE.split(text)):
         for start, word in enumerate(said):
             for phrase in known.get(word, ()):
                 if said[start : start + len(phrase)] == phrase and NEGATIONS.isdisjoint(said[max(start - REACH, 0) : start]):
@@ -72,15 +74,9 @@ def _says(text: str, phrases: tuple[str, ...]) -> float:
     return 0.0
 
 
-@lru_cache(maxsize=64)  # several rewards read the same replies, one after the other
-def _clauses(text: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(parts(clause)) for clause in _CLAUSE.split(text))
-
-
 @cache
 def _by_first_word(phrases: tuple[str, ...]) -> dict[str, list[tuple[str, ...]]]:
     found: dict[str, list[tuple[str, ...]]] = {}
     for phrase in phrases:
-        first, *rest = parts(phrase)
-        found.setdefault(first, []).append((first, *rest))
+        found.setdefault(parts(phrase)[0], []).append(parts(phrase))
     return found

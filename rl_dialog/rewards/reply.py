@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards.scorers import INSULT_LIST, VADER, Scorer
+from rl_dialog.rewards.scorers import INSULT_LEVEL, INSULT_LIST, VADER, Scorer
 from rl_dialog.rewards.words import QUESTION_WORDS, content_words, meaningful, parts, words
 
 QUESTION_MARKS = "?\uff1f\u061f"  # ASCII, fullwidth, Arabic
@@ -52,3 +54,19 @@ def reply_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]
 def toxicity(dialog: Dialog, *, toxicity: Scorer = INSULT_LIST) -> list[float]:
     """0..-1: minus how toxic the reply is."""
     return [-toxicity(dialog.messages[i]["content"] or "") for i in dialog.replies]
+
+
+def toxicity_level(dialog: Dialog, *, toxicity_level: Scorer = INSULT_LEVEL) -> list[float]:
+    """0, -1 or -2: minus the level of the reply: safe, sensitive, toxic."""
+    return [-float(toxicity_level(dialog.messages[i]["content"] or "")) for i in dialog.replies]
+
+
+def toxicity_noised(dialog: Dialog, *, toxicity_level: Scorer = INSULT_LEVEL) -> list[float]:
+    """0 or -2: as `toxicity_level`, but level 1 becomes 0 or 2 by a coin that the text decides, so that it falls the same way every time."""
+    texts = [dialog.messages[i]["content"] or "" for i in dialog.replies]
+    levels = [toxicity_level(text) for text in texts]
+    return [-float(2 * _coin(text) if level == 1 else level) for text, level in zip(texts, levels, strict=True)]
+
+
+def _coin(text: str) -> int:
+    return hashlib.sha256(text.encode()).digest()[0] & 1

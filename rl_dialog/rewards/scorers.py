@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -125,6 +126,23 @@ def _hashed_words(text: str) -> np.ndarray:
     return np.stack([_hashed(word) for word in words(text)]) if words(text) else np.zeros((0, HASHED))
 
 
+SURE = math.exp(-0.355)  # 0.70: the probability from which a text counts as toxic for good, in the filter that the levels come from
+
+
+def toxicity_levels(probabilities: Sequence[Sequence[float]], levels: Sequence[float]) -> list[int]:
+    """0 (safe), 1 (sensitive) or 2 (toxic) for each text, of a classifier whose labels stand for `levels`: (texts, labels), (labels,).
+
+    The likeliest level, but 2 only where it has a probability of at least SURE, else the likelier of 0 and 1. A classifier without a level between
+    says 1 where it is not sure.
+    """
+    given, levels = np.asarray(probabilities, dtype=float), np.asarray(levels)
+    some, much = (given[:, levels == level].sum(1).clip(0, 1) for level in (1, 2))
+    none = (1 - some - much).clip(0)
+    between = some > none if (levels == 1).any() else True
+    unsure = np.where(between, 1, 0)
+    return np.select([(much > none) & (much > some) & (much >= SURE), (much > none) & (much > some)], [2, unsure], (some > none).astype(int)).tolist()
+
+
 _INSULTS = """
 arse arsehole asshole bastard bitch bollocks bullshit crap cretin dick dickhead dumb dumbass fool fuck fucked fucker fucking idiot idiotic
 idiots imbecile jackass jerk loser moron moronic morons motherfucker pathetic piss prick scum scumbag shit shitty stupid twat wanker worthless
@@ -134,7 +152,8 @@ INSULTS = frozenset(_INSULTS.split())
 VADER = Scorer("VADER", lambda texts: [_analyser().polarity_scores(text)["compound"] for text in texts], 0.0)
 HASHED_WORDS = Scorer("hashed words", lambda texts: [_hashed_words(text) for text in texts], np.zeros((0, HASHED)))
 INSULT_LIST = Scorer("list of insults", lambda texts: [float(not INSULTS.isdisjoint(parts(text))) for text in texts], 0.0)  # a floor, not a judge
-BUILT_IN: dict[str, Scorer] = {"sentiment": VADER, "encoder": HASHED_WORDS, "toxicity": INSULT_LIST}
+INSULT_LEVEL = Scorer(INSULT_LIST.name, lambda texts: toxicity_levels([[INSULT_LIST(text)] for text in texts], [2]), 0)
+BUILT_IN: dict[str, Scorer] = {"sentiment": VADER, "encoder": HASHED_WORDS, "toxicity": INSULT_LIST, "toxicity_level": INSULT_LEVEL}
 
 
 # Models.
@@ -146,13 +165,20 @@ def _is_tfidf(path: str) -> bool:
 
 def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
     if _is_tfidf(path) and name != "encoder":
-        return Scorer(path, TfidfClassifier.load(path), 0.0)
+        classifier = TfidfClassifier.load(path)
+        if name == "toxicity_level":
+            return Scorer(path, lambda texts: toxicity_levels([[p] for p in classifier(texts)], [2]), 0)
+        return Scorer(path, classifier, 0.0)
     from rl_dialog.rewards.encoder import Classifier, Encoder
 
     if name == "encoder":
         return _token_vectors(path, Encoder(path))
     classifier = Classifier(path)
-    weights = classifier.weights({**(SENTIMENT if name == "sentiment" else TOXIC), **label_weights})
+    weights = classifier.weights({**LABELS[name], **label_weights})
+    if name == "toxicity_level":
+        if not set(weights) <= {0, 1, 2}:
+            raise ValueError(f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights {label_weights}")
+        return Scorer(path, lambda texts: toxicity_levels(classifier(texts), weights), 0)
     return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)
 
 
@@ -171,6 +197,10 @@ SENTIMENT = {"positive": 1.0, "pos": 1.0, "neutral": 0.0, "neu": 0.0, "negative"
 SENTIMENT |= {f"{n} star{'s' * (n > 1)}": (n - 3) / 2 for n in range(1, 6)}
 TOXIC = {"toxic": 1.0, "toxicity": 1.0, "hate": 1.0, "offensive": 1.0, "nontoxic": 0.0, "non-toxic": 0.0, "not toxic": 0.0, "neutral": 0.0}
 TOXIC |= {"nothate": 0.0, "non-hate": 0.0, "non-offensive": 0.0, "not-offensive": 0.0}
+FITTED = {"bad": 0.0, "good": 1.0}  # labels of what pipelines.fit_scorer fine-tunes
+LEVELS = {label: 2 * weight for label, weight in (TOXIC | FITTED).items()} | {"safe": 0.0, "sensitive": 1.0, "unsafe": 2.0}
+LEVELS |= {label: float(level) for level in range(3) for label in (str(level), f"label_{level}")}
+LABELS = {"sentiment": SENTIMENT | FITTED, "toxicity": TOXIC | FITTED, "toxicity_level": LEVELS}  # what labels count that need no --label_weights
 
 # The 64 outputs of DeepMoji's classifiers in their order, and what the 2019 code made of them; the others weigh 0.
 _EMOJIS = """

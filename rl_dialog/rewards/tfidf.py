@@ -88,7 +88,7 @@ class TfidfClassifier:
 def grams(text: str) -> list[str]:
     """Words and pairs of neighbouring words."""
     found = words(text)
-    return found + [f"{one} {other}" for one, other in zip(found, found[1:], strict=False)]
+    return [*found, *(f"{one} {other}" for one, other in zip(found, found[1:], strict=False))]
 
 
 def _shares(x: np.ndarray) -> np.ndarray:

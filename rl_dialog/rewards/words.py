@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+
+REMEMBERED = 256  # texts: several rewards count the words of the same dialog, one after the other
 
 # Scripts written without spaces: kana, Han ideographs and their extensions. Korean and most others separate words, so \w+ finds theirs.
 UNSPACED = "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])\w)+(?:['’](?:(?![{UNSPACED}])\w)+)*")
-_RUN = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}])\w)+")
+_SPACED = rf"[^\W{UNSPACED}]+"
+_WORD = re.compile(rf"[{UNSPACED}]|{_SPACED}(?:['’]{_SPACED})*")
+_RUN = re.compile(rf"[{UNSPACED}]+|{_SPACED}")
 
 # English function words, which say nothing about repetition. Question words are not among them: asking the same question again is repetition.
 _FUNCTION_WORDS = """
@@ -26,14 +30,16 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 QUESTION_WORDS = frozenset(("who", "what", "why", "where", "how", "when"))
 
 
-def words(text: str) -> list[str]:
+@lru_cache(REMEMBERED)
+def words(text: str) -> tuple[str, ...]:
     """Lower-case words; punctuation is none, "don't" is one, and each ideograph or kana counts as one."""
-    return _WORD.findall(text.lower())
+    return tuple(_WORD.findall(text.lower()))
 
 
-def parts(text: str) -> list[str]:
+@lru_cache(REMEMBERED)
+def parts(text: str) -> tuple[str, ...]:
     """Lower-case words split at apostrophes too ("what's" -> what, s), with unspaced text in whole runs."""
-    return _RUN.findall(text.lower())
+    return tuple(_RUN.findall(text.lower()))
 
 
 def content_words(text: str) -> set[str]:

@@ -13,7 +13,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +63,10 @@ class TrainerConfig:
     """bfloat16 autocast (weights, values and the optimizer stay float32)"""
     reward_spread: Literal["reply_end", "every_token"] = "reply_end"
     """where a reply's reward arrives; every_token reproduces the 2019 code"""
+    reward_scale: float = 1.0
+    """a reply's reward is what the data says times this, plus reward_shift; values, returns and metrics are of that"""
+    reward_shift: float = 0.0
+    """added to every reply's reward after scaling: it also pays for (or charges) each further reply of a dialog"""
     logging_steps: int = 10
     """updates between two lines of metrics"""
     eval_steps: int = 0
@@ -121,6 +125,7 @@ class Trainer:
         if not train_rows:
             raise ValueError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
+        train_rows, eval_rows = (_rewarded(rows, config) for rows in (train_rows, eval_rows))
         _check_rewards(policy.method, train_rows)
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), getattr(policy.config, "max_position_embeddings", None)
@@ -380,6 +385,13 @@ class Trainer:
     def _pointer(self, name: str) -> Path:
         path = self.output_dir / name
         return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
+
+
+def _rewarded(rows: Sequence[Row], config: TrainerConfig) -> Sequence[Row]:
+    """The rows with the rewards that training sees."""
+    if (config.reward_scale, config.reward_shift) == (1.0, 0.0):
+        return rows
+    return [replace(row, rewards=(row.rewards * config.reward_scale + config.reward_shift).astype(np.float32)) for row in rows]
 
 
 def _check_rewards(method: Method, rows: Sequence[Row]) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_dialog.cluster.scoring import RECORDS, Scorer, Scoring, fingerprint, group_logs, group_tables, hash64, read_group, trailing_hashes
+from rl_dialog.cluster.scoring import FIGURES, RECORDS, Scorer, Scoring, fingerprint, group_logs, group_tables, hash64, read_group, trailing_hashes
 from rl_dialog.data.readers import LogFile, find_logs
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.splits import assign_split
@@ -53,7 +53,7 @@ def records(*dialogs):
 
 
 def make_scorer(directory, scoring):
-    for name in (*SPLITS, "quarantine"):
+    for name in (*SPLITS, "quarantine", FIGURES):
         (directory / name).mkdir()
     return Scorer(scoring, str(directory))
 

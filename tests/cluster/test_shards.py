@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_dialog.cluster.scoring import Scored, hash64
+from rl_dialog.cluster.scoring import WORK, Scored, hash64
 from rl_dialog.cluster.shards import Shard, ShardWriter, occurrences, plan_shards, shared_contexts
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
 from rl_dialog.data.shards import SHARD_SCHEMA, unpack_rows
@@ -55,6 +55,7 @@ def test_new_ids_cannot_meet_ids_that_look_like_them():
 
 def test_a_writer_tokenises_the_planned_dialogs_and_renames(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / WORK).mkdir()
     dialogs = [talk(i) for i in range(4)]
     pq.write_table(pa.Table.from_pylist([d.to_row() for d in dialogs], ARROW_SCHEMA), tmp_path / "chunk.parquet")
     plan = {"split": "train", "number": 2, "parts": [[str(tmp_path / "chunk.parquet"), 1, 4]], "suffixes": {"1": "#2"}}

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, DialogError, read_jsonl, write_jsonl
+from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, DialogError, read_jsonl, to_table, write_jsonl
 
 USER = {"role": "user", "content": "hi"}
 CALL = [{"id": "call_1", "type": "function", "function": {"name": "lookup", "arguments": '{"city": "Kraków"}'}}]
@@ -83,7 +83,8 @@ def test_jsonl_file_round_trip(tmp_path):
 def test_parquet_round_trip(tmp_path):
     """Through a real file, so that Arrow's own types (and not Python's) are what survives; other columns are ignored."""
     path = tmp_path / "dialogs.parquet"
-    table = pa.Table.from_pylist([d.to_row() for d in DIALOGS], schema=ARROW_SCHEMA)
+    table = to_table(DIALOGS)
+    assert table.equals(pa.Table.from_pylist([d.to_row() for d in DIALOGS], schema=ARROW_SCHEMA))
     pq.write_table(table.append_column("input_ids", pa.array([[1, 2]] * len(DIALOGS))), path)
     back = [Dialog.from_row(row) for row in pq.read_table(path).to_pylist()]
     assert back == DIALOGS

@@ -38,7 +38,7 @@ def test_the_command(what, tmp_path):
         assert set(rows) == OURS[what] | {"plain"}
         assert set(headline["ratios"][setting]) == OURS[what]
         assert "ratio" not in rows["plain"]
-        assert all(row["tokens_per_s"] > 0 and row.get("ratio", 1) > 0 for row in rows.values())
+        assert all(row["per_second"] > 0 and row.get("ratio", 1) > 0 for row in rows.values())
         assert any(setting in line for line in table)
     assert report["settings"]["vocabulary"] == 64 and report["settings"]["rounds"] == 2
     assert report["machine"]["torch"] == torch.__version__
@@ -54,6 +54,15 @@ def test_memory_is_measured_in_fresh_processes(tmp_path):
     figures = json.loads(out.read_text())["figures"]
     assert set(figures) == {"plain", "ilql mlp"} and figures["plain"]["ratio"] == 1
     assert figures["ilql mlp"]["peak_kib"] > figures["plain"]["peak_kib"] > 0  # four heads of 32 x 4096 numbers, with their moments
+
+
+def test_prepare_is_measured_with_its_memory(tmp_path):
+    out = tmp_path / "prepare.json"
+    done = benchmark("prepare", "--conversations", 200, "--turns", 2, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--out", out)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert set(report["figures"]["200 conversations of 2 exchanges, 11 rewards, 2 CPUs"]) == {"plain", "prepare"}
+    assert report["memory"]["worker at ten times the log"] > 0
 
 
 def test_an_unknown_contender_is_named():
@@ -85,4 +94,4 @@ def test_a_ratio_is_taken_within_each_round():
     """The machine became ten times slower in the second round: the ratio stays 0.5."""
     rows = summarise({"plain": [1.0, 10.0, 1.0], "ours": [2.0, 20.0, 2.0]}, 100, seed=0)
     assert rows["ours"]["ratio"] == rows["ours"]["low"] == rows["ours"]["high"] == 0.5
-    assert rows["plain"]["tokens_per_s"] == 100.0 and np.isclose(rows["ours"]["tokens_per_s"], 50.0)
+    assert rows["plain"]["per_second"] == 100.0 and np.isclose(rows["ours"]["per_second"], 50.0)

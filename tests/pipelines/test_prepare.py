@@ -185,11 +185,19 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
             main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(tmp_path / "x"), *flags, *wrong]))
 
 
-def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path):
+@pytest.mark.parametrize("kind", ["words", "fine-tuned"])
+def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kind, tokenizer):
     """Which replies ask a question can be told from their words."""
     out, _, _ = prepared
-    scorer = tmp_path / "asks"
-    done = fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="question", out=str(scorer), max_share=1.0, split="train", quiet=True))
+    scorer, base = tmp_path / "asks", {}
+    if kind == "fine-tuned":
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        base = {"base": str(tmp_path / "base"), "learning_rate": 1e-2, "num_train_epochs": 8}
+        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)).save_pretrained(base["base"])
+        tokenizer.save_pretrained(base["base"])
+    settings = {"data": str(out), "reward": "question", "max_share": 1.0, "split": "train", "quiet": True} | base
+    done = fit_scorer.main(fit_scorer.FitScorerConfig(out=str(scorer), **settings))
     assert done["good"] * 2 == done["replies"] and done["auc"] == 1.0 == done["auc_interval"][0]
     write_jsonl([talk(1)], tmp_path / "one.jsonl")
     flags = ["--logs", str(tmp_path / "one.jsonl"), "--out", str(tmp_path / "out"), "--vocab_size", "300", "--quiet"]

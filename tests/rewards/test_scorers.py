@@ -13,7 +13,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.encoder import Encoder
-from rl_dialog.rewards.reply import toxicity
+from rl_dialog.rewards.reply import toxicity, toxicity_level, toxicity_noised
 from rl_dialog.rewards.scorers import (
     EMOJI_WEIGHTS,
     EMOJIS,
@@ -24,6 +24,7 @@ from rl_dialog.rewards.scorers import (
     in_batches,
     make_scorers,
     needed,
+    toxicity_levels,
     with_scorers,
 )
 from rl_dialog.rewards.similarity import similarity
@@ -205,6 +206,46 @@ def test_several_labels_may_hold(classifier):
     model, tokenizer = BertForSequenceClassification.from_pretrained(path).eval(), BertTokenizerFast.from_pretrained(path)
     expected = model(**tokenizer("bad dogs", return_tensors="pt")).logits.sigmoid()[0, 0].item()
     assert toxicity(talk("hi", "bad dogs"), toxicity=scorer) == [pytest.approx(-expected, abs=1e-5)]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "level"),
+    [
+        ((0.6, 0.3, 0.1), 0),
+        ((0.3, 0.6, 0.1), 1),
+        ((0.1, 0.2, 0.7), 1),  # the likeliest is 2, but exp(-0.355) = 0.7012 it is not: the likelier of 0 and 1
+        ((0.2, 0.1, 0.7), 0),
+        ((0.1, 0.1, 0.8), 2),
+        ((0.0, 0.2988, 0.7012), 2),
+    ],
+)
+def test_a_toxicity_level_needs_to_be_sure_of_2(probabilities, level):
+    assert toxicity_levels([probabilities], [0, 1, 2]) == [level]
+    assert toxicity_levels([probabilities[::-1]], [2, 1, 0]) == [level]
+
+
+def test_a_classifier_of_two_labels_says_1_where_it_is_not_sure():
+    assert toxicity_levels([[0.4], [0.6], [0.71]], [2]) == toxicity_levels([[0.6, 0.4], [0.4, 0.6], [0.29, 0.71]], [0, 2]) == [0, 1, 2]
+
+
+def test_levels_of_a_classifier_and_of_the_list_of_insults(classifier):
+    path = classifier(["safe", "sensitive", "unsafe"])
+    scorer = make_scorers([f"toxicity_level={path}"])["toxicity_level"]
+    model, tokenizer = BertForSequenceClassification.from_pretrained(path).eval(), BertTokenizerFast.from_pretrained(path)
+    table = model(**tokenizer("bad dogs", return_tensors="pt")).logits.softmax(-1).tolist()
+    dialog = talk("hi", "bad dogs", "so?", "", "and?", "you idiot")
+    assert toxicity_level(dialog, toxicity_level=scorer)[:2] == [-float(toxicity_levels(table, [0, 1, 2])[0]), 0.0]
+    assert toxicity_level(dialog) == [0.0, 0.0, -2.0]
+    with pytest.raises(ValueError, match="expected labels that count 0, 1 or 2"):
+        make_scorers([f"toxicity_level={path}"], label_weights={"safe": 0.5})
+
+
+def test_the_noised_level_tosses_a_coin_for_1():
+    scorer = Scorer("levels", lambda texts: [{"a": 0, "b": 2}.get(text, 1) for text in texts], 0)
+    texts = [str(i) for i in range(2000)]
+    values = toxicity_noised(talk(*(part for text in texts for part in ("hi", text))), toxicity_level=scorer)
+    assert set(values) == {0.0, -2.0} and 900 < values.count(-2.0) < 1100  # 4.5 standard deviations around 1000
+    assert toxicity_noised(talk("hi", texts[7], "hi", "a", "hi", "b"), toxicity_level=scorer) == [values[7], 0.0, -2.0]
 
 
 def test_what_cannot_be_a_scorer(classifier):

@@ -349,6 +349,21 @@ def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> N
         make_trainer(tmp_path, method, TrainerConfig(), rows=rows)
 
 
+def test_rewards_are_scaled_and_shifted(tmp_path: Path) -> None:
+    """Training with a scale and a shift is training on rows whose rewards were changed by hand; the rows themselves stay as they are."""
+    config = TrainerConfig(max_steps=3, per_device_train_batch_size=4, report_to="none")
+    rows = make_rows(make_tokenizer())
+    changed = [replace(row, rewards=(row.rewards * -5 + 2).astype(np.float32)) for row in rows]
+    trainers = [
+        make_trainer(tmp_path / "flags", "ilql", replace(config, reward_scale=-5.0, reward_shift=2.0), rows=rows),
+        make_trainer(tmp_path / "hand", "ilql", config, rows=changed),
+        make_trainer(tmp_path / "raw", "ilql", config, rows=rows),
+    ]
+    flags, hand, raw = (parameters(trainer) for trainer in trainers if trainer.train() or True)
+    assert all(torch.equal(flags[name], hand[name]) for name in hand)
+    assert not all(torch.equal(flags[name], raw[name]) for name in raw)
+
+
 def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Path) -> None:
     """-1 for each turn, as in a game of guesses, is worth learning from; but a column of ones by mistake is worth a word."""
     rows = [replace(row, rewards=np.full_like(row.rewards, -1)) for row in make_rows(make_tokenizer(), 6)]

@@ -40,8 +40,6 @@ def dialogs(log: LogFile, found: Iterable[Record | Bad], convert: Callable[[Reco
             continue
         try:
             made = list(convert(record))  # a pair is quarantined whole
-            for dialog in made:
-                _check_storable(dialog)
         except DialogError as error:
             made = [bad(log, record.where, str(error), record.came or shown(record.value))]
         except Exception as error:  # a shape that the format did not foresee must not stop the job
@@ -201,13 +199,3 @@ def _present(value: Any) -> Any:
     if isinstance(value, list):
         return [_present(item) for item in value]
     return str(value) if isinstance(value, date | time | Decimal | bytes) else value
-
-
-def _check_storable(dialog: Dialog | Bad) -> None:
-    """What a message check does not see must fit a UTF-8 JSON line as well: id, source, goal and meta."""
-    if isinstance(dialog, Bad):
-        return
-    try:
-        json.dumps([dialog.id, dialog.source, dialog.goal, dialog.meta], ensure_ascii=False, allow_nan=False).encode("utf-8")
-    except (ValueError, TypeError) as error:
-        raise DialogError(f"dialog {dialog.id!r}: expected `goal` and `meta` that UTF-8 and JSON can hold, got: {error}") from error

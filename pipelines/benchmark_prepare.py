@@ -1,0 +1,142 @@
+"""`benchmark prepare` and `benchmark scorers`: rewards over logs, against one straightforward pandas pass, and against one text at a time."""
+
+from __future__ import annotations
+
+import csv
+import random
+import re
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_dialog.cluster.data import connect, peak_kib
+from rl_dialog.cluster.scoring import Scored, Scoring, score_logs
+from rl_dialog.data.readers import find_logs
+from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards import apply_rewards, choose_rewards
+from rl_dialog.rewards.phrases import CHEERFUL, COMPLIMENTS, POLITENESS, SUPPORTIVE
+from rl_dialog.rewards.scorers import in_batches, make_scorers
+from rl_dialog.rewards.words import QUESTION_WORDS
+
+if TYPE_CHECKING:
+    from pipelines.benchmark import BenchmarkConfig
+
+PHRASES = {"compliments": COMPLIMENTS, "politeness": POLITENESS, "cheerful": CHEERFUL, "supportive": SUPPORTIVE}
+# The rewards of the 2019 code that need no model.
+MODEL_FREE = ["you", "answer_length", "answer_characters", "conversation_length", "vote", "question", "laughter", *PHRASES]
+STARTED = 100  # conversations of a log that takes as long as starting does
+COLUMNS = ("Chat ID", "Chatbot ID", "Datetime", "Message", "Response", "Response Rating", "Chat Rating Quality")
+
+
+def benchmark_prepare(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[str, list[float]]]], dict[str, Any]]:
+    """({setting: (conversations, {contender: seconds of each round})}, peak memory). Seconds are from the CSV to saved columns, start-up left out."""
+    from pipelines.benchmark import take_turns
+
+    with tempfile.TemporaryDirectory() as folder:
+        small, log, large = (Path(folder) / f"{name}.csv" for name in ("small", "log", "large"))
+        write_export(small, STARTED, config.turns, seed=config.seed)
+        write_export(log, config.conversations, config.turns, seed=config.seed)
+        write_export(large, 10 * config.conversations, config.turns, seed=config.seed)
+        with connect("local", num_cpus=config.threads):
+            memory = {"driver before": peak_kib()}
+            for name, path in (("", log), (" at ten times the log", large)):
+                scored = _score(path, Path(folder) / f"memory{len(memory)}")
+                memory |= {f"driver{name}": peak_kib(), f"worker{name}": scored.worker_kib}
+            contenders = {
+                "start-up": lambda: _score(small, Path(tempfile.mkdtemp(dir=folder))),
+                "prepare": lambda: _score(log, Path(tempfile.mkdtemp(dir=folder))),
+                "plain": lambda: pandas_pass(log, Path(folder) / "pandas.csv"),
+            }
+            seconds = take_turns(contenders, rounds=config.rounds, warmup=min(config.warmup, 1))
+    started = seconds.pop("start-up")
+    share = 1 - STARTED / config.conversations
+    seconds["prepare"] = [(whole - start) / share for whole, start in zip(seconds["prepare"], started, strict=True)]
+    setting = f"{config.conversations} conversations of {config.turns} exchanges, {len(MODEL_FREE)} rewards, {config.threads} CPUs"
+    return {setting: (config.conversations, seconds)}, memory | {"start_up_seconds": sorted(started)[len(started) // 2]}
+
+
+def _score(path: Path, directory: Path) -> Scored:
+    """Pass 1 of prepare: from the log to scored dialogs in Parquet files."""
+    logs, _, _ = find_logs([str(path)])
+    return score_logs(logs, Scoring(weights=dict.fromkeys(MODEL_FREE, 1.0)), directory)
+
+
+def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> None:
+    """A neural.chat website export: exchanges of 3 to 15 random words a side, every third side with a phrase that a reward looks for."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
+    listed = [*(phrase for phrases in PHRASES.values() for phrase in phrases), *sorted(QUESTION_WORDS), "you", "haha"]
+    began = datetime(2019, 5, 1, tzinfo=UTC)
+
+    def text() -> str:
+        said = rng.choices(words, k=rng.randint(3, 15))
+        if rng.random() < 1 / 3:
+            said.insert(rng.randrange(len(said) + 1), rng.choice(listed))
+        return " ".join(said) + rng.choice(".?!")
+
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for chat in range(conversations):
+            quality = rng.randint(1, 7)
+            for turn in range(turns):
+                moment = (began + timedelta(seconds=600 * chat + 10 * turn)).isoformat()
+                writer.writerow([f"chat {chat}", "bot", moment, text(), text(), rng.choice(("", "1", "-1")), quality])
+
+
+def pandas_pass(log: Path, out: Path) -> None:
+    """The eleven columns as one would write them down: apply over rows, groupby over chats, z-scores, a CSV."""
+    import pandas as pd
+
+    table = pd.read_csv(log, keep_default_na=False).sort_values(["Chat ID", "Datetime"])
+    for name, phrases in PHRASES.items():
+        table[name] = table["Response"].apply(lambda text, phrases=phrases: float(any(phrase in text.lower() for phrase in phrases)))
+    table["you"] = table["Response"].apply(lambda text: float("you" in re.findall(r"\w+", text.lower())))
+    table["question"] = table["Response"].apply(lambda text: 0.5 * ("?" in text) + 0.5 * any(word in text.lower() for word in QUESTION_WORDS))
+    table["vote"] = pd.to_numeric(table["Response Rating"]).fillna(0)
+    chats = []
+    for _, chat in table.groupby("Chat ID", sort=False):
+        answers = chat["Message"].shift(-1).fillna("")
+        found = {
+            "answer_length": answers.apply(lambda text: len(text.split())),
+            "answer_characters": answers.apply(len),
+            "laughter": answers.apply(lambda text: text.lower().count("ha")),
+            "conversation_length": float(len(chat)),
+        }
+        chats.append(chat.assign(**found))
+    scored = pd.concat(chats)
+    columns = scored[MODEL_FREE].astype(float)
+    scored[MODEL_FREE] = (columns - columns.mean()) / columns.std()
+    scored["reward"] = scored[MODEL_FREE].sum(axis=1)
+    scored.to_csv(out, index=False)
+
+
+def benchmark_scorers(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, list[float]]]]:
+    """{setting: (replies, {contender: seconds of each round})} of coherence by the encoder at `config.encoder`, in one process."""
+    from pipelines.benchmark import take_turns
+
+    logs, _, _ = find_logs([config.logs])
+    dialogs = _first_dialogs(logs, config.conversations)
+    replies = sum(len(dialog.replies) for dialog in dialogs)
+    names = ["coherence", "answer_coherence"]
+
+    def score(*, batched: bool) -> Callable[[], None]:
+        def call() -> None:
+            scorers = make_scorers([f"encoder={config.encoder}"])  # loaded anew: it remembers texts
+            chosen = choose_rewards(names, scorers=scorers)
+            for dialog in in_batches(dialogs, list(chosen.values()), [scorers["encoder"]]) if batched else dialogs:
+                apply_rewards(dialog, chosen, dict.fromkeys(names, 1.0))
+
+        return call
+
+    seconds = take_turns({"plain": score(batched=False), "batched": score(batched=True)}, rounds=config.rounds, warmup=min(config.warmup, 1))
+    return {f"{', '.join(names)} over {len(dialogs)} dialogs, {replies} replies": (replies, seconds)}
+
+
+def _first_dialogs(logs: Any, count: int) -> list[Dialog]:
+    from rl_dialog.data.readers import read_log
+
+    found = (item for log in logs for item in read_log(log) if isinstance(item, Dialog))
+    return [dialog for dialog, _ in zip(found, range(count), strict=False)]
