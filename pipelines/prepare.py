@@ -69,8 +69,8 @@ class PrepareConfig:
     """Models behind rewards instead of the built-in ones: sentiment=PATH, toxicity=PATH (classifiers), encoder=PATH; a folder or a hub name each."""
     label_weights: tuple[str, ...] = ()
     """What each label of a classifier counts, e.g. joy=1 anger=-1 surprise=0, where its labels are not positive, negative, toxic or the like."""
-    compat: Literal["", "2019"] = ""
-    """2019: rewards that need no model as the 2019 code computed them, defects and normalisation over the whole file included."""
+    compat: Literal["", "2019", "2019-self-play"] = ""
+    """2019: rewards as the 2019 code computed them, defects and normalisation over the whole file included; 2019-self-play: as its bots got them."""
     normalise: tuple[str, ...] = ()
     """zscore, min_max or rank for every reward, NAME=KIND for one; fitted on the training split, applied to all. By default rewards stay raw."""
     normalisers: str = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rl_dialog.cluster.scoring import Scored
 from rl_dialog.cluster.shards import Shard
 from rl_dialog.data.shards import MANIFEST, load_manifest
-from rl_dialog.rewards import COLUMNS_2019, COMPAT_2019, REWARDS, Statistics, choose_rewards
+from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Statistics, choose_rewards
 from rl_dialog.rewards.normalise import Normaliser, fit_moments, fit_rank, read_kinds
 from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
 from rl_dialog.rewards.statistics import SUM
@@ -56,7 +56,7 @@ def label_weights_of(config: PrepareConfig) -> dict[str, float]:
 
 def kinds_of(config: PrepareConfig, weights: dict[str, float]) -> dict[str, str]:
     """Which normaliser each reward wants, if any."""
-    usual = [f"{name}={COMPAT_2019[name][1]}" for name in weights] if config.compat and not config.normalisers else []
+    usual = [f"{name}={COMPAT[config.compat][name][1]}" for name in weights] if config.compat and not config.normalisers else []
     return read_kinds([*usual, *config.normalise], list(weights))
 
 
@@ -104,10 +104,9 @@ def reward_figures(scored: Scored, shards: dict[str, list[Shard]], weights: dict
 
 def scorer_names(config: PrepareConfig, weights: dict[str, float]) -> dict[str, str]:
     """Reward -> the model that scored it, for those that need one."""
-    if config.compat:
-        return {}
     own = dict(entry.partition("=")[::2] for entry in config.scorers)
-    needs = {name: needed(REWARDS[name]) for name in weights if name in REWARDS}
+    functions = {name: function for name, (function, _) in COMPAT[config.compat].items()} if config.compat else REWARDS
+    needs = {name: needed(functions[name]) for name in weights if name in functions}
     return {name: ", ".join(own.get(kind, BUILT_IN[kind].name) for kind in kinds) for name, kinds in needs.items() if kinds}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
-from rl_dialog.rewards.compat_2019 import COMPAT_2019
+from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.human import logged, rating, vote
 from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
@@ -104,7 +104,7 @@ COLUMNS_2019 = {
     "rewards_embedding_greedy": "coherence_greedy",
 }
 
-__all__ = ["COLUMNS_2019", "COMPAT_2019", "REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]
+__all__ = ["COLUMNS_2019", "COMPAT", "REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]
 
 
 def choose_rewards(
@@ -116,12 +116,13 @@ def choose_rewards(
 ) -> dict[str, Reward]:
     """The functions behind `names`, with their `scorers`, `rating` reading one named rating if asked; `module:function` is imported.
 
-    `compat` "2019" takes them as the 2019 code computed them. Raises ValueError for a name that is none of these.
+    `compat`, a name in COMPAT, takes them as the 2019 code computed them. Raises ValueError for a name that is none of these.
     """
     if compat:
-        if unknown := [name for name in names if name not in COMPAT_2019]:
-            raise ValueError(f"--compat 2019: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(COMPAT_2019)}")
-        return {name: COMPAT_2019[name][0] for name in names}
+        known = COMPAT[compat]
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(known)}")
+        return {name: with_scorers(known[name][0], scorers) for name in names}
     chosen = {name: with_scorers(REWARDS[name] if name in REWARDS else _own(name), scorers) for name in names}
     if rating_name is not None and "rating" in chosen:
         chosen["rating"] = partial(rating, name=rating_name)

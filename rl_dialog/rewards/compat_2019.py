@@ -1,17 +1,26 @@
-"""The model-free reward columns of the 2019 code as it computed them, defects included, to compare with its published runs.
+"""Rewards of the 2019 code as it computed them, defects included, to compare with its published runs.
 
 It saw a conversation as exchanges (user, bot, next user), matched letters instead of words, and normalised over the whole file. With `--compat 2019`
-prepare takes these functions, and their normalisers fitted to all splits. What is wrong with them is in README.md, next to what we do instead.
+prepare takes the functions of its offline columns, and their normalisers fitted to all splits; with `--compat 2019-self-play` those that its bots
+earned from each other. What is wrong with them is in README.md, next to what we do instead. Columns of sentiment have that code's values with its own
+classifier of 64 emojis as `--scorers sentiment=PATH`.
 """
 
 from __future__ import annotations
 
+import math
+import string
 from collections.abc import Callable
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.phrases import CHEERFUL, COMPLIMENTS, POLITENESS, SUPPORTIVE
+from rl_dialog.rewards.scorers import INSULT_LIST, VADER, Scorer
+from rl_dialog.rewards.user import questions
 from rl_dialog.rewards.words import QUESTION_WORDS
+
+UNKNOWN = "<unk>"
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def you(dialog: Dialog) -> list[float]:
@@ -64,6 +73,62 @@ def supportive(dialog: Dialog) -> list[float]:
     return [_holds(reply, SUPPORTIVE) for reply in _replies(dialog)]
 
 
+def sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
+    """Of the next user turn, 0 where it is empty and for the last reply."""
+    return [sentiment(answer) if answer else 0.0 for answer in _next_turns(dialog)]
+
+
+def sentiment_transition(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
+    """Of the next user turn minus that of the turn before the reply; what is missing, after the last reply too, is the text "_"."""
+    before = [turn or "" for turn in questions(dialog)]
+    return [sentiment(after or "_") - sentiment(turn or "_") for turn, after in zip(before, _next_turns(dialog), strict=True)]
+
+
+def sentiment_sum(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
+    """The sum of the transitions, on every reply."""
+    transitions = sentiment_transition(dialog, sentiment=sentiment)
+    return [math.fsum(transitions)] * len(transitions)
+
+
+def sentiment_slope(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
+    """(lowest - highest) / (row of the lowest - row of the highest), the 0 of the last reply included; 0 where all are equal; on every reply."""
+    values = [sentiment(answer) if answer else 0.0 for answer in _next_turns(dialog)]
+    if not values or min(values) == max(values):
+        return [0.0] * len(values)
+    low, high = values.index(min(values)), values.index(max(values))
+    return [(values[low] - values[high]) / (low - high)] * len(values)
+
+
+def you_spoken(dialog: Dialog) -> list[float]:
+    """How often the letters "you" are in the reply."""
+    return [float(reply.count("you")) for reply in _replies(dialog)]
+
+
+def question_spoken(dialog: Dialog) -> list[float]:
+    """1 where the reply has both "?" and the letters of a question word ("show")."""
+    return [float("?" in reply and any(word in reply for word in QUESTION_WORDS)) for reply in _replies(dialog)]
+
+
+def reply_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
+    """Of the reply; -0.5 where "<unk>" is in it."""
+    return [-0.5 if UNKNOWN in reply else sentiment(reply) for reply in _replies(dialog)]
+
+
+def answer_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
+    """Of the next user turn; -0.5 where "<unk>" is in it."""
+    return [-0.5 if UNKNOWN in (answer or "") else sentiment(answer or "_") for answer in _next_turns(dialog, spoken=True)]
+
+
+def toxicity(dialog: Dialog, *, toxicity: Scorer = INSULT_LIST) -> list[float]:
+    """Minus the probability that the reply is toxic, which is 0.2 where the letters "depressed" are in it."""
+    return [-0.2 if "depressed" in reply else -toxicity(reply) for reply in _replies(dialog)]
+
+
+def reply_length(dialog: Dialog) -> list[float]:
+    """Words of the reply once its punctuation is removed."""
+    return [float(len(reply.translate(NO_PUNCTUATION).split())) for reply in _replies(dialog)]
+
+
 # Our name of the reward -> the function, and how its column was normalised.
 COMPAT_2019: dict[str, tuple[Callable[[Dialog], list[float]], str]] = {
     "you": (you, "min_max"),
@@ -77,20 +142,33 @@ COMPAT_2019: dict[str, tuple[Callable[[Dialog], list[float]], str]] = {
     "politeness": (politeness, "none"),
     "cheerful": (cheerful, "none"),
     "supportive": (supportive, "none"),
+    "sentiment": (sentiment, "zscore"),
+    "sentiment_transition": (sentiment_transition, "none"),
+    "sentiment_sum": (sentiment_sum, "none"),
+    "sentiment_slope": (sentiment_slope, "none"),
 }
+SELF_PLAY_2019: dict[str, tuple[Callable[[Dialog], list[float]], str]] = {
+    "you": (you_spoken, "none"),
+    "question": (question_spoken, "none"),
+    "sentiment": (answer_sentiment, "none"),
+    "reply_sentiment": (reply_sentiment, "none"),
+    "toxicity": (toxicity, "none"),
+    "reply_length": (reply_length, "none"),
+}
+COMPAT = {"2019": COMPAT_2019, "2019-self-play": SELF_PLAY_2019}
 
 
 def _replies(dialog: Dialog) -> list[str]:
     return [dialog.messages[i]["content"] or "" for i in dialog.replies]
 
 
-def _next_turns(dialog: Dialog) -> list[str | None]:
-    """The user turn after each reply but the last, None for that."""
+def _next_turns(dialog: Dialog, *, spoken: bool = False) -> list[str | None]:
+    """The user turn after each reply; after the last one the offline code knew none (None), in self-play there is one."""
     turns = []
     for i in dialog.replies:
         later = (message["content"] or "" for message in dialog.messages[i + 1 :] if message["role"] == "user")
         turns.append(next(later, ""))
-    return [*turns[:-1], None] if turns else []
+    return turns if spoken else [*turns[:-1], None] if turns else []
 
 
 def _holds(text: str, phrases: tuple[str, ...]) -> float:

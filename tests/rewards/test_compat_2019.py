@@ -6,7 +6,8 @@ import pytest
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards import REWARDS
-from rl_dialog.rewards.compat_2019 import COMPAT_2019
+from rl_dialog.rewards.compat_2019 import COMPAT, COMPAT_2019, SELF_PLAY_2019
+from rl_dialog.rewards.scorers import EMOJI_WEIGHTS, Scorer
 
 
 def talk(*turns):
@@ -44,6 +45,48 @@ def test_then_and_now(name, turns, then, now):
     assert REWARDS[name](dialog) == [value if value is None else pytest.approx(value) for value in now]
 
 
+FELT = Scorer("felt", lambda texts: [{"glad": 0.5, "sad": -0.5, "_": 0.1, "bot": 0.3}.get(text, 0.0) for text in texts], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "values"),
+    [
+        ("sentiment", ("glad", "a", "sad", "b", "", "c", "glad", "d"), [-0.5, 0, 0.5, 0]),
+        ("sentiment_transition", ("glad", "a", "sad", "b", "", "c"), [-1.0, 0.1 + 0.5, 0.0]),  # "_" for what is empty or missing
+        ("sentiment_sum", ("glad", "a", "sad", "b"), [-1.0 + 0.6] * 2),
+        ("sentiment_slope", ("hi", "a", "sad", "b", "glad", "c"), [1.0] * 3),  # (-0.5 - 0.5) / (0 - 1)
+        ("sentiment_slope", ("hi", "a", "sad", "b", "sad", "c"), [0.25] * 3),  # the last row's 0 is the highest: (-0.5 - 0) / (0 - 2)
+        ("sentiment_slope", ("hi", "a"), [0.0]),
+    ],
+)
+def test_columns_of_sentiment_by_hand(name, turns, values):
+    assert COMPAT_2019[name][0](talk(*turns), sentiment=FELT) == [pytest.approx(value) for value in values]
+
+
+def test_a_uniform_emoji_softmax_scores_as_in_2019():
+    uniform = Scorer("uniform", lambda texts: [sum(EMOJI_WEIGHTS.values()) / 64] * len(texts), 0.0)
+    assert COMPAT_2019["sentiment"][0](talk("hi", "a", "b", "c"), sentiment=uniform) == [0.0703125, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "values"),
+    [
+        ("you", ("hi", "you and your young", "so", "no"), [3, 0]),
+        ("question", ("hi", "show me ?", "so", "how", "and", "you?"), [1, 0, 0]),
+        ("sentiment", ("hi", "a", "glad", "b", "glad <unk>"), [0.5, -0.5]),
+        ("sentiment", ("hi", "a"), [0.1]),
+        ("reply_sentiment", ("hi", "bot", "so", "bot <unk>"), [0.3, -0.5]),
+        ("toxicity", ("hi", "you idiot", "so", "you idiot are depressed", "oh", "fine"), [-1, -0.2, 0]),
+        ("reply_length", ("hi", "well , i don't know !"), [4]),
+    ],
+)
+def test_self_play_by_hand(name, turns, values):
+    function = SELF_PLAY_2019[name][0]
+    scorer = {"sentiment": FELT} if "sentiment" in name else {}
+    assert function(talk(*turns), **scorer) == [pytest.approx(value) for value in values]
+
+
 def test_every_column_is_a_reward_of_ours():
-    assert set(COMPAT_2019) <= set(REWARDS)
-    assert all(kind in ("none", "zscore", "min_max") for _, kind in COMPAT_2019.values())
+    for known in COMPAT.values():
+        assert set(known) <= set(REWARDS)
+        assert all(kind in ("none", "zscore", "min_max") for _, kind in known.values())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards import REWARDS, apply_rewards, choose_rewards
-from rl_dialog.rewards.compat_2019 import COMPAT_2019
+from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.scorers import BUILT_IN, in_batches
 
 SAID = st.one_of(st.text(max_size=40), st.sampled_from(["", " ", "?!", "haha you", "我喜欢狗", "not happy", "🙂", "I'm fine", "\n\n"]))
@@ -36,7 +36,10 @@ def talks(drawn):
 @settings(max_examples=200, deadline=None)
 def test_one_finite_number_or_none_per_reply(drawn):
     for dialog in talks(drawn):
-        for name, reward in {**REWARDS, **{f"2019 {n}": function for n, (function, _) in COMPAT_2019.items()}}.items():
+        for name, reward in {
+            **REWARDS,
+            **{f"{compat} {n}": function for compat, known in COMPAT.items() for n, (function, _) in known.items()},
+        }.items():
             values = reward(dialog)
             assert len(values) == len(dialog.replies), name
             assert all(value is None or math.isfinite(value) for value in values), (name, values)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards import COLUMNS_2019, COMPAT_2019, REWARDS, apply_rewards, choose_rewards
+from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, apply_rewards, choose_rewards
 
 
 def talk():
@@ -116,6 +116,6 @@ def test_a_module_that_is_not_there_or_not_right(own):
 
 def test_the_2019_columns_are_known_by_their_names():
     assert set(COLUMNS_2019.values()) <= set(REWARDS)
-    assert choose_rewards(["laughter"], compat="2019")["laughter"] is COMPAT_2019["laughter"][0]
-    with pytest.raises(ValueError, match="'sentiment' is not known as the 2019 code computed it, expected some of you, answer_length"):
-        choose_rewards(["sentiment"], compat="2019")
+    assert choose_rewards(["laughter"], compat="2019")["laughter"] is COMPAT["2019"]["laughter"][0]
+    with pytest.raises(ValueError, match="'repetition' is not known as the 2019 code computed it, expected some of you, answer_length"):
+        choose_rewards(["repetition"], compat="2019")
