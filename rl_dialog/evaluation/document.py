@@ -123,7 +123,7 @@ def to_html(title: str, found: Sequence[Section]) -> str:
             parts.append('<ul class="notes">' + "".join(f"<li>{html.escape(note)}</li>" for note in section.notes) + "</ul>")
         if section.plot:
             data = base64.b64encode(section.plot[1]).decode()
-            parts.append(f'<p><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></p>')
+            parts.append(f'<div><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></div>')
         parts += [_html_sample(sample) for sample in section.samples]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"

@@ -121,7 +121,7 @@ def answer_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float
 
 def toxicity(dialog: Dialog, *, toxicity: Scorer = INSULT_LIST) -> list[float]:
     """Minus the probability that the reply is toxic, which is 0.2 where the letters "depressed" are in it."""
-    return [-0.2 if "depressed" in reply else -toxicity(reply) for reply in _replies(dialog)]
+    return [-0.2 if "depressed" in reply else 0.0 - toxicity(reply) for reply in _replies(dialog)]
 
 
 def reply_length(dialog: Dialog) -> list[float]:

@@ -53,6 +53,7 @@ def fine_tune(
     with tempfile.TemporaryDirectory() as work:
         settings = {"learning_rate": learning_rate, "per_device_train_batch_size": batch_size, "num_train_epochs": epochs, "warmup_steps": 0.1}
         reporting = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 50, "log_level": "error"}
+        reporting["dataloader_pin_memory"] = torch.cuda.is_available()
         arguments = TrainingArguments(work, **settings, **reporting, seed=seed, logging_strategy="no" if quiet else "steps")
         Trainer(model, arguments, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer)).train()
     model.eval().cpu().save_pretrained(out)

@@ -53,19 +53,19 @@ def reply_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]
 
 def toxicity(dialog: Dialog, *, toxicity: Scorer = INSULT_LIST) -> list[float]:
     """0..-1: minus how toxic the reply is."""
-    return [-toxicity(dialog.messages[i]["content"] or "") for i in dialog.replies]
+    return [0.0 - toxicity(dialog.messages[i]["content"] or "") for i in dialog.replies]
 
 
 def toxicity_level(dialog: Dialog, *, toxicity_level: Scorer = INSULT_LEVEL) -> list[float]:
     """0, -1 or -2: minus the level of the reply: safe, sensitive, toxic."""
-    return [-float(toxicity_level(dialog.messages[i]["content"] or "")) for i in dialog.replies]
+    return [0.0 - toxicity_level(dialog.messages[i]["content"] or "") for i in dialog.replies]
 
 
 def toxicity_noised(dialog: Dialog, *, toxicity_level: Scorer = INSULT_LEVEL) -> list[float]:
     """0 or -2: as `toxicity_level`, but level 1 becomes 0 or 2 by a coin that the text decides, so that it falls the same way every time."""
     texts = [dialog.messages[i]["content"] or "" for i in dialog.replies]
     levels = [toxicity_level(text) for text in texts]
-    return [-float(2 * _coin(text) if level == 1 else level) for text, level in zip(texts, levels, strict=True)]
+    return [0.0 - (2 * _coin(text) if level == 1 else level) for text, level in zip(texts, levels, strict=True)]
 
 
 def _coin(text: str) -> int:
