@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -98,19 +98,17 @@ def find_pairs(dialogs: Sequence[Dialog], *, most_per_context: int = 200) -> Pai
                 context = json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]])
                 at[context].append((outcome, dialog.messages[i]["content"] or "", number + place))
         number += len(earned)
-    found = [_pairs_of(replies)[:most_per_context] for replies in at.values()]
+    found = [list(islice(_pairs_of(replies), most_per_context)) for replies in at.values()]
     found = [pairs for pairs in found if pairs]
     flat = [(better, worse, context) for context, pairs in enumerate(found) for better, worse in pairs]
     columns = np.array(flat, dtype=np.int64).reshape(-1, 3).T
     return Pairs(*columns, contexts=len(found))
 
 
-def _pairs_of(replies: Sequence[tuple[float, str, int]]) -> list[tuple[int, int]]:
-    return [
-        (i, j) if first > second else (j, i)
-        for (first, text, i), (second, other, j) in combinations(replies, 2)
-        if abs(first - second) > 1e-9 and text != other
-    ]
+def _pairs_of(replies: Sequence[tuple[float, str, int]]) -> Iterator[tuple[int, int]]:
+    for (first, text, i), (second, other, j) in combinations(replies, 2):
+        if abs(first - second) > 1e-9 and text != other:
+            yield (i, j) if first > second else (j, i)
 
 
 def pairwise_accuracy(scores: np.ndarray, pairs: Pairs) -> Measure:

@@ -44,8 +44,9 @@ def word_similarity(dialog: Dialog) -> list[float | None]:
     values = []
     for i, answer in zip(dialog.replies, answers(dialog), strict=True):
         said = dialog.messages[i]["content"] or ""
-        shared = (content_words(said) & content_words(answer or "")) - QUESTION_WORDS
-        values.append(None if answer is None else len(shared) / max(len(words(said)), 1))
+        meant = content_words(said)
+        shared = (meant & content_words(answer or "")) - QUESTION_WORDS
+        values.append(None if answer is None else len(shared) / max(len(words(said)), len(meant), 1))  # "o'clock" is one word of two parts
     return values
 
 
