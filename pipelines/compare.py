@@ -1,6 +1,6 @@
 """The results table: every method on every task over seeds, trained, evaluated, and written as Markdown, JSON and a plot.
 
-    python -m pipelines.evaluate --compare tune_configs/compare_methods.yaml --out runs/compare --readme README.md
+    python -m pipelines.evaluate --compare tune_configs/compare_methods.yaml --out runs/compare --readme README.md --picture rl_dialog/methods/results.svg
 
     logs -> prepare -> bc for every seed -> candidates (where a task wants them) -> every method from its seed's bc -> evaluate -> table
 
@@ -58,6 +58,8 @@ class CompareConfig:
     """other seeds than those of the file"""
     readme: str = ""
     """also put the table into this file, between the lines `<!-- compare: begin -->` and `<!-- compare: end -->`"""
+    picture: str = ""
+    """also write the plot to this SVG file"""
     address: str = ""
     """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS). OUT must be storage that all of its nodes see"""
     quiet: bool = False
@@ -362,7 +364,8 @@ def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progre
     record = {"command": command, "seeds": comparison.seeds, "machine": machine, "methods": methods, "tasks": [asdict(task) for task in found]}
     write_json(paths["json"], record)
     if any(task.metrics for task in found):
-        write_text_atomically(paths["svg"], to_svg(found, methods))
+        for path in (paths["svg"], *([Path(config.picture)] if config.picture else [])):
+            write_text_atomically(path, to_svg(found, methods))
     if config.readme:
         readme = Path(config.readme)
         write_text_atomically(readme, replace_table(readme.read_text(encoding="utf-8"), table))

@@ -16,6 +16,8 @@ from rl_dialog.rewards.normalise import Normaliser, fit_moments, fit_rank, read_
 from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
 from rl_dialog.rewards.statistics import SUM
 
+MOST_SHOWN = 9  # components whose correlations fit a terminal; manifest.json and the report have those of more
+
 if TYPE_CHECKING:
     from pipelines.prepare import PrepareConfig
 
@@ -121,7 +123,7 @@ def reward_tables(rewards: dict[str, Any]) -> Iterator[Any]:
         table.add_row(name, f"{row['weight']:g}", *(_number(row[key]) for key in figures), f"{row['coverage']:.1%}")
     table.add_row("sum", "", *(_number(rewards["sum"][key]) for key in figures), f"{rewards['sum']['coverage']:.1%}")
     yield table
-    if len(rewards["components"]) > 1:
+    if 1 < len(rewards["components"]) <= MOST_SHOWN:
         names = list(rewards["correlation"])
         table = Table("correlation", *names, title_justify="left")
         for name in names:

@@ -69,7 +69,8 @@ def config_of(table: Path, **changes) -> CompareConfig:
 def test_from_logs_to_table_and_again(table: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = table.parent / "README.md"
     readme.write_text("before\n<!-- compare: begin -->\nold\n<!-- compare: end -->\nafter\n")
-    result = main(config_of(table, readme=str(readme)))
+    result = main(config_of(table, readme=str(readme), picture=str(table.parent / "results.svg")))
+    assert (table.parent / "results.svg").read_text() == Path(result["svg"]).read_text()
     printed, out = capsys.readouterr().out, table.parent / "out"
     assert "elsewhere: skipped, " in printed and "no_such_corpus" in printed and result["skipped"] == ["elsewhere"]
     assert re.search(r"\[1/1, .* in all\] talk/bc-seed0: \d+ s, eval/return -?\d", printed)
