@@ -1,6 +1,6 @@
 """The results table: every method on every task over seeds, trained, evaluated, and written as Markdown, JSON and a plot.
 
-    python -m pipelines.evaluate --compare tune_configs/compare_methods.yaml --out runs/compare --readme README.md --picture rl_dialog/methods/results.svg
+    python -m pipelines.evaluate --compare tune_configs/compare_methods.yaml --out runs/compare --readme README.md
 
     logs -> prepare -> bc for every seed -> candidates (where a task wants them) -> every method from its seed's bc -> evaluate -> table
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers.utils import logging as transformers_logging
 
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.rewards.scorers import FITTED
@@ -36,6 +37,8 @@ def fine_tune(
     if len(set(good.tolist())) != 2:
         raise ValueError(f"expected good and bad replies to learn from, got {int(good.sum())} good ones of {len(good)}")
     require_hub_name_or_directory(base)
+    transformers_logging.set_verbosity_error()  # it warns that the head is new
+    transformers_logging.disable_progress_bar()
     torch.manual_seed(seed)  # of the new head
     names = dict(enumerate(FITTED))
     labels = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
