@@ -143,12 +143,12 @@ def main(config: CompareConfig) -> dict[str, Any]:
     tasks = [Progress(name, task, out / name, plan(comparison, name, out)) for name, task in comparison.tasks.items()]
     with connect(config.address or None):
         for task in tasks:
-            _prepare(task, say)
-        _train([task for task in tasks if not task.problem], lambda run: run.method == BASELINE, say)
+            prepare_task(task, say)
+        train_runs([task for task in tasks if not task.problem], lambda run: run.method == BASELINE, say)
         for task in tasks:
             _candidates(task, say)
-        _train([task for task in tasks if not task.problem], lambda run: run.method != BASELINE, say)
-        _evaluate([task for task in tasks if not task.problem], say)
+        train_runs([task for task in tasks if not task.problem], lambda run: run.method != BASELINE, say)
+        evaluate_tasks([task for task in tasks if not task.problem], say)
     return _write(config, comparison, tasks, out, say)
 
 
@@ -202,7 +202,7 @@ def plan(comparison: Comparison, name: str, out: Path) -> list[Run]:
     return runs
 
 
-def _prepare(task: Progress, say: Say) -> None:
+def prepare_task(task: Progress, say: Say) -> None:
     """The data directory of the logs."""
     missing = [str(CORPORA / path) for path in task.task.logs if not (CORPORA / path).exists()]
     if missing:
@@ -210,7 +210,7 @@ def _prepare(task: Progress, say: Say) -> None:
         say(f"{task.name}: skipped, {missing[0]} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
         return
     config = _prepare_config(task.task, task.folder)
-    if not _claim(task.logged, "manifest.json", {"settings": changed(config), "write_logs": task.task.write_logs}):
+    if not claim(task.logged, "manifest.json", {"settings": changed(config), "write_logs": task.task.write_logs}):
         began = time.perf_counter()
         if task.task.write_logs:
             from envs.small_talk import write_logs
@@ -220,7 +220,7 @@ def _prepare(task: Progress, say: Say) -> None:
         try:
             prepare.main(config)
         except (ValueError, OSError) as error:
-            task.problem = _line(error)
+            task.problem = line_of(error)
         say(f"{task.name}: {task.problem or 'prepared'} ({time.perf_counter() - began:.0f} s)")
 
 
@@ -240,12 +240,12 @@ def _candidates(task: Progress, say: Say) -> None:
         return
     config = _candidates_config(task.task, task.folder, first.folder)
     recipe = {"settings": changed(config), "data": _digest(task.logged / MANIFEST), "policy": _weights(first.folder)}
-    if not _claim(task.folder / "data", MANIFEST, recipe):
+    if not claim(task.folder / "data", MANIFEST, recipe):
         began = time.perf_counter()
         try:
             candidates.main(config)
         except (ValueError, OSError) as error:
-            task.problem = _line(error)
+            task.problem = line_of(error)
         say(f"{task.name}: {task.problem or 'candidates written and scored'} ({time.perf_counter() - began:.0f} s)")
 
 
@@ -254,7 +254,7 @@ def _candidates_config(task: Task, folder: Path, policy: Path) -> candidates.Can
     return load_config(candidates.CandidatesConfig, [*shlex.split(task.candidates), *where])
 
 
-def _train(tasks: Sequence[Progress], wanted: Callable[[Run], bool], say: Say) -> None:
+def train_runs(tasks: Sequence[Progress], wanted: Callable[[Run], bool], say: Say) -> None:
     """Every wanted run that is not done yet, all tasks together."""
     waiting: list[tuple[Progress, Run]] = []
     for task in tasks:
@@ -262,14 +262,14 @@ def _train(tasks: Sequence[Progress], wanted: Callable[[Run], bool], say: Say) -
             start = next((r for r in task.runs if r.method == BASELINE and r.seed == one.seed and r is not one), None)
             if start and task.finished[start.name].error:
                 task.finished[one.name] = FinishedRun(one.method, one.seed, error=f"{start.folder.name}, which it starts from, failed")
-            elif _claim(one.folder, "result.json", _recipe(one, start)):
+            elif claim(one.folder, "result.json", recipe_of(one, start)):
                 task.finished[one.name] = FinishedRun(one.method, one.seed, _seconds(one))
             else:
                 waiting.append((task, one))
     total, began = len(waiting), time.perf_counter()
-    for count, (position, outcome) in enumerate(each(train_run, [one.config for _, one in waiting], waiting=_still(say, "training runs")), 1):
+    for count, (position, outcome) in enumerate(each(train_run, [one.config for _, one in waiting], waiting=still_waiting(say, "training runs")), 1):
         task, one = waiting[position]
-        error = _line(outcome) if isinstance(outcome, BaseException) else ""
+        error = line_of(outcome) if isinstance(outcome, BaseException) else ""
         task.finished[one.name] = FinishedRun(one.method, one.seed, None if error else _seconds(one), error)
         passed = time.perf_counter() - began
         left = f"{passed * (total - count) / count / 60:.0f} min left" if count < total else f"{passed / 60:.0f} min in all"
@@ -293,23 +293,23 @@ def train_run(config: train.TrainConfig) -> float:
     return seconds
 
 
-def _evaluate(tasks: Sequence[Progress], say: Say) -> None:
-    """One report per task over all of its runs, the tasks side by side."""
+def evaluate_tasks(tasks: Sequence[Progress], say: Say, *, required: str = BASELINE) -> None:
+    """One report per task over all of its runs, the tasks side by side; a task without a run of `required` gets none."""
     waiting, configs = [], []
     for task in tasks:
-        if not any(run.method == BASELINE for run in task.done()):
-            task.problem = f"no run of {BASELINE} finished: " + next(iter(task.finished.values())).error
+        if required and not any(run.method == required for run in task.done()):
+            task.problem = f"no run of {required} finished: " + next(iter(task.finished.values())).error
             continue
         config = _evaluate_config(task.task, task.folder, [str(run.folder) for run in task.done()])
         runs = {run.name: [_digest(run.folder / "result.json"), _weights(run.folder)] for run in task.done()}
-        if not _claim(task.folder / "report", "metrics.json", {"settings": changed(config), "runs": runs}):
+        if not claim(task.folder / "report", "metrics.json", {"settings": changed(config), "runs": runs}):
             waiting.append(task)
             configs.append(config)
             say(f"{task.name}: evaluating {len(runs)} runs")
-    for position, outcome in each(evaluate_runs, configs, waiting=_still(say, "evaluations")):
+    for position, outcome in each(evaluate_runs, configs, waiting=still_waiting(say, "evaluations")):
         task = waiting[position]
         if isinstance(outcome, BaseException):
-            task.problem = f"evaluation failed: {_line(outcome)}"
+            task.problem = f"evaluation failed: {line_of(outcome)}"
             say(f"{task.name}: {task.problem}")
             continue
         seconds, errors = outcome
@@ -341,7 +341,7 @@ def _error_alone(run: str, config: evaluate.EvaluateConfig) -> str:
             evaluate.main(replace(config, checkpoints=(run,), out=out))
         except Exception as error:
             (Path(run) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-            return _line(error)
+            return line_of(error)
     return ""
 
 
@@ -402,13 +402,13 @@ def _command(config: CompareConfig) -> str:
     return " ".join(parts)
 
 
-def _recipe(one: Run, start: Run | None) -> dict[str, Any]:
+def recipe_of(one: Run, start: Run | None) -> dict[str, Any]:
     """All that a run follows from, apart from the code."""
     recipe = {"settings": changed(one.config), "data": _digest(Path(one.config.data) / MANIFEST)}
     return recipe | ({"start": _weights(start.folder)} if start else {})
 
 
-def _claim(folder: Path, marker: str, recipe: dict[str, Any]) -> bool:
+def claim(folder: Path, marker: str, recipe: dict[str, Any]) -> bool:
     """Was `folder` made by this recipe, to the end? A folder by another recipe is deleted; one that is not ours raises ValueError."""
     note, text = folder.parent / "recipes" / f"{folder.name}.json", json.dumps(recipe, indent=1, default=str)
     if note.is_file() and note.read_text(encoding="utf-8") == text:
@@ -447,12 +447,12 @@ def _headline(one: Run) -> str:
     return f"{name} {metrics[name]:.4g}"
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """One line for a table."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _still(say: Say, what: str) -> Callable[[int], None]:
+def still_waiting(say: Say, what: str) -> Callable[[int], None]:
     return lambda unfinished: say(f"still waiting for {unfinished} {what}")
 
 

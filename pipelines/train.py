@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -87,8 +88,8 @@ def main(config: TrainConfig) -> dict[str, Any]:
     return json.loads((out / "result.json").read_text(encoding="utf-8"))
 
 
-def train_worker(config: TrainConfig) -> dict[str, Any]:
-    """What one worker does, from files to checkpoints; runs without Ray too."""
+def train_worker(config: TrainConfig, *, report: Callable[[dict[str, float]], None] | None = None) -> dict[str, Any]:
+    """What one worker does, from files to checkpoints; runs without Ray too. `report` hears the metrics of each evaluation."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     out, device = Path(config.output_dir), _device(config)
@@ -116,6 +117,7 @@ def train_worker(config: TrainConfig) -> dict[str, Any]:
         out,
         prior=prior,
         evaluate=evaluate,
+        report=report,
         describe=model_card(config, manifest),
         device=device,
     )

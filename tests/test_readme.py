@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import chat, compare, evaluate, prepare, train
+from pipelines import chat, compare, evaluate, prepare, train, tune
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +18,7 @@ CONFIGS = {
     "train": (train.TrainConfig, train.CHOICES),
     "evaluate": (evaluate.EvaluateConfig, None),
     "chat": (chat.ChatConfig, None),
+    "tune": (tune.TuneConfig, None),
 }
 
 
@@ -52,10 +53,10 @@ def test_every_file_it_names_exists() -> None:
         assert (ROOT / link).exists(), link
 
 
-TABLES = sorted((ROOT / "tune_configs").glob("compare_*.yaml"))
+TABLES, SWEEPS = (sorted((ROOT / "tune_configs").glob(f"{kind}_*.yaml")) for kind in ("compare", "sweep"))
 
 
-@pytest.mark.parametrize("path", sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES}), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES, *SWEEPS}), ids=lambda path: path.name)
 def test_every_config_loads_and_says_its_command(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith(f"# python -m pipelines.train --config tune_configs/{path.name}")
     assert load_config(train.TrainConfig, ["--config", str(path)], choices=train.CHOICES).max_steps > 0
@@ -67,3 +68,11 @@ def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: 
     assert first.startswith(f"# python -m pipelines.evaluate --compare tune_configs/{path.name} --out runs/")
     found = compare.read_comparison(compare.CompareConfig(compare=str(path), out=str(tmp_path)))
     assert all(compare.plan(found, name, tmp_path) for name in found.tasks)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)
+def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --out runs/")
+    sweep = tune.read_sweep(tune.TuneConfig(sweep=str(path), out=str(tmp_path)))
+    assert all(list(tune.plan_trials(sweep, point, tmp_path)) for point in tune.find_points(sweep))

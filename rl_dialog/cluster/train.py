@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class WorkerGroup:
     max_failures: int = 3
 
 
-def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, output_dir: str | Path) -> None:
-    """Runs `train_worker(config)` on every worker of the group, to the end.
+def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, output_dir: str | Path, *, callbacks: Sequence[Any] = ()) -> None:
+    """Runs `train_worker(config)` on every worker of the group, to the end. `callbacks` hear what it reports to Ray Train.
 
     A worker that dies takes the group down; it is started again up to `max_failures` times and `train_worker` continues from its latest checkpoint.
     `output_dir` must be storage that all nodes see. Raises what a worker raised.
@@ -37,7 +37,10 @@ def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, out
         scaling_config=ScalingConfig(num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker),
         torch_config=TorchConfig(backend="nccl" if group.use_gpu else "gloo"),
         run_config=RunConfig(
-            name="ray_train", storage_path=str(Path(output_dir).resolve()), failure_config=FailureConfig(max_failures=group.max_failures)
+            name="ray_train",
+            storage_path=str(Path(output_dir).resolve()),
+            failure_config=FailureConfig(max_failures=group.max_failures),
+            callbacks=list(callbacks),
         ),
     )
     try:

@@ -48,7 +48,7 @@ def interval_plot(groups: Sequence[Group], name: str, *, title: str, references:
     if references:
         figure.legend(loc="outside lower center", ncols=min(3, len(references)), frameon=False, fontsize=8)
     axes.set_title(title, loc="left", fontsize=10)
-    return _png(figure)
+    return as_png(figure)
 
 
 def panels(groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bool = False) -> bytes | None:
@@ -67,7 +67,7 @@ def panels(groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bo
         axes.tick_params(labelbottom=True)  # sharing an axis would leave it out in all rows but the last
     for axes in grid[len(having) :]:
         axes.set_visible(False)
-    return _png(figure)
+    return as_png(figure)
 
 
 def trade_off(groups: Sequence[Group]) -> bytes | None:
@@ -96,9 +96,9 @@ def trade_off(groups: Sequence[Group]) -> bytes | None:
     axes.set_xlabel("KL to the prior per token (nats)", fontsize=9)
     axes.set_ylabel("return per dialog", fontsize=9)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    _plain(axes)
+    plain(axes)
     axes.grid(color="#e6e6e6", linewidth=0.8)
-    return _png(figure)
+    return as_png(figure)
 
 
 def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) -> bytes:
@@ -118,12 +118,12 @@ def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) ->
         axes.set_xticks(range(1, count + 1) if count <= 10 else [1, count // 2, count])
         if figure_of(f"top/{metric}@1").percent:
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-        _plain(axes)
+        plain(axes)
         axes.grid(color="#e6e6e6", linewidth=0.8)
     for axes in grid[len(metrics) :]:
         axes.set_visible(False)
     figure.legend(*_legend(grid[: len(metrics)]), loc="outside lower center", ncols=min(4, len(groups)), frameon=False, fontsize=8)
-    return _png(figure)
+    return as_png(figure)
 
 
 def _top_k(axes: Axes, group: Group, prefix: str, count: int, hue: Mapping[str, str], *, label: str) -> None:
@@ -150,10 +150,10 @@ def histograms(columns: Mapping[str, np.ndarray]) -> bytes | None:
         axes.set_title(name, loc="left", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_minor_formatter(NullFormatter())
-        _plain(axes)
+        plain(axes)
     for axes in grid[len(columns) :]:
         axes.set_visible(False)
-    return _png(figure)
+    return as_png(figure)
 
 
 def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> bytes:
@@ -171,7 +171,7 @@ def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> 
                 )
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    return _png(figure)
+    return as_png(figure)
 
 
 def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
@@ -190,12 +190,12 @@ def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
                 _curve(axes, having, COLOURS[number % len(COLOURS)], name)
         axes.set_title(key, loc="left", fontsize=9)
         axes.set_xlabel("step", fontsize=8)
-        _plain(axes)
+        plain(axes)
         axes.grid(color="#e6e6e6", linewidth=0.8)
     for axes in grid[len(keys) :]:
         axes.set_visible(False)
     figure.legend(*_legend(grid[: len(keys)]), loc="outside lower center", ncols=min(4, len(curves)), frameon=False, fontsize=8)
-    return _png(figure)
+    return as_png(figure)
 
 
 def read_curves(path: Path) -> dict[str, dict[int, float]]:
@@ -228,7 +228,7 @@ def _intervals(axes: Axes, groups: Sequence[Group], name: str, hue: Mapping[str,
     axes.set_ylim(len(groups) - 0.4, -0.6)
     if figure_of(name).percent:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    _plain(axes)
+    plain(axes)
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
 
 
@@ -265,14 +265,14 @@ def _arms(value: Estimate) -> list[list[float]] | None:
     return [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8, length=3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _png(figure: Figure) -> bytes:
+def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()

@@ -105,6 +105,7 @@ class Trainer:
         prior: the frozen prior, where the method uses one. Without it the policy has adapters to switch off.
         train_rows, eval_rows: token rows; every worker holds all of them and takes its share of each batch.
         evaluate: called by the first worker at each evaluation, to measure what no loss can (returns in an environment).
+        report: hears the step and the metrics of each evaluation once its checkpoint is saved, on every worker (the environment's on the first).
         describe: written into every checkpoint as the model card.
     """
 
@@ -119,6 +120,7 @@ class Trainer:
         *,
         prior: Prior | None = None,
         evaluate: Evaluate | None = None,
+        report: Callable[[dict[str, float]], None] | None = None,
         describe: str = "",
         device: torch.device | str = "cpu",
     ) -> None:
@@ -134,7 +136,7 @@ class Trainer:
                 f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run prepare with a smaller --max_length "
                 "(dt adds a token to every reply), or give a new model a larger --model.context"
             )
-        self.train_rows, self.eval_rows, self.evaluate, self.describe = train_rows, eval_rows, evaluate, describe
+        self.train_rows, self.eval_rows, self.evaluate, self.report, self.describe = train_rows, eval_rows, evaluate, report, describe
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.policy = policy.start_training().to(self.device)
@@ -303,6 +305,8 @@ class Trainer:
             self._save(metrics)
         if saving and self.world > 1:
             dist.barrier()
+        if self.report and evaluating:
+            self.report({"step": self.step, **metrics})
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:

@@ -203,19 +203,19 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="no comparison made it"):
-        compare._claim(tmp_path / "data", "manifest.json", {"a": 1})
+        compare.claim(tmp_path / "data", "manifest.json", {"a": 1})
     assert (tmp_path / "data" / "mine.txt").read_text() == "mine"
 
 
 def test_a_folder_is_kept_as_long_as_its_recipe_is(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert not compare._claim(run, "result.json", {"a": 1})
+    assert not compare.claim(run, "result.json", {"a": 1})
     run.mkdir()
     (run / "half").write_text("")
-    assert not compare._claim(run, "result.json", {"a": 1}) and (run / "half").exists()  # killed: goes on
+    assert not compare.claim(run, "result.json", {"a": 1}) and (run / "half").exists()  # killed: goes on
     (run / "result.json").write_text("{}")
-    assert compare._claim(run, "result.json", {"a": 1})
-    assert not compare._claim(run, "result.json", {"a": 2}) and not run.exists()
+    assert compare.claim(run, "result.json", {"a": 1})
+    assert not compare.claim(run, "result.json", {"a": 2}) and not run.exists()
 
 
 def figure(value: float | None, low: float | None = None, high: float | None = None) -> dict:

@@ -1,0 +1,142 @@
+"""A sweep on Ray Tune: trials that report as they go, and successive halving that stops the ones that fall behind."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray import tune
+from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.schedulers import AsyncHyperBandScheduler
+
+Report = Callable[[dict[str, float]], None]
+STEP = "step"  # what every report says besides the metric
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Asynchronous successive halving (Li et al. 2020): at `grace`, `grace * factor`, ... steps only the best 1/factor of the trials there go on."""
+
+    grace: int
+    factor: int = 3
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one trial takes."""
+
+    workers: int = 1
+    cpus_per_worker: float = 1.0
+    use_gpu: bool = False
+
+    def trials_at_once(self) -> int:
+        """How many fit the cluster now. Raises ValueError if none does: Ray would wait for them without a word."""
+        here = ray.cluster_resources()
+        wanted = {"CPU": self.workers * self.cpus_per_worker} | ({"GPU": float(self.workers)} if self.use_gpu else {})
+        if lacking := [name for name, amount in wanted.items() if amount > here.get(name, 0.0)]:
+            name = lacking[0]
+            raise ValueError(f"a trial takes {wanted[name]:g} {name}s ({self.workers} workers), the cluster has {here.get(name, 0.0):g}")
+        return int(min(here[name] // amount for name, amount in wanted.items() if amount))
+
+
+def run_trials(
+    work: Callable[[Any, Report], None],
+    trials: Sequence[Any],
+    *,
+    metric: str,
+    mode: str,
+    resources: Resources,
+    folder: Path,
+    halving: Halving | None = None,
+    seconds: float = 0.0,
+    retries: int = 2,
+    ended: Callable[[int, str, float], None],
+) -> None:
+    """Runs `work(trial, report)` for every trial, as many at a time as fit. Ray must be running, `folder` is Tune's.
+
+    With one worker `work` runs in the trial's own process, with more it starts them itself (`train.fit` with `tune_callbacks`).
+    `ended(position, how, seconds)` hears of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
+    once). After `seconds` the rest is left as it is.
+    """
+    began, taken, limit = time.monotonic(), {}, seconds or math.inf
+
+    class Listener(tune.Callback):
+        def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+            taken.setdefault(trial.trial_id, time.monotonic())
+
+        def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+            if time.monotonic() - began < limit:
+                self._say(trial, "ended" if trial.last_result.get("done_by_itself") else "stopped")
+
+        def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+            self._say(trial, "failed")
+
+        def _say(self, trial: Any, how: str) -> None:
+            ended(trial.config["position"], how, time.monotonic() - taken[trial.trial_id])
+
+    def trainable(config: dict[str, Any]) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        last: dict[str, float] = {}
+
+        def report(metrics: dict[str, float]) -> None:
+            if metric not in metrics:
+                raise ValueError(f"the metric {metric!r} is never reported: expected one of {', '.join(sorted(metrics))}")
+            last.update(metrics)
+            tune.report(metrics)
+
+        work(trials[config["position"]], report)
+        if last:
+            tune.report({**last, "done_by_itself": True})
+
+    driver = {"CPU": 0 if resources.workers > 1 else resources.cpus_per_worker}
+    if resources.use_gpu and resources.workers == 1:
+        driver["GPU"] = 1
+    scheduler = None
+    if halving:
+        scheduler = AsyncHyperBandScheduler(time_attr=STEP, max_t=10**12, grace_period=halving.grace, reduction_factor=halving.factor)
+    os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}  # we say what is worth saying
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    tuner = tune.Tuner(
+        tune.with_resources(trainable, driver),
+        param_space={"position": tune.grid_search(list(range(len(trials))))},
+        tune_config=tune.TuneConfig(
+            metric=metric,
+            mode=mode,
+            scheduler=scheduler,
+            max_concurrent_trials=resources.trials_at_once(),
+            time_budget_s=seconds or None,
+        ),
+        run_config=tune.RunConfig(
+            name=folder.name,
+            storage_path=str(folder.parent),
+            failure_config=tune.FailureConfig(max_failures=retries),
+            callbacks=[Listener()],
+            verbose=0,
+        ),
+    )
+    tuner.fit()
+
+
+def tune_callbacks() -> list[Any]:
+    """For `train.fit` inside a trial: what its first worker reports goes to Tune."""
+    return [TuneReportCallback()]
+
+
+def report_from_worker(metrics: dict[str, float]) -> None:
+    """What every worker of a trial calls together."""
+    ray.train.report(metrics)
+
+
+def is_first_worker() -> bool:
+    """Of the trial that this process trains."""
+    return ray.train.get_context().get_world_rank() == 0

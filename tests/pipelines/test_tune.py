@@ -1,0 +1,166 @@
+"""A sweep from a YAML file to a report: planned before anything runs, killed and continued, halved, told in pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.tune import Sweep, TuneConfig, find_points, main, plan_trials, read_sweep
+from rl_dialog.config import ConfigError
+from rl_dialog.models.policy import Policy
+
+ROOT = Path(__file__).parents[2]
+START = "--model.family llama --model.layers 1 --model.width 16 --model.attention_heads 2 --model.context 256 --max_steps 4"
+TINY = {
+    "title": "tiny",
+    "about": "Two methods, two weights.",
+    "write_logs": {"dialogs": 60, "seed": 1},
+    "prepare": "--rewards.logged 1 --vocab_size 400 --max_length 256",
+    "start": START + " --env small_talk --env_episodes 4",
+    "train": "--method.gamma 1 --max_steps 6 --env small_talk --eval_steps 2 --env_episodes 4",
+    "space": {"method": ["kl_control", "psi"], "method.c": [0.05, 0.5]},
+    "seeds": [0, 1],
+    "evaluate": "--env small_talk --episodes 8 --contexts 0 --samples 1",
+}
+
+
+def sweep(**changes) -> Sweep:
+    return Sweep(**{"title": "t", "about": "a", "space": {"method": ["bc"]}} | changes)
+
+
+def written(folder: Path, **changes) -> str:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in (TINY | changes).items() if value is not None}))
+    return str(path)
+
+
+def test_points_are_all_combinations_and_their_names_say_so() -> None:
+    points = find_points(sweep(space={"method": ["kl_control", "psi"], "method.c": [0.05, 1.0]}))
+    assert [point.name for point in points] == ["kl_control,c=0.05", "kl_control,c=1", "psi,c=0.05", "psi,c=1"]
+    union = find_points(sweep(space=[{"method": ["bc"]}, {"method": ["ilql"], "method.tau": [0.7, 0.9]}]))
+    assert [point.values for point in union] == [{"method": "bc"}, {"method": "ilql", "method.tau": 0.7}, {"method": "ilql", "method.tau": 0.9}]
+
+
+def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:
+    space = {
+        "method": ["ilql"],
+        "learning_rate": {"loguniform": [1e-4, 1e-2]},
+        "method.tau": {"uniform": [0.5, 0.9]},
+        "model.layers": {"randint": [1, 3]},
+    }
+    points = find_points(sweep(space=space, samples=200))
+    assert len(points) == 200 and points == find_points(sweep(space=space, samples=200))
+    rates = sorted(point.values["learning_rate"] for point in points)
+    assert rates[0] >= 1e-4 and rates[-1] <= 1e-2 and 5e-4 < rates[100] < 2e-3  # the median of a log-uniform one is its middle, 1e-3
+    assert {point.values["model.layers"] for point in points} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({}, "expected a mapping of flags to values"),
+        ({"method.c": []}, "method.c: expected a list of values or one of uniform, loguniform, randint, got"),
+        ({"method.c": 0.5}, "method.c: expected a list of values"),
+        ({"method.c": {"normal": [0, 1]}}, "method.c: expected a list of values or one of uniform, loguniform, randint with"),
+        ({"method.c": {"uniform": [1, 0]}}, "low, high"),
+    ],
+)
+def test_a_space_that_says_nothing_is_refused(space, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_points(sweep(space=[space]))
+
+
+def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"--method\.tua.*Did you mean --method\.tau"):
+        main(TuneConfig(sweep=written(tmp_path, space={"method": ["ilql"], "method.tua": [0.5]}), out=str(tmp_path / "out")))
+    with pytest.raises(ConfigError, match="expected a space"):
+        read_sweep(TuneConfig(sweep=written(tmp_path, space={}), out="x"))
+    with pytest.raises(ConfigError, match="halving: expected factor, grace, got graze"):
+        read_sweep(TuneConfig(sweep=written(tmp_path, halving={"graze": 2}), out="x"))
+    with pytest.raises(ConfigError, match="metric"):
+        main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), out=str(tmp_path / "other")))
+
+
+def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
+    [point, *_] = find_points(sweep(space={"method": ["psi"], "method.c": [0.5]}))
+    first, second = plan_trials(sweep(train="--max_steps 3", seeds=(0, 1)), point, tmp_path)
+    assert (first.config.method.c, first.config.max_steps, first.config.seed, second.config.seed) == (0.5, 3, 0, 1)
+    assert first.folder.name == "psi,c=0.5-seed0"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A sweep that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    result = main(TuneConfig(sweep=written(folder), out=str(folder / "out"), quiet=True))
+    assert result["trials"] == {"ended": 8, "stopped": 0, "failed": 0, "left": 0}
+    return folder / "out"
+
+
+def test_the_report_ranks_by_the_evaluation_and_best_is_a_checkpoint(whole: Path) -> None:
+    found = json.loads((whole / "sweep.json").read_text())
+    values = [(point["figures"].get("best") or point["figures"]["last"])["return"]["value"] for point in found["points"]]
+    assert len(values) == 4 and values == sorted(values, reverse=True)
+    text = (whole / "report.md").read_text()
+    for picture in ("frontier", "effects", "curves"):
+        assert f"](plots/{picture}.png)" in text and (whole / "plots" / f"{picture}.png").stat().st_size > 5000
+    assert re.search(rf"^\| 1 \|.*{found['points'][0]['values']['method'].replace('_', chr(92) * 2 + '_')}", text, re.M)
+    assert Policy.from_pretrained(whole / "best").method.c == found["points"][0]["values"]["method.c"]
+    again = yaml.safe_load((whole / "best" / "train.yaml").read_text())
+    assert again["method"]["c"] == found["points"][0]["values"]["method.c"]
+
+
+def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="already holds a sweep: pass --resume to go on with it or --overwrite"):
+        main(TuneConfig(sweep=written(tmp_path), out=str(whole)))
+    with pytest.raises(ValueError, match="holds no sweep"):  # but sweep.yaml
+        main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path), overwrite=True))
+
+
+def test_more_than_the_cluster_has_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a trial takes 4000 CPUs \(4000 workers\), the cluster has"):
+        main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path / "out"), num_workers=4000, quiet=True))
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path), "--out", str(out), "--quiet"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done: dict[Path, int] = {}
+    for kill, flags in enumerate(([], ["--resume"])):
+        with subprocess.Popen([*command, *flags], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            deadline = time.monotonic() + 240
+            while len(list(out.glob("trials/*/result.json"))) < 2 + 3 * kill:
+                assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+                time.sleep(0.05)
+            run.send_signal(signal.SIGKILL)
+        time.sleep(2)  # its workers notice and end
+        assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
+        done = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
+    assert 5 <= len(done) < 8
+    subprocess.run([*command, "--resume"], cwd=ROOT, env=environment, check=True, timeout=240, capture_output=True)
+    assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
+    ours, theirs = (json.loads((folder / "sweep.json").read_text())["points"] for folder in (out, whole))
+    assert [(point["point"], point["figures"]) for point in ours] == [(point["point"], point["figures"]) for point in theirs]
+
+
+@pytest.mark.slow
+def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) -> None:
+    changes = {"halving": {"grace": 2, "factor": 2}, "seeds": [0], "space": {"method": ["psi"], "learning_rate": [1e-4, 1e-3, 1e-2, 1e-1]}}
+    config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True)
+    first = main(config)
+    assert first["trials"]["ended"] >= 1 and first["trials"]["ended"] + first["trials"]["stopped"] == 4
+    steps = {path.parent.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("trials/*/reports.jsonl")}
+    second = main(TuneConfig(**{**config.__dict__, "resume": True}))
+    assert second["trials"] == first["trials"] and second["winner"] == first["winner"]
+    assert steps == {path.parent.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("trials/*/reports.jsonl")}
