@@ -2,7 +2,7 @@
 
     python -m pipelines.tune --sweep tune_configs/sweep_kl.yaml --out runs/sweep_kl
 
-    logs -> prepare (once per reward mix) -> bc for every seed -> trials -> evaluate -> report
+    logs -> prepare (again for every reward mix of the space) -> bc for every seed -> trials -> evaluate -> report
 
 A trial is a point of the search space with a seed: the same training that `train` does, in OUT/trials/<point>-seed<k>. A killed sweep goes on with
 --resume: trials that are done are not run again, the others continue from their latest checkpoint.
@@ -40,6 +40,7 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] =
     "loguniform": lambda rng, low, high: float(np.exp(rng.uniform(np.log(low), np.log(high)))),
     "randint": lambda rng, low, high: int(rng.integers(low, high + 1)),
 }
+PREPARE = "prepare."  # what parameters of prepare begin with
 REPORTS, STOPPED, ERROR = "reports.jsonl", "stopped.txt", "error.txt"
 
 
@@ -83,7 +84,9 @@ class Sweep:
 
     title: str
     about: str
-    space: object  # flag of train -> list of values, or {uniform|loguniform|randint: [low, high]}; a list of such mappings is their union
+    space: (
+        object  # flag of train (or prepare.FLAG) -> list of values or {uniform|loguniform|randint: [low, high]}; a list of such mappings: their union
+    )
     train: str = ""  # flags of every trial
     start: str = ""  # flags of the bc that every trial of a seed starts from; without them trials start as `train` says
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute
@@ -125,9 +128,12 @@ def main(config: TuneConfig) -> dict[str, Any]:
     with connect(config.address or None):
         resources = Resources(config.num_workers, config.cpus_per_worker, config.use_gpu)
         at_once = resources.trials_at_once()  # said now, and not after an hour of preparation
-        prepare_task(progress, say)
-        if progress.problem:
-            raise ValueError(progress.problem)
+        mixes = {data_folder(point, out): point for point in points}
+        for folder, point in {out: Point("", {}), **mixes}.items():
+            preparing = progress if folder == out else Progress(folder.name, replace(task, prepare=_prepare_flags(sweep, point)), folder, [])
+            prepare_task(preparing, say)
+            if preparing.problem:
+                raise ValueError(f"prepare {' '.join(shlex.split(preparing.task.prepare))}: {preparing.problem}")
         if sweep.start:
             train_runs([progress], lambda one: True, say)
             if failed := next((done for done in progress.finished.values() if done.error), None):
@@ -236,6 +242,17 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def data_folder(point: Point, out: Path) -> Path:
+    """Where the data of a point's reward mix is made: `out` itself for points that say nothing about prepare."""
+    mix = {name: value for name, value in point.values.items() if name.startswith(PREPARE)}
+    return out / "mixes" / point_name(mix) if mix else out
+
+
+def _prepare_flags(sweep: Sweep, point: Point) -> str:
+    mix = {name.removeprefix(PREPARE): value for name, value in point.values.items() if name.startswith(PREPARE)}
+    return " ".join([sweep.prepare, *(f"--{name} {shown(value)}" for name, value in mix.items())])
+
+
 def plan_trials(sweep: Sweep, point: Point, out: Path) -> Iterator[Run]:
     """The runs of a point, one per seed. All flags are read here, so that a misspelt one is found before anything starts."""
     for seed in sweep.seeds:
@@ -250,7 +267,7 @@ def plan_trials(sweep: Sweep, point: Point, out: Path) -> Iterator[Run]:
             "none",
         ]
         where += ["--model.model_name_or_path", str(out / f"{BASELINE}-seed{seed}")] if sweep.start else []
-        values = [part for name, value in point.values.items() for part in (f"--{name}", shown(value) if isinstance(value, float) else str(value))]
+        values = [part for name, value in point.values.items() if not name.startswith(PREPARE) for part in (f"--{name}", shown(value))]
         config = load_config(train.TrainConfig, [*shlex.split(sweep.train), *values, *where], choices=train.CHOICES)
         yield Run(point.name, seed, config)
 

@@ -164,3 +164,18 @@ def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) 
     second = main(TuneConfig(**{**config.__dict__, "resume": True}))
     assert second["trials"] == first["trials"] and second["winner"] == first["winner"]
     assert steps == {path.parent.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("trials/*/reports.jsonl")}
+
+
+@pytest.mark.slow
+def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
+    space = [{"prepare.rewards.vote": [1]}, {"prepare.rewards.vote": [1], "prepare.rewards.sentiment": [0.5]}]
+    changes = {"space": space, "prepare": "--vocab_size 400 --max_length 256", "train": TINY["train"] + " --method psi", "seeds": [0]}
+    out = tmp_path / "out"
+    result = main(TuneConfig(sweep=written(tmp_path, **changes), out=str(out), quiet=True))
+    assert result["trials"]["ended"] == 2
+    weights = {}
+    for trial in out.glob("trials/*-seed*"):
+        data = yaml.safe_load((trial / "train.yaml").read_text())["data"]
+        components = json.loads((Path(data) / "manifest.json").read_text())["rewards"]["components"]
+        weights[trial.name] = {name: row["weight"] for name, row in components.items()}
+    assert weights == {"vote=1-seed0": {"vote": 1.0}, "vote=1,sentiment=0.5-seed0": {"vote": 1.0, "sentiment": 0.5}}
