@@ -255,30 +255,21 @@ def _prepare_flags(sweep: Sweep, point: Point) -> str:
 
 def plan_trials(sweep: Sweep, point: Point, out: Path) -> Iterator[Run]:
     """The runs of a point, one per seed. All flags are read here, so that a misspelt one is found before anything starts."""
+    values = [part for name, value in point.values.items() if not name.startswith(PREPARE) for part in (f"--{name}", shown(value))]
     for seed in sweep.seeds:
-        where = [
-            "--data",
-            str(out / "data"),
-            "--output_dir",
-            str(out / "trials" / f"{point.name}-seed{seed}"),
-            "--seed",
-            str(seed),
-            "--report_to",
-            "none",
-        ]
-        where += ["--model.model_name_or_path", str(out / f"{BASELINE}-seed{seed}")] if sweep.start else []
-        values = [part for name, value in point.values.items() if not name.startswith(PREPARE) for part in (f"--{name}", shown(value))]
-        config = load_config(train.TrainConfig, [*shlex.split(sweep.train), *values, *where], choices=train.CHOICES)
-        yield Run(point.name, seed, config)
+        start = ["--model.model_name_or_path", str(out / f"{BASELINE}-seed{seed}")] if sweep.start else []
+        flags = [*shlex.split(sweep.train), *values, *start]
+        yield _run(point.name, seed, flags, data_folder(point, out) / "data", out / "trials" / f"{point.name}-seed{seed}")
 
 
 def starts(sweep: Sweep, task: Task, out: Path) -> list[Run]:
     """bc of every seed, which the trials of that seed start from."""
-    runs = []
-    for seed in sweep.seeds if sweep.start else ():
-        where = ["--data", str(out / "data"), "--output_dir", str(out / f"{BASELINE}-seed{seed}"), "--seed", str(seed), "--report_to", "none"]
-        runs.append(Run(BASELINE, seed, load_config(train.TrainConfig, [*shlex.split(task.bc), *where], choices=train.CHOICES)))
-    return runs
+    return [_run(BASELINE, seed, shlex.split(task.bc), out / "data", out / f"{BASELINE}-seed{seed}") for seed in (sweep.seeds if sweep.start else ())]
+
+
+def _run(method: str, seed: int, flags: Sequence[str], data: Path, folder: Path) -> Run:
+    where = ["--data", str(data), "--output_dir", str(folder), "--seed", str(seed), "--report_to", "none"]
+    return Run(method, seed, load_config(train.TrainConfig, [*flags, *where], choices=train.CHOICES))
 
 
 def run_sweep(

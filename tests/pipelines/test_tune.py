@@ -178,4 +178,4 @@ def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
         data = yaml.safe_load((trial / "train.yaml").read_text())["data"]
         components = json.loads((Path(data) / "manifest.json").read_text())["rewards"]["components"]
         weights[trial.name] = {name: row["weight"] for name, row in components.items()}
-    assert weights == {"vote=1-seed0": {"vote": 1.0}, "vote=1,sentiment=0.5-seed0": {"vote": 1.0, "sentiment": 0.5}}
+    assert weights == {"vote=1-seed0": {"vote": 1.0}, "sentiment=0.5,vote=1-seed0": {"vote": 1.0, "sentiment": 0.5}}
