@@ -66,7 +66,7 @@ def run_trials(
     `ended(position, how, seconds)` hears of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
     once). After `seconds` the rest is left as it is.
     """
-    began, taken, limit = time.monotonic(), {}, seconds or math.inf
+    began, taken, limit, heard = time.monotonic(), {}, seconds or math.inf, set()
 
     class Listener(tune.Callback):
         def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -80,6 +80,7 @@ def run_trials(
             self._say(trial, "failed")
 
         def _say(self, trial: Any, how: str) -> None:
+            heard.add(trial.config["position"])
             ended(trial.config["position"], how, time.monotonic() - taken[trial.trial_id])
 
     def trainable(config: dict[str, Any]) -> None:
@@ -125,6 +126,8 @@ def run_trials(
         ),
     )
     tuner.fit()
+    if len(heard) < len(trials) and time.monotonic() - began < limit:
+        raise KeyboardInterrupt  # Tune takes Ctrl-C for "finish early"
 
 
 def tune_callbacks() -> list[Any]:
