@@ -84,9 +84,7 @@ class Sweep:
 
     title: str
     about: str
-    space: (
-        object  # flag of train (or prepare.FLAG) -> list of values or {uniform|loguniform|randint: [low, high]}; a list of such mappings: their union
-    )
+    space: object  # flag of train (or prepare.FLAG) -> list of values or {uniform|loguniform|randint: [low, high]}; or a list of such, their union
     train: str = ""  # flags of every trial
     start: str = ""  # flags of the bc that every trial of a seed starts from; without them trials start as `train` says
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute

@@ -34,13 +34,13 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
 
     with _prepare(tmp_path, "out", "first") as run:
         deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("out.tmp-*/work/figures/*.parquet"))) < 2:
+        while len(list(tmp_path.glob("out.tmp-*/*/figures/*.parquet"))) < 2:
             assert run.poll() is None and time.monotonic() < deadline, run.communicate()
             time.sleep(0.02)
         run.send_signal(signal.SIGKILL)
     assert not (tmp_path / "out").exists()
     time.sleep(2)  # its workers notice and end
-    tables = [pq.read_table(path) for path in tmp_path.glob("out.tmp-*/work/figures/*.parquet")]
+    tables = [pq.read_table(path) for path in tmp_path.glob("out.tmp-*/*/figures/*.parquet")]
     kept = sum(len(table["id"][0]) for table in tables)
     assert len(tables) >= 2 and 0 < kept < DIALOGS
 
