@@ -38,7 +38,7 @@ from rl_dialog.evaluation.runs import nearest
 from rl_dialog.methods import METHODS
 from rl_dialog.models.checkpoint import resolve, write_json, write_text_atomically
 
-METRICS_OF_SOME = "metrics_without_failed_runs.json"
+METRICS, METRICS_OF_SOME = "metrics.json", "metrics_without_failed_runs.json"
 CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))
 
 
@@ -120,6 +120,7 @@ class Progress:
     runs: list[Run]
     finished: dict[str, FinishedRun] = field(default_factory=dict)  # run name -> how it ended
     problem: str = ""  # why the task goes no further
+    report: Path | None = None  # of its evaluation, where that is not folder/report
 
     @property
     def logged(self) -> Path:
@@ -183,9 +184,9 @@ def _chosen(names: Sequence[str], among: dict[str, Any], what: str) -> dict[str,
 def plan(comparison: Comparison, name: str, out: Path) -> list[Run]:
     """Every run of a task, bc first. All flags are read here, so that a misspelt one is found before anything starts."""
     task, runs = comparison.tasks[name], []
-    _prepare_config(task, out / name)
+    prepare_config(task, out / name)
     _candidates_config(task, out / name, out / name)
-    _evaluate_config(task, out / name, ["RUN"])
+    evaluate_config(task, out / name, ["RUN"])
     for method, everywhere in comparison.methods.items():
         here = task.methods.get(method, "")
         for seed in comparison.seeds if here is not None else ():
@@ -209,7 +210,7 @@ def prepare_task(task: Progress, say: Say) -> None:
         task.problem = f"no {Path(missing[0]).relative_to(CORPORA)} in the folder of public corpora (RL_DIALOG_DATA)"
         say(f"{task.name}: skipped, {missing[0]} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
         return
-    config = _prepare_config(task.task, task.folder)
+    config = prepare_config(task.task, task.folder)
     if not claim(task.logged, "manifest.json", {"settings": changed(config), "write_logs": task.task.write_logs}):
         began = time.perf_counter()
         if task.task.write_logs:
@@ -224,7 +225,7 @@ def prepare_task(task: Progress, say: Say) -> None:
         say(f"{task.name}: {task.problem or 'prepared'} ({time.perf_counter() - began:.0f} s)")
 
 
-def _prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
+def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
     logs = [str((CORPORA / path).resolve()) for path in task.logs] or [str(folder / "logs" / "small_talk.jsonl")]
     out = folder / ("logged" if task.candidates else "data")
     return load_config(prepare.PrepareConfig, ["--logs", *logs, "--out", str(out), *shlex.split(task.prepare), "--quiet"])
@@ -300,9 +301,10 @@ def evaluate_tasks(tasks: Sequence[Progress], say: Say, *, required: str = BASEL
         if required and not any(run.method == required for run in task.done()):
             task.problem = f"no run of {required} finished: " + next(iter(task.finished.values())).error
             continue
-        config = _evaluate_config(task.task, task.folder, [str(run.folder) for run in task.done()])
+        report = task.report or task.folder / "report"
+        config = replace(evaluate_config(task.task, task.folder, [str(run.folder) for run in task.done()]), out=str(report))
         runs = {run.name: [_digest(run.folder / "result.json"), _weights(run.folder)] for run in task.done()}
-        if not claim(task.folder / "report", "metrics.json", {"settings": changed(config), "runs": runs}):
+        if not claim(report, METRICS, {"settings": changed(config), "runs": runs}):
             waiting.append(task)
             configs.append(config)
             say(f"{task.name}: evaluating {len(runs)} runs")
@@ -330,7 +332,7 @@ def evaluate_runs(config: evaluate.EvaluateConfig) -> tuple[float, dict[str, str
         if not errors or not rest:
             raise
         evaluate.main(replace(config, checkpoints=rest))
-        (Path(config.out) / "metrics.json").rename(Path(config.out) / METRICS_OF_SOME)  # so that the same command tries all of them again
+        (Path(config.out) / METRICS).rename(Path(config.out) / METRICS_OF_SOME)  # so that the same command tries all of them again
     return time.perf_counter() - began, errors
 
 
@@ -345,7 +347,7 @@ def _error_alone(run: str, config: evaluate.EvaluateConfig) -> str:
     return ""
 
 
-def _evaluate_config(task: Task, folder: Path, runs: Sequence[str]) -> evaluate.EvaluateConfig:
+def evaluate_config(task: Task, folder: Path, runs: Sequence[str]) -> evaluate.EvaluateConfig:
     data = folder / ("logged" if task.candidates else "data")
     where = ["--checkpoints", *runs, "--data", str(data), "--out", str(folder / "report"), "--quiet"]
     return load_config(evaluate.EvaluateConfig, [*shlex.split(task.evaluate), *where])
@@ -379,7 +381,7 @@ def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progre
 
 
 def _compared(task: Progress) -> ComparedTask:
-    paths = [task.folder / "report" / name for name in ("metrics.json", METRICS_OF_SOME)]
+    paths = [task.folder / "report" / name for name in (METRICS, METRICS_OF_SOME)]
     metrics = json.loads(next(path for path in paths if path.is_file()).read_text(encoding="utf-8")) if not task.problem else None
     runs = tuple(task.finished[run.name] for run in task.runs if run.name in task.finished)
     about = f"{task.task.about} {_what_best_means(task.runs[0].config)}"

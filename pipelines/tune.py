@@ -10,38 +10,44 @@ A trial is a point of the search space with a seed: the same training that `trai
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import yaml
+from typing import Any
 
 from pipelines import train
-from pipelines.compare import Progress, Run, Task, claim, evaluate_tasks, prepare_task, recipe_of, train_runs
+from pipelines.compare import (
+    METRICS,
+    METRICS_OF_SOME,
+    Progress,
+    Run,
+    Task,
+    claim,
+    evaluate_config,
+    evaluate_tasks,
+    prepare_config,
+    prepare_task,
+    recipe_of,
+    train_runs,
+)
+from pipelines.tune_space import OptunaSearch, Point, Sweep, find_points, read_sweep
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, fit
 from rl_dialog.cluster.tune import Halving, Report, Resources, is_first_worker, report_from_worker, run_trials, tune_callbacks
-from rl_dialog.config import ConfigError, from_dict, load_config, run, save_config
+from rl_dialog.config import ConfigError, load_config, run, save_config
+from rl_dialog.data.shards import load_manifest
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.evaluation.sweep import Trial, write_sweep_report
 from rl_dialog.models.checkpoint import write_text_atomically
 
-DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
-    "uniform": lambda rng, low, high: float(rng.uniform(low, high)),
-    "loguniform": lambda rng, low, high: float(np.exp(rng.uniform(np.log(low), np.log(high)))),
-    "randint": lambda rng, low, high: int(rng.integers(low, high + 1)),
-}
-PREPARE = "prepare."  # what parameters of prepare begin with
 REPORTS, STOPPED, ERROR = "reports.jsonl", "stopped.txt", "error.txt"
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -78,105 +84,67 @@ class TuneConfig:
     """print only the final JSON line"""
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """The YAML file. Strings of flags are what one would type after the verb."""
-
-    title: str
-    about: str
-    space: object  # flag of train (or prepare.FLAG) -> list of values or {uniform|loguniform|randint: [low, high]}; or a list of such, their union
-    train: str = ""  # flags of every trial
-    start: str = ""  # flags of the bc that every trial of a seed starts from; without them trials start as `train` says
-    logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute
-    write_logs: dict[str, int] = field(default_factory=dict)  # instead: dialogs and seed of small-talk logs
-    prepare: str = ""
-    evaluate: str = ""  # flags of the evaluation of all trials that reach their end
-    metric: str = "eval/return"  # of training's own evaluations: what trials are stopped and ranked by where there is no evaluation
-    figure: str = "return"  # of the evaluation: what the report ranks by
-    mode: Literal["max", "min"] = "max"
-    seeds: tuple[int, ...] = (0,)
-    samples: int = 1
-    halving: dict[str, int] = field(default_factory=dict)  # {grace: steps, factor: 3}; without it every trial reaches its end
-
-
-@dataclass(frozen=True)
-class Point:
-    """Values of the space's parameters, and what a trial folder is called after them."""
-
-    name: str
-    values: dict[str, Any]
-
-
 def main(config: TuneConfig) -> dict[str, Any]:
     """Runs the sweep and writes its report; returns the winner and the paths. Raises ValueError for what the user can fix."""
     began = time.perf_counter()
-    sweep = read_sweep(config)
+    for name, what in (("sweep", "a file like tune_configs/sweep_kl.yaml"), ("out", "a folder for everything")):
+        if not getattr(config, name):
+            raise ValueError(f"expected --{name}: {what}")
+    sweep = read_sweep(config.sweep, seeds=config.seeds, samples=config.samples)
+    search = OptunaSearch(sweep) if sweep.search == "optuna" else None
+    points = find_points(replace(sweep, samples=1) if search else sweep)  # those of Optuna come later; these show whether the flags exist
     out = Path(config.out).absolute()
-    say: Callable[[str], None] = (lambda text: None) if config.quiet else lambda text: print(text, flush=True)
-    points = find_points(sweep)
-    task = _task(sweep)
-    progress = Progress("sweep", task, out, starts(sweep, task, out))
-    planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][: config.trials or None]
-    for _, one in planned:
-        if sweep.metric == "eval/return" and not one.config.env:
-            raise ConfigError(f"{config.sweep}: the metric eval/return is measured in an environment: expected --env in train, or another metric")
-    if not config.quiet:
-        print(f"{len(points)} points x {len(sweep.seeds)} seeds = {len(planned)} trials in {out}")
+    say: Say = (lambda text: None) if config.quiet else lambda text: print(text, flush=True)
+    _check_flags(config, sweep, points, out)
     _claim_folder(config, out)
     with connect(config.address or None):
-        resources = Resources(config.num_workers, config.cpus_per_worker, config.use_gpu)
-        at_once = resources.trials_at_once()  # said now, and not after an hour of preparation
-        mixes = {data_folder(point, out): point for point in points}
-        for folder, point in {out: Point("", {}), **mixes}.items():
-            preparing = progress if folder == out else Progress(folder.name, replace(task, prepare=_prepare_flags(sweep, point)), folder, [])
-            prepare_task(preparing, say)
-            if preparing.problem:
-                raise ValueError(f"prepare {' '.join(shlex.split(preparing.task.prepare))}: {preparing.problem}")
-        if sweep.start:
-            train_runs([progress], lambda one: True, say)
-            if failed := next((done for done in progress.finished.values() if done.error), None):
-                raise ValueError(f"{BASELINE} of seed {failed.seed}, which trials start from, failed: {failed.error}")
-        say(f"trials, {at_once} at a time")
-        found = run_sweep(config, sweep, planned, progress, out, say)
-        ended = [trial for trial in found if trial.how == "ended"]
-        if ended and sweep.evaluate:
-            done = [one for _, one in planned if _is_done(one)]
-            evaluated = Progress("sweep", task, out, done, {one.name: FinishedRun(one.method, one.seed) for one in done})
-            evaluate_tasks([evaluated], say, required="")
-            if evaluated.problem:
-                raise ValueError(evaluated.problem)
-    report = write_sweep_report(out, sweep, found, seconds=time.perf_counter() - began, command=_command(config))
+        at_once = Resources(config.num_workers, config.cpus_per_worker, config.use_gpu).trials_at_once()  # said now, and not after an hour
+        if search is None:
+            trained = list({point.trained.name: point.trained for point in points}.values())
+            say(f"{len(points)} points, {len(trained)} x {len(sweep.seeds)} seeds to train, {at_once} at a time, in {out}")
+            trials = run_points(config, sweep, trained, out, say)
+        else:
+            say(f"{sweep.samples} points x {len(sweep.seeds)} seeds, {sweep.batch} points chosen at a time, {at_once} trials at a time, in {out}")
+            points, trials, deadline = [], [], time.monotonic() + 60 * config.minutes
+            for asked, tell in search.batches():
+                trials = run_points(replace(config, minutes=_minutes_left(config, deadline)), sweep, [*points, *asked], out, say)
+                points += asked
+                tell([_reached(sweep, [trial for trial in trials if trial.point == point.name]) for point in asked])
+                if any(trial.how == "left" for trial in trials) or len(trials) == config.trials:
+                    break
+        if sweep.evaluate:
+            trials = evaluate_points(sweep, points, trials, out, say)
+    report = write_sweep_report(out, sweep, trials, seconds=time.perf_counter() - began, command=_command(config))
     say(f"wrote {report['html']}")
     return report
 
 
-def read_sweep(config: TuneConfig) -> Sweep:
-    """The YAML file with what the flags change. Raises ConfigError for what is not in it."""
-    for name, what in (("sweep", "a file like tune_configs/sweep_kl.yaml"), ("out", "a folder for everything")):
-        if not getattr(config, name):
-            raise ValueError(f"expected --{name}: {what}")
-    try:
-        values = yaml.safe_load(Path(config.sweep).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{config.sweep}: expected YAML, got: {error}") from error
-    if not isinstance(values, dict) or not values.get("space"):
-        raise ConfigError(f"{config.sweep}: expected a space: flags of train with the values to try, got none")
-    sweep = from_dict(Sweep, values, where=config.sweep)
-    if sweep.halving:
-        Halving(**_known(sweep.halving, {"grace", "factor"}, f"{config.sweep}: halving"))
-    return replace(sweep, seeds=config.seeds or sweep.seeds, samples=config.samples or sweep.samples)
+def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path) -> None:
+    """Before anything starts, so that a misspelt one costs no time."""
+    for point in points:
+        prepare_config(_task(sweep, point), out)
+        evaluate_config(_task(sweep, point), out, ["RUN"])
+        for one in (*starts(sweep, point, out), *plan_trials(sweep, point.trained, out)):
+            if sweep.metric == "eval/return" and one.folder.parent.name == "trials" and not one.config.env:
+                raise ConfigError(f"{config.sweep}: the metric eval/return is measured in an environment: expected --env in train, or another metric")
 
 
-def _known(values: Mapping[str, Any], names: set[str], where: str) -> Mapping[str, Any]:
-    if unknown := set(values) - names:
-        raise ConfigError(f"{where}: expected {', '.join(sorted(names))}, got {', '.join(sorted(unknown))}")
-    return values
-
-
-def _task(sweep: Sweep) -> Task:
+def _task(sweep: Sweep, point: Point) -> Task:
     """What compare.py needs to know to prepare, to train the starts, and to evaluate."""
-    logs = {"logs": sweep.logs, "write_logs": sweep.write_logs, "prepare": sweep.prepare}
-    return Task(sweep.title, sweep.about, (sweep.figure,), evaluate=sweep.evaluate, bc=sweep.start, improve=sweep.train, **logs)
+    flags = {verb: " ".join([getattr(sweep, verb), *point.of(verb).flags]) for verb in ("prepare", "start", "evaluate")}
+    logs = {"logs": sweep.logs, "write_logs": sweep.write_logs}
+    about = (sweep.title, sweep.about, (sweep.figure,))
+    return Task(*about, prepare=flags["prepare"], bc=flags["start"], improve=sweep.train, evaluate=flags["evaluate"], **logs)
+
+
+def _minutes_left(config: TuneConfig, deadline: float) -> float:
+    return max((deadline - time.monotonic()) / 60, 1e-9) if config.minutes else 0.0
+
+
+def _reached(sweep: Sweep, trials: Sequence[Trial]) -> float | None:
+    """What a search is told of a point: its last metric, the mean over seeds; None where nothing was reported."""
+    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports]
+    return sum(last) / len(last) if last else None
 
 
 def _claim_folder(config: TuneConfig, out: Path) -> None:
@@ -202,112 +170,114 @@ def _command(config: TuneConfig) -> str:
     return " ".join(parts)
 
 
-def find_points(sweep: Sweep) -> list[Point]:
-    """Every combination of the listed values, each `samples` times where a distribution takes part. Raises ConfigError for an empty space."""
-    spaces = sweep.space if isinstance(sweep.space, list) else [sweep.space]
-    rng, found = np.random.default_rng(0), {}
-    for space in spaces:
-        if not isinstance(space, Mapping) or not space:
-            raise ConfigError(f"space: expected a mapping of flags to values, or a list of such mappings, got {space!r}")
-        drawn = {name: entry for name, entry in space.items() if isinstance(entry, Mapping)}
-        listed = {name: entry for name, entry in space.items() if name not in drawn}
-        for name, entry in listed.items():
-            if not isinstance(entry, list) or not entry:
-                raise ConfigError(f"space: {name}: expected a list of values or one of {', '.join(DISTRIBUTIONS)}, got {entry!r}")
-        for combination in itertools.product(*listed.values()):
-            for _ in range(sweep.samples if drawn else 1):
-                values = dict(zip(listed, combination, strict=True)) | {name: _draw(name, entry, rng) for name, entry in drawn.items()}
-                name = point_name({key: values[key] for key in space})
-                found[name] = Point(name, {key: values[key] for key in space})
-    return list(found.values())
-
-
-def _draw(name: str, entry: Mapping[str, Any], rng: np.random.Generator) -> float:
-    kind = next(iter(entry))
-    limits = entry[kind]
-    if len(entry) != 1 or kind not in DISTRIBUTIONS or not isinstance(limits, list) or len(limits) != 2 or not limits[0] < limits[1]:
-        raise ConfigError(f"space: {name}: expected a list of values or one of {', '.join(DISTRIBUTIONS)} with [low, high], got {dict(entry)!r}")
-    return DISTRIBUTIONS[kind](rng, *map(float, limits))
-
-
-def point_name(values: Mapping[str, Any]) -> str:
-    """`psi,c=0.2` of {method: psi, method.c: 0.2}."""
-    parts = [shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}" for name, value in values.items()]
-    return ",".join(parts).replace("/", "_")
-
-
-def shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def data_folder(point: Point, out: Path) -> Path:
     """Where the data of a point's reward mix is made: `out` itself for points that say nothing about prepare."""
-    mix = {name: value for name, value in point.values.items() if name.startswith(PREPARE)}
-    return out / "mixes" / point_name(mix) if mix else out
+    mix = point.of("prepare")
+    return out / "mixes" / mix.name if mix.values else out
 
 
-def _prepare_flags(sweep: Sweep, point: Point) -> str:
-    mix = {name.removeprefix(PREPARE): value for name, value in point.values.items() if name.startswith(PREPARE)}
-    return " ".join([sweep.prepare, *(f"--{name} {shown(value)}" for name, value in mix.items())])
+def starts(sweep: Sweep, point: Point, out: Path) -> list[Run]:
+    """bc of every seed, which the point's trials of that seed start from."""
+    own = point.of("start")
+    name = ",".join([BASELINE, own.name]) if own.values else BASELINE
+    flags = [*shlex.split(sweep.start), *own.flags]
+    return [_run(BASELINE, seed, flags, out / "data", out / f"{name}-seed{seed}") for seed in (sweep.seeds if sweep.start else ())]
 
 
 def plan_trials(sweep: Sweep, point: Point, out: Path) -> Iterator[Run]:
-    """The runs of a point, one per seed. All flags are read here, so that a misspelt one is found before anything starts."""
-    values = [part for name, value in point.values.items() if not name.startswith(PREPARE) for part in (f"--{name}", shown(value))]
+    """The runs of a point, one per seed."""
+    first = {one.seed: ["--model.model_name_or_path", str(one.folder)] for one in starts(sweep, point, out)}
     for seed in sweep.seeds:
-        start = ["--model.model_name_or_path", str(out / f"{BASELINE}-seed{seed}")] if sweep.start else []
-        flags = [*shlex.split(sweep.train), *values, *start]
+        flags = [*shlex.split(sweep.train), *point.of("train").flags, *first.get(seed, ())]
         yield _run(point.name, seed, flags, data_folder(point, out) / "data", out / "trials" / f"{point.name}-seed{seed}")
 
 
-def starts(sweep: Sweep, task: Task, out: Path) -> list[Run]:
-    """bc of every seed, which the trials of that seed start from."""
-    return [_run(BASELINE, seed, shlex.split(task.bc), out / "data", out / f"{BASELINE}-seed{seed}") for seed in (sweep.seeds if sweep.start else ())]
-
-
 def _run(method: str, seed: int, flags: Sequence[str], data: Path, folder: Path) -> Run:
-    where = ["--data", str(data), "--output_dir", str(folder), "--seed", str(seed), "--report_to", "none"]
-    return Run(method, seed, load_config(train.TrainConfig, [*flags, *where], choices=train.CHOICES))
+    where = ["--data", str(data), "--output_dir", str(folder), "--seed", str(seed)]
+    return Run(method, seed, load_config(train.TrainConfig, ["--report_to", "none", *flags, *where], choices=train.CHOICES))
 
 
-def run_sweep(
-    config: TuneConfig, sweep: Sweep, planned: Sequence[tuple[Point, Run]], progress: Progress, out: Path, say: Callable[[str], None]
-) -> list[Trial]:
-    """Runs what is not done, and says how every trial ended."""
+def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
+    """Makes the data and the starts that these points need, runs what is not done, and tells how every trial ended."""
+    points = {point.name: point for point in points}.values()  # a search may choose one twice
+    task = _task(sweep, Point({}))
+    firsts = list({one.folder: one for point in points for one in starts(sweep, point, out)}.values())
+    base = Progress("sweep", task, out, firsts)
+    mixes = {folder: Progress(folder.name, _task(sweep, point), folder, []) for point in points if (folder := data_folder(point, out)) != out}
+    for preparing in (base, *mixes.values()):
+        prepare_task(preparing, say)
+        if preparing.problem:
+            raise ValueError(f"prepare {' '.join(shlex.split(preparing.task.prepare))}: {preparing.problem}")
+    train_runs([base], lambda one: True, say)
+    if failed := next((done for done in base.finished.values() if done.error), None):
+        raise ValueError(f"{BASELINE} of seed {failed.seed}, which trials start from, failed: {failed.error}")
+    planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][: config.trials or None]
+    started = {str(first.folder): first for first in firsts}
     for _, one in planned:
-        start = next((first for first in progress.runs if first.seed == one.seed), None)
-        claim(one.folder, "result.json", recipe_of(one, start))
+        claim(one.folder, "result.json", recipe_of(one, started.get(one.config.model.model_name_or_path)))
         (one.folder / ERROR).unlink(missing_ok=True)
-    left = [(point, one) for point, one in planned if sweep.halving or not _is_done(one)]
-    if done := len(planned) - sum(not _is_done(one) for _, one in planned):
+    left = [one for _, one in planned if sweep.halving or not _is_done(one)]  # halving compares with those that are done
+    if done := sum(_is_done(one) for _, one in planned):
         say(f"{done} trials are done already")
+    if left:
+        _run_all(config, sweep, left, out, say)
+    return [_trial(point, one) for point, one in planned]
+
+
+def _run_all(config: TuneConfig, sweep: Sweep, left: Sequence[Run], out: Path, say: Say) -> None:
     settled = 0
 
     def ended(position: int, how: str, seconds: float) -> None:
         nonlocal settled
         settled += 1
-        one = left[position][1]
+        one = left[position]
         if how == "stopped" and not _is_done(one):
             write_text_atomically(one.folder / STOPPED, f"{_reports(one)[-1]['step']}\n")
         error = f": {_error(one)}" if how == "failed" else ""
         say(f"[{settled}/{len(left)}] {one.folder.name}: {how} after {seconds:.0f} s{error}")
 
-    if left:
-        shutil.rmtree(out / "tune", ignore_errors=True)  # what Tune knew of an earlier start; what counts is in the trials' folders
-        group = WorkerGroup(config.num_workers, config.cpus_per_worker, config.use_gpu, 0)
-        run_trials(
-            partial(run_trial, group=group),
-            [one for _, one in left],
-            metric=sweep.metric,
-            mode=sweep.mode,
-            resources=Resources(config.num_workers, config.cpus_per_worker, config.use_gpu),
-            folder=out / "tune",
-            halving=Halving(**sweep.halving) if sweep.halving else None,
-            seconds=60 * config.minutes,
-            retries=config.retries,
-            ended=ended,
-        )
-    return [_trial(point, one) for point, one in planned]
+    shutil.rmtree(out / "tune", ignore_errors=True)  # what Tune knew of an earlier start; what counts is in the trials' folders
+    run_trials(
+        partial(run_trial, group=WorkerGroup(config.num_workers, config.cpus_per_worker, config.use_gpu, 0)),
+        left,
+        metric=sweep.metric,
+        mode=sweep.mode,
+        resources=Resources(config.num_workers, config.cpus_per_worker, config.use_gpu),
+        folder=out / "tune",
+        halving=Halving(**sweep.halving) if sweep.halving else None,
+        seconds=60 * config.minutes,
+        retries=config.retries,
+        ended=ended,
+    )
+
+
+def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say) -> list[Trial]:
+    """One report for each way to evaluate; returns the trials of every point with what they share or do not.
+
+    `report` holds the starts and the points that say nothing about evaluation, `reports/<what they say>` the others.
+    """
+    ways: dict[Path, tuple[Task, dict[str, Run]]] = {}
+    found = []
+    done = {one.folder: one for point in points for one in plan_trials(sweep, point.trained, out) if _is_done(one)}
+    firsts = {one.folder: one for point in points for one in starts(sweep, point, out)}
+    for point in (Point({}), *points):
+        own = point.of("evaluate")
+        folder = out / "reports" / own.name if own.values else out / "report"
+        task, runs = ways.setdefault(folder, (_task(sweep, point), {} if own.values else {one.name: one for one in firsts.values()}))
+        mine = [trial for trial in trials if point.values and trial.point == point.trained.name]
+        runs |= {done[path].name: done[path] for trial in mine if (path := Path(trial.folder)) in done}
+        found += [(replace(trial, point=point.name, values=point.values), folder) for trial in mine]
+    waiting = [
+        Progress(folder.name, task, out, list(runs.values()), {name: FinishedRun(one.method, one.seed) for name, one in runs.items()}, report=folder)
+        for folder, (task, runs) in ways.items()
+        if runs
+    ]
+    evaluate_tasks(waiting, say, required="")
+    if failed := next((one for one in waiting if one.problem), None):
+        raise ValueError(f"{failed.name}: {failed.problem}")
+    errors = {(one.report, str(run.folder)): one.finished[run.name].error for one in waiting for run in one.runs}
+    metrics = {folder: next((str(path) for name in (METRICS, METRICS_OF_SOME) if (path := folder / name).is_file()), "") for folder in ways}
+    return [replace(trial, metrics=metrics[folder], error=trial.error or errors.get((folder, trial.folder), "")) for trial, folder in found]
 
 
 def run_trial(one: Run, report: Report, *, group: WorkerGroup) -> None:
@@ -369,7 +339,8 @@ def _error(one: Run) -> str:
 def _trial(point: Point, one: Run) -> Trial:
     how = "ended" if _is_done(one) else "stopped" if (one.folder / STOPPED).is_file() else "failed" if (one.folder / ERROR).is_file() else "left"
     reports = _reports(one)
-    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports, _error(one) if how == "failed" else "")
+    weights = {name: row["weight"] for name, row in load_manifest(one.config.data)["rewards"]["components"].items() if row["weight"]}
+    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports, _error(one) if how == "failed" else "", rewards=weights)
 
 
 if __name__ == "__main__":

@@ -74,5 +74,5 @@ def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: 
 def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --out runs/")
-    sweep = tune.read_sweep(tune.TuneConfig(sweep=str(path), out=str(tmp_path)))
+    sweep = tune.read_sweep(str(path))
     assert all(list(tune.plan_trials(sweep, point, tmp_path)) for point in tune.find_points(sweep))

@@ -19,6 +19,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler
 
 Report = Callable[[dict[str, float]], None]
 STEP = "step"  # what every report says besides the metric
+UNREPORTED = "metrics that are reported"
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,26 @@ def run_trials(
 
     With one worker `work` runs in the trial's own process, with more it starts them itself (`train.fit` with `tune_callbacks`).
     `ended(position, how, seconds)` hears of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
-    once). After `seconds` the rest is left as it is.
+    once). After `seconds` the rest is left as it is. Raises ValueError for a metric that is not among the first report.
     """
-    began, taken, limit, heard = time.monotonic(), {}, seconds or math.inf, set()
+    began, taken, limit, heard, unreported = time.monotonic(), {}, seconds or math.inf, set(), []
+
+    class UnknownMetric(tune.Stopper):
+        """A metric that no trial ever reports ends the sweep at the first report."""
+
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+            unreported.extend([result[UNREPORTED]] if UNREPORTED in result else [])
+            return self.stop_all()
+
+        def stop_all(self) -> bool:
+            return bool(unreported)
 
     class Listener(tune.Callback):
         def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
             taken.setdefault(trial.trial_id, time.monotonic())
 
         def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-            if time.monotonic() - began < limit:
+            if time.monotonic() - began < limit and not unreported:
                 self._say(trial, "ended" if trial.last_result.get("done_by_itself") else "stopped")
 
         def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -91,7 +102,7 @@ def run_trials(
 
         def report(metrics: dict[str, float]) -> None:
             if metric not in metrics:
-                raise ValueError(f"the metric {metric!r} is never reported: expected one of {', '.join(sorted(metrics))}")
+                tune.report({metric: math.nan, STEP: metrics[STEP], UNREPORTED: ", ".join(sorted(metrics))})
             last.update(metrics)
             tune.report(metrics)
 
@@ -123,9 +134,12 @@ def run_trials(
             failure_config=tune.FailureConfig(max_failures=retries),
             callbacks=[Listener()],
             verbose=0,
+            stop=UnknownMetric(),
         ),
     )
     tuner.fit()
+    if unreported:
+        raise ValueError(f"the metric {metric!r} is never reported: expected one of {unreported[0]}")
     if len(heard) < len(trials) and time.monotonic() - began < limit:
         raise KeyboardInterrupt  # Tune takes Ctrl-C for "finish early"
 

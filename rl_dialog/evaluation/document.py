@@ -23,6 +23,7 @@ class Column:
 
     title: str
     lines: list[tuple[str, str, str]]
+    checkpoint: str = ""  # whose side it is, where somebody may ask
 
 
 @dataclass

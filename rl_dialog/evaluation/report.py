@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.scoring import WAYS
 from rl_dialog.evaluation.summary import FIGURES, Figure, Group, RunResult, figure_of, shown
+from rl_dialog.models.checkpoint import write_json
 
 
 @dataclass
@@ -236,20 +237,21 @@ def _samples(evaluation: Evaluation) -> Section | None:
     same: dict[str, list[Group]] = {}
     for group in evaluation.groups:  # the best checkpoint is often the last one too
         same.setdefault(group.runs[0].directory, []).append(group)
-    firsts = [(", ".join(group.label for group in groups), groups[0].runs[0]) for groups in same.values()]
+    firsts = [(", ".join(group.label for group in groups), directory, groups[0].runs[0]) for directory, groups in same.items()]
     found = []
     for number in range(evaluation.samples):
-        having = [(label, run.episodes[number]) for label, run in firsts if number < len(run.episodes)]
+        having = [(label, directory, run.episodes[number]) for label, directory, run in firsts if number < len(run.episodes)]
         if having:
-            columns = [Column(f"{label}: return {episode.total:.2f}", _lines(episode.dialog)) for label, episode in having]
-            found.append(Sample(f"Episode {having[0][1].index}", columns))
+            columns = [Column(f"{label}: return {e.total:.2f}", _lines(e.dialog), directory) for label, directory, e in having]
+            found.append(Sample(f"Episode {having[0][2].index}", columns))
     for number in range(evaluation.samples):
-        answers = [(label, run.answers[number]) for label, run in firsts if number < len(run.answers)]
+        answers = [(label, directory, run.answers[number]) for label, directory, run in firsts if number < len(run.answers)]
         if answers:
-            context = Column("context", _lines(answers[0][1].dialog)[:-1])
-            log = Column("the log", [("assistant", answers[0][1].logged, "")])
-            columns = [context, log, *(Column(label, _lines(answer.dialog)[-1:]) for label, answer in answers)]
-            found.append(Sample(f"Held-out context {answers[0][1].context}", columns))
+            first = answers[0][2]
+            context = Column("context", _lines(first.dialog)[:-1])
+            log = Column("the log", [("assistant", first.logged, "")])
+            columns = [context, log, *(Column(label, _lines(answer.dialog)[-1:], directory) for label, directory, answer in answers)]
+            found.append(Sample(f"Held-out context {first.context}", columns))
     return Section("Samples", ["The first run of each policy, the same conversation partners and contexts."], samples=found) if found else None
 
 
@@ -295,8 +297,10 @@ def _title(name: str, evaluation: Evaluation) -> str:
 
 
 def write_report(evaluation: Evaluation, directory: Path) -> tuple[Path, Path]:
-    """report.md with plots/*.png, and report.html."""
-    return write_document(evaluation.title, sections(evaluation), directory)
+    """report.md with plots/*.png, report.html, and its samples as samples.json for pages that show some of them."""
+    found = sections(evaluation)
+    write_json(directory / "samples.json", [asdict(sample) for section in found for sample in section.samples])
+    return write_document(evaluation.title, found, directory)
 
 
 def write_replies(path: Path, groups: Sequence[Group]) -> int:

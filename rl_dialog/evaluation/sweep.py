@@ -1,4 +1,4 @@
-"""The report of a sweep: which point of the search space is best, what each parameter does, what was paid for it."""
+"""The report of a sweep: which point of the search space is best, what each parameter does, what was paid for it. `sweep_plots.py` draws it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import json
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from rl_dialog.evaluation.document import Section, Table, write_document
-from rl_dialog.evaluation.plots import COLOURS, GREY, as_png, plain
+from rl_dialog.evaluation import sweep_plots as plots
+from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.models.checkpoint import resolve, write_json
 
 BEST = "best"  # folder with the winner's checkpoint
-MOST_CURVES = 12
+TENSORBOARD = "tensorboard"  # folder with the curves and the HParams of every trial
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,8 @@ class Trial:
     how: str  # ended, stopped (by halving), failed, left (no time)
     reports: list[dict[str, float]]
     error: str = ""
+    metrics: str = ""  # metrics.json of the evaluation that it took part in
+    rewards: dict[str, float] = field(default_factory=dict)  # weights of the rewards that it was trained on
 
 
 @dataclass(frozen=True)
@@ -49,112 +50,134 @@ class Estimate:
 
 @dataclass
 class Ranked:
-    """A point with all its trials."""
+    """A point with all its trials. Figures are of its best checkpoints, else of its last ones, and empty where no trial was evaluated."""
 
     name: str
     values: dict[str, Any]
     trials: list[Trial]
-    figures: dict[str, dict[str, Estimate]]  # best, last -> figure -> estimate; empty where no trial of the point was evaluated
+    best: dict[str, Estimate]
+    last: dict[str, Estimate]
+    changes: dict[str, Estimate]  # figure -> difference to the start, of the best checkpoints
     headline: Estimate | None
 
     @property
     def ended(self) -> bool:
         return all(trial.how == "ended" for trial in self.trials)
 
+    @property
+    def figures(self) -> dict[str, Estimate]:
+        return self.best or self.last
+
+    @property
+    def kind(self) -> str:
+        """What it is drawn in one colour with."""
+        return str(self.values.get("method", "all points"))
+
+    @property
+    def rest(self) -> str:
+        """What tells it from others of its kind."""
+        return ",".join(f"{name.rpartition('.')[2]}={plots.told(value)}" for name, value in self.values.items() if name != "method")
+
 
 def write_sweep_report(out: Path, sweep: Any, trials: Sequence[Trial], *, seconds: float, command: str) -> dict[str, Any]:
-    """report.md, report.html, sweep.json and best/ in `out`; returns their paths and the winner."""
-    ranked = rank(out, sweep, trials)
+    """report.md, report.html, sweep.json, tensorboard/ and best/ in `out`; returns their paths and the winner."""
+    ranked = rank(sweep, trials)
     winner = ranked[0] if ranked and ranked[0].headline else None
-    sections = [_winner(sweep, winner, out, command), _ranking(sweep, ranked), _frontier(sweep, ranked), _effects(sweep, ranked)]
-    sections += [_curves(sweep, ranked), _late(sweep, ranked), _cost(trials, seconds)]
-    markdown, page = write_document(sweep.title, [section for section in sections if section], out)
-    if winner:
-        _copy_best(out, sweep, winner)
-    points = [
-        {"point": point.name, "values": point.values, "figures": _plain_figures(point), "trials": [_summary(t) for t in point.trials]}
-        for point in ranked
-    ]
-    write_json(
-        out / "sweep.json", {"command": command, "seconds": round(seconds, 1), "metric": sweep.metric, "figure": sweep.figure, "points": points}
-    )
+    chosen = _best_trial(sweep, winner) if winner else None
+    sections = [_winner(sweep, winner, chosen, out, command), _ranking(sweep, ranked), _frontier(sweep, ranked), _effects(sweep, ranked)]
+    sections += [_parallel(sweep, ranked), _curves(sweep, ranked), _over_optimised(sweep, ranked), _late(sweep, ranked), _samples(sweep, ranked)]
+    runs = list({trial.folder: trial for trial in trials}.values())
+    markdown, page = write_document(sweep.title, [section for section in [*sections, _cost(runs, seconds)] if section], out)
+    _write_tensorboard(out / TENSORBOARD, sweep, ranked)
+    if chosen:
+        _copy_best(out, chosen)
+    record = {"command": command, "seconds": round(seconds, 1), "metric": sweep.metric, "figure": sweep.figure}
+    write_json(out / "sweep.json", record | {"points": [_as_json(point) for point in ranked]})
     headline = {"winner": winner.name, sweep.figure: winner.headline.value, BEST: str(out / BEST)} if winner else {"winner": None}
-    how = {name: sum(trial.how == name for trial in trials) for name in ("ended", "stopped", "failed", "left")}
+    how = {name: sum(trial.how == name for trial in runs) for name in ("ended", "stopped", "failed", "left")}
     return {"report": str(markdown), "html": str(page), "sweep": str(out / "sweep.json"), **headline, "trials": how, "seconds": round(seconds, 1)}
 
 
-def rank(out: Path, sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
+def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
     """The points, best first: by the evaluation of their best checkpoints, and behind those by the last metric that training reported."""
     by_point: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
         by_point[trial.point].append(trial)
-    evaluated = _evaluated(out / "report" / "metrics.json")
+    evaluations = {path: _read_evaluation(Path(path)) for path in {trial.metrics for trial in trials} if path}
     sign = 1 if sweep.mode == "max" else -1
     found = []
     for name, members in by_point.items():
-        figures = evaluated.get(name, {}) if all(trial.how == "ended" for trial in members) else {}
-        chosen = figures.get("best") or figures.get("last") or {}
-        headline = chosen.get(sweep.figure) or _reported(sweep, members)
-        found.append(Ranked(name, members[0].values, members, figures, headline))
+        best, last, changes = {}, {}, {}
+        if all(trial.how == "ended" for trial in members) and members[0].metrics:
+            best, last, changes = evaluations[members[0].metrics].get(_group(members[0]), ({}, {}, {}))
+        headline = (best or last).get(sweep.figure) or _reported(sweep, members)
+        found.append(Ranked(name, members[0].values, members, best, last, changes, headline))
 
     def order(point: Ranked) -> tuple[bool, float, float]:
         steps = max((trial.reports[-1]["step"] for trial in point.trials if trial.reports), default=0)
         value = sign * point.headline.value if point.headline else -math.inf
-        return (not point.ended, -steps, -value) if not point.ended else (False, 0.0, -value)
+        return not point.ended, 0 if point.ended else -steps, -value
 
     return sorted(found, key=order)
 
 
-def _evaluated(path: Path) -> dict[str, dict[str, dict[str, Estimate]]]:
-    """point -> best, last -> figure -> estimate, of `evaluate`'s metrics.json; where both are one checkpoint it is the last."""
-    found: dict[str, dict[str, dict[str, Estimate]]] = defaultdict(dict)
-    groups = json.loads(path.read_text(encoding="utf-8"))["groups"] if path.is_file() else []
-    for group in groups:
-        figures = {
-            name: Estimate(row["value"], row.get("low"), row.get("high")) for name, row in group["figures"].items() if row["value"] is not None
-        }
-        found[group["group"]][group["which"] or "last"] = figures
+def _group(trial: Trial) -> str:
+    """What `evaluate` calls the runs of a point: their folders' name without the seed."""
+    return Path(trial.folder).name.removesuffix(f"-seed{trial.seed}")
+
+
+def _read_evaluation(path: Path) -> dict[str, tuple[dict[str, Estimate], dict[str, Estimate], dict[str, Estimate]]]:
+    """group -> figures of its best checkpoints, of its last ones, and what the best differ in from the baseline."""
+    metrics = json.loads(path.read_text(encoding="utf-8"))
+
+    def estimates(rows: Mapping[str, Any]) -> dict[str, Estimate]:
+        return {name: Estimate(row["value"], row.get("low"), row.get("high")) for name, row in rows.items() if row["value"] is not None}
+
+    found: dict[str, tuple[dict, dict, dict]] = defaultdict(lambda: ({}, {}, {}))
+    for group in metrics["groups"]:
+        best, last, changes = found[group["group"]]
+        (best if group["which"] == "best" else last).update(estimates(group["figures"]))  # `which` is empty where both are one checkpoint
+        if group["which"] != "last":
+            changes.update(estimates(metrics["differences"].get(group["label"], {}).get("figures", {})))
     return found
 
 
 def _reported(sweep: Any, trials: Sequence[Trial]) -> Estimate | None:
-    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports and sweep.metric in trial.reports[-1]]
+    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports]
     return Estimate(float(np.mean(last))) if last else None
 
 
-def _winner(sweep: Any, winner: Ranked | None, out: Path, command: str) -> Section:
+def _best_trial(sweep: Any, winner: Ranked) -> Trial | None:
+    """The seed whose best checkpoint training itself found best."""
+    sign = 1 if sweep.mode == "max" else -1
+    reported = [trial for trial in winner.trials if trial.reports]
+    return max(reported, key=lambda trial: max(sign * row[sweep.metric] for row in trial.reports), default=None)
+
+
+def _winner(sweep: Any, winner: Ranked | None, chosen: Trial | None, out: Path, command: str) -> Section:
     text = [sweep.about, f"Command: {command}"]
-    if winner is None:
+    if winner is None or chosen is None:
         return Section("What is best", [*text, "No trial got as far as its first evaluation."])
-    text.append(f"{winner.name}: {sweep.figure} {winner.headline}.")
-    text.append(f"Its checkpoint is {out / BEST}: python -m pipelines.chat --checkpoint {out / BEST}")
+    gain = winner.changes.get(sweep.figure)
+    told = f", {gain.value:+.3g} [{gain.low:.3g}, {gain.high:.3g}] over the bc that it started from" if gain and gain.low is not None else ""
+    text.append(f"{winner.name}: {sweep.figure} {winner.headline}{told}.")
+    decoding = " ".join(f"--{name.partition('.')[2]} {plots.told(value)}" for name, value in winner.values.items() if name.startswith("evaluate."))
+    text.append(f"Its checkpoint, of seed {chosen.seed}: python -m pipelines.chat --checkpoint {out / BEST} {decoding}".rstrip())
     text.append(f"The same run again: python -m pipelines.train --config {out / BEST}/train.yaml --output_dir runs/again")
     return Section("What is best", text)
 
 
 def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
     parameters = list(dict.fromkeys(name for point in ranked for name in point.values))
-    columns = ["", *parameters, f"{sweep.figure}, best", f"{sweep.figure}, last", "KL per token", "seeds", "steps", "how"]
+    columns = ["", *parameters, f"{sweep.figure}, best", f"{sweep.figure}, last", "over its start", "KL per token", "seeds", "steps", "how"]
     rows = []
     for number, point in enumerate(ranked, 1):
-        best, last = (point.figures.get(which, {}).get(sweep.figure) for which in ("best", "last"))
-        kl = (point.figures.get("best") or point.figures.get("last") or {}).get("kl")
-        how = ", ".join(sorted({trial.how for trial in point.trials}))
+        best, last, change = (found.get(sweep.figure) for found in (point.best, point.last, point.changes))
         steps = max((int(trial.reports[-1]["step"]) for trial in point.trials if trial.reports), default=0)
-        values = [_value(point.values.get(name)) for name in parameters]
         told = str(last) if last else f"({point.headline}, {sweep.metric})" if point.headline else "-"
-        rows.append(
-            [
-                str(number),
-                *values,
-                str(best) if best else "as last" if last else "-",
-                told,
-                str(kl) if kl else "-",
-                str(len(point.trials)),
-                str(steps),
-                how,
-            ]
-        )
+        row = [str(number), *(plots.told(point.values.get(name)) for name in parameters), str(best) if best else "as last" if last else "-", told]
+        row += [str(change or "-"), str(point.figures.get("kl", "-")), str(len(point.trials)), str(steps)]
+        rows.append([*row, ", ".join(sorted({trial.how for trial in point.trials}))])
     text = [
         "Evaluated on conversations that training never saw, with 95 % bootstrap intervals over seeds and conversations. Points whose trials did not "
         "all reach their end come last, with what training itself measured in brackets."
@@ -164,116 +187,117 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
 
 
 def _frontier(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL joined by a line."""
-    found = []
-    for point in ranked:
-        figures = point.figures.get("best") or point.figures.get("last") or {}
-        if "kl" in figures and sweep.figure in figures:
-            found.append((figures["kl"], figures[sweep.figure], point))
+    found = [point for point in ranked if {"kl", sweep.figure} <= point.figures.keys()]
     if len(found) < 2:
         return None
-    figure = Figure(figsize=(8.4, 5.2), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    hue = _hues([_kind(point) for _, _, point in found])
-    for kl, value, point in found:
-        axes.errorbar(
-            kl.value, value.value, yerr=_arms(value), xerr=_arms(kl), fmt="o", color=hue[_kind(point)], markersize=5, linewidth=1, capsize=2
-        )
-        axes.annotate(_rest(point), (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY)
-    sign = 1 if sweep.mode == "max" else -1
-    line, reached = [], -math.inf
-    for kl, value, _ in sorted(found, key=lambda entry: entry[0].value):
-        if sign * value.value > reached:
-            reached = sign * value.value
-            line.append((kl.value, value.value))
-    axes.plot(*zip(*line, strict=True), color=GREY, linestyle="--", linewidth=1, zorder=0)
-    for kind, colour in hue.items():
-        axes.plot([], [], "o", color=colour, label=kind)
-    if min(kl.value for kl, _, _ in found) > 0 and max(kl.value for kl, _, _ in found) > 30 * min(kl.value for kl, _, _ in found):
-        axes.set_xscale("log")
-    axes.set(xlabel="KL to the prior per token", ylabel=sweep.figure)
-    axes.legend(frameon=False, fontsize=8)
-    plain(axes)
     text = ["How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at less KL."]
-    return Section("Reward against KL", text, plot=("frontier.png", as_png(figure)))
+    return Section("Reward against KL", text, plot=("frontier.png", plots.frontier(found, sweep.figure, sweep.mode)))
 
 
 def _effects(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    """A panel per parameter that varies: its values against the figure, a line per method where other things are equal on average."""
-    known = [point for point in ranked if point.headline and point.ended]
-    parameters = [name for name in dict.fromkeys(n for p in known for n in p.values) if len({_value(p.values.get(name)) for p in known}) > 1]
-    if not parameters or len(known) < 2:
+    found, parameters = _comparable(ranked)
+    if not parameters:
         return None
-    columns = min(3, len(parameters))
-    rows = -(-len(parameters) // columns)
-    figure = Figure(figsize=(3.6 * columns, 2.9 * rows), dpi=110, layout="constrained")
-    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False, sharey=True)).ravel()
-    hue = _hues([_kind(point) for point in known])
-    for axes, name in zip(grid, parameters, strict=False):
-        values = sorted({point.values[name] for point in known if name in point.values}, key=lambda value: (isinstance(value, str), value))
-        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        for kind, colour in hue.items():
-            here = [point for point in known if _kind(point) == kind and name in point.values]
-            x = [point.values[name] if numeric else values.index(point.values[name]) for point in here]
-            y = [point.headline.value for point in here]
-            axes.plot(x, y, "o", color=colour, markersize=4, alpha=0.6)
-            means = [(place, np.mean([b for a, b in zip(x, y, strict=True) if a == place])) for place in sorted(set(x))]
-            if name != "method" and len(means) > 1:
-                axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2)
-        if not numeric:
-            axes.set_xticks(range(len(values)), [str(value) for value in values], fontsize=7)
-        elif min(values) > 0 and max(values) > 30 * min(values):
-            axes.set_xscale("log")
-        axes.set_title(name, loc="left", fontsize=9)
-        plain(axes)
-    for axes in grid[len(parameters) :]:
-        axes.set_visible(False)
-    grid[0].set_ylabel(sweep.figure)
     text = ["Each dot a point of the space, lines through the mean at each value, a colour per method."]
-    return Section("What each parameter does", text, plot=("effects.png", as_png(figure)))
+    return Section("What each parameter does", text, plot=("effects.png", plots.effects(found, parameters, sweep.figure)))
+
+
+def _parallel(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
+    found, parameters = _comparable(ranked)
+    if len(parameters) < 2:
+        return None
+    text = [f"A line per point of the space, from its parameters to its {sweep.figure} on the right, which also gives the colour."]
+    return Section("All parameters together", text, plot=("parallel.png", plots.parallel(found, parameters, sweep.figure)))
+
+
+def _comparable(ranked: Sequence[Ranked]) -> tuple[list[Ranked], list[str]]:
+    """Points that reached their end, and the parameters in which they differ."""
+    found = [point for point in ranked if point.headline and point.ended]
+    names = dict.fromkeys(name for point in found for name in point.values)
+    return found, [name for name in names if len({plots.told(point.values.get(name)) for point in found}) > 1]
 
 
 def _curves(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    """The metric over training of the best points: the mean over seeds with their range."""
-    having = [point for point in ranked if any(len(trial.reports) > 1 for trial in point.trials)][:MOST_CURVES]
-    if not having:
+    found = [point for point in ranked if any(len(trial.reports) > 1 for trial in point.trials)]
+    if not found:
         return None
-    figure = Figure(figsize=(8.4, 4.6), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    for number, point in enumerate(having):
-        at: dict[float, list[float]] = defaultdict(list)
-        for trial in point.trials:
-            for row in trial.reports:
-                at[row["step"]].append(row[sweep.metric])
-        steps = sorted(at)
-        colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
-        axes.plot(steps, [np.mean(at[step]) for step in steps], style, color=colour, linewidth=1.4, label=point.name)
-        axes.fill_between(steps, [min(at[step]) for step in steps], [max(at[step]) for step in steps], color=colour, alpha=0.1, linewidth=0)
-    axes.set(xlabel="step", ylabel=sweep.metric)
-    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    plain(axes)
+    most = plots.MOST_CURVES
+    text = [f"{sweep.metric} during training: mean over seeds, and their range." + (f" The {most} best points." if len(found) > most else "")]
+    return Section("Learning curves", text, plot=("curves.png", plots.curves(found[:most], sweep.metric)))
+
+
+def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
+    """The reward that was trained on against those that were not, each as what changed from the start."""
+    rows, alarms, drawn = [], [], []
+    for point in ranked:
+        trained = _trained_change(point)
+        if trained is None:
+            continue
+        held_out = {name: change for name, change in point.changes.items() if _is_held_out(name, point, sweep)}
+        fell = [f"{_title(name)} {change}" for name, change in held_out.items() if change.high is not None and change.high < 0]
+        rows.append([point.name, " + ".join(f"{weight:g} {name}" for name, weight in point.trials[0].rewards.items()), f"{trained:+.3g}"])
+        rows[-1] += [str(point.changes.get(sweep.figure, "-")), ", ".join(fell) or "-"]
+        drawn.append((point, trained, held_out))
+        if trained > 0 and fell:
+            alarms.append(f"{point.name}: the reward that it was trained on rose by {trained:.3g}, but not {', '.join(fell)}")
+    if not rows:
+        return None
+    columns = ["point", "trained on", "its change", f"change of {sweep.figure}", "what fell for certain"]
     text = [
-        f"{sweep.metric} during training: mean over seeds, and their range."
-        + (f" The {MOST_CURVES} best points." if len(ranked) > MOST_CURVES else "")
+        "Rewards of generated replies, as differences to the bc that the trials started from. A trained-on reward that rises while others fall below "
+        "0 with their whole interval is the sign of over-optimisation: the policy found what the reward pays for and not what it was meant for."
     ]
-    return Section("Learning curves", text, plot=("curves.png", as_png(figure)))
+    picture = plots.against_held_out(drawn, {name: _title(name) for _, _, held_out in drawn for name in held_out})
+    plot = None if picture is None else ("held_out.png", picture)
+    return Section("Reward against held-out rewards", text, Table(columns, rows), notes=alarms or ["No point is suspect."], plot=plot)
+
+
+def _trained_change(point: Ranked) -> float | None:
+    """Of the weighted rewards per reply, as far as they were measured on generated replies."""
+    measured = {name: weight for name, weight in point.trials[0].rewards.items() if f"reward/{name}" in point.changes}
+    return sum(weight * point.changes[f"reward/{name}"].value for name, weight in measured.items()) if measured else None
+
+
+def _is_held_out(name: str, point: Ranked, sweep: Any) -> bool:
+    known = name.startswith("reward/") and name.removeprefix("reward/") not in point.trials[0].rewards
+    return known or (name == sweep.figure == "return" and "logged" not in point.trials[0].rewards)
+
+
+def _title(name: str) -> str:
+    return name.removeprefix("reward/")
 
 
 def _late(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    """The alarm: points that were better earlier than they ended."""
+    """Points that were better earlier than they ended."""
+    if not any(point.best for point in ranked):
+        return None
     sign = 1 if sweep.mode == "max" else -1
     notes = []
     for point in ranked:
-        best, last = (point.figures.get(which, {}).get(sweep.figure) for which in ("best", "last"))
-        if best and last and sign * (best.value - last.value) > (best.high - best.low) / 4:
+        best, last = point.best.get(sweep.figure), point.last.get(sweep.figure)
+        if best and last and best.low is not None and sign * (best.value - last.value) > (best.high - best.low) / 4:
             notes.append(f"{point.name}: {best} at its best checkpoint, {last} at the end")
-    if not any(point.figures.get("best") for point in ranked):
-        return None
     text = [
         "Points whose last checkpoint is worse than an earlier one by more than a quarter of the interval: they were trained too long, or on a "
         "reward that parts from the figure."
     ]
     return Section("Trained too long", text, notes=notes or ["none"])
+
+
+def _samples(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
+    """The same conversation with the best point, the worst one, and the start: what `evaluate` showed of them."""
+    ended = [point for point in ranked if point.ended and point.figures]
+    if not ended:
+        return None
+    shown = {"best": ended[0]} | ({"worst": ended[-1]} if len(ended) > 1 else {})
+    columns: dict[str, list[Column]] = defaultdict(list)
+    for which, point in shown.items():
+        path = Path(point.trials[0].metrics).with_name("samples.json")
+        for sample in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ():
+            mine = [c for c in sample["columns"] if c["checkpoint"] and Path(c["checkpoint"]).parent == Path(point.trials[0].folder)]
+            columns[sample["title"]] += [Column(f"{which}: {c['title']}", c["lines"]) for c in mine[:1]]
+    found = [Sample(title, members) for title, members in columns.items() if members]
+    return Section("Samples of the best and the worst", ["Seed by seed the same conversation partners."], samples=found) if found else None
 
 
 def _cost(trials: Sequence[Trial], seconds: float) -> Section:
@@ -282,16 +306,32 @@ def _cost(trials: Sequence[Trial], seconds: float) -> Section:
         took = trial.reports[-1]["time"] - trial.reports[0]["time"] if len(trial.reports) > 1 else None
         steps = str(int(trial.reports[-1]["step"])) if trial.reports else "0"
         rows.append([Path(trial.folder).name, trial.how, steps, f"{took / 60:.1f}" if took is not None else "-"])
-    return Section(
-        "Cost", [f"{seconds / 60:.1f} minutes in all."], Table(["trial", "how", "steps", "minutes between its first and last evaluation"], rows)
-    )
+    text = [f"{seconds / 60:.1f} minutes in all, of the last start of this sweep."]
+    return Section("Cost", text, Table(["trial", "how", "steps", "minutes between its first and last evaluation"], rows))
 
 
-def _copy_best(out: Path, sweep: Any, winner: Ranked) -> None:
+def _write_tensorboard(directory: Path, sweep: Any, ranked: Sequence[Ranked]) -> None:
+    """A run per trial with its evaluations during training, and what the HParams tab compares: parameters, seed, figures."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    shutil.rmtree(directory, ignore_errors=True)
+    for point in ranked:
+        for trial in point.trials:
+            if not trial.reports:
+                continue
+            with SummaryWriter(str(directory / f"{point.name}-seed{trial.seed}")) as board:
+                for row in trial.reports:
+                    for name, value in row.items():
+                        if name not in ("step", "time"):
+                            board.add_scalar(name, value, int(row["step"]))
+                values = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in trial.values.items()}
+                figures = {f"evaluation/{name}": found.value for name, found in point.figures.items() if name in (sweep.figure, "kl")}
+                last = {f"last/{sweep.metric}": trial.reports[-1][sweep.metric]}
+                board.add_hparams(values | {"seed": trial.seed, "how": trial.how}, figures | last, run_name=".")
+
+
+def _copy_best(out: Path, chosen: Trial) -> None:
     """The best seed's best checkpoint, ready for serve and chat, with the config that makes it again."""
-    sign = 1 if sweep.mode == "max" else -1
-    reported = [trial for trial in winner.trials if trial.reports]
-    chosen = max(reported, key=lambda trial: max(sign * row[sweep.metric] for row in trial.reports))
     shutil.rmtree(out / BEST, ignore_errors=True)
     shutil.copytree(resolve(chosen.folder), out / BEST, ignore=shutil.ignore_patterns("trainer"))
     shutil.copy(Path(chosen.folder) / "train.yaml", out / BEST / "train.yaml")
@@ -300,29 +340,7 @@ def _copy_best(out: Path, sweep: Any, winner: Ranked) -> None:
         shutil.copytree(Path(chosen.folder) / "prior", out / "prior")
 
 
-def _summary(trial: Trial) -> dict[str, Any]:
-    return {key: value for key, value in asdict(trial).items() if key not in ("point", "values")}
-
-
-def _plain_figures(point: Ranked) -> dict[str, Any]:
-    return {which: {name: asdict(value) for name, value in figures.items()} for which, figures in point.figures.items()}
-
-
-def _kind(point: Ranked) -> str:
-    return str(point.values.get("method", "all points"))
-
-
-def _rest(point: Ranked) -> str:
-    return ",".join(f"{name.rpartition('.')[2]}={_value(value)}" for name, value in point.values.items() if name != "method")
-
-
-def _hues(kinds: Sequence[str]) -> dict[str, str]:
-    return {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(dict.fromkeys(kinds))}
-
-
-def _arms(value: Estimate) -> list[list[float]] | None:
-    return None if value.low is None else [[max(value.value - value.low, 0.0)], [max(value.high - value.value, 0.0)]]
-
-
-def _value(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+def _as_json(point: Ranked) -> dict[str, Any]:
+    figures = {which: {name: asdict(value) for name, value in getattr(point, which).items()} for which in ("best", "last", "changes")}
+    trials = [{key: value for key, value in asdict(trial).items() if key not in ("point", "values")} for trial in point.trials]
+    return {"point": point.name, "values": point.values, "figures": figures, "trials": trials}

@@ -1,43 +1,117 @@
-"""What a run writes while it trains, one JSON line per logged step and TensorBoard, and how it is shown to whoever started it."""
+"""What a run writes while it trains, one JSON line per logged step and a tracker of your choice, and how it is shown to whoever started it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
+Log = Callable[[int, Mapping[str, float]], None]
+PROJECT = "rl_dialog"  # of wandb and mlflow, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME say otherwise
+
 
 class Logger:
-    """Writes `metrics.jsonl` and TensorBoard events into `directory`. A resumed run drops the lines after the step it resumes from."""
+    """Writes `metrics.jsonl` into `directory` and reports to tensorboard, wandb, mlflow or none.
 
-    def __init__(self, directory: Path, *, first_step: int = 0, report_to: str = "tensorboard") -> None:
+    A resumed run drops the lines after the step that it resumes from. `settings` is what the tracker shows of the run's config. Raises ImportError
+    when the tracker's package is not there.
+    """
+
+    def __init__(self, directory: Path, *, first_step: int = 0, report_to: str = "tensorboard", settings: Mapping[str, Any] | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "metrics.jsonl"
         kept = [line for line in path.read_text().splitlines() if _step_of(line) <= first_step] if path.exists() and first_step else []
         path.write_text("".join(line + "\n" for line in kept))
+        self._track, self._close_tracker = _open_tracker(report_to, directory, first_step, settings or {})
         self._file = path.open("a", encoding="utf-8")
-        self._board = _tensorboard(directory / "tensorboard", first_step) if report_to == "tensorboard" else None
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Writes one line; values that are not finite become null."""
-        clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **clean}) + "\n")
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._file.write(json.dumps({"step": step} | {name: finite.get(name) for name in metrics}) + "\n")
         self._file.flush()
-        if self._board:
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value, step)
+        self._track(step, finite)
 
     def close(self) -> None:
         """Flushes and closes the files."""
         self._file.close()
-        if self._board:
-            self._board.close()
+        self._close_tracker()
+
+
+def _open_tracker(name: str, directory: Path, first_step: int, settings: Mapping[str, Any]) -> tuple[Log, Callable[[], None]]:
+    """How to log and how to close."""
+    if name == "tensorboard":
+        return _tensorboard(directory, first_step)
+    if name == "wandb":
+        return _wandb(directory, settings)
+    if name == "mlflow":
+        return _mlflow(directory, first_step, settings)
+    return lambda step, metrics: None, lambda: None
+
+
+def _tensorboard(directory: Path, first_step: int) -> tuple[Log, Callable[[], None]]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    board = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step + 1)
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            board.add_scalar(name, value, step)
+
+    return log, board.close
+
+
+def _wandb(directory: Path, settings: Mapping[str, Any]) -> tuple[Log, Callable[[], None]]:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError("report_to wandb needs the package wandb: pip install wandb, or choose another --report_to") from error
+    where = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": directory.name, "dir": str(directory)}
+    run = wandb.init(**where, id=_run_id(directory), resume="allow", config=dict(settings))
+    return lambda step, metrics: run.log(dict(metrics), step=step), run.finish
+
+
+def _mlflow(directory: Path, first_step: int, settings: Mapping[str, Any]) -> tuple[Log, Callable[[], None]]:
+    try:
+        from mlflow import MlflowClient
+    except ImportError as error:
+        raise ImportError("report_to mlflow needs the package mlflow: pip install mlflow, or choose another --report_to") from error
+    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory.absolute().parent / 'mlflow.db'}")
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    known = client.get_experiment_by_name(name)
+    experiment = known.experiment_id if known else client.create_experiment(name)
+    earlier = client.search_runs([experiment], f"tags.rl_dialog_run = '{_run_id(directory)}'") if first_step else ()
+    run = earlier[0] if earlier else client.create_run(experiment, run_name=directory.name, tags={"rl_dialog_run": _run_id(directory)})
+    for key, value in () if earlier else _flat(settings):
+        client.log_param(run.info.run_id, key, value)
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        for key, value in metrics.items():
+            client.log_metric(run.info.run_id, key, value, step=step)
+
+    return log, lambda: client.set_terminated(run.info.run_id)
+
+
+def _run_id(directory: Path) -> str:
+    """The same for a run that is resumed."""
+    return hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:16]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 @contextmanager
@@ -83,9 +157,3 @@ def _step_of(line: str) -> int:
         return json.loads(line)["step"]
     except (ValueError, KeyError):  # the last line of a killed run may be cut
         return sys.maxsize
-
-
-def _tensorboard(directory: Path, first_step: int):  # noqa: ANN202
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(directory), purge_step=first_step + 1)

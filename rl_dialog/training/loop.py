@@ -13,7 +13,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,8 +77,8 @@ class TrainerConfig:
     """checkpoints kept, besides the best"""
     seed: int = 0
     """order of the data, initial weights, dropout"""
-    report_to: Literal["tensorboard", "none"] = "tensorboard"
-    """where metrics go besides metrics.jsonl"""
+    report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
+    """where metrics go besides metrics.jsonl; wandb and mlflow are installed apart and read their own environment variables"""
 
 
 class Objective(nn.Module):
@@ -157,7 +157,8 @@ class Trainer:
         objective: nn.Module = self.objective
         if self.world > 1:
             objective = DistributedDataParallel(objective, find_unused_parameters=_may_leave_parameters_out(self.policy))
-        log = None if self.rank else Logger(self.output_dir, first_step=self.step, report_to=self.config.report_to)
+        settings = asdict(self.config) | {"method": {"name": type(self.policy.method).__name__.lower(), **asdict(self.policy.method)}}
+        log = None if self.rank else Logger(self.output_dir, first_step=self.step, report_to=self.config.report_to, settings=settings)
         metrics: dict[str, float] = {}
         clock = time.perf_counter()
         tokens_since = 0

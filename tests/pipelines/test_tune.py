@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from pipelines.tune import Sweep, TuneConfig, find_points, main, plan_trials, read_sweep
+from pipelines.tune import TuneConfig, main, plan_trials
+from pipelines.tune_space import Point, Sweep, find_points, read_sweep
 from rl_dialog.config import ConfigError
 from rl_dialog.models.policy import Policy
 
@@ -67,25 +70,44 @@ def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({}, "expected a mapping of flags to values"),
+        ([{}], "expected a mapping of flags to values"),
         ({"method.c": []}, "method.c: expected a list of values or one of uniform, loguniform, randint, got"),
         ({"method.c": 0.5}, "method.c: expected a list of values"),
         ({"method.c": {"normal": [0, 1]}}, "method.c: expected a list of values or one of uniform, loguniform, randint with"),
-        ({"method.c": {"uniform": [1, 0]}}, "low, high"),
+        ({"method.c": {"uniform": [1, 0]}}, "low below high"),
+        ({"method.c": {"loguniform": ["1e-4", "1e-2"]}}, r"write 1\.0e-4"),
     ],
 )
-def test_a_space_that_says_nothing_is_refused(space, message) -> None:
+def test_a_space_that_says_nothing_is_refused(tmp_path, space, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        find_points(sweep(space=[space]))
+        read_sweep(written(tmp_path, space=space))
+
+
+def test_a_parameter_of_a_stage_that_is_not_there_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"start\.model\.layers is about the bc that trials start from, but the file has no start"):
+        read_sweep(written(tmp_path, start=None, space={"start.model.layers": [1]}))
+    with pytest.raises(ConfigError, match=r"evaluate\.beta is about the evaluation, but the file has no evaluate"):
+        read_sweep(written(tmp_path, evaluate=None, space={"evaluate.beta": [1]}))
+    with pytest.raises(ConfigError, match=r"expected no evaluate\.\*"):
+        read_sweep(written(tmp_path, search="optuna", space={"evaluate.beta": [1]}))
+
+
+def test_every_stage_has_its_flags() -> None:
+    point = Point({"method": "ilql", "prepare.rewards.vote": 1, "start.model.layers": 2, "evaluate.do_sample": False, "method.double_q": True})
+    assert point.name == "ilql,vote=1,layers=2,do_sample=False,double_q=True"
+    assert point.of("train").flags == ["--method", "ilql", "--method.double_q"]
+    assert point.of("prepare").flags == ["--rewards.vote", "1"] and point.of("start").flags == ["--model.layers", "2"]
+    assert point.of("evaluate").flags == ["--no_do_sample"]
+    assert point.trained.name == "ilql,vote=1,layers=2,double_q=True"
 
 
 def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"--method\.tua.*Did you mean --method\.tau"):
         main(TuneConfig(sweep=written(tmp_path, space={"method": ["ilql"], "method.tua": [0.5]}), out=str(tmp_path / "out")))
     with pytest.raises(ConfigError, match="expected a space"):
-        read_sweep(TuneConfig(sweep=written(tmp_path, space={}), out="x"))
+        read_sweep(written(tmp_path, space={}))
     with pytest.raises(ConfigError, match="halving: expected factor, grace, got graze"):
-        read_sweep(TuneConfig(sweep=written(tmp_path, halving={"graze": 2}), out="x"))
+        read_sweep(written(tmp_path, halving={"graze": 2}))
     with pytest.raises(ConfigError, match="metric"):
         main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), out=str(tmp_path / "other")))
 
@@ -108,10 +130,10 @@ def whole(tmp_path_factory) -> Path:
 
 def test_the_report_ranks_by_the_evaluation_and_best_is_a_checkpoint(whole: Path) -> None:
     found = json.loads((whole / "sweep.json").read_text())
-    values = [(point["figures"].get("best") or point["figures"]["last"])["return"]["value"] for point in found["points"]]
+    values = [(point["figures"]["best"] or point["figures"]["last"])["return"]["value"] for point in found["points"]]
     assert len(values) == 4 and values == sorted(values, reverse=True)
     text = (whole / "report.md").read_text()
-    for picture in ("frontier", "effects", "curves"):
+    for picture in ("frontier", "effects", "parallel", "curves"):
         assert f"](plots/{picture}.png)" in text and (whole / "plots" / f"{picture}.png").stat().st_size > 5000
     assert re.search(rf"^\| 1 \|.*{found['points'][0]['values']['method'].replace('_', chr(92) * 2 + '_')}", text, re.M)
     assert Policy.from_pretrained(whole / "best").method.c == found["points"][0]["values"]["method.c"]
@@ -179,3 +201,85 @@ def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
         components = json.loads((Path(data) / "manifest.json").read_text())["rewards"]["components"]
         weights[trial.name] = {name: row["weight"] for name, row in components.items()}
     assert weights == {"vote=1-seed0": {"vote": 1.0}, "sentiment=0.5,vote=1-seed0": {"vote": 1.0, "sentiment": 0.5}}
+
+
+def test_the_page_shows_samples_what_fell_and_what_tensorboard_compares(whole: Path) -> None:
+    text = (whole / "report.md").read_text()
+    found = json.loads((whole / "sweep.json").read_text())
+    assert "## Samples of the best and the worst" in text and re.search(r"\*\*best: .*return", text) and re.search(r"\*\*worst: .*return", text)
+    changes = found["points"][0]["figures"]["changes"]
+    assert "return" in changes and found["points"][0]["trials"][0]["rewards"] == {"logged": 1.0}
+    assert "## Reward against held-out rewards" in text and (whole / "plots" / "held_out.png").is_file()
+    accumulator = EventAccumulator(str(whole / "tensorboard" / "psi,c=0.5-seed1")).Reload()
+    reports = [json.loads(line) for line in (whole / "trials" / "psi,c=0.5-seed1" / "reports.jsonl").read_text().splitlines()]
+    curve = accumulator.Scalars("eval/return")
+    assert [event.step for event in curve] == [2, 4, 6]
+    assert [event.value for event in curve] == pytest.approx([row["eval/return"] for row in reports])
+    [start] = [
+        HParamsPluginData.FromString(metadata.plugin_data.content)
+        for name, metadata in accumulator.summary_metadata.items()
+        if name == "_hparams_/session_start_info"
+    ]
+    values = {name: value.string_value or value.number_value for name, value in start.session_start_info.hparams.items()}
+    assert values == {"method": "psi", "method.c": 0.5, "seed": 1.0, "how": "ended"}
+
+
+def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"the metric 'eval/retrun' is never reported: expected one of .*eval/return"):
+        main(TuneConfig(sweep=written(tmp_path, metric="eval/retrun"), out=str(out), quiet=True))
+    assert not list(out.glob("trials/*/stopped.txt")) and len(list(out.glob("trials/*/reports.jsonl"))) < 8
+
+
+@pytest.mark.slow
+def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -> None:
+    space = {"start.model.layers": [1, 2], "method": ["mc"], "evaluate.beta": [0, 4]}
+    out = tmp_path / "out"
+    result = main(TuneConfig(sweep=written(tmp_path, space=space, seeds=[0]), out=str(out), quiet=True))
+    assert result["trials"]["ended"] == 2
+    assert sorted(path.name for path in out.glob("trials/*-seed0")) == ["layers=1,mc-seed0", "layers=2,mc-seed0"]
+    assert sorted(path.name for path in out.glob("bc*-seed0")) == ["bc,layers=1-seed0", "bc,layers=2-seed0"]
+    points = {point["point"]: point for point in json.loads((out / "sweep.json").read_text())["points"]}
+    assert set(points) == {f"layers={layers},mc,beta={beta}" for layers in (1, 2) for beta in (0, 4)}
+    for layers in (1, 2):
+        trial = out / "trials" / f"layers={layers},mc-seed0"
+        assert Policy.from_pretrained(trial / (trial / "latest").read_text()).lm.config.num_hidden_layers == layers
+        calm, steered = (points[f"layers={layers},mc,beta={beta}"]["figures"]["last"] for beta in (0, 4))
+        assert calm["distinct_2"] != steered["distinct_2"]
+
+
+@pytest.mark.slow
+def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = {"method": ["psi", "mc"], "learning_rate": {"loguniform": [1.0e-5, 1.0e-1]}}
+    changes = {"search": "optuna", "space": space, "samples": 6, "batch": 2, "seeds": [0]}
+    found = {}
+    for name, stop in (("whole", 0), ("cut", 4)):
+        config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / name), quiet=True, trials=stop)
+        result = main(config)
+        if stop:
+            assert result["trials"]["ended"] == stop
+            done = {path: path.stat().st_mtime_ns for path in (tmp_path / name).glob("trials/*/result.json")}
+            result = main(TuneConfig(**{**config.__dict__, "trials": 0, "resume": True}))
+            assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
+        assert result["trials"]["ended"] == 6
+        found[name] = [point["point"] for point in json.loads((tmp_path / name / "sweep.json").read_text())["points"]]
+    assert found["whole"] == found["cut"] and len(set(found["whole"])) == 6
+
+
+@pytest.mark.slow
+def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path) -> None:
+    changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0]}
+    result = main(TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True, num_workers=2))
+    assert result["trials"] == {"ended": 1, "stopped": 0, "failed": 0, "left": 0}
+    both = [json.loads((out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl").read_text().splitlines()[-1]) for out in (whole, tmp_path / "out")]
+    assert both[0]["step"] == both[1]["step"]
+
+
+@pytest.mark.slow
+def test_time_that_is_over_leaves_the_rest_and_says_so(tmp_path: Path) -> None:
+    config = TuneConfig(sweep=written(tmp_path, evaluate=None), out=str(tmp_path / "out"), quiet=True, minutes=0.05)
+    first = main(config)
+    assert first["trials"]["left"] >= 1
+    second = main(TuneConfig(**{**config.__dict__, "resume": True, "minutes": 0}))
+    assert second["trials"]["ended"] == 8

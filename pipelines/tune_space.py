@@ -1,0 +1,191 @@
+"""The file of a sweep: what is trained, over which search space, and the points of that space. tune.py runs them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from rl_dialog.cluster.tune import Halving
+from rl_dialog.config import ConfigError, from_dict
+
+DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
+    "uniform": lambda rng, low, high: float(rng.uniform(low, high)),
+    "loguniform": lambda rng, low, high: float(np.exp(rng.uniform(np.log(low), np.log(high)))),
+    "randint": lambda rng, low, high: int(rng.integers(low, high + 1)),
+}
+VERBS = ("prepare", "start", "evaluate")  # `VERB.FLAG` in a space is a flag of that stage; all others are flags of the trials' own training
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The YAML file. Strings of flags are what one would type after the verb."""
+
+    title: str
+    about: str
+    space: object  # flag of train, or VERB.FLAG -> list of values or {uniform|loguniform|randint: [low, high]}; or a list of such, their union
+    train: str = ""  # flags of every trial
+    start: str = ""  # flags of the bc that every trial of a seed starts from; without them trials start as `train` says
+    logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute
+    write_logs: dict[str, int] = field(default_factory=dict)  # instead: dialogs and seed of small-talk logs
+    prepare: str = ""
+    evaluate: str = ""  # flags of the evaluation of all trials that reach their end
+    metric: str = "eval/return"  # of training's own evaluations: what trials are stopped and ranked by where there is no evaluation
+    figure: str = "return"  # of the evaluation: what the report ranks by
+    mode: Literal["max", "min"] = "max"
+    seeds: tuple[int, ...] = (0,)
+    search: Literal["grid", "optuna"] = "grid"  # grid: every combination of the lists; optuna: `samples` points, chosen by what earlier ones reached
+    samples: int = 1  # draws from the distributions for each combination of the lists; with optuna, points in all
+    batch: int = 4  # points that optuna chooses at a time
+    halving: dict[str, int] = field(default_factory=dict)  # {grace: steps, factor: 3}; without it every trial reaches its end
+
+
+@dataclass(frozen=True)
+class Point:
+    """Values of the space's parameters."""
+
+    values: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """`psi,c=0.2` of {method: psi, method.c: 0.2}."""
+        parts = [shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}" for name, value in self.values.items()]
+        return ",".join(parts).replace("/", "_")
+
+    def of(self, verb: str) -> Point:
+        """What it says about one stage; `train` is what no other one is named for."""
+        return Point({name: value for name, value in self.values.items() if _verb(name) == verb})
+
+    @property
+    def trained(self) -> Point:
+        """Points that differ in their evaluation only share their trials."""
+        return Point({name: value for name, value in self.values.items() if _verb(name) != "evaluate"})
+
+    @property
+    def flags(self) -> list[str]:
+        """As one would type them after the verb."""
+        words: list[str] = []
+        for name, value in self.values.items():
+            flag = name.split(".", 1)[1] if _verb(name) != "train" else name
+            if isinstance(value, bool):
+                head, _, last = flag.rpartition(".")
+                words.append(f"--{head}{'.' * bool(head)}{'' if value else 'no_'}{last}")
+            else:
+                words += [f"--{flag}", shown(value)]
+        return words
+
+
+def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Sweep:
+    """The YAML file, with other seeds and samples if given. Raises ConfigError for what is not in it."""
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: expected YAML, got: {error}") from error
+    if not isinstance(values, dict) or not values.get("space"):
+        raise ConfigError(f"{path}: expected a space: flags of train with the values to try, got none")
+    sweep = from_dict(Sweep, values, where=path)
+    if unknown := set(sweep.halving) - {"grace", "factor"}:
+        raise ConfigError(f"{path}: halving: expected factor, grace, got {', '.join(sorted(unknown))}")
+    if sweep.halving:
+        Halving(**sweep.halving)
+    for space in _spaces(sweep):
+        if not isinstance(space, Mapping) or not space:
+            raise ConfigError(f"{path}: space: expected a mapping of flags to values, or a list of such mappings, got {space!r}")
+        for name, entry in space.items():
+            _check_entry(path, name, entry)
+        if not sweep.start and (name := next((name for name in space if _verb(name) == "start"), None)):
+            raise ConfigError(f"{path}: space: {name} is about the bc that trials start from, but the file has no start")
+        if not sweep.evaluate and (name := next((name for name in space if _verb(name) == "evaluate"), None)):
+            raise ConfigError(f"{path}: space: {name} is about the evaluation, but the file has no evaluate")
+    if sweep.search == "optuna" and any(_verb(name) == "evaluate" for space in _spaces(sweep) for name in space):
+        raise ConfigError(f"{path}: optuna chooses by what training reports, before the evaluation: expected no evaluate.* in its space")
+    return replace(sweep, seeds=tuple(seeds) or sweep.seeds, samples=samples or sweep.samples)
+
+
+def find_points(sweep: Sweep) -> list[Point]:
+    """Every combination of the listed values, each `samples` times where a distribution takes part; the same ones every time."""
+    rng, found = np.random.default_rng(0), {}
+    for space in _spaces(sweep):
+        drawn = {name: entry for name, entry in space.items() if isinstance(entry, Mapping)}
+        listed = {name: entry for name, entry in space.items() if name not in drawn}
+        for combination in itertools.product(*listed.values()):
+            for _ in range(sweep.samples if drawn else 1):
+                values = dict(zip(listed, combination, strict=True))
+                values |= {name: DISTRIBUTIONS[kind](rng, *limits) for name, entry in drawn.items() for kind, limits in entry.items()}
+                point = Point({name: values[name] for name in space})
+                found[point.name] = point
+    return list(found.values())
+
+
+class OptunaSearch:
+    """Points chosen by Optuna's TPE sampler, `batch` at a time. Told the same values it chooses the same points, so a resumed sweep repeats none."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        try:
+            import optuna
+        except ImportError as error:
+            raise ImportError("search: optuna needs the package optuna: pip install optuna, or choose search: grid") from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=max(5, sweep.batch), constant_liar=True)
+        self._study = optuna.create_study(direction="maximize" if sweep.mode == "max" else "minimize", sampler=sampler)
+        self._sweep, self._failed = sweep, optuna.trial.TrialState.FAIL
+
+    def batches(self) -> Iterator[tuple[list[Point], Callable[[list[float | None]], None]]]:
+        """The next points, and where to say what each reached (None: it failed)."""
+        for first in range(0, self._sweep.samples, self._sweep.batch):
+            asked = [self._study.ask() for _ in range(min(self._sweep.batch, self._sweep.samples - first))]
+
+            def tell(values: list[float | None], asked: list[Any] = asked) -> None:
+                for trial, value in zip(asked, values, strict=True):
+                    self._study.tell(trial, value) if value is not None else self._study.tell(trial, state=self._failed)
+
+            yield [self._point(trial) for trial in asked], tell
+
+    def _point(self, trial: Any) -> Point:
+        spaces = _spaces(self._sweep)
+        number = trial.suggest_int("space", 0, len(spaces) - 1) if len(spaces) > 1 else 0
+        values = {}
+        for name, entry in spaces[number].items():
+            label = f"{number}:{name}"
+            if not isinstance(entry, Mapping):
+                values[name] = trial.suggest_categorical(label, entry)
+                continue
+            [(kind, (low, high))] = entry.items()
+            if kind == "randint":
+                values[name] = trial.suggest_int(label, low, high)
+            else:
+                values[name] = trial.suggest_float(label, low, high, log=kind == "loguniform")
+        return Point(values)
+
+
+def shown(value: Any) -> str:
+    """As in a flag or a name."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _spaces(sweep: Sweep) -> list[Mapping[str, Any]]:
+    return sweep.space if isinstance(sweep.space, list) else [sweep.space]
+
+
+def _verb(name: str) -> str:
+    verb = name.partition(".")[0]
+    return verb if verb in VERBS else "train"
+
+
+def _check_entry(path: str, name: str, entry: Any) -> None:
+    wanted = f"{path}: space: {name}: expected a list of values or one of {', '.join(DISTRIBUTIONS)}"
+    if isinstance(entry, list) and entry:
+        return
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{wanted}, got {entry!r}")
+    [*kinds] = entry
+    limits = entry[kinds[0]] if kinds else None
+    if len(kinds) != 1 or kinds[0] not in DISTRIBUTIONS or not isinstance(limits, list) or len(limits) != 2:
+        raise ConfigError(f"{wanted} with [low, high], got {dict(entry)!r}")
+    if not all(isinstance(limit, int | float) for limit in limits) or not limits[0] < limits[1]:
+        raise ConfigError(f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), got {dict(entry)!r}")

@@ -1,0 +1,186 @@
+"""The plots of a sweep's report as PNG bytes: points of a search space, each a `Ranked` of sweep.py."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rl_dialog.evaluation.plots import COLOURS, GREY, as_png, plain
+
+MOST_CURVES, MOST_PANELS = 12, 6
+
+
+def told(value: Any) -> str:
+    """A parameter's value in a table or a label."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def frontier(points: Sequence[Any], name: str, mode: str) -> bytes:
+    """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL joined by a line."""
+    figure = Figure(figsize=(8.4, 5.2), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    hue = _hues(points)
+    found = sorted([(point.figures["kl"], point.figures[name], point) for point in points], key=lambda entry: entry[0].value)
+    for kl, value, point in found:
+        arms = {"yerr": _arms(value), "xerr": _arms(kl)}
+        axes.errorbar(kl.value, value.value, **arms, fmt="o", color=hue[point.kind], markersize=5, linewidth=1, capsize=2)
+        axes.annotate(point.rest, (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY)
+    sign = 1 if mode == "max" else -1
+    line, reached = [], -math.inf
+    for kl, value, _ in found:
+        if sign * value.value > reached:
+            reached = sign * value.value
+            line.append((kl.value, value.value))
+    axes.plot(*zip(*line, strict=True), color=GREY, linestyle="--", linewidth=1, zorder=0)
+    _set_scale(axes, [kl.value for kl, _, _ in found])
+    axes.set(xlabel="KL to the prior per token (nats)", ylabel=name)
+    _legend(axes, hue)
+    plain(axes)
+    return as_png(figure)
+
+
+def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
+    """A panel per parameter: its values against the figure, a line per method where other things are equal on average."""
+    columns = min(3, len(parameters))
+    rows = -(-len(parameters) // columns)
+    figure = Figure(figsize=(3.6 * columns + 1.2, 2.9 * rows), dpi=110, layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False, sharey=True)).ravel()
+    hue = _hues(points)
+    for axes, parameter in zip(grid, parameters, strict=False):
+        values, numeric = _values(points, parameter)
+        for kind, colour in hue.items():
+            here = [point for point in points if point.kind == kind and parameter in point.values]
+            x = [point.values[parameter] if numeric else values.index(told(point.values[parameter])) for point in here]
+            y = [point.headline.value for point in here]
+            axes.plot(x, y, "o", color=colour, markersize=4, alpha=0.6)
+            means = [(place, np.mean([b for a, b in zip(x, y, strict=True) if a == place])) for place in sorted(set(x))]
+            if parameter != "method" and len(means) > 1:
+                axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2)
+        if numeric:
+            _set_scale(axes, values)
+        else:
+            axes.set_xticks(range(len(values)), values, fontsize=7)
+        axes.set_title(parameter, loc="left", fontsize=9)
+        plain(axes)
+    for axes in grid[len(parameters) :]:
+        axes.set_visible(False)
+    grid[0].set_ylabel(name)
+    if len(hue) > 1:
+        handles = [grid[0].plot([], [], "o", color=colour, label=kind)[0] for kind, colour in hue.items()]
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
+    return as_png(figure)
+
+
+def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
+    """Parallel coordinates: an axis per parameter and one for the figure, a line per point, coloured by the figure."""
+    figure = Figure(figsize=(2.2 * (len(parameters) + 1), 4.2), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    reached = np.asarray([point.headline.value for point in points])
+    low, high = reached.min(), max(reached.max(), reached.min() + 1e-12)
+    places = np.empty((len(points), len(parameters) + 1))
+    places[:, -1] = (reached - low) / (high - low)
+    for column, parameter in enumerate(parameters):
+        values, numeric = _values(points, parameter)
+        known = [point.values.get(parameter) for point in points]
+        log = numeric and _spans_decades(values)
+        spread = [(math.log(v) if log else v) for v in values] if numeric else list(range(len(values)))
+        ends = min(spread), max(max(spread), min(spread) + 1e-12)
+        where = {told(v): (s - ends[0]) / (ends[1] - ends[0]) for v, s in zip(values, spread, strict=True)}
+        places[:, column] = [where[told(value)] if value is not None else np.nan for value in known]  # a gap where another method has no such one
+        shown = values if len(values) <= 8 else [values[0], values[-1]]
+        for value in shown:
+            axes.annotate(told(value), (column, where[told(value)]), textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
+    for value in np.linspace(low, high, 5):
+        here = (len(parameters), (value - low) / (high - low))
+        axes.annotate(f"{value:.3g}", here, textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
+    colour = colormaps["viridis"]
+    for row in np.argsort(reached):  # the best on top
+        axes.plot(places[row], "o-", color=colour(0.95 * places[row, -1]), linewidth=1.3, markersize=3, alpha=0.85)
+    axes.vlines(range(len(parameters) + 1), 0, 1, color=GREY, linewidth=0.8, zorder=0)
+    axes.set_xticks(range(len(parameters) + 1), [*parameters, name], fontsize=8)
+    axes.set_xlim(-0.15, len(parameters) + 0.4)
+    axes.set_yticks([])
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    return as_png(figure)
+
+
+def curves(points: Sequence[Any], metric: str) -> bytes:
+    """The metric over training: the mean over seeds with their range."""
+    figure = Figure(figsize=(8.4, 4.6), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for number, point in enumerate(points):
+        at: dict[float, list[float]] = defaultdict(list)
+        for trial in point.trials:
+            for row in trial.reports:
+                at[row["step"]].append(row[metric])
+        steps = sorted(at)
+        colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+        axes.plot(steps, [np.mean(at[step]) for step in steps], style, color=colour, linewidth=1.4, label=point.name)
+        axes.fill_between(steps, [min(at[step]) for step in steps], [max(at[step]) for step in steps], color=colour, alpha=0.1, linewidth=0)
+    axes.set(xlabel="step", ylabel=metric)
+    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    plain(axes)
+    return as_png(figure)
+
+
+def against_held_out(drawn: Sequence[tuple[Any, float, Mapping[str, Any]]], titles: Mapping[str, str]) -> bytes | None:
+    """Change of the trained-on reward against those of others, a panel per other reward; None where there is none."""
+    names = list(titles)[:MOST_PANELS]
+    if not names:
+        return None
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(3.6 * columns + 1.2, 2.9 * rows), dpi=110, layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    hue = _hues([point for point, _, _ in drawn])
+    for axes, name in zip(grid, names, strict=False):
+        for point, trained, held_out in drawn:
+            if change := held_out.get(name):
+                axes.errorbar(trained, change.value, yerr=_arms(change), fmt="o", color=hue[point.kind], markersize=4, linewidth=1, capsize=2)
+        axes.axhline(0, color=GREY, linewidth=0.8, linestyle="--")
+        axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
+        axes.set_title(titles[name], loc="left", fontsize=9)
+        plain(axes)
+    for axes in grid[len(names) :]:
+        axes.set_visible(False)
+    figure.supxlabel("change of the reward that was trained on, per reply", fontsize=9)
+    return as_png(figure)
+
+
+def _values(points: Sequence[Any], parameter: str) -> tuple[list[Any], bool]:
+    """All of a parameter, sorted, and whether they are numbers; else they are labels."""
+    values = [point.values[parameter] for point in points if point.values.get(parameter) is not None]
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return (sorted(set(values)) if numeric else sorted(set(map(told, values)))), numeric
+
+
+def _set_scale(axes: Axes, values: Sequence[float]) -> None:
+    if _spans_decades(values):
+        axes.set_xscale("log")
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) > 30 * min(values)
+
+
+def _legend(axes: Axes, hue: Mapping[str, str]) -> None:
+    for kind, colour in hue.items():
+        axes.plot([], [], "o", color=colour, label=kind)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _hues(points: Sequence[Any]) -> dict[str, str]:
+    kinds = dict.fromkeys(point.kind for point in points)
+    return {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(kinds)}
+
+
+def _arms(value: Any) -> list[list[float]] | None:
+    return None if value.low is None else [[max(value.value - value.low, 0.0)], [max(value.high - value.value, 0.0)]]
