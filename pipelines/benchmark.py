@@ -6,6 +6,7 @@
     python -m pipelines.benchmark candidates  contexts/s of several replies to each, over those of the backbone's `generate` on one context at a time
     python -m pipelines.benchmark prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
     python -m pipelines.benchmark scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
+    python -m pipelines.benchmark tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
 whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
@@ -31,6 +32,7 @@ import tyro
 from torch import Tensor, nn
 
 from pipelines.benchmark_prepare import benchmark_prepare, benchmark_scorers
+from pipelines.benchmark_tune import benchmark_tune
 from rl_dialog.config import run
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row, encode_prompt, train_tokenizer
@@ -58,6 +60,7 @@ UNITS = {  # and digits
     "candidates": ("contexts/s", 2),
     "prepare": ("conversations/s", 0),
     "scorers": ("replies/s", 0),
+    "tune": ("trials/s", 3),
 }
 
 # What takes training steps: a method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all, tf_top and dt,
@@ -85,9 +88,9 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
 class BenchmarkConfig:
     """What to measure, and on which shapes."""
 
-    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers"]] = "train"
+    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune"]] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates: contexts/s; prepare:
-    conversations/s; scorers: replies/s"""
+    conversations/s; scorers: replies/s; tune: trials/s"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     out: str = "benchmark.json"
@@ -138,6 +141,8 @@ class BenchmarkConfig:
     """scorers: an encoder's folder or hub name"""
     logs: str = ""
     """scorers: where the dialogs come from"""
+    trials: int = 6
+    """tune: trials of a round"""
     seed: int = 0
     """weights, tokens, texts and sampling"""
     quiet: bool = False
@@ -159,6 +164,8 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     before, more = os.getloadavg(), {}
     if config.what == "prepare":
         settings, more["memory"] = benchmark_prepare(config)
+    elif config.what == "tune":
+        settings, more["overhead"] = benchmark_tune(config)
     elif config.what == "scorers":
         settings = benchmark_scorers(config)
     else:

@@ -102,12 +102,12 @@ def main(config: TuneConfig) -> dict[str, Any]:
         if search is None:
             trained = list({point.trained.name: point.trained for point in points}.values())
             say(f"{len(points)} points, {len(trained)} x {len(sweep.seeds)} seeds to train, {at_once} at a time, in {out}")
-            trials = run_points(config, sweep, trained, out, say)
+            trials = train_points(config, sweep, trained, out, say)
         else:
             say(f"{sweep.samples} points x {len(sweep.seeds)} seeds, {sweep.batch} points chosen at a time, {at_once} trials at a time, in {out}")
             points, trials, deadline = [], [], time.monotonic() + 60 * config.minutes
             for asked, tell in search.batches():
-                trials = run_points(replace(config, minutes=_minutes_left(config, deadline)), sweep, [*points, *asked], out, say)
+                trials = train_points(replace(config, minutes=_minutes_left(config, deadline)), sweep, [*points, *asked], out, say)
                 points += asked
                 tell([_reached(sweep, [trial for trial in trials if trial.point == point.name]) for point in asked])
                 if any(trial.how == "left" for trial in trials) or len(trials) == config.trials:
@@ -195,6 +195,21 @@ def plan_trials(sweep: Sweep, point: Point, out: Path) -> Iterator[Run]:
 def _run(method: str, seed: int, flags: Sequence[str], data: Path, folder: Path) -> Run:
     where = ["--data", str(data), "--output_dir", str(folder), "--seed", str(seed)]
     return Run(method, seed, load_config(train.TrainConfig, ["--report_to", "none", *flags, *where], choices=train.CHOICES))
+
+
+def train_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
+    """All seeds of all points; with halving the first seed decides which points get the others, so that every ranked point has all of them."""
+    if not sweep.halving or len(sweep.seeds) == 1:
+        return run_points(config, sweep, points, out, say)
+    deadline = time.monotonic() + 60 * config.minutes
+    first = run_points(config, replace(sweep, seeds=sweep.seeds[:1]), points, out, say)
+    ended = {trial.point for trial in first if trial.how == "ended"}
+    trials = config.trials - len(first) + len(ended) if config.trials else 0
+    if not ended or trials < 0:
+        return first
+    config = replace(config, minutes=_minutes_left(config, deadline), trials=trials)
+    rest = run_points(config, replace(sweep, halving={}), [point for point in points if point.name in ended], out, say)
+    return [trial for trial in first if trial.point not in ended] + rest
 
 
 def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:

@@ -42,7 +42,7 @@ class Sweep:
     search: Literal["grid", "optuna"] = "grid"  # grid: every combination of the lists; optuna: `samples` points, chosen by what earlier ones reached
     samples: int = 1  # draws from the distributions for each combination of the lists; with optuna, points in all
     batch: int = 4  # points that optuna chooses at a time
-    halving: dict[str, int] = field(default_factory=dict)  # {grace: steps, factor: 3}; without it every trial reaches its end
+    halving: dict[str, int] = field(default_factory=dict)  # {grace: steps, factor: 3} on the first seed; what ends gets the others
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
         rows.append([*row, ", ".join(sorted({trial.how for trial in point.trials}))])
     text = [
         "Evaluated on conversations that training never saw, with 95 % bootstrap intervals over seeds and conversations. Points whose trials did not "
-        "all reach their end come last, with what training itself measured in brackets."
+        "all reach their end come last, with what training itself measured in brackets; halving stops them on their first seed."
     ]
     errors = [f"{Path(trial.folder).name} failed: {trial.error}" for point in ranked for trial in point.trials if trial.error]
     return Section("Ranking", text, Table(columns, rows), notes=errors)

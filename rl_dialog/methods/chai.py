@@ -16,7 +16,7 @@ from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class CHAI(Method):
-    """Q of a reply u reads the mean hidden state of a frozen LM over the dialog up to its end; the LM proposes n replies u_j to every context.
+    """Q of a reply u reads hidden states of a frozen LM, their mean over the dialog up to its end; the LM proposes n replies u_j to every context.
 
     L_Q = sum_i (Q_i(s,u) - y)^2,    y = r + gamma max_j min_i Q'_i(s',u'_j)     s' the state before the next reply, Q' the Polyak targets
     L_C = sum_i log [1/(2n) (sum_j exp Q_i(s,u_j) / p(u_j|s) + sum_j exp Q_i(e_j) / q(e_j))] - Q_i(s,u)      e_j random features, uniform in [-1, 1]^H
@@ -32,6 +32,9 @@ class CHAI(Method):
     """weight of the conservative term"""
     density: Literal["exact", "original"] = "exact"
     """exact: log q = -H log 2, and the mean over 2n as above; original: log q = -log 2H, and every exponent divided by 2n, as the authors' code"""
+    features: Literal["mean", "end"] = "mean"
+    """what Q reads: mean: the mean hidden state over the dialog so far, as published, in which a reply counts less the longer the dialog is; end: the
+    hidden state at the reply's end"""
     gamma: float = 0.99
     """discount per reply"""
     num_generations: int = 8
@@ -39,13 +42,16 @@ class CHAI(Method):
     alpha: float = 0.005
     """Polyak rate of the target heads, once per optimizer step"""
 
-    heads: ClassVar[Heads] = Heads(utterance_q=2, utterance_mean=True)
     trains_lm: ClassVar[bool] = False
     rank_by: ClassVar[str] = "utterance Q"
 
     def __post_init__(self) -> None:
         if self.proposals < 1 or self.proposal_tokens < 1:
             raise ValueError(f"chai: expected at least one proposal of at least one token, got {self.proposals} of {self.proposal_tokens}")
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(utterance_q=2, utterance_mean=self.features == "mean")
 
     def terms(self, batch: Batch) -> int:
         return int(batch.turn_end.sum())

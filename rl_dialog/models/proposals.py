@@ -18,7 +18,7 @@ from rl_dialog.models.prefill import read_prompts
 class Proposals:
     """n replies to the context of each of a row's R replies."""
 
-    features: np.ndarray  # (R, n, H) float32: the mean hidden state over the context and the proposed reply
+    features: np.ndarray  # (R, n, H) float32: what Q reads of the context with the proposed reply
     logp: np.ndarray  # (R, n) float32: log p(reply | context), the end of turn included
 
 
@@ -43,8 +43,8 @@ def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, se
         proposed = [Row.of_reply(contexts[chosen[k // count]], reply) for k, reply in enumerate(replies)]
         batch = collate(proposed, pad_id=pad_id).to(policy.device)
         hidden = hidden_states(policy.lm.base_model, batch)  # (rows * T, H)
-        means = running_means(hidden.view(*batch.input_ids.shape, -1))
-        features[chosen] = means[batch.reply_ends].view(len(chosen), count, -1).float().cpu().numpy()
+        read = running_means(hidden.view(*batch.input_ids.shape, -1)) if policy.method.heads.utterance_mean else hidden
+        features[chosen] = read[batch.reply_ends].view(len(chosen), count, -1).float().cpu().numpy()
         each = -lm_scores(policy.lm, hidden[batch.states]).nll(batch.actions)[1]
         sums = each.new_zeros(len(proposed)).index_add(0, batch.rows, each)
         logp[chosen] = sums.view(len(chosen), count).cpu().numpy()

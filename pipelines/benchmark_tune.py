@@ -1,0 +1,65 @@
+"""`benchmark tune`: trials of a sweep side by side, against the same runs in a plain loop, and what Ray Tune costs per trial."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from envs.small_talk import write_logs
+from pipelines import prepare, train
+from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.tune import Report, Resources, run_trials
+from rl_dialog.config import load_config
+
+if TYPE_CHECKING:
+    from pipelines.benchmark import BenchmarkConfig
+
+STEPS = 150  # of a trial, a few seconds
+MODEL = "--model.family llama --model.layers 2 --model.width 64 --model.context 512"
+
+
+def benchmark_tune(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[str, list[float]]]], dict[str, Any]]:
+    """({setting: (trials, {contender: seconds of each round})}, seconds that Tune adds to a trial). Ray is started before the clock is."""
+    from pipelines.benchmark import take_turns
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_logs(folder / "logs.jsonl", dialogs=300, seed=config.seed)
+        where = ["--logs", str(folder / "logs.jsonl"), "--out", str(folder / "data"), "--vocab_size", "512", "--max_length", "512", "--quiet"]
+        with connect("local", num_cpus=config.threads):
+            prepare.main(load_config(prepare.PrepareConfig, [*where, "--rewards.logged", "1"]))
+            torch.set_num_threads(1)  # as in a trial
+            side_by_side = f"tune, {config.threads} at a time"
+            contenders = {
+                "plain": lambda: [_train(folder, number) for number in range(config.trials)],
+                "tune, one at a time": lambda: _tune(folder, config.trials, config.threads),
+                side_by_side: lambda: _tune(folder, config.trials, 1),
+            }
+            seconds = take_turns(contenders, rounds=config.rounds, warmup=min(config.warmup, 1))
+    setting = f"{config.trials} trials of {STEPS} steps, a 2-layer model of width 64, one core each; plain: one after the other in one process"
+    added = [(tune - plain) / config.trials for tune, plain in zip(seconds["tune, one at a time"], seconds["plain"], strict=True)]
+    return {setting: (config.trials, seconds)}, {"seconds_that_tune_adds_to_a_trial": round(median(added), 2)}
+
+
+def _tune(folder: Path, trials: int, cores: int) -> None:
+    run_trials(
+        lambda number, report: _train(folder, number, report),
+        range(trials),
+        metric="eval/loss",
+        mode="min",
+        resources=Resources(cpus_per_worker=cores),
+        folder=folder / "tune",
+        ended=lambda position, how, seconds: None,
+    )
+
+
+def _train(folder: Path, number: int, report: Report | None = None) -> None:
+    out = folder / f"trial{number}"
+    shutil.rmtree(out, ignore_errors=True)
+    flags = f"--data {folder / 'data'} --output_dir {out} --seed {number} {MODEL} --max_steps {STEPS} --eval_steps {STEPS // 2} --report_to none"
+    train.train_worker(load_config(train.TrainConfig, flags.split(), choices=train.CHOICES), report=report)
