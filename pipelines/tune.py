@@ -266,21 +266,23 @@ def _run_all(config: TuneConfig, sweep: Sweep, left: Sequence[Run], out: Path, s
     )
 
 
-def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say) -> list[Trial]:
-    """One report for each way to evaluate; returns the trials of every point with what they share or do not.
+def report_folder(point: Point, out: Path) -> Path:
+    """`report` of points that say nothing about start and evaluation, `reports/<what they say>` of the others: each is compared with its own bc."""
+    own = Point(point.of("start").values | point.of("evaluate").values)
+    return out / "reports" / own.name if own.values else out / "report"
 
-    `report` holds the starts and the points that say nothing about evaluation, `reports/<what they say>` the others.
-    """
+
+def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say) -> list[Trial]:
+    """A report for every kind of start with its bc, and for every other way to evaluate; returns every point's trials with where they are told."""
     ways: dict[Path, tuple[Task, dict[str, Run]]] = {}
     found = []
-    done = {one.folder: one for point in points for one in plan_trials(sweep, point.trained, out) if _is_done(one)}
-    firsts = {one.folder: one for point in points for one in starts(sweep, point, out)}
-    for point in (Point({}), *points):
-        own = point.of("evaluate")
-        folder = out / "reports" / own.name if own.values else out / "report"
-        task, runs = ways.setdefault(folder, (_task(sweep, point), {} if own.values else {one.name: one for one in firsts.values()}))
-        mine = [trial for trial in trials if point.values and trial.point == point.trained.name]
-        runs |= {done[path].name: done[path] for trial in mine if (path := Path(trial.folder)) in done}
+    for point in points:
+        start, folder = Point(point.of("start").values), report_folder(point, out)
+        ways.setdefault(report_folder(start, out), (_task(sweep, start), {one.name: one for one in starts(sweep, point, out)}))
+        _, runs = ways.setdefault(folder, (_task(sweep, point), {}))
+        mine = [trial for trial in trials if trial.point == point.trained.name]
+        folders = {trial.folder for trial in mine}
+        runs |= {one.name: one for one in plan_trials(sweep, point.trained, out) if str(one.folder) in folders and _is_done(one)}
         found += [(replace(trial, point=point.name, values=point.values), folder) for trial in mine]
     waiting = [
         Progress(folder.name, task, out, list(runs.values()), {name: FinishedRun(one.method, one.seed) for name, one in runs.items()}, report=folder)

@@ -297,7 +297,8 @@ def _samples(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
             mine = [c for c in sample["columns"] if c["checkpoint"] and Path(c["checkpoint"]).parent == Path(point.trials[0].folder)]
             columns[sample["title"]] += [Column(f"{which}: {c['title']}", c["lines"]) for c in mine[:1]]
     found = [Sample(title, members) for title, members in columns.items() if members]
-    return Section("Samples of the best and the worst", ["Seed by seed the same conversation partners."], samples=found) if found else None
+    text = ["The first seed of each, with the same conversation partner."]
+    return Section("Samples of the best and the worst", text, samples=found) if found else None
 
 
 def _cost(trials: Sequence[Trial], seconds: float) -> Section:

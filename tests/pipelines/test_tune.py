@@ -247,6 +247,8 @@ def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -
         assert Policy.from_pretrained(trial / (trial / "latest").read_text()).lm.config.num_hidden_layers == layers
         calm, steered = (points[f"layers={layers},mc,beta={beta}"]["figures"]["last"] for beta in (0, 4))
         assert calm["distinct_2"] != steered["distinct_2"]
+        groups = json.loads((out / "reports" / f"layers={layers}" / "metrics.json").read_text())["groups"]
+        assert {group["group"] for group in groups} == {f"bc,layers={layers}"}
 
 
 @pytest.mark.slow
