@@ -306,7 +306,7 @@ def evaluate_tasks(tasks: Sequence[Progress], say: Say, *, required: str = BASEL
         runs = {run.name: [_digest(run.folder / "result.json"), _weights(run.folder)] for run in task.done()}
         if not claim(report, METRICS, {"settings": changed(config), "runs": runs}):
             waiting.append(task)
-            configs.append(config)
+            configs.append(replace(config, side_by_side=not config.num_workers))
             say(f"{task.name}: evaluating {len(runs)} runs")
     for position, outcome in each(evaluate_runs, configs, waiting=still_waiting(say, "evaluations")):
         task = waiting[position]

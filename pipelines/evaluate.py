@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from rl_dialog.models.checkpoint import method_name, read_method, write_json
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import REWARDS, choose_rewards
 
+MakeEnv = Callable[[], Any]
 Player = Callable[[Policy, Any, str, float | None], list[Episode]]  # policy, tokenizer, its checkpoint and beta -> the episodes it played
 
 
@@ -58,6 +60,8 @@ class EvaluateConfig(HeldOutConfig):
     """another beta at decoding time, for checkpoints whose method has one"""
     num_workers: int = 0
     """Ray actors that play the episodes; 0 plays them in this process. The result is the same"""
+    side_by_side: bool = False
+    """evaluate as many checkpoints at a time as Ray has cores, each on one of them. The result is the same"""
     replicates: int = 2000
     """bootstrap replicates behind the intervals"""
     samples: int = 3
@@ -77,8 +81,8 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     choose_rewards(list(config.rewards))  # unknown names now, not after the first checkpoint
     held_out = read_held_out(config) if config.data else None
     directories = list(dict.fromkeys(entry.directory for entry in entries))
-    with _player(config, make_env) as play, _progress(directories, config.quiet) as progress:
-        results = {directory: evaluate_checkpoint(directory, config, play, held_out) for directory in progress}
+    with _progress(directories, config.quiet) as progress:
+        results = dict(_each_checkpoint(progress, config, make_env, held_out))
     groups = _groups(entries, results, config)
     references = _references(config, make_env)
     comparisons = {}
@@ -97,6 +101,30 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     seconds = round(time.perf_counter() - began, 2)
     paths = {"report": str(markdown), "html": str(page), "metrics": str(out / "metrics.json"), "replies": str(out / "replies.csv")}
     return {**paths, **tables, "checkpoints": len(directories), "generated_replies": count, "seconds": seconds, **_headline(evaluation)}
+
+
+def _each_checkpoint(
+    directories: tqdm, config: EvaluateConfig, make_env: MakeEnv | None, held_out: HeldOut | None
+) -> Iterator[tuple[str, RunResult]]:
+    if not config.side_by_side:
+        with _player(config, make_env) as play:
+            yield from ((directory, evaluate_checkpoint(directory, config, play, held_out)) for directory in directories)
+        return
+    from rl_dialog.cluster.data import connect
+    from rl_dialog.cluster.jobs import each
+
+    names = list(directories.iterable)
+    with connect(config.address or None):
+        for position, outcome in each(partial(_evaluate_alone, config=config, held_out=held_out), names, waiting=lambda unfinished: None):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            directories.update()
+            yield names[position], outcome
+
+
+def _evaluate_alone(directory: str, config: EvaluateConfig, held_out: HeldOut | None) -> RunResult:
+    with _player(config, ENVS[config.env] if config.env else None) as play:
+        return evaluate_checkpoint(directory, config, play, held_out)
 
 
 def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | None, held_out: HeldOut | None) -> RunResult:
@@ -132,7 +160,7 @@ def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: Eva
 
 
 @contextmanager
-def _player(config: EvaluateConfig, make_env: Callable[[], Any] | None) -> Iterator[Player | None]:
+def _player(config: EvaluateConfig, make_env: MakeEnv | None) -> Iterator[Player | None]:
     """How episodes are played: on Ray actors, in this process, or not at all."""
     what = {"episodes": range(config.episodes), "decoding": decoding_of(config), "seed": config.seed, "batch_size": config.batch_size}
     if make_env is None:
@@ -146,7 +174,7 @@ def _player(config: EvaluateConfig, make_env: Callable[[], Any] | None) -> Itera
             yield lambda policy, tokenizer, directory, beta: rollouts.play(Path(directory).absolute(), beta=beta, **what)
 
 
-def _references(config: EvaluateConfig, make_env: Callable[[], Any] | None) -> dict[str, Estimate]:
+def _references(config: EvaluateConfig, make_env: MakeEnv | None) -> dict[str, Estimate]:
     """What returns mean: the environment's own reference policies and bounds, where it has some. An env may bring `reference_returns`."""
     if make_env is None:
         return {}
@@ -166,7 +194,7 @@ def small_talk_references(episodes: int, seed: int) -> dict[str, list[float]]:
 REFERENCES = {"small_talk": small_talk_references}
 
 
-def _check(config: EvaluateConfig) -> Callable[[], Any] | None:
+def _check(config: EvaluateConfig) -> MakeEnv | None:
     """What can be known to fail before anything is loaded; returns the env's constructor."""
     if not config.checkpoints:
         raise ValueError("expected --checkpoints: run folders or checkpoint directories")
@@ -178,6 +206,8 @@ def _check(config: EvaluateConfig) -> Callable[[], Any] | None:
         raise ValueError(f"unknown env {config.env!r}: expected one of {', '.join(ENVS)}.{nearest(config.env, ENVS)}")
     if config.episodes < 1 or config.batch_size < 1 or config.replicates < 1 or config.num_workers < 0:
         raise ValueError("expected episodes, batch_size and replicates of at least 1 and num_workers of at least 0")
+    if config.side_by_side and config.num_workers:
+        raise ValueError("expected side_by_side or num_workers: checkpoints that are evaluated at the same time play their own episodes")
     decoding_of(config).check()
     check_held_out(config)
     return ENVS[config.env] if config.env else None
@@ -275,7 +305,7 @@ def _folders(entries: Sequence[Entry]) -> dict[str, list[Path]]:
 
 
 @contextmanager
-def _progress(directories: Sequence[str], quiet: bool) -> Iterator[Iterator[str]]:
+def _progress(directories: Sequence[str], quiet: bool) -> Iterator[tqdm]:
     with tqdm(directories, desc="evaluate", unit=" checkpoints", disable=True if quiet else None) as bar:  # None: silent unless a terminal
         yield bar
 

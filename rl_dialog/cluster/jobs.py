@@ -16,8 +16,8 @@ def each(work: Callable[[Any], Any], items: Sequence[Any], *, waiting: Callable[
     A process that dies is replaced up to `retries` times; what `work` raises, or the last death, is yielded in place of a value, so that one item
     does not stop the others. `waiting(unfinished)` is called whenever nothing has finished for `WAITING` seconds.
     """
-    remote = ray.remote(num_cpus=1, max_retries=retries)(_call)
-    running = {remote.remote(work, item): position for position, item in enumerate(items)}
+    remote, shared = ray.remote(num_cpus=1, max_retries=retries)(_call), ray.put(work)
+    running = {remote.remote(shared, item): position for position, item in enumerate(items)}
     while running:
         ready, _ = ray.wait(list(running), timeout=WAITING)
         if not ready:

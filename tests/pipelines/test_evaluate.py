@@ -159,6 +159,17 @@ def test_data_alone_and_the_same_result_twice(runs, data, tmp_path):
     assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
 
 
+def test_side_by_side_is_the_same_report(runs, data, tmp_path):
+    settings = {"checkpoints": tuple(runs.values()), "env": "small_talk", "data": data} | SHORT
+    results = []
+    for name, side_by_side in (("alone", False), ("beside", True)):
+        found = main(EvaluateConfig(**settings, out=str(tmp_path / name), side_by_side=side_by_side))
+        results.append({key: value for key, value in found.items() if key in ("figures", "differences", "generated_replies")})
+    assert results[0] == results[1]
+    for name in ("report.html", "replies.csv"):
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "beside" / name).read_bytes()
+
+
 def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
     import shutil
 
@@ -178,6 +189,7 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
         ({"beta": 2.0}, "--beta 2: none of these checkpoints was trained by a method with a beta"),
         ({"names": ("a", "b")}, "one name per checkpoint"),
         ({"temperature": 0.0}, "expected temperature > 0"),
+        ({"side_by_side": True, "num_workers": 2}, "expected side_by_side or num_workers"),
     ],
 )
 def test_errors(runs, tmp_path, change, message):
