@@ -1,0 +1,84 @@
+"""`ray job submit` of a sweep to a cluster with a token: its progress is in the job's log, its results on the cluster's storage."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+RAY = str(Path(sys.executable).with_name("ray"))
+SWEEP = {
+    "title": "tiny",
+    "about": "Two weights.",
+    "write_logs": {"dialogs": 60, "seed": 1},
+    "prepare": "--rewards.logged 1 --vocab_size 400 --max_length 256",
+    "start": "--model.family llama --model.layers 1 --model.width 16 --model.attention_heads 2 --model.context 256 --max_steps 4 --env small_talk",
+    "train": "--method psi --method.gamma 1 --max_steps 6 --env small_talk --eval_steps 3 --env_episodes 4",
+    "space": {"method.c": [0.05, 0.5]},
+    "evaluate": "--env small_talk --episodes 8 --contexts 0 --samples 1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a cluster's dashboard, and the environment that lets a caller in."""
+    token, dashboard = tmp_path / "token", free_port()
+    token.write_text(secrets.token_hex(16))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path: Ray keeps sockets there
+        where = ["--port", str(free_port()), "--dashboard-port", str(dashboard), "--temp-dir", folder, "--num-cpus", "2"]
+        with subprocess.Popen(
+            [RAY, "start", "--head", "--block", *where], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as run:
+            deadline = time.monotonic() + 120
+            while not listening(dashboard):
+                assert run.poll() is None and time.monotonic() < deadline
+                time.sleep(0.5)
+            yield f"http://127.0.0.1:{dashboard}", environment
+            run.send_signal(signal.SIGTERM)
+
+
+def listening(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/api/version", timeout=2).close()
+    except urllib.error.HTTPError as error:
+        return error.code == 401  # it is there, and asks for the token
+    except OSError:
+        return False
+    return True
+
+
+def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    address, environment = head
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
+    work = [sys.executable, "-m", "pipelines.tune", "--sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out")]
+    submit = [RAY, "job", "submit", "--address", address, "--working-dir", "."]
+    refused = subprocess.run([*submit, "--", *work], cwd=ROOT, env=environment | {"RAY_AUTH_MODE": "disabled"}, capture_output=True, timeout=120)
+    assert refused.returncode != 0 and not (tmp_path / "out").exists()
+    done = subprocess.run([*submit, "--", *work], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "[2/2] c=0." in done.stdout and "succeeded" in done.stdout
+    assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["points"]) == 2
+    assert (tmp_path / "out" / "best" / "model.safetensors").is_file()
