@@ -43,7 +43,7 @@ from rl_dialog.cluster.tune import Halving, Report, Resources, is_first_worker, 
 from rl_dialog.config import ConfigError, load_config, run, save_config
 from rl_dialog.data.shards import load_manifest
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
-from rl_dialog.evaluation.sweep import Trial, write_sweep_report
+from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
 from rl_dialog.models.checkpoint import write_text_atomically
 
 REPORTS, STOPPED, ERROR = "reports.jsonl", "stopped.txt", "error.txt"
@@ -74,6 +74,8 @@ class TuneConfig:
     """one GPU per worker"""
     retries: int = 2
     """how often a trial that fails starts again, from its latest checkpoint"""
+    picture: str = ""
+    """also draw reward against KL into this SVG file"""
     resume: bool = False
     """go on with the sweep in out"""
     overwrite: bool = False
@@ -116,6 +118,8 @@ def main(config: TuneConfig) -> dict[str, Any]:
             trials = evaluate_points(sweep, points, trials, out, say)
     report = write_sweep_report(out, sweep, trials, seconds=time.perf_counter() - began, command=_command(config))
     say(f"wrote {report['html']}")
+    if config.picture:
+        write_text_atomically(Path(config.picture), frontier_as_svg(sweep, trials))
     return report
 
 

@@ -5,18 +5,16 @@ Nothing here measures: every figure comes from a task's `metrics.json`, every ti
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rl_dialog.evaluation.intervals import Estimate
-from rl_dialog.evaluation.plots import COLOURS, GREY
+from rl_dialog.evaluation.plots import COLOURS, GREY, as_svg
 from rl_dialog.evaluation.summary import figure_of, shown
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
@@ -166,10 +164,7 @@ def to_svg(tasks: Sequence[ComparedTask], methods: Sequence[str]) -> str:
         _panel(axes, task, methods)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "rl_dialog"}):  # the same figures give the same file
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    return as_svg(figure)
 
 
 def _panel(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:

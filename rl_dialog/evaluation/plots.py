@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -275,4 +276,12 @@ def plain(axes: Axes) -> None:
 def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def as_svg(figure: Figure) -> str:
+    """The same figures give the same text."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "rl_dialog"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()

@@ -15,6 +15,7 @@ import numpy as np
 
 from rl_dialog.evaluation import sweep_plots as plots
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
+from rl_dialog.evaluation.plots import as_png, as_svg
 from rl_dialog.models.checkpoint import resolve, write_json
 
 BEST = "best"  # folder with the winner's checkpoint
@@ -186,12 +187,24 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
     return Section("Ranking", text, Table(columns, rows), notes=errors)
 
 
+def frontier_as_svg(sweep: Any, trials: Sequence[Trial]) -> str:
+    """Reward against KL for a README. Raises ValueError where fewer than two points were evaluated."""
+    found = _with_kl(sweep, rank(sweep, trials))
+    if len(found) < 2:
+        raise ValueError(f"--picture: expected at least two evaluated points with a KL to the prior to draw, got {len(found)}")
+    return as_svg(plots.frontier(found, sweep.figure, sweep.mode))
+
+
+def _with_kl(sweep: Any, ranked: Sequence[Ranked]) -> list[Ranked]:
+    return [point for point in ranked if {"kl", sweep.figure} <= point.figures.keys()]
+
+
 def _frontier(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    found = [point for point in ranked if {"kl", sweep.figure} <= point.figures.keys()]
+    found = _with_kl(sweep, ranked)
     if len(found) < 2:
         return None
     text = ["How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at less KL."]
-    return Section("Reward against KL", text, plot=("frontier.png", plots.frontier(found, sweep.figure, sweep.mode)))
+    return Section("Reward against KL", text, plot=("frontier.png", as_png(plots.frontier(found, sweep.figure, sweep.mode))))
 
 
 def _effects(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:

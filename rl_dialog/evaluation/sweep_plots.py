@@ -22,7 +22,7 @@ def told(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def frontier(points: Sequence[Any], name: str, mode: str) -> bytes:
+def frontier(points: Sequence[Any], name: str, mode: str) -> Figure:
     """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL joined by a line."""
     figure = Figure(figsize=(8.4, 5.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
@@ -43,7 +43,7 @@ def frontier(points: Sequence[Any], name: str, mode: str) -> bytes:
     axes.set(xlabel="KL to the prior per token (nats)", ylabel=name)
     _legend(axes, hue)
     plain(axes)
-    return as_png(figure)
+    return figure
 
 
 def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:

@@ -123,7 +123,8 @@ def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
 def whole(tmp_path_factory) -> Path:
     """A sweep that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    result = main(TuneConfig(sweep=written(folder), out=str(folder / "out"), quiet=True))
+    result = main(TuneConfig(sweep=written(folder), out=str(folder / "out"), picture=str(folder / "frontier.svg"), quiet=True))
+    assert "</svg>" in (folder / "frontier.svg").read_text()
     assert result["trials"] == {"ended": 8, "stopped": 0, "failed": 0, "left": 0}
     return folder / "out"
 
