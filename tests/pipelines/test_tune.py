@@ -18,6 +18,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipelines.tune import TuneConfig, main, plan_trials
 from pipelines.tune_space import Point, Sweep, find_points, read_sweep
+from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.tune import Resources, run_trials
 from rl_dialog.config import ConfigError
 from rl_dialog.models.policy import Policy
 
@@ -227,10 +229,21 @@ def test_the_page_shows_samples_what_fell_and_what_tensorboard_compares(whole: P
 
 
 def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"the metric 'eval/retrun' is never reported: expected one of .*eval/return"):
-        main(TuneConfig(sweep=written(tmp_path, metric="eval/retrun"), out=str(out), quiet=True))
-    assert not list(out.glob("trials/*/stopped.txt")) and len(list(out.glob("trials/*/reports.jsonl"))) < 8
+    heard = []
+
+    def work(trial: int, report) -> None:
+        for step in range(1, 100):
+            report({"step": step, "eval/return": 0.5})
+            (tmp_path / f"{trial}-{step}").touch()
+
+    with (
+        connect("local", num_cpus=2),
+        pytest.raises(ValueError, match="the metric 'eval/retrun' is never reported: expected one of eval/return, step"),
+    ):
+        run_trials(
+            work, range(20), metric="eval/retrun", mode="max", resources=Resources(), folder=tmp_path / "tune", ended=lambda *how: heard.append(how)
+        )
+    assert heard == [] and not list(tmp_path.glob("*-2"))
 
 
 @pytest.mark.slow
