@@ -25,13 +25,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines import candidates, evaluate, prepare, train
 from pipelines.benchmark import describe_machine
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.jobs import each
-from rl_dialog.config import ConfigError, changed, from_dict, load_config, run, save_config
+from rl_dialog.config import ConfigError, changed, from_dict, load_config, read_yaml, run, save_config
 from rl_dialog.data.shards import MANIFEST
 from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, FinishedRun, replace_table, to_markdown, to_svg
 from rl_dialog.evaluation.runs import nearest
@@ -159,9 +157,9 @@ def read_comparison(config: CompareConfig) -> Comparison:
         if not getattr(config, name):
             raise ValueError(f"expected --{name}: {what}")
     try:
-        values = yaml.safe_load(Path(config.compare).read_text(encoding="utf-8"))
+        values = read_yaml(config.compare)
         values["tasks"] = {name: from_dict(Task, task, where=f"{config.compare}: tasks: {name}") for name, task in values["tasks"].items()}
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{config.compare}: expected YAML with methods and tasks, got {type(error).__name__}: {error}") from error
     found = from_dict(Comparison, values, where=config.compare)
     if BASELINE not in found.methods:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 
 from rl_dialog.cluster.tune import Halving
-from rl_dialog.config import ConfigError, from_dict
+from rl_dialog.config import ConfigError, from_dict, read_yaml
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
     "uniform": lambda rng, low, high: float(rng.uniform(low, high)),
@@ -82,11 +80,8 @@ class Point:
 
 def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Sweep:
     """The YAML file, with other seeds and samples if given. Raises ConfigError for what is not in it."""
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: expected YAML, got: {error}") from error
-    if not isinstance(values, dict) or not values.get("space"):
+    values = read_yaml(path)
+    if not values.get("space"):
         raise ConfigError(f"{path}: expected a space: flags of train with the values to try, got none")
     sweep = from_dict(Sweep, values, where=path)
     if unknown := set(sweep.halving) - {"grace", "factor"}:

@@ -39,7 +39,7 @@ def load_config(config_class: type[T], argv: Sequence[str] | None = None, *, cho
     choices = choices or {}
     arguments = [_dashes_to_underscores(a) for a in (sys.argv[1:] if argv is None else argv)]
     path, arguments = _take(arguments, "--config")
-    values = _read_yaml(path) if path else {}
+    values = read_yaml(path) if path else {}
     for name, options in choices.items():
         picked, arguments = _take(arguments, f"--{name}")
         default = _field_default(config_class, name)
@@ -178,9 +178,23 @@ def _own_keys(arguments: list[str], field: str) -> list[str]:
     return [key for key in dict.fromkeys(keys) if _is_own(key)]
 
 
-def _read_yaml(path: str) -> dict[str, Any]:
+class _OnceEach(yaml.SafeLoader):
+    """A key that stands twice is an error; YAML itself would take the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"expected every key once, found {key!r} again", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """Keys and values of a YAML file. Raises ConfigError for anything else."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _OnceEach)  # noqa: S506  (a SafeLoader)
     except OSError as error:
         raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}") from error
     except yaml.YAMLError as error:
