@@ -74,11 +74,6 @@ class Ranked:
         """What it is drawn in one colour with."""
         return str(self.values.get("method", "all points"))
 
-    @property
-    def rest(self) -> str:
-        """What tells it from others of its kind."""
-        return ",".join(f"{name.rpartition('.')[2]}={plots.told(value)}" for name, value in self.values.items() if name != "method")
-
 
 def write_sweep_report(out: Path, sweep: Any, trials: Sequence[Trial], *, seconds: float, command: str) -> dict[str, Any]:
     """report.md, report.html, sweep.json, tensorboard/ and best/ in `out`; returns their paths and the winner."""
@@ -204,6 +199,7 @@ def _frontier(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     if len(found) < 2:
         return None
     text = ["How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at less KL."]
+    text += [f"Labels: {', '.join(names)}."] if (names := plots.labels(found)) else []
     return Section("Reward against KL", text, plot=("frontier.png", as_png(plots.frontier(found, sweep.figure, sweep.mode))))
 
 

@@ -22,16 +22,17 @@ def told(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def frontier(points: Sequence[Any], name: str, mode: str) -> Figure:
+def frontier(points: Sequence[Any], figure_name: str, mode: str) -> Figure:
     """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL joined by a line."""
     figure = Figure(figsize=(8.4, 5.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    hue = _hues(points)
-    found = sorted([(point.figures["kl"], point.figures[name], point) for point in points], key=lambda entry: entry[0].value)
+    hue, labelled = _hues(points), labels(points)
+    found = sorted([(point.figures["kl"], point.figures[figure_name], point) for point in points], key=lambda entry: entry[0].value)
     for kl, value, point in found:
         arms = {"yerr": _arms(value), "xerr": _arms(kl)}
         axes.errorbar(kl.value, value.value, **arms, fmt="o", color=hue[point.kind], markersize=5, linewidth=1, capsize=2)
-        axes.annotate(point.rest, (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY)
+        label = ", ".join(told(point.values[name]) for name in labelled if name in point.values)
+        axes.annotate(label, (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY)
     sign = 1 if mode == "max" else -1
     line, reached = [], -math.inf
     for kl, value, _ in found:
@@ -40,10 +41,16 @@ def frontier(points: Sequence[Any], name: str, mode: str) -> Figure:
             line.append((kl.value, value.value))
     axes.plot(*zip(*line, strict=True), color=GREY, linestyle="--", linewidth=1, zorder=0)
     _set_scale(axes, [kl.value for kl, _, _ in found])
-    axes.set(xlabel="KL to the prior per token (nats)", ylabel=name)
+    axes.set(xlabel="KL to the prior per token (nats)", ylabel=figure_name)
     _legend(axes, hue)
     plain(axes)
     return figure
+
+
+def labels(points: Sequence[Any]) -> list[str]:
+    """Parameters in which points of one colour differ."""
+    names = dict.fromkeys(name for point in points for name in point.values if name != "method")
+    return [name for name in names if len({told(point.values.get(name)) for point in points}) > 1]
 
 
 def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
