@@ -56,6 +56,7 @@ def test_memory_is_measured_in_fresh_processes(tmp_path):
     assert figures["ilql mlp"]["peak_kib"] > figures["plain"]["peak_kib"] > 0  # four heads of 32 x 4096 numbers, with their moments
 
 
+@pytest.mark.slow
 def test_prepare_is_measured_with_its_memory(tmp_path):
     out = tmp_path / "prepare.json"
     done = benchmark("prepare", "--conversations", 200, "--turns", 2, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--out", out)

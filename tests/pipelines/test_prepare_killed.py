@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs
@@ -27,6 +28,7 @@ def count(dialog):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
     (tmp_path / "counting.py").write_text(COUNTING)
     texts = [[{"role": "user", "content": f"hello {i}"}, {"role": "assistant", "content": f"good day {i}"}] for i in range(DIALOGS)]
