@@ -258,7 +258,7 @@ def train_runs(tasks: Sequence[Progress], wanted: Callable[[Run], bool], say: Sa
     waiting: list[tuple[Progress, Run]] = []
     for task in tasks:
         for one in filter(wanted, task.runs):
-            start = next((r for r in task.runs if r.method == BASELINE and r.seed == one.seed and r is not one), None)
+            start = next((r for r in task.runs if r.method == BASELINE and r.seed == one.seed and one.method != BASELINE), None)
             if start and task.finished[start.name].error:
                 task.finished[one.name] = FinishedRun(one.method, one.seed, error=f"{start.folder.name}, which it starts from, failed")
             elif claim(one.folder, "result.json", recipe_of(one, start)):

@@ -110,7 +110,7 @@ def run_trials(
         if last:
             tune.report({**last, "done_by_itself": True})
 
-    driver = {"CPU": 0 if resources.workers > 1 else resources.cpus_per_worker}
+    driver = {"memory": 1} if resources.workers > 1 else {"CPU": resources.cpus_per_worker}  # Tune wants something; its workers take the cores
     if resources.use_gpu and resources.workers == 1:
         driver["GPU"] = 1
     scheduler = None
