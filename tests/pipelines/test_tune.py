@@ -258,7 +258,7 @@ def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -
     assert set(points) == {f"beta={beta},mc,layers={layers}" for layers in (1, 2) for beta in (0, 4)}
     for layers in (1, 2):
         trial = out / "trials" / f"mc,layers={layers}-seed0"
-        assert Policy.from_pretrained(trial / (trial / "latest").read_text()).lm.config.num_hidden_layers == layers
+        assert Policy.from_pretrained(trial / (trial / "latest").read_text().strip()).lm.config.num_hidden_layers == layers
         calm, steered = (points[f"beta={beta},mc,layers={layers}"]["figures"]["last"] for beta in (0, 4))
         assert calm["distinct_2"] != steered["distinct_2"]
         groups = json.loads((out / "reports" / f"layers={layers}" / "metrics.json").read_text())["groups"]
