@@ -248,18 +248,18 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -> None:
-    space = {"start.model.layers": [1, 2], "method": ["mc"], "evaluate.beta": [0, 4]}
+    space = {"start.model.layers": [1, 2], "method": ["mc"], "evaluate.beta": [0, 1000]}  # after six steps the heads say little
     out = tmp_path / "out"
     result = main(TuneConfig(sweep=written(tmp_path, space=space, seeds=[0]), out=str(out), quiet=True))
     assert result["trials"]["ended"] == 2
     assert sorted(path.name for path in out.glob("trials/*-seed0")) == ["mc,layers=1-seed0", "mc,layers=2-seed0"]
     assert sorted(path.name for path in out.glob("bc*-seed0")) == ["bc,layers=1-seed0", "bc,layers=2-seed0"]
     points = {point["point"]: point for point in json.loads((out / "sweep.json").read_text())["points"]}
-    assert set(points) == {f"beta={beta},mc,layers={layers}" for layers in (1, 2) for beta in (0, 4)}
+    assert set(points) == {f"beta={beta},mc,layers={layers}" for layers in (1, 2) for beta in (0, 1000)}
     for layers in (1, 2):
         trial = out / "trials" / f"mc,layers={layers}-seed0"
         assert Policy.from_pretrained(trial / (trial / "latest").read_text().strip()).lm.config.num_hidden_layers == layers
-        calm, steered = (points[f"beta={beta},mc,layers={layers}"]["figures"]["last"] for beta in (0, 4))
+        calm, steered = (points[f"beta={beta},mc,layers={layers}"]["figures"]["last"] for beta in (0, 1000))
         assert calm["distinct_2"] != steered["distinct_2"]
         groups = json.loads((out / "reports" / f"layers={layers}" / "metrics.json").read_text())["groups"]
         assert {group["group"] for group in groups} == {f"bc,layers={layers}"}
