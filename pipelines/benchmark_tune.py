@@ -33,14 +33,13 @@ def benchmark_tune(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[s
         where = ["--logs", str(folder / "logs.jsonl"), "--out", str(folder / "data"), "--vocab_size", "512", "--max_length", "512", "--quiet"]
         with connect("local", num_cpus=config.threads):
             prepare.main(load_config(prepare.PrepareConfig, [*where, "--rewards.logged", "1"]))
-            torch.set_num_threads(1)  # as in a trial
             side_by_side = f"tune, {config.threads} at a time"
             contenders = {
                 "plain": lambda: [_train(folder, number) for number in range(config.trials)],
                 "tune, one at a time": lambda: _tune(folder, config.trials, config.threads),
                 side_by_side: lambda: _tune(folder, config.trials, 1),
             }
-            seconds = take_turns(contenders, rounds=config.rounds, warmup=min(config.warmup, 1))
+            seconds = take_turns(contenders, rounds=config.rounds, warmup=0)
     setting = f"{config.trials} trials of {STEPS} steps, a 2-layer model of width 64, one core each; plain: one after the other in one process"
     added = [(tune - plain) / config.trials for tune, plain in zip(seconds["tune, one at a time"], seconds["plain"], strict=True)]
     return {setting: (config.trials, seconds)}, {"seconds_that_tune_adds_to_a_trial": round(median(added), 2)}
@@ -58,8 +57,18 @@ def _tune(folder: Path, trials: int, cores: int) -> None:
     )
 
 
-def _train(folder: Path, number: int, report: Report | None = None) -> None:
+def _train(folder: Path, number: int, report: Report | None = None) -> dict[str, float]:
     out = folder / f"trial{number}"
     shutil.rmtree(out, ignore_errors=True)
     flags = f"--data {folder / 'data'} --output_dir {out} --seed {number} {MODEL} --max_steps {STEPS} --eval_steps {STEPS // 2} --report_to none"
-    train.train_worker(load_config(train.TrainConfig, flags.split(), choices=train.CHOICES), report=report)
+    torch.set_num_threads(1)
+    config = load_config(train.TrainConfig, flags.split(), choices=train.CHOICES)
+    rows = []
+
+    def hear(metrics: dict[str, float], last: bool) -> None:
+        rows.append(metrics)
+        if report and not last:
+            report(metrics)
+
+    train.train_worker(config, report=hear)
+    return rows[-1]

@@ -266,7 +266,9 @@ def train_runs(tasks: Sequence[Progress], wanted: Callable[[Run], bool], say: Sa
             else:
                 waiting.append((task, one))
     total, began = len(waiting), time.perf_counter()
-    for count, (position, outcome) in enumerate(each(train_run, [one.config for _, one in waiting], waiting=still_waiting(say, "training runs")), 1):
+    configs = [one.config for _, one in waiting]
+    outcomes = each(train_run, configs, waiting=still_waiting(say, "training runs"), gpus=any(config.use_gpu for config in configs))
+    for count, (position, outcome) in enumerate(outcomes, 1):
         task, one = waiting[position]
         error = line_of(outcome) if isinstance(outcome, BaseException) else ""
         task.finished[one.name] = FinishedRun(one.method, one.seed, None if error else _seconds(one), error)

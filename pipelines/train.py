@@ -73,8 +73,8 @@ class TrainConfig(TrainerConfig):
 
 def main(config: TrainConfig) -> dict[str, Any]:
     """Trains and returns the final metrics and checkpoint paths."""
-    _check(config)
-    config = _from_anywhere(config)
+    check(config)
+    config = from_anywhere(config)
     out = Path(config.output_dir)
     if config.overwrite and out.exists():
         shutil.rmtree(out)
@@ -88,8 +88,11 @@ def main(config: TrainConfig) -> dict[str, Any]:
     return json.loads((out / "result.json").read_text(encoding="utf-8"))
 
 
-def train_worker(config: TrainConfig, *, report: Callable[[dict[str, float]], None] | None = None) -> dict[str, Any]:
-    """What one worker does, from files to checkpoints; runs without Ray too. `report` hears the metrics of each evaluation."""
+def train_worker(config: TrainConfig, *, report: Callable[[dict[str, float], bool], None] | None = None) -> dict[str, Any]:
+    """What one worker does, from files to checkpoints; runs without Ray too.
+
+    `report` hears the metrics of each evaluation, and whether it is the last one.
+    """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     out, device = Path(config.output_dir), _device(config)
@@ -127,7 +130,7 @@ def train_worker(config: TrainConfig, *, report: Callable[[dict[str, float]], No
     return result
 
 
-def _check(config: TrainConfig) -> None:
+def check(config: TrainConfig) -> None:
     """What can be known to fail before a worker starts."""
     for name in ("data", "output_dir"):
         if not getattr(config, name):
@@ -139,11 +142,7 @@ def _check(config: TrainConfig) -> None:
         raise ValueError(f"--prior_weights: expected one for each of the {len(config.prior)} checkpoints of --prior, got {config.prior_weights}")
     for path in config.prior:
         require_hub_name_or_directory(path)
-    if config.env:
-        from envs import ENVS
-
-        if config.env not in ENVS:
-            raise ValueError(f"unknown env {config.env!r}: expected one of {', '.join(ENVS)}")
+    check_env(config.env)
     if config.use_gpu and not torch.cuda.is_available() and config.num_workers == 1 and not config.address:
         raise ValueError("--use_gpu: expected a CUDA device, found none")
     model = _with_path(config.model)
@@ -164,7 +163,15 @@ def _check(config: TrainConfig) -> None:
             )
 
 
-def _from_anywhere(config: TrainConfig) -> TrainConfig:
+def check_env(name: str) -> None:
+    """Raises ValueError for an environment that does not exist; none at all is fine."""
+    from envs import ENVS
+
+    if name and name not in ENVS:
+        raise ValueError(f"unknown env {name!r}: expected one of {', '.join(ENVS)}")
+
+
+def from_anywhere(config: TrainConfig) -> TrainConfig:
     """With absolute paths: workers do not share the driver's working directory."""
     model = config.model
     if Path(model.model_name_or_path).is_dir() and model.model_name_or_path:

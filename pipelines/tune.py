@@ -16,12 +16,13 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines import train
+from pipelines.chat import ChatConfig
 from pipelines.compare import (
     METRICS,
     METRICS_OF_SOME,
@@ -39,10 +40,11 @@ from pipelines.compare import (
 from pipelines.tune_space import OptunaSearch, Point, Sweep, find_points, read_sweep
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, fit
-from rl_dialog.cluster.tune import Halving, Report, Resources, is_first_worker, report_from_worker, run_trials, tune_callbacks
-from rl_dialog.config import ConfigError, load_config, run, save_config
+from rl_dialog.cluster.tune import REPLAYED, Halving, Report, Resources, is_first_worker, report_from_worker, run_trials, tune_callbacks
+from rl_dialog.config import ConfigError, load_config, read_yaml, run, save_config
 from rl_dialog.data.shards import load_manifest
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
+from rl_dialog.evaluation.held_out import decoding_of
 from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
 from rl_dialog.models.checkpoint import write_text_atomically
 
@@ -93,6 +95,9 @@ def main(config: TuneConfig) -> dict[str, Any]:
         if not getattr(config, name):
             raise ValueError(f"expected --{name}: {what}")
     sweep = read_sweep(config.sweep, seeds=config.seeds, samples=config.samples)
+    devices = ["--use_gpu"] * config.use_gpu
+    workers = [f"--num_workers {config.num_workers}"] * (config.num_workers > 1)
+    sweep = replace(sweep, train=" ".join([sweep.train, *workers, *devices]), start=sweep.start and " ".join([sweep.start, *devices]))
     search = OptunaSearch(sweep) if sweep.search == "optuna" else None
     points = find_points(replace(sweep, samples=1) if search else sweep)  # those of Optuna come later; these show whether the flags exist
     out = Path(config.out).absolute()
@@ -109,10 +114,12 @@ def main(config: TuneConfig) -> dict[str, Any]:
             say(f"{sweep.samples} points x {len(sweep.seeds)} seeds, {sweep.batch} points chosen at a time, {at_once} trials at a time, in {out}")
             points, trials, deadline = [], [], time.monotonic() + 60 * config.minutes
             for asked, tell in search.batches():
-                trials = train_points(replace(config, minutes=_minutes_left(config, deadline)), sweep, [*points, *asked], out, say)
-                points += asked
+                new = [point for point in asked if point not in points]  # it may choose one twice
+                left = replace(config, minutes=_minutes_left(config, deadline), trials=config.trials and config.trials - len(trials))
+                trials += train_points(left, sweep, new, out, say)
+                points += new
                 tell([_reached(sweep, [trial for trial in trials if trial.point == point.name]) for point in asked])
-                if any(trial.how == "left" for trial in trials) or len(trials) == config.trials:
+                if any(trial.how == "left" for trial in trials) or len(trials) == config.trials > 0:
                     break
         if sweep.evaluate:
             trials = evaluate_points(sweep, points, trials, out, say)
@@ -129,6 +136,7 @@ def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out:
         prepare_config(_task(sweep, point), out)
         evaluate_config(_task(sweep, point), out, ["RUN"])
         for one in (*starts(sweep, point, out), *plan_trials(sweep, point.trained, out)):
+            train.check_env(one.config.env)
             if sweep.metric == "eval/return" and one.folder.parent.name == "trials" and not one.config.env:
                 raise ConfigError(f"{config.sweep}: the metric eval/return is measured in an environment: expected --env in train, or another metric")
 
@@ -146,8 +154,8 @@ def _minutes_left(config: TuneConfig, deadline: float) -> float:
 
 
 def _reached(sweep: Sweep, trials: Sequence[Trial]) -> float | None:
-    """What a search is told of a point: its last metric, the mean over seeds; None where nothing was reported."""
-    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports]
+    """What a search is told of a point: its last metric, the mean over seeds; None where all failed."""
+    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports and trial.how in ("ended", "stopped")]
     return sum(last) / len(last) if last else None
 
 
@@ -161,16 +169,32 @@ def _claim_folder(config: TuneConfig, out: Path) -> None:
             raise ValueError(f"{out} already holds a sweep: pass --resume to go on with it or --overwrite to delete it")
         if config.overwrite:
             shutil.rmtree(out)
+        else:
+            _check_same(config, out, read_yaml(str(ours)), read_yaml(config.sweep))
     out.mkdir(parents=True, exist_ok=True)
     write_text_atomically(ours, Path(config.sweep).read_text(encoding="utf-8"))
+
+
+def _check_same(config: TuneConfig, out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """What done trials follow from must not change under them: they would have to be deleted. The space may grow, and the evaluation change."""
+    for name in ("logs", "write_logs", "prepare", "start", "train"):
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{config.sweep}: {name} is {now.get(name)!r}, but {out} was made with {before.get(name)!r}: choose another --out, or --overwrite"
+            )
+    recipe = next((out / "recipes").glob("*.json"), None)
+    if recipe and json.dumps(str(out))[1:-1] not in recipe.read_text(encoding="utf-8"):
+        raise ValueError(f"{out} was moved since: {recipe} says where it was made. Move it back to go on with it")
 
 
 def _command(config: TuneConfig) -> str:
     """What was typed, as far as the result depends on it."""
     parts = ["python -m pipelines.tune --sweep", config.sweep, "--out", config.out]
     parts += ["--seeds", *map(str, config.seeds)] if config.seeds else []
-    for name in ("samples", "minutes", "trials"):
-        parts += [f"--{name}", f"{getattr(config, name):g}"] if getattr(config, name) else []
+    default = TuneConfig()
+    for name in ("samples", "minutes", "trials", "num_workers", "cpus_per_worker"):
+        parts += [f"--{name}", f"{getattr(config, name):g}"] if getattr(config, name) != getattr(default, name) else []
+    parts += ["--use_gpu"] * config.use_gpu
     return " ".join(parts)
 
 
@@ -198,7 +222,8 @@ def plan_trials(sweep: Sweep, point: Point, out: Path) -> Iterator[Run]:
 
 def _run(method: str, seed: int, flags: Sequence[str], data: Path, folder: Path) -> Run:
     where = ["--data", str(data), "--output_dir", str(folder), "--seed", str(seed)]
-    return Run(method, seed, load_config(train.TrainConfig, ["--report_to", "none", *flags, *where], choices=train.CHOICES))
+    config = load_config(train.TrainConfig, ["--report_to", "none", *flags, *where], choices=train.CHOICES)
+    return Run(method, seed, train.from_anywhere(config))
 
 
 def train_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
@@ -207,13 +232,11 @@ def train_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out:
         return run_points(config, sweep, points, out, say)
     deadline = time.monotonic() + 60 * config.minutes
     first = run_points(config, replace(sweep, seeds=sweep.seeds[:1]), points, out, say)
-    ended = {trial.point for trial in first if trial.how == "ended"}
-    trials = config.trials - len(first) + len(ended) if config.trials else 0
-    if not ended or trials < 0:
+    ended = [point for point in points if any(trial.point == point.name and trial.how == "ended" for trial in first)]
+    if not ended or (config.trials and config.trials <= len(first)):
         return first
-    config = replace(config, minutes=_minutes_left(config, deadline), trials=trials)
-    rest = run_points(config, replace(sweep, halving={}), [point for point in points if point.name in ended], out, say)
-    return [trial for trial in first if trial.point not in ended] + rest
+    config = replace(config, minutes=_minutes_left(config, deadline), trials=config.trials and config.trials - len(first))
+    return first + run_points(config, replace(sweep, halving={}, seeds=sweep.seeds[1:]), ended, out, say)
 
 
 def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
@@ -235,6 +258,7 @@ def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: P
     for _, one in planned:
         claim(one.folder, "result.json", recipe_of(one, started.get(one.config.model.model_name_or_path)))
         (one.folder / ERROR).unlink(missing_ok=True)
+        train.check(replace(one.config, use_gpu=False))  # the GPUs of the cluster were counted
     left = [one for _, one in planned if sweep.halving or not _is_done(one)]  # halving compares with those that are done
     if done := sum(_is_done(one) for _, one in planned):
         say(f"{done} trials are done already")
@@ -252,16 +276,19 @@ def _run_all(config: TuneConfig, sweep: Sweep, left: Sequence[Run], out: Path, s
         one = left[position]
         if how == "stopped" and not _is_done(one):
             write_text_atomically(one.folder / STOPPED, f"{_reports(one)[-1]['step']}\n")
+        if how == "failed" and not (one.folder / ERROR).is_file():
+            write_text_atomically(one.folder / ERROR, "its process died\n")
         error = f": {_error(one)}" if how == "failed" else ""
         say(f"[{settled}/{len(left)}] {one.folder.name}: {how} after {seconds:.0f} s{error}")
 
+    resources = Resources(config.num_workers, config.cpus_per_worker, config.use_gpu)
     shutil.rmtree(out / "tune", ignore_errors=True)  # what Tune knew of an earlier start; what counts is in the trials' folders
     run_trials(
-        partial(run_trial, group=WorkerGroup(config.num_workers, config.cpus_per_worker, config.use_gpu, 0)),
+        partial(run_trial, resources=resources),
         left,
         metric=sweep.metric,
         mode=sweep.mode,
-        resources=Resources(config.num_workers, config.cpus_per_worker, config.use_gpu),
+        resources=resources,
         folder=out / "tune",
         halving=Halving(**sweep.halving) if sweep.halving else None,
         seconds=60 * config.minutes,
@@ -282,12 +309,11 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
     found = []
     for point in points:
         start, folder = Point(point.of("start").values), report_folder(point, out)
-        ways.setdefault(report_folder(start, out), (_task(sweep, start), {one.name: one for one in starts(sweep, point, out)}))
-        _, runs = ways.setdefault(folder, (_task(sweep, point), {}))
+        _, runs = ways.setdefault(folder, (_task(sweep, point), {one.name: one for one in starts(sweep, start, out)}))
         mine = [trial for trial in trials if trial.point == point.trained.name]
         folders = {trial.folder for trial in mine}
         runs |= {one.name: one for one in plan_trials(sweep, point.trained, out) if str(one.folder) in folders and _is_done(one)}
-        found += [(replace(trial, point=point.name, values=point.values), folder) for trial in mine]
+        found += [(replace(trial, point=point.name, values=point.values, chat=_chat_flags(sweep, point, out)), folder) for trial in mine]
     waiting = [
         Progress(folder.name, task, out, list(runs.values()), {name: FinishedRun(one.method, one.seed) for name, one in runs.items()}, report=folder)
         for folder, (task, runs) in ways.items()
@@ -301,35 +327,49 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
     return [replace(trial, metrics=metrics[folder], error=trial.error or errors.get((folder, trial.folder), "")) for trial, folder in found]
 
 
-def run_trial(one: Run, report: Report, *, group: WorkerGroup) -> None:
+def _chat_flags(sweep: Sweep, point: Point, out: Path) -> str:
+    """With which `chat` draws replies as the evaluation of a point did."""
+    config, chat = evaluate_config(_task(sweep, point), out, ["RUN"]), ChatConfig()
+    drawn = asdict(decoding_of(config)) | {"beta": config.beta}
+    return shlex.join(Point({name: value for name, value in drawn.items() if value != getattr(chat, name)}).flags)
+
+
+def run_trial(one: Run, report: Report, *, resources: Resources) -> dict[str, float] | None:
     """One trial from where it is to its end; what it reported before is reported again first, so that halving knows it."""
-    folder = one.folder
+    folder, rows = one.folder, _reports(one)
     folder.mkdir(parents=True, exist_ok=True)
-    for metrics in _reports(one):
-        report(metrics)
-    if _is_done(one) or (folder / STOPPED).is_file():
-        return
+    (folder / ERROR).unlink(missing_ok=True)
+    for metrics in rows[:-1] if _is_done(one) else rows:
+        report(metrics | {REPLAYED: True})
+    if _is_done(one):
+        return rows[-1]
+    if (folder / STOPPED).is_file():
+        return None
     save_config(one.config, folder / "train.yaml", choices=train.CHOICES)
 
-    def tell(metrics: dict[str, float]) -> None:
+    def tell(metrics: dict[str, float], last: bool) -> None:
         _note(folder, metrics)
-        report(metrics)
+        if not last:
+            report(metrics)
 
     try:
-        if group.num_workers == 1 and not group.use_gpu:
+        if resources.in_trial:
             train.train_worker(one.config, report=tell)
         else:
+            group = WorkerGroup(resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0)
             fit(partial(train.train_worker, report=partial(_tell_tune, folder)), one.config, group, folder, callbacks=tune_callbacks())
     except Exception:
         (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
         raise
+    return _reports(one)[-1]
 
 
-def _tell_tune(folder: Path, metrics: dict[str, float]) -> None:
+def _tell_tune(folder: Path, metrics: dict[str, float], last: bool) -> None:
     """On every worker of a trial that has several."""
     if is_first_worker():
         _note(folder, metrics)
-    report_from_worker(metrics)
+    if not last:
+        report_from_worker(metrics)
 
 
 def _note(folder: Path, metrics: dict[str, float]) -> None:
@@ -342,14 +382,19 @@ def _is_done(one: Run) -> bool:
 
 
 def _reports(one: Run) -> list[dict[str, float]]:
-    """What the trial has reported so far. A line that a kill cut off is left out."""
-    path, found = one.folder / REPORTS, []
+    """What the trial has reported so far, once per step. A line that a kill cut off is left out; its checkpoint was saved before and has it."""
+    path, found = one.folder / REPORTS, {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
-            found.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             continue
-    return found
+        found[row["step"]] = row
+    for saved in one.folder.glob("checkpoint-*/metrics.json"):
+        row = json.loads(saved.read_text(encoding="utf-8"))
+        if row["step"] not in found and len(row) > 1:
+            found[row["step"]] = row | {"time": round(saved.stat().st_mtime, 2)}
+    return [found[step] for step in sorted(found)]
 
 
 def _error(one: Run) -> str:
@@ -360,8 +405,16 @@ def _error(one: Run) -> str:
 def _trial(point: Point, one: Run) -> Trial:
     how = "ended" if _is_done(one) else "stopped" if (one.folder / STOPPED).is_file() else "failed" if (one.folder / ERROR).is_file() else "left"
     reports = _reports(one)
-    weights = {name: row["weight"] for name, row in load_manifest(one.config.data)["rewards"]["components"].items() if row["weight"]}
-    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports, _error(one) if how == "failed" else "", rewards=weights)
+    scored = load_manifest(one.config.data)["rewards"]
+    weights = {name: row["weight"] for name, row in scored["components"].items() if row["weight"]}
+    scales = {name: _scale(row, scored["components"][name]) for name, row in scored["normalisers"].items()}
+    error = _error(one) if how == "failed" else ""
+    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports, error, rewards=weights, scales=scales)
+
+
+def _scale(normaliser: dict[str, Any], component: dict[str, Any]) -> float:
+    """What it divides a reward by; a rank, on average, by all that the reward spans."""
+    return (component["max"] - component["min"]) or 1.0 if normaliser["kind"] == "rank" else normaliser["scale"]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_dialog.cluster.tune import Halving
 from rl_dialog.config import ConfigError, from_dict, read_yaml
+from rl_dialog.evaluation.comparison import BASELINE
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
     "uniform": lambda rng, low, high: float(rng.uniform(low, high)),
@@ -35,7 +36,7 @@ class Sweep:
     evaluate: str = ""  # flags of the evaluation of all trials that reach their end
     metric: str = "eval/return"  # of training's own evaluations: what trials are stopped and ranked by where there is no evaluation
     figure: str = "return"  # of the evaluation: what the report ranks by
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = "max"  # of the metric; figures know which side is better
     seeds: tuple[int, ...] = (0,)
     search: Literal["grid", "optuna"] = "grid"  # grid: every combination of the lists; optuna: `samples` points, chosen by what earlier ones reached
     samples: int = 1  # draws from the distributions for each combination of the lists; with optuna, points in all
@@ -74,7 +75,7 @@ class Point:
                 head, _, last = flag.rpartition(".")
                 words.append(f"--{head}{'.' * bool(head)}{'' if value else 'no_'}{last}")
             else:
-                words += [f"--{flag}", shown(value)]
+                words += [f"--{flag}", repr(value) if isinstance(value, float) else str(value)]
         return words
 
 
@@ -93,6 +94,10 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
             raise ConfigError(f"{path}: space: expected a mapping of flags to values, or a list of such mappings, got {space!r}")
         for name, entry in space.items():
             _check_entry(path, name, entry)
+        if sweep.start and BASELINE in (space.get("method") or ()):
+            raise ConfigError(
+                f"{path}: space: method: expected none of bc, which all points start from and are compared with; tf_all clones for longer"
+            )
         if not sweep.start and (name := next((name for name in space if _verb(name) == "start"), None)):
             raise ConfigError(f"{path}: space: {name} is about the bc that trials start from, but the file has no start")
         if not sweep.evaluate and (name := next((name for name in space if _verb(name) == "evaluate"), None)):
@@ -111,9 +116,12 @@ def find_points(sweep: Sweep) -> list[Point]:
         for combination in itertools.product(*listed.values()):
             for _ in range(sweep.samples if drawn else 1):
                 values = dict(zip(listed, combination, strict=True))
-                values |= {name: DISTRIBUTIONS[kind](rng, *limits) for name, entry in drawn.items() for kind, limits in entry.items()}
+                values |= {name: rounded(DISTRIBUTIONS[kind](rng, *limits)) for name, entry in drawn.items() for kind, limits in entry.items()}
                 point = Point({name: values[name] for name in space})
-                found[point.name] = point
+                if found.setdefault(point.name, point) != point:
+                    raise ConfigError(
+                        f"space: expected points of different names, but {found[point.name].values} and {point.values} are both {point.name}"
+                    )
     return list(found.values())
 
 
@@ -154,12 +162,17 @@ class OptunaSearch:
             if kind == "randint":
                 values[name] = trial.suggest_int(label, low, high)
             else:
-                values[name] = trial.suggest_float(label, low, high, log=kind == "loguniform")
+                values[name] = rounded(trial.suggest_float(label, low, high, log=kind == "loguniform"))
         return Point(values)
 
 
+def rounded(value: float) -> float:
+    """To the four digits that names show."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 def shown(value: Any) -> str:
-    """As in a flag or a name."""
+    """As in a name."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -15,11 +15,12 @@ import ray
 import ray.train
 from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
-from ray.tune.schedulers import AsyncHyperBandScheduler
+from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 
 Report = Callable[[dict[str, float]], None]
 STEP = "step"  # what every report says besides the metric
-UNREPORTED = "metrics that are reported"
+REPLAYED = "replayed"  # in a report: an earlier start of the sweep judged it and let the trial go on
+UNREPORTED, LAST = "metrics that are reported", "last"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Resources:
     cpus_per_worker: float = 1.0
     use_gpu: bool = False
 
+    @property
+    def in_trial(self) -> bool:
+        """Does the trial's own process train? Else it starts workers, which take the resources."""
+        return self.workers == 1 and not self.use_gpu
+
     def trials_at_once(self) -> int:
         """How many fit the cluster now. Raises ValueError if none does: Ray would wait for them without a word."""
         here = ray.cluster_resources()
@@ -48,8 +54,16 @@ class Resources:
         return int(min(here[name] // amount for name, amount in wanted.items() if amount))
 
 
+class _Halving(AsyncHyperBandScheduler):
+    """Learns from what is told again after a restart, and lets it stand."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        action = super().on_trial_result(tune_controller, trial, result)
+        return TrialScheduler.CONTINUE if result.get(REPLAYED) else action
+
+
 def run_trials(
-    work: Callable[[Any, Report], None],
+    work: Callable[[Any, Report], dict[str, float] | None],
     trials: Sequence[Any],
     *,
     metric: str,
@@ -63,7 +77,8 @@ def run_trials(
 ) -> None:
     """Runs `work(trial, report)` for every trial, as many at a time as fit. Ray must be running, `folder` is Tune's.
 
-    With one worker `work` runs in the trial's own process, with more it starts them itself (`train.fit` with `tune_callbacks`).
+    `work` returns its last metrics instead of reporting them, since nothing is left to be stopped; or None for a trial that an earlier start stopped.
+    With one worker and no GPU it runs in the trial's own process, else it starts workers itself (`train.fit` with `tune_callbacks`).
     `ended(position, how, seconds)` hears of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
     once). After `seconds` the rest is left as it is. Raises ValueError for a metric that is not among the first report.
     """
@@ -85,7 +100,7 @@ def run_trials(
 
         def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
             if time.monotonic() - began < limit and not unreported:
-                self._say(trial, "ended" if trial.last_result.get("done_by_itself") else "stopped")
+                self._say(trial, "ended" if trial.last_result.get(LAST) else "stopped")
 
         def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
             self._say(trial, "failed")
@@ -97,25 +112,20 @@ def run_trials(
     def trainable(config: dict[str, Any]) -> None:
         import torch
 
-        torch.set_num_threads(1)
-        last: dict[str, float] = {}
+        torch.set_num_threads(max(1, int(resources.cpus_per_worker)))
 
         def report(metrics: dict[str, float]) -> None:
             if metric not in metrics:
                 tune.report({metric: math.nan, STEP: metrics[STEP], UNREPORTED: ", ".join(sorted(metrics))})
-            last.update(metrics)
             tune.report(metrics)
 
-        work(trials[config["position"]], report)
-        if last:
-            tune.report({**last, "done_by_itself": True})
+        if last := work(trials[config["position"]], report):
+            report({**last, LAST: True})
 
-    driver = {"memory": 1} if resources.workers > 1 else {"CPU": resources.cpus_per_worker}  # Tune wants something; its workers take the cores
-    if resources.use_gpu and resources.workers == 1:
-        driver["GPU"] = 1
+    driver = {"CPU": resources.cpus_per_worker} if resources.in_trial else {"memory": 1}  # Tune wants something
     scheduler = None
     if halving:
-        scheduler = AsyncHyperBandScheduler(time_attr=STEP, max_t=10**12, grace_period=halving.grace, reduction_factor=halving.factor)
+        scheduler = _Halving(time_attr=STEP, max_t=10**12, grace_period=halving.grace, reduction_factor=halving.factor)
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}  # we say what is worth saying
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     tuner = tune.Tuner(
@@ -127,6 +137,7 @@ def run_trials(
             scheduler=scheduler,
             max_concurrent_trials=resources.trials_at_once(),
             time_budget_s=seconds or None,
+            reuse_actors=resources.in_trial,  # a process that starts and imports torch takes as long as a small trial
         ),
         run_config=tune.RunConfig(
             name=folder.name,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.evaluation import sweep_plots as plots
+from rl_dialog.evaluation.comparison import FALLS
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.evaluation.plots import as_png, as_svg
 from rl_dialog.models.checkpoint import resolve, write_json
@@ -35,6 +36,8 @@ class Trial:
     error: str = ""
     metrics: str = ""  # metrics.json of the evaluation that it took part in
     rewards: dict[str, float] = field(default_factory=dict)  # weights of the rewards that it was trained on
+    scales: dict[str, float] = field(default_factory=dict)  # what the normalisers of these divide by
+    chat: str = ""  # flags with which `chat` answers as the evaluation did
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,8 @@ class Ranked:
     best: dict[str, Estimate]
     last: dict[str, Estimate]
     changes: dict[str, Estimate]  # figure -> difference to the start, of the best checkpoints
-    headline: Estimate | None
-
-    @property
-    def ended(self) -> bool:
-        return all(trial.how == "ended" for trial in self.trials)
+    headline: Estimate | None  # the sweep's figure; where the point has none, what training itself measured
+    ended: bool  # all seeds
 
     @property
     def figures(self) -> dict[str, Estimate]:
@@ -80,7 +80,8 @@ def write_sweep_report(out: Path, sweep: Any, trials: Sequence[Trial], *, second
     ranked = rank(sweep, trials)
     winner = ranked[0] if ranked and ranked[0].headline else None
     chosen = _best_trial(sweep, winner) if winner else None
-    sections = [_winner(sweep, winner, chosen, out, command), _ranking(sweep, ranked), _frontier(sweep, ranked), _effects(sweep, ranked)]
+    measured = headline_of(sweep, ranked)
+    sections = [_winner(sweep, ranked, chosen, out, command), _ranking(sweep, ranked), _frontier(sweep, ranked), _effects(sweep, ranked)]
     sections += [_parallel(sweep, ranked), _curves(sweep, ranked), _over_optimised(sweep, ranked), _late(sweep, ranked), _samples(sweep, ranked)]
     runs = list({trial.folder: trial for trial in trials}.values())
     markdown, page = write_document(sweep.title, [section for section in [*sections, _cost(runs, seconds)] if section], out)
@@ -89,32 +90,50 @@ def write_sweep_report(out: Path, sweep: Any, trials: Sequence[Trial], *, second
         _copy_best(out, chosen)
     record = {"command": command, "seconds": round(seconds, 1), "metric": sweep.metric, "figure": sweep.figure}
     write_json(out / "sweep.json", record | {"points": [_as_json(point) for point in ranked]})
-    headline = {"winner": winner.name, sweep.figure: winner.headline.value, BEST: str(out / BEST)} if winner else {"winner": None}
+    headline = {"winner": winner.name, measured: winner.headline.value, BEST: str(out / BEST)} if winner else {"winner": None}
     how = {name: sum(trial.how == name for trial in runs) for name in ("ended", "stopped", "failed", "left")}
     return {"report": str(markdown), "html": str(page), "sweep": str(out / "sweep.json"), **headline, "trials": how, "seconds": round(seconds, 1)}
 
 
 def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
-    """The points, best first: by the evaluation of their best checkpoints, and behind those by the last metric that training reported."""
+    """The points, best first: by the evaluation of their best checkpoints, and behind those by the last metric that training reported.
+
+    Raises ValueError for a figure that the evaluation did not measure.
+    """
     by_point: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
         by_point[trial.point].append(trial)
     evaluations = {path: _read_evaluation(Path(path)) for path in {trial.metrics for trial in trials} if path}
-    sign = 1 if sweep.mode == "max" else -1
+    figures = {name for groups in evaluations.values() for best, last, _ in groups.values() for name in (*best, *last)}
+    if figures and sweep.figure not in figures:
+        raise ValueError(f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got {sweep.figure!r}")
     found = []
     for name, members in by_point.items():
         best, last, changes = {}, {}, {}
-        if all(trial.how == "ended" for trial in members) and members[0].metrics:
+        ended = len(members) == len(sweep.seeds) and all(trial.how == "ended" for trial in members)
+        if ended and members[0].metrics:
             best, last, changes = evaluations[members[0].metrics].get(_group(members[0]), ({}, {}, {}))
+            changes = changes if sweep.start else {}  # else they are differences to another point
         headline = (best or last).get(sweep.figure) or _reported(sweep, members)
-        found.append(Ranked(name, members[0].values, members, best, last, changes, headline))
+        found.append(Ranked(name, members[0].values, members, best, last, changes, headline, ended))
 
-    def order(point: Ranked) -> tuple[bool, float, float]:
+    def order(point: Ranked) -> tuple[bool, bool, float, float]:
+        evaluated = sweep.figure in point.figures
         steps = max((trial.reports[-1]["step"] for trial in point.trials if trial.reports), default=0)
-        value = sign * point.headline.value if point.headline else -math.inf
-        return not point.ended, 0 if point.ended else -steps, -value
+        sign = _sign(sweep) if evaluated else 1 if sweep.mode == "max" else -1
+        return not point.ended, not evaluated, 0 if point.ended else -steps, -sign * point.headline.value if point.headline else math.inf
 
     return sorted(found, key=order)
+
+
+def headline_of(sweep: Any, ranked: Sequence[Ranked]) -> str:
+    """What the ranking is by: the evaluation's figure, or where nothing was evaluated the metric of training's own."""
+    return sweep.figure if any(sweep.figure in point.figures for point in ranked) else sweep.metric
+
+
+def _sign(sweep: Any) -> int:
+    """1 for figures that are better when they are higher, else -1."""
+    return -1 if sweep.figure in FALLS else 1
 
 
 def _group(trial: Trial) -> str:
@@ -150,17 +169,27 @@ def _best_trial(sweep: Any, winner: Ranked) -> Trial | None:
     return max(reported, key=lambda trial: max(sign * row[sweep.metric] for row in trial.reports), default=None)
 
 
-def _winner(sweep: Any, winner: Ranked | None, chosen: Trial | None, out: Path, command: str) -> Section:
+def _winner(sweep: Any, ranked: Sequence[Ranked], chosen: Trial | None, out: Path, command: str) -> Section:
     text = [sweep.about, f"Command: {command}"]
-    if winner is None or chosen is None:
+    if chosen is None:
         return Section("What is best", [*text, "No trial got as far as its first evaluation."])
+    winner, *others = (point for point in ranked if point.ended or point is ranked[0])
+    measured = headline_of(sweep, ranked)
     gain = winner.changes.get(sweep.figure)
     told = f", {gain.value:+.3g} [{gain.low:.3g}, {gain.high:.3g}] over the bc that it started from" if gain and gain.low is not None else ""
-    text.append(f"{winner.name}: {sweep.figure} {winner.headline}{told}.")
-    decoding = " ".join(f"--{name.partition('.')[2]} {plots.told(value)}" for name, value in winner.values.items() if name.startswith("evaluate."))
-    text.append(f"Its checkpoint, of seed {chosen.seed}: python -m pipelines.chat --checkpoint {out / BEST} {decoding}".rstrip())
+    text.append(f"{winner.name}: {measured} {winner.headline}{told}.")
+    if close := [point.name for point in others if _overlap(winner.headline, point.headline)]:
+        named = "; ".join(close[:5]) + (f"; and {len(close) - 5} more" if len(close) > 5 else "")
+        text.append(f"The best of {len(others) + 1} is partly lucky, and the intervals of {len(close)} others overlap with its own: {named}.")
+    text.append(f"Its checkpoint, of seed {chosen.seed}: python -m pipelines.chat --checkpoint {out / BEST} {chosen.chat}".rstrip())
     text.append(f"The same run again: python -m pipelines.train --config {out / BEST}/train.yaml --output_dir runs/again")
     return Section("What is best", text)
+
+
+def _overlap(one: Estimate | None, other: Estimate | None) -> bool:
+    if one is None or other is None or one.low is None or other.low is None:
+        return False
+    return one.low <= other.high and other.low <= one.high
 
 
 def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
@@ -174,9 +203,11 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
         row = [str(number), *(plots.told(point.values.get(name)) for name in parameters), str(best) if best else "as last" if last else "-", told]
         row += [str(change or "-"), str(point.figures.get("kl", "-")), str(len(point.trials)), str(steps)]
         rows.append([*row, ", ".join(sorted({trial.how for trial in point.trials}))])
+    over = "seeds and conversations" if len(sweep.seeds) > 1 else "conversations; one seed says nothing about others"
     text = [
-        "Evaluated on conversations that training never saw, with 95 % bootstrap intervals over seeds and conversations. Points whose trials did not "
-        "all reach their end come last, with what training itself measured in brackets; halving stops them on their first seed."
+        f"Evaluated on conversations that training never saw, with 95 % bootstrap intervals over {over}; what a point gains over its start is paired "
+        "by conversation. Points whose trials did not all reach their end come last, with what training itself measured in brackets; halving "
+        "stops them on their first seed."
     ]
     errors = [f"{Path(trial.folder).name} failed: {trial.error}" for point in ranked for trial in point.trials if trial.error]
     return Section("Ranking", text, Table(columns, rows), notes=errors)
@@ -187,7 +218,7 @@ def frontier_as_svg(sweep: Any, trials: Sequence[Trial]) -> str:
     found = _with_kl(sweep, rank(sweep, trials))
     if len(found) < 2:
         raise ValueError(f"--picture: expected at least two evaluated points with a KL to the prior to draw, got {len(found)}")
-    return as_svg(plots.frontier(found, sweep.figure, sweep.mode))
+    return as_svg(plots.frontier(found, sweep.figure, _sign(sweep)))
 
 
 def _with_kl(sweep: Any, ranked: Sequence[Ranked]) -> list[Ranked]:
@@ -200,28 +231,30 @@ def _frontier(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         return None
     text = ["How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at less KL."]
     text += [f"Labels: {', '.join(names)}."] if (names := plots.labels(found)) else []
-    return Section("Reward against KL", text, plot=("frontier.png", as_png(plots.frontier(found, sweep.figure, sweep.mode))))
+    return Section("Reward against KL", text, plot=("frontier.png", as_png(plots.frontier(found, sweep.figure, _sign(sweep)))))
 
 
 def _effects(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    found, parameters = _comparable(ranked)
+    found, parameters = _comparable(sweep, ranked)
     if not parameters:
         return None
     text = ["Each dot a point of the space, lines through the mean at each value, a colour per method."]
-    return Section("What each parameter does", text, plot=("effects.png", plots.effects(found, parameters, sweep.figure)))
+    return Section("What each parameter does", text, plot=("effects.png", plots.effects(found, parameters, headline_of(sweep, ranked))))
 
 
 def _parallel(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    found, parameters = _comparable(ranked)
+    found, parameters = _comparable(sweep, ranked)
     if len(parameters) < 2:
         return None
-    text = [f"A line per point of the space, from its parameters to its {sweep.figure} on the right, which also gives the colour."]
-    return Section("All parameters together", text, plot=("parallel.png", plots.parallel(found, parameters, sweep.figure)))
+    measured = headline_of(sweep, ranked)
+    text = [f"A line per point of the space, from its parameters to its {measured} on the right, which also gives the colour."]
+    return Section("All parameters together", text, plot=("parallel.png", plots.parallel(found, parameters, measured)))
 
 
-def _comparable(ranked: Sequence[Ranked]) -> tuple[list[Ranked], list[str]]:
-    """Points that reached their end, and the parameters in which they differ."""
-    found = [point for point in ranked if point.headline and point.ended]
+def _comparable(sweep: Any, ranked: Sequence[Ranked]) -> tuple[list[Ranked], list[str]]:
+    """Points that reached their end and were measured in the same way, and the parameters in which they differ."""
+    evaluated = headline_of(sweep, ranked) == sweep.figure
+    found = [point for point in ranked if point.headline and point.ended and (sweep.figure in point.figures or not evaluated)]
     names = dict.fromkeys(name for point in found for name in point.values)
     return found, [name for name in names if len({plots.told(point.values.get(name)) for point in found}) > 1]
 
@@ -237,7 +270,7 @@ def _curves(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
 
 def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     """The reward that was trained on against those that were not, each as what changed from the start."""
-    rows, alarms, drawn = [], [], []
+    rows, alarms, drawn, looked_at = [], [], [], 0
     for point in ranked:
         trained = _trained_change(point)
         if trained is None:
@@ -247,6 +280,7 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         rows.append([point.name, " + ".join(f"{weight:g} {name}" for name, weight in point.trials[0].rewards.items()), f"{trained:+.3g}"])
         rows[-1] += [str(point.changes.get(sweep.figure, "-")), ", ".join(fell) or "-"]
         drawn.append((point, trained, held_out))
+        looked_at += len(held_out)
         if trained > 0 and fell:
             alarms.append(f"{point.name}: the reward that it was trained on rose by {trained:.3g}, but not {', '.join(fell)}")
     if not rows:
@@ -254,7 +288,8 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     columns = ["point", "trained on", "its change", f"change of {sweep.figure}", "what fell for certain"]
     text = [
         "Rewards of generated replies, as differences to the bc that the trials started from. A trained-on reward that rises while others fall below "
-        "0 with their whole interval is the sign of over-optimisation: the policy found what the reward pays for and not what it was meant for."
+        "0 with their whole interval is the sign of over-optimisation: the policy found what the reward pays for and not what it was meant for. "
+        f"Of {looked_at} differences one in forty would fall so by chance."
     ]
     picture = plots.against_held_out(drawn, {name: _title(name) for _, _, held_out in drawn for name in held_out})
     plot = None if picture is None else ("held_out.png", picture)
@@ -262,8 +297,9 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
 
 
 def _trained_change(point: Ranked) -> float | None:
-    """Of the weighted rewards per reply, as far as they were measured on generated replies."""
-    measured = {name: weight for name, weight in point.trials[0].rewards.items() if f"reward/{name}" in point.changes}
+    """Of the weighted, normalised rewards per reply, as far as they were measured on generated replies."""
+    trial = point.trials[0]
+    measured = {name: weight / trial.scales.get(name, 1.0) for name, weight in trial.rewards.items() if f"reward/{name}" in point.changes}
     return sum(weight * point.changes[f"reward/{name}"].value for name, weight in measured.items()) if measured else None
 
 
@@ -280,11 +316,10 @@ def _late(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     """Points that were better earlier than they ended."""
     if not any(point.best for point in ranked):
         return None
-    sign = 1 if sweep.mode == "max" else -1
     notes = []
     for point in ranked:
         best, last = point.best.get(sweep.figure), point.last.get(sweep.figure)
-        if best and last and best.low is not None and sign * (best.value - last.value) > (best.high - best.low) / 4:
+        if best and last and best.low is not None and _sign(sweep) * (best.value - last.value) > (best.high - best.low) / 4:
             notes.append(f"{point.name}: {best} at its best checkpoint, {last} at the end")
     text = [
         "Points whose last checkpoint is worse than an earlier one by more than a quarter of the interval: they were trained too long, or on a "

@@ -22,8 +22,11 @@ def told(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def frontier(points: Sequence[Any], figure_name: str, mode: str) -> Figure:
-    """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL joined by a line."""
+def frontier(points: Sequence[Any], figure_name: str, sign: int) -> Figure:
+    """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL joined by a line.
+
+    `sign` is -1 for a figure that is better when it is lower, else 1.
+    """
     figure = Figure(figsize=(8.4, 5.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     hue, labelled = _hues(points), labels(points)
@@ -33,7 +36,6 @@ def frontier(points: Sequence[Any], figure_name: str, mode: str) -> Figure:
         axes.errorbar(kl.value, value.value, **arms, fmt="o", color=hue[point.kind], markersize=5, linewidth=1, capsize=2)
         label = ", ".join(told(point.values[name]) for name in labelled if name in point.values)
         axes.annotate(label, (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY)
-    sign = 1 if mode == "max" else -1
     line, reached = [], -math.inf
     for kl, value, _ in found:
         if sign * value.value > reached:

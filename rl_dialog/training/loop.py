@@ -105,7 +105,8 @@ class Trainer:
         prior: the frozen prior, where the method uses one. Without it the policy has adapters to switch off.
         train_rows, eval_rows: token rows; every worker holds all of them and takes its share of each batch.
         evaluate: called by the first worker at each evaluation, to measure what no loss can (returns in an environment).
-        report: hears the step and the metrics of each evaluation once its checkpoint is saved, on every worker (the environment's on the first).
+        report: hears the step and the metrics of each evaluation once its checkpoint is saved, and whether it is the last one, on every worker (the
+            environment's on the first).
         describe: written into every checkpoint as the model card.
     """
 
@@ -120,7 +121,7 @@ class Trainer:
         *,
         prior: Prior | None = None,
         evaluate: Evaluate | None = None,
-        report: Callable[[dict[str, float]], None] | None = None,
+        report: Callable[[dict[str, float], bool], None] | None = None,
         describe: str = "",
         device: torch.device | str = "cpu",
     ) -> None:
@@ -159,6 +160,12 @@ class Trainer:
             objective = DistributedDataParallel(objective, find_unused_parameters=_may_leave_parameters_out(self.policy))
         settings = asdict(self.config) | {"method": {"name": type(self.policy.method).__name__.lower(), **asdict(self.policy.method)}}
         log = None if self.rank else Logger(self.output_dir, first_step=self.step, report_to=self.config.report_to, settings=settings)
+        with contextlib.closing(log) if log else contextlib.nullcontext():
+            metrics = self._train(objective, log)
+        return metrics | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+
+    def _train(self, objective: nn.Module, log: Logger | None) -> dict[str, float]:
+        """From where it is to the last step; returns the last metrics."""
         metrics: dict[str, float] = {}
         clock = time.perf_counter()
         tokens_since = 0
@@ -177,9 +184,7 @@ class Trainer:
             if log and due:
                 log.log(self.step, metrics)
             metrics |= self._evaluate_and_save(log)
-        if log:
-            log.close()
-        return metrics | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+        return metrics
 
     def _update(self, objective: nn.Module) -> tuple[dict[str, Tensor], int]:
         """One optimizer step on the next global batch; returns the summed metrics and the number of tokens on this worker."""
@@ -307,7 +312,7 @@ class Trainer:
         if saving and self.world > 1:
             dist.barrier()
         if self.report and evaluating:
-            self.report({"step": self.step, **metrics})
+            self.report({"step": self.step, **metrics}, self.step == self.total_steps)
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -55,6 +57,12 @@ def test_points_are_all_combinations_and_their_names_say_so() -> None:
     assert [point.values for point in union] == [{"method": "bc"}, {"method": "ilql", "method.tau": 0.7}, {"method": "ilql", "method.tau": 0.9}]
 
 
+def test_values_are_passed_on_whole_and_two_points_never_share_a_name() -> None:
+    assert Point({"method.gamma": 0.99999, "max_steps": 123456}).flags == ["--method.gamma", "0.99999", "--max_steps", "123456"]
+    with pytest.raises(ConfigError, match=r"points of different names.*0\.99999.*are both gamma=1"):
+        find_points(sweep(space={"method.gamma": [0.99999, 1.0]}))
+
+
 def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:
     space = {
         "method": ["ilql"],
@@ -73,6 +81,7 @@ def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:
     ("space", "message"),
     [
         ([{}], "expected a mapping of flags to values"),
+        ({"method": ["bc", "psi"]}, "method: expected none of bc, which all points start from"),
         ({"method.c": []}, "method.c: expected a list of values or one of uniform, loguniform, randint, got"),
         ({"method.c": 0.5}, "method.c: expected a list of values"),
         ({"method.c": {"normal": [0, 1]}}, "method.c: expected a list of values or one of uniform, loguniform, randint with"),
@@ -110,6 +119,8 @@ def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
         read_sweep(written(tmp_path, space={}))
     with pytest.raises(ConfigError, match="halving: expected factor, grace, got graze"):
         read_sweep(written(tmp_path, halving={"graze": 2}))
+    with pytest.raises(ValueError, match="unknown env 'smalltalk': expected one of"):
+        main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2 --env smalltalk"), out=str(tmp_path / "other")))
     with pytest.raises(ConfigError, match="metric"):
         main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), out=str(tmp_path / "other")))
 
@@ -149,6 +160,12 @@ def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_p
         main(TuneConfig(sweep=written(tmp_path), out=str(whole)))
     with pytest.raises(ValueError, match="holds no sweep"):  # but sweep.yaml
         main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path), overwrite=True))
+    before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*"))
+    with pytest.raises(ValueError, match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --out, or --overwrite"):
+        main(TuneConfig(sweep=written(tmp_path, start=TINY["start"].replace("--max_steps 4", "--max_steps 5")), out=str(whole), resume=True))
+    with pytest.raises(ValueError, match="was moved since: .*Move it back"):
+        main(TuneConfig(sweep=written(tmp_path), out=str(shutil.copytree(whole, tmp_path / "moved")), resume=True))
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*"))
 
 
 def test_more_than_the_cluster_has_is_said_at_once(tmp_path: Path) -> None:
@@ -181,11 +198,12 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
 
 @pytest.mark.slow
 def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) -> None:
-    changes = {"halving": {"grace": 2, "factor": 2}, "space": {"method": ["psi"], "learning_rate": [1.0e-4, 1.0e-3, 1.0e-2, 1.0e-1]}}
+    changes = {"halving": {"grace": 3, "factor": 2}, "space": {"method": ["psi"], "learning_rate": [1.0e-4, 1.0e-3, 1.0e-2, 1.0e-1]}}
     config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True)
     first = main(config)
     ended, stopped = first["trials"]["ended"], first["trials"]["stopped"]
     assert ended >= 2 and ended % 2 == 0 and ended // 2 + stopped == 4  # what ends on the first seed gets the second one
+    assert {path.read_text() for path in (tmp_path / "out").glob("trials/*/stopped.txt")} == {"4\n"}  # at 6 there is nothing left to save
     steps = {path.parent.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("trials/*/reports.jsonl")}
     second = main(TuneConfig(**{**config.__dict__, "resume": True}))
     assert second["trials"] == first["trials"] and second["winner"] == first["winner"]
@@ -261,8 +279,11 @@ def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -
         assert Policy.from_pretrained(trial / (trial / "latest").read_text().strip()).lm.config.num_hidden_layers == layers
         calm, steered = (points[f"beta={beta},mc,layers={layers}"]["figures"]["last"] for beta in (0, 1000))
         assert calm["distinct_2"] != steered["distinct_2"]
-        groups = json.loads((out / "reports" / f"layers={layers}" / "metrics.json").read_text())["groups"]
-        assert {group["group"] for group in groups} == {f"bc,layers={layers}"}
+        assert calm["return"] != steered["return"]
+        for beta in (0, 1000):
+            told = json.loads((out / "reports" / f"layers={layers},beta={beta}" / "metrics.json").read_text())
+            assert {group["group"] for group in told["groups"]} == {f"bc,layers={layers}", f"mc,layers={layers}"}
+            assert {difference["baseline"].split(" ")[0] for difference in told["differences"].values()} == {f"bc,layers={layers}"}
 
 
 @pytest.mark.slow
@@ -286,11 +307,33 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path) -> None:
-    changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0]}
+    halved = TINY["train"] + " --per_device_train_batch_size 8"  # of the default 16
+    changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "train": halved}
     result = main(TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True, num_workers=2))
     assert result["trials"] == {"ended": 1, "stopped": 0, "failed": 0, "left": 0}
     both = [json.loads((out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl").read_text().splitlines()[-1]) for out in (whole, tmp_path / "out")]
-    assert both[0]["step"] == both[1]["step"]
+    assert both[0].keys() == both[1].keys() and both[0]["step"] == 6
+    assert {name: both[0][name] for name in both[0] if name != "time"} == pytest.approx(
+        {name: both[1][name] for name in both[1] if name != "time"}, rel=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_a_trial_whose_process_dies_is_listed_with_its_reason(tmp_path: Path) -> None:
+    changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "evaluate": None, "train": TINY["train"] + " --max_steps 100000"}
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path, **changes), "--out", str(out), "--retries", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        deadline = time.monotonic() + 240
+        while not list(out.glob("trials/*/reports.jsonl")):
+            assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+            time.sleep(0.05)
+        [trial] = [p for p in psutil.Process(run.pid).children(recursive=True) if " ".join(p.cmdline()).startswith("ray::ImplicitFunc")]
+        trial.kill()
+        said, _ = run.communicate(timeout=240)
+    assert run.returncode == 0 and "psi,c=0.5-seed0: failed after" in said and "its process died" in said
+    assert "psi,c=0.5-seed0 failed: its process died" in (out / "report.md").read_text().replace("\\", "")
 
 
 @pytest.mark.slow
