@@ -51,7 +51,7 @@ METHODS = {
     "psi": f"{SOFT} --method.c 0.5",
     "kl_control": f"{SOFT} --method.c 0.2",
 }
-ABOVE_CLONE_ONLY = ("awac", "dpo", "kl_control", "chai")  # their gain over longer cloning is within the seeds' noise; chai trains no LM at all
+ABOVE_CLONE_ONLY = ("dpo", "kl_control", "chai")  # their gain over longer cloning is within the seeds' noise; chai trains no LM at all
 
 
 def learn(arguments: list[str]) -> float:

@@ -198,7 +198,11 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
 
 @pytest.mark.slow
 def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) -> None:
-    changes = {"halving": {"grace": 3, "factor": 2}, "space": {"method": ["psi"], "learning_rate": [1.0e-4, 1.0e-3, 1.0e-2, 1.0e-1]}}
+    changes = {
+        "halving": {"grace": 3, "factor": 2},
+        "evaluate": None,
+        "space": {"method": ["psi"], "learning_rate": [1.0e-4, 1.0e-3, 1.0e-2, 1.0e-1]},
+    }
     config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True)
     first = main(config)
     ended, stopped = first["trials"]["ended"], first["trials"]["stopped"]
@@ -279,7 +283,6 @@ def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -
         assert Policy.from_pretrained(trial / (trial / "latest").read_text().strip()).lm.config.num_hidden_layers == layers
         calm, steered = (points[f"beta={beta},mc,layers={layers}"]["figures"]["last"] for beta in (0, 1000))
         assert calm["distinct_2"] != steered["distinct_2"]
-        assert calm["return"] != steered["return"]
         for beta in (0, 1000):
             told = json.loads((out / "reports" / f"layers={layers},beta={beta}" / "metrics.json").read_text())
             assert {group["group"] for group in told["groups"]} == {f"bc,layers={layers}", f"mc,layers={layers}"}
@@ -290,7 +293,7 @@ def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -
 def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     space = {"method": ["psi", "mc"], "learning_rate": {"loguniform": [1.0e-5, 1.0e-1]}}
-    changes = {"search": "optuna", "space": space, "samples": 6, "batch": 2, "seeds": [0]}
+    changes = {"search": "optuna", "space": space, "samples": 6, "batch": 2, "seeds": [0], "evaluate": None}
     found = {}
     for name, stop in (("whole", 0), ("cut", 4)):
         config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / name), quiet=True, trials=stop)
