@@ -19,7 +19,7 @@ from rl_dialog.config import load_config
 if TYPE_CHECKING:
     from pipelines.benchmark import BenchmarkConfig
 
-STEPS = 150  # of a trial, a few seconds
+STEPS = 150  # of a trial, some fifteen seconds
 MODEL = "--model.family llama --model.layers 2 --model.width 64 --model.context 512"
 
 

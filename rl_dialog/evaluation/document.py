@@ -44,6 +44,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
     plot: tuple[str, bytes] | None = None  # file name, PNG
     samples: list[Sample] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)  # what to type, below the text
 
 
 def write_document(title: str, found: Sequence[Section], directory: Path) -> tuple[Path, Path]:
@@ -64,6 +65,8 @@ def to_markdown(title: str, found: Sequence[Section]) -> str:
     for section in found:
         parts.append(f"## {_md(section.title)}")
         parts += [_md(text) for text in section.text]
+        if section.commands:
+            parts.append("\n".join(["```bash", *section.commands, "```"]))
         if section.table:
             parts.append(_md_table(section.table))
         if section.notes:
@@ -98,7 +101,7 @@ def _md(text: str) -> str:
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; } h3 { font-size: 1rem; }
-p { max-width: 75ch; } .scroll { overflow-x: auto; }
+p { max-width: 75ch; } pre { background: #f5f7fa; padding: .6rem .8rem; border-radius: 8px; font-size: .86rem; overflow-x: auto; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
 th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; white-space: nowrap; }
 small { color: #57606a; }
@@ -118,6 +121,8 @@ def to_html(title: str, found: Sequence[Section]) -> str:
     for section in found:
         parts.append(f"<h2>{html.escape(section.title)}</h2>")
         parts += [f"<p>{html.escape(text)}</p>" for text in section.text]
+        if section.commands:
+            parts.append(f"<pre>{html.escape(chr(10).join(section.commands))}</pre>")
         if section.table:
             parts.append(_html_table(section.table))
         if section.notes:

@@ -170,9 +170,9 @@ def _best_trial(sweep: Any, winner: Ranked) -> Trial | None:
 
 
 def _winner(sweep: Any, ranked: Sequence[Ranked], chosen: Trial | None, out: Path, command: str) -> Section:
-    text = [sweep.about, f"Command: {command}"]
+    text, commands = [sweep.about], [f"{command}  # this sweep"]
     if chosen is None:
-        return Section("What is best", [*text, "No trial got as far as its first evaluation."])
+        return Section("What is best", [*text, "No trial got as far as its first evaluation."], commands=commands)
     winner, *others = (point for point in ranked if point.ended or point is ranked[0])
     measured = headline_of(sweep, ranked)
     gain = winner.changes.get(sweep.figure)
@@ -181,9 +181,11 @@ def _winner(sweep: Any, ranked: Sequence[Ranked], chosen: Trial | None, out: Pat
     if close := [point.name for point in others if _overlap(winner.headline, point.headline)]:
         named = "; ".join(close[:5]) + (f"; and {len(close) - 5} more" if len(close) > 5 else "")
         text.append(f"The best of {len(others) + 1} is partly lucky, and the intervals of {len(close)} others overlap with its own: {named}.")
-    text.append(f"Its checkpoint, of seed {chosen.seed}: python -m pipelines.chat --checkpoint {out / BEST} {chosen.chat}".rstrip())
-    text.append(f"The same run again: python -m pipelines.train --config {out / BEST}/train.yaml --output_dir runs/again")
-    return Section("What is best", text)
+    commands.append(
+        " ".join(["python -m pipelines.chat --checkpoint", str(out / BEST), *chosen.chat.split(), f" # its checkpoint, of seed {chosen.seed}"])
+    )
+    commands.append(f"python -m pipelines.train --config {out / BEST}/train.yaml --output_dir runs/again  # the same run")
+    return Section("What is best", text, commands=commands)
 
 
 def _overlap(one: Estimate | None, other: Estimate | None) -> bool:
