@@ -101,7 +101,8 @@ def _md(text: str) -> str:
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; } h3 { font-size: 1rem; }
-p { max-width: 75ch; } pre { background: #f5f7fa; padding: .6rem .8rem; border-radius: 8px; font-size: .86rem; overflow-x: auto; } .scroll { overflow-x: auto; }
+p { max-width: 75ch; } pre { background: #f5f7fa; padding: .6rem .8rem; border-radius: 8px; font-size: .86rem; overflow-x: auto; }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
 th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; white-space: nowrap; }
 small { color: #57606a; }
