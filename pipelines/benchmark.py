@@ -392,7 +392,7 @@ def summarise(seconds: dict[str, list[float]], tokens: int, *, seed: int) -> dic
     plain = np.array(seconds["plain"])
     rows: dict[str, dict[str, Any]] = {}
     for name, values in seconds.items():
-        rows[name] = {"seconds": round(float(np.median(values)), 5), "per_second": round(tokens / float(np.median(values)), 1)}
+        rows[name] = {"seconds": round(float(np.median(values)), 5), "per_second": round(tokens / float(np.median(values)), 3)}
         if name != "plain":
             ratios = plain / np.array(values)
             medians = np.median(generator.choice(ratios, size=(2000, len(ratios))), axis=1)
