@@ -267,7 +267,7 @@ def train_runs(tasks: Sequence[Progress], wanted: Callable[[Run], bool], say: Sa
                 waiting.append((task, one))
     total, began = len(waiting), time.perf_counter()
     configs = [one.config for _, one in waiting]
-    outcomes = each(train_run, configs, waiting=still_waiting(say, "training runs"), gpus=any(config.use_gpu for config in configs))
+    outcomes = each(train_run, configs, waiting=still_waiting(say, "training runs"), gpus=float(any(config.use_gpu for config in configs)))
     for count, (position, outcome) in enumerate(outcomes, 1):
         task, one = waiting[position]
         error = line_of(outcome) if isinstance(outcome, BaseException) else ""
