@@ -410,8 +410,11 @@ def recipe_of(one: Run, start: Run | None) -> dict[str, Any]:
     return recipe | ({"start": _weights(start.folder)} if start else {})
 
 
-def claim(folder: Path, marker: str, recipe: dict[str, Any]) -> bool:
-    """Was `folder` made by this recipe, to the end? A folder by another recipe is deleted; one that is not ours raises ValueError."""
+def claim(folder: Path, marker: str, recipe: dict[str, Any], *, keep: bool = False) -> bool:
+    """Was `folder` made by this recipe, to the end? One by another recipe is deleted (with `keep` only unless it is whole).
+
+    Raises ValueError for a folder that is not ours, and for one that may not be deleted.
+    """
     note, text = folder.parent / "recipes" / f"{folder.name}.json", json.dumps(recipe, indent=1, default=str)
     if note.is_file() and note.read_text(encoding="utf-8") == text:
         return (folder / marker).is_file()
@@ -420,11 +423,20 @@ def claim(folder: Path, marker: str, recipe: dict[str, Any]) -> bool:
     if folder.exists():
         if not note.is_file():
             raise ValueError(f"{folder} exists and no comparison made it: choose another --out")
+        if keep and (folder / marker).is_file():
+            raise ValueError(f"{folder} was made with other settings: {_changes(note, text)}. Choose another --out, or --overwrite")
         folder.rename(old)  # at once: a killed deletion would leave half a run under the name of a whole one
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(note, text)
     shutil.rmtree(old, ignore_errors=True)
     return False
+
+
+def _changes(note: Path, text: str) -> str:
+    """The lines of a recipe that are others now."""
+    before, now = (recipe.splitlines() for recipe in (note.read_text(encoding="utf-8"), text))
+    lines = [f"then {line.strip()}" for line in before if line not in now] + [f"now {line.strip()}" for line in now if line not in before]
+    return "; ".join(lines[:6])
 
 
 def _digest(path: Path) -> str:

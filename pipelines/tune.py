@@ -114,7 +114,7 @@ def main(config: TuneConfig) -> dict[str, Any]:
             say(f"{sweep.samples} points x {len(sweep.seeds)} seeds, {sweep.batch} points chosen at a time, {at_once} trials at a time, in {out}")
             points, trials, deadline = [], [], time.monotonic() + 60 * config.minutes
             for asked, tell in search.batches():
-                new = [point for point in asked if point not in points]  # it may choose one twice
+                new = list({point.name: point for point in asked if point not in points}.values())  # it may choose one twice
                 left = replace(config, minutes=_minutes_left(config, deadline), trials=config.trials and config.trials - len(trials))
                 trials += train_points(left, sweep, new, out, say)
                 points += new
@@ -241,7 +241,6 @@ def train_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out:
 
 def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
     """Makes the data and the starts that these points need, runs what is not done, and tells how every trial ended."""
-    points = {point.name: point for point in points}.values()  # a search may choose one twice
     task = _task(sweep, Point({}))
     firsts = list({one.folder: one for point in points for one in starts(sweep, point, out)}.values())
     base = Progress("sweep", task, out, firsts)
@@ -256,7 +255,7 @@ def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: P
     planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][: config.trials or None]
     started = {str(first.folder): first for first in firsts}
     for _, one in planned:
-        claim(one.folder, "result.json", recipe_of(one, started.get(one.config.model.model_name_or_path)))
+        claim(one.folder, "result.json", recipe_of(one, started.get(one.config.model.model_name_or_path)), keep=True)
         (one.folder / ERROR).unlink(missing_ok=True)
         train.check(replace(one.config, use_gpu=False))  # the GPUs of the cluster were counted
     left = [one for _, one in planned if sweep.halving or not _is_done(one)]  # halving compares with those that are done
@@ -304,12 +303,12 @@ def report_folder(point: Point, out: Path) -> Path:
 
 
 def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say) -> list[Trial]:
-    """A report for every kind of start with its bc, and for every other way to evaluate; returns every point's trials with where they are told."""
+    """A report for every kind of start and way to evaluate, with its bc; returns every point's trials with where they are told."""
     ways: dict[Path, tuple[Task, dict[str, Run]]] = {}
     found = []
     for point in points:
         start, folder = Point(point.of("start").values), report_folder(point, out)
-        _, runs = ways.setdefault(folder, (_task(sweep, point), {one.name: one for one in starts(sweep, start, out)}))
+        _, runs = ways.setdefault(folder, (_task(sweep, point), {one.name: one for one in starts(sweep, start, out) if _is_done(one)}))
         mine = [trial for trial in trials if trial.point == point.trained.name]
         folders = {trial.folder for trial in mine}
         runs |= {one.name: one for one in plan_trials(sweep, point.trained, out) if str(one.folder) in folders and _is_done(one)}

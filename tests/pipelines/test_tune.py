@@ -160,12 +160,14 @@ def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_p
         main(TuneConfig(sweep=written(tmp_path), out=str(whole)))
     with pytest.raises(ValueError, match="holds no sweep"):  # but sweep.yaml
         main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path), overwrite=True))
-    before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*"))
+    before = sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
     with pytest.raises(ValueError, match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --out, or --overwrite"):
         main(TuneConfig(sweep=written(tmp_path, start=TINY["start"].replace("--max_steps 4", "--max_steps 5")), out=str(whole), resume=True))
+    with pytest.raises(ValueError, match=r'c=0\.05-seed0 was made with other settings: .*now "num_workers": 2'):
+        main(TuneConfig(sweep=written(tmp_path), out=str(whole), resume=True, num_workers=2, quiet=True))
     with pytest.raises(ValueError, match="was moved since: .*Move it back"):
         main(TuneConfig(sweep=written(tmp_path), out=str(shutil.copytree(whole, tmp_path / "moved")), resume=True))
-    assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*"))
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
 
 
 def test_more_than_the_cluster_has_is_said_at_once(tmp_path: Path) -> None:
