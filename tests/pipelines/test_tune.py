@@ -324,21 +324,28 @@ def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_trial_whose_process_dies_is_listed_with_its_reason(tmp_path: Path) -> None:
+def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_reason(tmp_path: Path) -> None:
     changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "evaluate": None, "train": TINY["train"] + " --max_steps 100000"}
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path, **changes), "--out", str(out), "--retries", "0"]
+    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path, **changes), "--out", str(out), "--retries", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    reports, killed = out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl", []
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         deadline = time.monotonic() + 240
-        while not list(out.glob("trials/*/reports.jsonl")):
-            assert run.poll() is None and time.monotonic() < deadline, run.communicate()
-            time.sleep(0.05)
-        [trial] = [p for p in psutil.Process(run.pid).children(recursive=True) if " ".join(p.cmdline()).startswith("ray::ImplicitFunc")]
-        trial.kill()
+        for _ in range(2):
+            reached = len(reports.read_text().splitlines()) if killed else 0
+            while not reports.is_file() or len(reports.read_text().splitlines()) < reached + 2:
+                assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+                time.sleep(0.05)
+            processes = psutil.Process(run.pid).children(recursive=True)
+            [trial] = [p for p in processes if p.pid not in killed and " ".join(p.cmdline()).startswith("ray::ImplicitFunc")]
+            trial.kill()
+            killed.append(trial.pid)
         said, _ = run.communicate(timeout=240)
     assert run.returncode == 0 and "psi,c=0.5-seed0: failed after" in said and "its process died" in said
     assert "psi,c=0.5-seed0 failed: its process died" in (out / "report.md").read_text().replace("\\", "")
+    steps = [json.loads(line)["step"] for line in reports.read_text().splitlines()]
+    assert len(steps) >= 4 and steps == sorted(set(steps))  # the second start went on where the first one was
 
 
 @pytest.mark.slow
