@@ -312,7 +312,7 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
         mine = [trial for trial in trials if trial.point == point.trained.name]
         folders = {trial.folder for trial in mine}
         runs |= {one.name: one for one in plan_trials(sweep, point.trained, out) if str(one.folder) in folders and _is_done(one)}
-        found += [(replace(trial, point=point.name, values=point.values, chat=_chat_flags(sweep, point, out)), folder) for trial in mine]
+        found += [(replace(trial, point=point.name, values=point.values, chat=chat_flags(sweep, point, out)), folder) for trial in mine]
     waiting = [
         Progress(folder.name, task, out, list(runs.values()), {name: FinishedRun(one.method, one.seed) for name, one in runs.items()}, report=folder)
         for folder, (task, runs) in ways.items()
@@ -326,7 +326,7 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
     return [replace(trial, metrics=metrics[folder], error=trial.error or errors.get((folder, trial.folder), "")) for trial, folder in found]
 
 
-def _chat_flags(sweep: Sweep, point: Point, out: Path) -> str:
+def chat_flags(sweep: Sweep, point: Point, out: Path) -> str:
     """With which `chat` draws replies as the evaluation of a point did."""
     config, chat = evaluate_config(_task(sweep, point), out, ["RUN"]), ChatConfig()
     drawn = asdict(decoding_of(config)) | {"beta": config.beta}

@@ -18,11 +18,12 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from pipelines.tune import TuneConfig, main, plan_trials
+from pipelines.chat import ChatConfig
+from pipelines.tune import TuneConfig, chat_flags, main, plan_trials
 from pipelines.tune_space import Point, Sweep, find_points, read_sweep
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.tune import Resources, run_trials
-from rl_dialog.config import ConfigError
+from rl_dialog.config import ConfigError, load_config
 from rl_dialog.models.policy import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +131,12 @@ def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
     first, second = plan_trials(sweep(train="--max_steps 3", seeds=(0, 1)), point, tmp_path)
     assert (first.config.method.c, first.config.max_steps, first.config.seed, second.config.seed) == (0.5, 3, 0, 1)
     assert first.folder.name == "psi,c=0.5-seed0"
+
+
+def test_the_chat_that_the_report_suggests_answers_as_the_evaluation_did(tmp_path) -> None:
+    point = Point({"method": "mc", "evaluate.beta": 2, "evaluate.top_k": 5})
+    chat = load_config(ChatConfig, chat_flags(sweep(evaluate="--env small_talk --temperature 0.5"), point, tmp_path).split())
+    assert (chat.do_sample, chat.num_beams, chat.temperature, chat.top_k, chat.beta, chat.max_new_tokens) == (True, 1, 0.5, 5, 2.0, 32)
 
 
 @pytest.fixture(scope="module")
