@@ -1,4 +1,4 @@
-"""Worlds to act in, by name; each is a Gymnasium environment."""
+"""Worlds to talk in, by name; each is a Gymnasium environment whose observations are messages (`multiwoz/` is spoken in acts, see its README)."""
 
 from envs.small_talk_world import SmallTalk
 

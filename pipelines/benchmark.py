@@ -7,6 +7,8 @@
     python -m pipelines.benchmark prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
     python -m pipelines.benchmark scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
     python -m pipelines.benchmark tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
+    python -m pipelines.benchmark simulate    system steps/s with simulated users, over those of one conversation after the other; memory
+    python -m pipelines.benchmark serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; first tokens; the cost of HTTP
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
 whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
@@ -32,6 +34,8 @@ import tyro
 from torch import Tensor, nn
 
 from pipelines.benchmark_prepare import benchmark_prepare, benchmark_scorers
+from pipelines.benchmark_serve import benchmark_serving
+from pipelines.benchmark_simulate import benchmark_simulate
 from pipelines.benchmark_tune import benchmark_tune
 from rl_dialog.config import run
 from rl_dialog.data.batch import Batch, collate
@@ -61,6 +65,8 @@ UNITS = {  # and digits
     "prepare": ("conversations/s", 0),
     "scorers": ("replies/s", 0),
     "tune": ("trials/s", 3),
+    "serve": ("tokens/s", 0),
+    "simulate": ("steps/s", 0),
 }
 
 # What takes training steps: a method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all, tf_top and dt,
@@ -88,9 +94,9 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
 class BenchmarkConfig:
     """What to measure, and on which shapes."""
 
-    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune"]] = "train"
+    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate"]] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates: contexts/s; prepare:
-    conversations/s; scorers: replies/s; tune: trials/s"""
+    conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to several clients; simulate: system steps/s"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     out: str = "benchmark.json"
@@ -141,8 +147,18 @@ class BenchmarkConfig:
     """scorers: an encoder's folder or hub name"""
     logs: str = ""
     """scorers: where the dialogs come from"""
+    clients: tuple[int, ...] = (1, 4, 16)
+    """serve: how many clients send requests at once, one setting each"""
+    requests: int = 4
+    """serve: requests of each client in a round"""
     trials: int = 6
     """tune: trials of a round"""
+    world: str = ""
+    """simulate: folder with MultiWOZ's files; by default a generated town"""
+    steps: int = 4000
+    """simulate: system steps of a round"""
+    envs: int = 64
+    """simulate: conversations stepped together"""
     seed: int = 0
     """weights, tokens, texts and sampling"""
     quiet: bool = False
@@ -166,6 +182,10 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
         settings, more["memory"] = benchmark_prepare(config)
     elif config.what == "tune":
         settings, more["overhead"] = benchmark_tune(config)
+    elif config.what == "serve":
+        settings, more["serving"] = benchmark_serving(config)
+    elif config.what == "simulate":
+        settings, more["memory"] = benchmark_simulate(config)
     elif config.what == "scorers":
         settings = benchmark_scorers(config)
     else:
@@ -414,7 +434,7 @@ def describe_machine() -> dict[str, Any]:
 def _table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
     unit, digits = UNITS[config.what]
     shape = f"GPT-2 of {config.layers} layers, width {config.width}, vocabulary {config.vocabulary}; {config.threads} threads, float32"
-    lines = [f"{config.what}: {shape if config.what in ('train', 'generate', 'candidates') else f'{config.threads} CPUs'}"]
+    lines = [f"{config.what}: {shape if config.what in ('train', 'generate', 'candidates', 'serve') else f'{config.threads} CPUs'}"]
     for setting, rows in figures.items():
         lines += ["", f"{setting:<52} {unit:>15} {'ratio':>7}   95% interval"]
         for name, row in rows.items():

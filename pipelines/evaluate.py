@@ -3,7 +3,8 @@
     python -m pipelines.evaluate --checkpoints runs/bc-seed* runs/ilql-seed* --env small_talk --data data/chats --out report
 
 A run folder gives its best and its last checkpoint. Runs whose names differ by `seed<k>` at the end are one group.
-`rl_dialog/evaluation/README.md` defines every figure. `--compare FILE` trains first, and makes a whole table (compare.py).
+`rl_dialog/evaluation/README.md` defines every figure. `--compare FILE` trains first, and makes a whole table (compare.py). `--store URL` compares
+models that were served, by what their users said of them (ab.py).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ Player = Callable[[Policy, Any, str, float | None], list[Episode]]  # policy, to
 
 @dataclass(frozen=True)
 class EvaluateConfig(HeldOutConfig):
-    """What to evaluate, where, and how. `--compare FILE` trains and evaluates a whole table instead: `--compare FILE --help` has its flags."""
+    """What to evaluate, where, and how. `--compare FILE` trains and evaluates a whole table instead, `--store URL` compares served models: add
+    `--help` to them for their flags."""
 
     checkpoints: tuple[str, ...] = ()
     """run folders (best and last checkpoint each) or checkpoint directories"""
@@ -310,10 +312,20 @@ def _progress(directories: Sequence[str], quiet: bool) -> Iterator[tqdm]:
         yield bar
 
 
-if __name__ == "__main__":
-    if any(argument.partition("=")[0] == "--compare" for argument in sys.argv[1:]):
+def main_or_other() -> None:
+    """`--compare` and `--store` are evaluations of their own, with flags of their own."""
+    flags = {argument.partition("=")[0] for argument in sys.argv[1:]}
+    if "--compare" in flags:
         from pipelines import compare
 
         run(compare.CompareConfig, compare.main)
+    elif "--store" in flags:
+        from pipelines import ab
+
+        run(ab.ABConfig, ab.main)
     else:
         run(EvaluateConfig, main)
+
+
+if __name__ == "__main__":
+    main_or_other()

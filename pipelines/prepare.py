@@ -1,6 +1,7 @@
 """Logs of any known format to a data directory: scored, split and tokenised Parquet shards with a manifest.
 
     python -m pipelines.prepare --logs chats/ --out data/chats --rewards.vote 1 --rewards.sentiment 0.5
+    python -m pipelines.prepare --logs sqlite:///chats.db --out data/served --rewards.vote 1
 
 `rl_dialog/data/shards.py` describes what it writes and reads it back; `rl_dialog/rewards/README.md` defines the rewards.
 """
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,9 +33,10 @@ from tqdm import tqdm
 
 from pipelines.prepare_rewards import fit, given_normalisers, kinds_of, label_weights_of, reward_figures, reward_tables, scorer_names, weights_of
 from rl_dialog.cluster.data import connect, peak_kib
-from rl_dialog.cluster.scoring import WORK, Scored, Scoring, describe, score_logs
+from rl_dialog.cluster.scoring import WORK, Scored, Scoring, describe, fingerprint, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.config import run, save_config, to_dict
+from rl_dialog.data.database import database_url, shown_url
 from rl_dialog.data.pairs import mine_pairs
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
@@ -53,7 +55,8 @@ TRAINED_ON = 20_000_000  # characters: a tokenizer is trained on at most about t
 @dataclass(frozen=True)
 class PrepareConfig:
     logs: tuple[str, ...] = ()
-    """Files and folders with logs of any known format (plain, gzipped or zipped)."""
+    """Files and folders with logs of any known format (plain, gzipped or zipped), and stores of served chats: sqlite:///chats.db, or
+    postgresql://user:password@host/database, whose password is written nowhere."""
     out: str = ""
     """The data directory to write; on several machines, on storage that all of them mount."""
     reader: str | None = None
@@ -118,7 +121,8 @@ def main(config: PrepareConfig) -> dict[str, Any]:
     began = time.perf_counter()
     _check(config)
     out = Path(config.out).absolute()
-    logs, bad, skipped = find_logs([str(Path(path).absolute()) for path in config.logs], reader=config.reader)
+    logs, bad, skipped = find_logs([path if "://" in path else str(Path(path).absolute()) for path in config.logs], reader=config.reader)
+    config = replace(config, logs=tuple(shown_url(database_url(path)) if "://" in path else path for path in config.logs))  # no password goes further
     _check_logs(config, logs, bad, out)
     weights = weights_of(config)
     kinds, given = kinds_of(config, weights), given_normalisers(config, weights)
@@ -223,7 +227,10 @@ def _recipe(config: PrepareConfig, logs: Sequence[LogFile], weights: dict[str, f
     settings = {name: value for name, value in to_dict(config).items() if name not in free}
     own = [importlib.util.find_spec(name.partition(":")[0]).origin for name in weights if name not in REWARDS]
     models = [entry.partition("=")[2] for entry in config.scorers] + [config.tokenizer, config.normalisers]
-    read = {path: _stamps(Path(path)) for path in [*(log.path for log in logs), *own, *filter(None, models)]}
+    stores = {log.path: log for log in logs if log.reader == "served"}  # reading one may tidy its file, which changes the file's time
+    read = {path: _stamps(Path(path)) for path in [*(log.path for log in logs), *own, *filter(None, models)] if path not in stores}
+    for log in stores.values():
+        read |= fingerprint(log)
     return json.dumps({"version": VERSION, "settings": settings, "weights": weights, "files": read}, default=str)
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import subprocess
 import sys
+import tempfile
+import uuid
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported; these models are too small to share between cores
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -83,3 +88,62 @@ def make_policy(tokenizer):
         return policy.eval()
 
     return build
+
+
+@pytest.fixture
+def checkpoints(make_policy, tokenizer, tmp_path):
+    """{"bc": folder, "ilql": folder}: tiny checkpoints."""
+    from rl_dialog.methods import BC, ILQL
+
+    folders = {}
+    for name, method in (("bc", BC()), ("ilql", ILQL())):
+        folders[name] = str(tmp_path / name)
+        make_policy(method).save_pretrained(folders[name])
+        tokenizer.save_pretrained(folders[name])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """A PostgreSQL server of our own: its programs, and the folder of its socket. Skips where there is no PostgreSQL."""
+    programs = _postgres_programs()
+    if not programs:
+        pytest.skip("no PostgreSQL server here (apt-get install postgresql)")
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path is short, and the server's user must get in
+    as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []  # it refuses to run as root
+    if as_user:
+        shutil.chown(folder, "postgres", "postgres")
+
+    def command(*words):
+        subprocess.run([*as_user, *words], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=folder, timeout=60)
+
+    data, control = str(folder / "data"), str(programs / "pg_ctl")
+    settings = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off -c max_connections=50"
+    try:
+        command(str(programs / "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        command(control, "-D", data, "-l", str(folder / "log"), "-w", "-t", "30", "-o", settings, "start")
+        yield programs, folder
+        command(control, "-D", data, "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _postgres_programs():
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    found = shutil.which("initdb") or (debian and debian[-1])
+    return Path(found).resolve().parent if found else None
+
+
+@pytest.fixture
+def postgres_url(postgres_server):
+    """The URL of an empty database."""
+    programs, folder = postgres_server
+    name = f"test_{uuid.uuid4().hex}"
+    subprocess.run([str(programs / "createdb"), "-h", str(folder), "-U", "postgres", name], check=True, timeout=60)
+    return f"postgresql://postgres:hunter2@/{name}?host={folder}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store_url(request, tmp_path):
+    """An empty database of each kind that a store can be in."""
+    return f"sqlite:///{tmp_path}/chats.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")

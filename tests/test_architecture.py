@@ -22,7 +22,7 @@ ALLOWED = {
     "training": {"config", "data", "methods", "models"},
     "evaluation": {"config", "data", "rewards", "methods", "models", "training"},
     "preferences": {"config", "data", "rewards", "methods", "models", "training"},
-    "serving": {"config", "data", "rewards", "methods", "models", "training"},
+    "serving": {"config", "data", "rewards", "methods", "models", "training", "evaluation"},
     "cluster": {"config", "data", "rewards", "methods", "models", "training", "evaluation", "preferences", "serving"},
 }
 # Libraries that only these places know.

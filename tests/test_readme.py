@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import chat, compare, evaluate, prepare, train, tune
+from pipelines import ab, chat, circle, compare, evaluate, prepare, simulate, train, tune
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +19,8 @@ CONFIGS = {
     "evaluate": (evaluate.EvaluateConfig, None),
     "chat": (chat.ChatConfig, None),
     "tune": (tune.TuneConfig, None),
+    "circle": (circle.CircleConfig, None),
+    "simulate": (simulate.SimulateConfig, None),
 }
 
 
@@ -39,7 +41,8 @@ def test_every_command_has_known_flags(command: list[str]) -> None:
     verb = command[0].removeprefix("pipelines.")
     assert (ROOT / "pipelines" / f"{verb}.py").is_file()
     if verb in CONFIGS:
-        config_class, choices = (compare.CompareConfig, None) if "--compare" in command else CONFIGS[verb]
+        others = {"--compare": compare.CompareConfig, "--store": ab.ABConfig} if verb == "evaluate" else {}
+        config_class, choices = next(((other, None) for flag, other in others.items() if flag in command), CONFIGS[verb])
         load_config(config_class, command[1:], choices=choices)
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_dialog.cluster.data import CHUNK_BYTES, dataset, errors_of_workers, joined, peak_kib, pool, rows_of, stream_tables
+from rl_dialog.data.formats import served
 from rl_dialog.data.readers import Bad, LogFile, read_log
 from rl_dialog.data.schema import SPLITS, Dialog, to_table
 from rl_dialog.data.splits import assign_split, split_key
@@ -71,7 +72,7 @@ class Scored:
     contexts: dict[str, np.ndarray]
     order: dict[str, np.ndarray]  # (dialogs,) int64: the chunk each dialog lies in, for who came first across splits
     counts: dict[tuple[int, str], Counter]  # (log, source) -> dialogs, replies, turns, no_reply, quarantined
-    files: dict[str, dict[str, Any]]  # path -> bytes, sha256
+    files: dict[str, dict[str, Any]]  # path -> fingerprint
     statistics: Statistics | None
     training: Statistics | None  # of the training split alone, which normalisers are fitted to
     ranked: dict[str, np.ndarray]  # component -> its values in the training split
@@ -96,7 +97,7 @@ def score_logs(
     for name in (*SPLITS, "quarantine", FIGURES):
         (directory / name).mkdir(parents=True, exist_ok=True)
     whole = _whole_groups(directory)
-    size = sum(os.path.getsize(path) for path in {log.path for log in logs})
+    size = round(sum(_shares(logs)))
     small = size <= GROUP_BYTES  # starting another process would take longer than reading does
     with errors_of_workers():
         left = [table for number, table in enumerate(group_tables(logs)) if number not in whole]
@@ -131,17 +132,21 @@ def _whole_groups(directory: Path) -> dict[int, list[pa.Table]]:
 
 def group_logs(logs: Sequence[LogFile]) -> list[list[int]]:
     """Indices of `logs` in runs of about GROUP_BYTES on disk: one read task each, decided by the files alone."""
-    members = Counter(log.path for log in logs)
     groups: list[list[int]] = []
     size = 0.0
-    for index, log in enumerate(logs):
-        share = os.path.getsize(log.path) / members[log.path]
+    for index, share in enumerate(_shares(logs)):
         if not groups or size + share > GROUP_BYTES:
             groups.append([])
             size = 0.0
         groups[-1].append(index)
         size += share
     return groups
+
+
+def _shares(logs: Sequence[LogFile]) -> list[float]:
+    """Bytes on disk of each log, a file's shared equally by its members. A database server's are not known: each piece counts as a group."""
+    members = Counter(log.path for log in logs)
+    return [GROUP_BYTES if log.url else os.path.getsize(log.path) / members[log.path] for log in logs]
 
 
 def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
@@ -151,7 +156,7 @@ def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
     for entry in json.loads(row["logs"]):
         log = LogFile(**entry["log"])
         if entry["first"]:
-            chunk.add(entry["index"], "file", json.dumps(fingerprint(log.path)))
+            chunk.add(entry["index"], "file", json.dumps(fingerprint(log)))
         for item in read_log(log, max_line_bytes=scoring.max_line_bytes):
             if isinstance(item, Bad):
                 if scoring.strict:
@@ -340,11 +345,13 @@ def describe(bad: Bad) -> str:
     return f"{bad.file}:{bad.where}: {bad.reason}" if bad.where else f"{bad.file}: {bad.reason}"
 
 
-def fingerprint(path: str) -> dict[str, dict[str, Any]]:
-    """{path: its size and sha256}, read in pieces."""
-    with open(path, "rb") as file:
+def fingerprint(log: LogFile) -> dict[str, dict[str, Any]]:
+    """{path: its size and sha256}, read in pieces; of a store, which is seldom twice the same file, how far it had come."""
+    if log.reader == "served":
+        return {log.path: served.fingerprint(log)}
+    with open(log.path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {path: {"bytes": os.path.getsize(path), "sha256": digest}}
+    return {log.path: {"bytes": os.path.getsize(log.path), "sha256": digest}}
 
 
 def hash64(text: str) -> int:

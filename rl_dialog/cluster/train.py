@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +45,14 @@ def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, out
             callbacks=list(callbacks),
         ),
     )
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit()
     except ray.train.TrainingFailedError as error:
         raise _cause(error) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)  # Ray leaves its own behind, which after the training does nothing: Ctrl-C would end nothing
 
 
 def device() -> torch.device:

@@ -1,4 +1,4 @@
-"""Logs of any known format to Dialogs: `find_logs` says what to read and with which reader, `read_log` reads one file.
+"""Logs of any known format to Dialogs: `find_logs` says what to read and with which reader, `read_log` reads one file (of a store, one piece).
 
 The reader is chosen by what a file's beginning holds, not by its extension. A malformed file, row or message never stops the reading and never
 disappears: it comes out as a `Bad` with file, place and reason. Files known not to be dialogs come out as `Skipped`.
@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from rl_dialog.data.formats import abcd, convlab, deal_or_not, dialog, multiwoz, neural_chat, openai, taskmaster, trl
+from rl_dialog.data.database import database_url, shown_url
+from rl_dialog.data.formats import abcd, convlab, deal_or_not, dialog, multiwoz, neural_chat, openai, served, taskmaster, trl
 from rl_dialog.data.formats.head import Head, look
 from rl_dialog.data.formats.json_stream import JsonError
 from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, shown
@@ -34,6 +35,7 @@ READERS = {  # the first one that matches reads the file
     "abcd": abcd,
     "deal_or_not": deal_or_not,
     "neural_chat": neural_chat,
+    "served": served,
 }
 
 # Skipped by name alone: text about the data, which may quote a record. A data file may well be called notice.jsonl.
@@ -52,6 +54,7 @@ AUXILIARY = (
     (r"nlg/[^/]+\.json|[^/]*_template_nlg\.json", "templates for language generation"),
     (r"[^/]*voc\.txt|[^/]*value_dict\.json|all_value\.json|da_slot_cnt\.json|trackable_intent\.json", "a vocabulary or count table"),
     (r"(?:dialog_acts|dialogue_acts|system_acts|slot_descriptions|attraction_phrases)\.json", "annotations without the talk"),
+    (r"[^/]+-(?:wal|shm|journal)", "part of the SQLite database beside it"),
     (r"(?:val|test)listfile\.(?:json|txt)", "a list of dialog ids, read together with data.json"),
     (r"selfplay\.txt", "negotiation scenarios without dialogs"),
     (r"(?:splits?|train-dev-test)/.*\.(?:tsv|csv)", "ids or derived pairs of dialogs that stand in the corpus's JSON files"),
@@ -69,9 +72,11 @@ REPEATS = (
 
 
 def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[LogFile], list[Bad], list[Skipped]]:
-    """What to read among files and folders (searched recursively, in sorted order), what is broken, and what is known not to be dialogs.
+    """What to read among files, folders (searched recursively, in sorted order) and the URLs of stores, what is broken, and what is known not to be
+    dialogs.
 
-    `reader` forces one reader for every file. Raises ValueError for an unknown reader, a missing path and a folder without any log.
+    `reader` forces one reader for every file. Raises ValueError for an unknown reader, a missing path, a folder without any log and a store that
+    cannot be reached.
     """
     if reader is not None and reader not in READERS:
         raise ValueError(f"expected one of the readers {', '.join(READERS)}, got {reader!r}{_suggestion(reader, READERS)}")
@@ -79,12 +84,12 @@ def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[
     bad: list[Bad] = []
     skipped: list[Skipped] = []
     seen: dict[Path, str] = {}
-    for path in map(Path, paths):
-        results = [_judge(found, reader, seen) for found in _search(path)]
+    for path in paths:
+        results = [piece for result in _judged(path, reader, seen) for piece in _pieces(result)]
         logs += [result for result in results if isinstance(result, LogFile)]
         bad += [result for result in results if isinstance(result, Bad)]
         skipped += [result for result in results if isinstance(result, Skipped)]
-        if path.is_dir() and all(isinstance(result, Skipped) and "also given as" not in result.reason for result in results):
+        if Path(path).is_dir() and all(isinstance(result, Skipped) and "also given as" not in result.reason for result in results):
             among = ", ".join(sorted({PurePosixPath(result.file).name for result in results})[:5]) or "nothing"
             raise ValueError(f"expected logs in the folder {path}, found {among}; the readers are {', '.join(READERS)}")
     return _distinct(logs), bad, skipped
@@ -99,6 +104,8 @@ def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog
         for item in READERS[log.reader].read(log, max_line_bytes=max_line_bytes):
             count += 1
             yield item
+    except ConnectionError:  # nothing is damaged
+        raise
     except Exception as error:  # the file is damaged from here on; what came before is already out
         yield Bad(log.name, f"after record {count}" if count else "", f"reading stopped here: {_plain(error)}", log.corpus)
         return
@@ -120,6 +127,26 @@ class _Found:
     @property
     def name(self) -> str:
         return full_name(self.path, self.member).replace("\\", "/")
+
+
+def _judged(path: str, reader: str | None, seen: dict[Path, str]) -> list[LogFile | Bad | Skipped]:
+    """What there is at a path or a URL."""
+    if "://" not in path:
+        return [_judge(found, reader, seen) for found in _search(Path(path))]
+    url = database_url(path)
+    if url.drivername == "sqlite":
+        return _judged(str(url.database), reader, seen)
+    name = shown_url(url)
+    if reader not in (None, "served"):
+        raise ValueError(f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read stores and files together")
+    if Path(name) in seen:
+        return [Skipped(name, f"also given as {seen[Path(name)]}")]
+    seen[Path(name)] = name
+    return [LogFile(name, "served", corpus=served.SOURCE, url=url.render_as_string(hide_password=False))]
+
+
+def _pieces(result: LogFile | Bad | Skipped) -> Sequence[LogFile | Bad | Skipped]:
+    return served.pieces(result) if isinstance(result, LogFile) and result.reader == "served" else [result]
 
 
 def _search(path: Path) -> Iterator[_Found]:
@@ -225,7 +252,9 @@ def _hidden(parts: Sequence[str]) -> bool:
 
 def _unrecognised(head: Head) -> str:
     holds = f"text of the kind {head.kind!r}"
-    if head.kind in ("csv", "parquet"):
+    if head.kind == "sqlite":
+        holds = f"an SQLite database with the tables {', '.join(head.tables[:12])}" if head.tables else "an SQLite database without tables"
+    elif head.kind in ("csv", "parquet"):
         holds = f"the columns {', '.join(head.columns)}"
     elif head.records:
         holds = f"the keys {', '.join(sorted(head.keys)[:12])}"

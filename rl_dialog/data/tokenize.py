@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -182,13 +183,15 @@ def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizer
     if not messages:  # transformers renders no empty conversation
         first = {"role": "assistant", "content": "\ue000"}
         return _encode(tokenizer, _opening(_text(tokenizer, [first]), first, tokenizer))[-max_length:]
-    ids = _encode(tokenizer, _text(tokenizer, messages, prompt=True))
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    for drop in range(1, len(messages) - lead):
-        if len(ids) <= max_length:
-            break
-        ids = _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=True))
-    return ids[-max_length:]
+
+    @lru_cache
+    def without(drop: int) -> list[int]:
+        return _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=True))
+
+    drops = range(max(1, len(messages) - lead))  # 0 to all but the last message; the more are left out, the shorter the prompt
+    first = 0 if len(without(0)) <= max_length else bisect_left(drops, True, key=lambda drop: len(without(drop)) <= max_length)
+    return without(min(first, drops[-1]))[-max_length:]
 
 
 def _render(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, every: bool = False) -> _Rendered:

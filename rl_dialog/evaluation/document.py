@@ -47,13 +47,13 @@ class Section:
     commands: list[str] = field(default_factory=list)  # what to type, below the text
 
 
-def write_document(title: str, found: Sequence[Section], directory: Path) -> tuple[Path, Path]:
-    """report.md with plots/*.png, and report.html."""
+def write_document(title: str, found: Sequence[Section], directory: Path, *, name: str = "report") -> tuple[Path, Path]:
+    """report.md (or another name) with plots/*.png, and report.html."""
     (directory / "plots").mkdir(parents=True, exist_ok=True)
     for section in found:
         if section.plot:
             (directory / "plots" / section.plot[0]).write_bytes(section.plot[1])
-    markdown, page = directory / "report.md", directory / "report.html"
+    markdown, page = directory / f"{name}.md", directory / f"{name}.html"
     markdown.write_text(to_markdown(title, found), encoding="utf-8")
     page.write_text(to_html(title, found), encoding="utf-8")
     return markdown, page

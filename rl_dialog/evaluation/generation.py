@@ -162,14 +162,14 @@ def sample_replies(
 ) -> list[list[Reply]]:
     """Reply k to prompt i from the stream seeds[i][k], or where the best of n is said, the best of the streams (seeds[i][k], 0 to n - 1)."""
     decoding.check()
-    count = _generations(policy, decoding)
+    count = generations(policy, decoding)
     if count == 1 or not prompts:
         return draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
     streams = [[stream(seed, k) for seed in of_prompt for k in range(count)] for of_prompt in seeds]
     drawn = draw(policy, tokenizer, prompts, decoding, seeds=streams, batch_size=batch_size)
     behind = [prompt for prompt, replies in zip(prompts, drawn, strict=True) for _ in replies]
     with evaluating(policy):
-        scores = iter(_scores(policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding).reshape(-1, count))
+        scores = iter(reply_scores(policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding).reshape(-1, count))
     return [[replies[k * count + int(next(scores).argmax())] for k in range(len(of))] for replies, of in zip(drawn, seeds, strict=True)]
 
 
@@ -221,12 +221,14 @@ def _continue(
     return produced[:, ids.shape[1] :].tolist()
 
 
-def _generations(policy: Policy, decoding: Decoding) -> int:
+def generations(policy: Policy, decoding: Decoding) -> int:
     """How many replies to choose among. A method that chooses needs sampling; greedy and beam search ask for its likeliest reply instead."""
     return (decoding.num_generations or policy.method.num_generations) if decoding.do_sample else 1
 
 
-def _scores(policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], replies: list[Reply], decoding: Decoding) -> np.ndarray:
+def reply_scores(
+    policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], replies: list[Reply], decoding: Decoding
+) -> np.ndarray:
     """How good the policy finds each reply."""
     method, end = policy.method, [tokenizer.eos_token_id]
     ids = [[*reply.tokens, *(end if reply.finished or not reply.tokens else [])] for reply in replies]
@@ -272,7 +274,7 @@ def stream_reply(
     """One reply, its tokens handed to a transformers `streamer` as they come."""
     decoding.check()
     prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
-    if _generations(policy, decoding) > 1 or decoding.num_beams > 1:  # nothing can be shown before the best reply is known
+    if generations(policy, decoding) > 1 or decoding.num_beams > 1:  # nothing can be shown before the best reply is known
         (reply,) = generate_replies(policy, tokenizer, [messages], decoding, seeds=[seed])
         for tokens in (prompt, reply.tokens) if streamer else ():
             streamer.put(torch.tensor([tokens]))
@@ -285,17 +287,19 @@ def stream_reply(
 
 def sampler(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
     """The processors that make greedy decoding sample as `decoding` says."""
-    processors = LogitsProcessorList()
-    if not decoding.do_sample:
-        return processors
+    return LogitsProcessorList([*warpers(decoding), RowSampler(seeds)] if decoding.do_sample else [])
+
+
+def warpers(decoding: Decoding) -> list[LogitsProcessor]:
+    """What temperature, top-k and top-p make of logits."""
+    found: list[LogitsProcessor] = []
     if decoding.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(decoding.temperature))
+        found.append(TemperatureLogitsWarper(decoding.temperature))
     if decoding.top_k:
-        processors.append(TopKLogitsWarper(decoding.top_k))
+        found.append(TopKLogitsWarper(decoding.top_k))
     if decoding.top_p < 1.0:
-        processors.append(TopPLogitsWarper(decoding.top_p))
-    processors.append(RowSampler(seeds))
-    return processors
+        found.append(TopPLogitsWarper(decoding.top_p))
+    return found
 
 
 def rank_weights(count: int) -> list[float]:

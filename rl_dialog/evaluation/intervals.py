@@ -75,6 +75,22 @@ def difference(runs: Sequence[Measure], baseline: Sequence[Measure], *, replicat
     return _with_interval(value, draws, min(len(runs), len(baseline)), ours[0].shape[1])
 
 
+def unpaired_difference(ours: Measure, theirs: Measure, *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
+    """`ours` minus `theirs` where each met units of its own, which are therefore drawn by themselves; one unit has no spread, so no interval."""
+    value = ours.value - theirs.value
+    if np.isnan(value):
+        return None
+    units = [int((measure.denominator > 0).sum()) for measure in (ours, theirs)]
+    if min(units) < 2:
+        return Estimate(value, None, None, 1, min(units))
+    drawn = []
+    for number, measure in enumerate((ours, theirs)):
+        numerator, denominator, exponential = _stack([measure])
+        times = _draws(numerator.shape[1], replicates, _stream(seed, 3 + number))
+        drawn.append(_replicate(numerator, denominator, exponential, times, _stream(seed, 1)))
+    return _with_interval(value, drawn[0] - drawn[1], 1, min(units))
+
+
 def _stack(runs: Sequence[Measure]) -> tuple[np.ndarray, np.ndarray, bool]:
     """(R, U) numerators and denominators of R runs."""
     if not runs:

@@ -18,7 +18,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.methods.backup import minimum
-from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.method import Method, Outputs
 from rl_dialog.methods.scores import Scores, kl_divergence
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -155,7 +155,7 @@ def _per_decision(policy: Policy, frozen: Prior | Policy | None, batch: Batch, o
     parts: list[dict[str, Tensor]] = []
     for start in range(0, batch.decisions, size):
         chosen = slice(start, min(start + size, batch.decisions))
-        chunk = replace(out, **{field.name: _part(getattr(out, field.name), chosen) for field in fields(out)})
+        chunk = in_states(out, chosen)
         reference = chunk.lm if frozen is policy else _part(prior, chosen)
         parts.append(_chunk(policy, chunk, reference, batch.actions[chosen]))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -165,21 +165,32 @@ def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) 
     log_pi = policy.method.decode(out).float().log_softmax(1)  # (S, V)
     log_lm = log_pi if policy.method.plain_lm else out.lm.dense().log_softmax(1)
     log_p = None if prior is None else log_lm if prior is out.lm else prior.dense().log_softmax(1)
-    nothing = torch.full((len(actions),), torch.nan, device=actions.device)
-    q = nothing
-    if heads := out.q_target or out.q:
-        q = minimum(tuple(head.at(actions) for head in heads))
-    elif policy.method.heads.lm_target:  # Q is the LM's logits and what the method raises them by; b is known where the prior is
-        q = out.lm.at(actions) + (0.0 if out.v is None else out.v)
-        if prior is not None and policy.method.origin == "prior":
-            q = q - prior.reduce("logsumexp")
-    v = nothing if out.v is None or policy.method.heads.lm_target else out.v
+    q, v = values_of(policy.method, out, actions, prior)
+    nothing = torch.full_like(q, torch.nan)
 
     def taken(table: Tensor | None) -> Tensor:
         return nothing if table is None else table.gather(1, actions[:, None]).squeeze(1)
 
     found = {"logp": taken(log_pi), "lm_logp": taken(log_lm), "prior_logp": taken(log_p), "q": q, "v": v, "advantage": q - v}
     return found | {"kl": nothing if log_p is None else kl_divergence(log_pi, log_p)}
+
+
+def values_of(method: Method, out: Outputs, actions: Tensor, prior: Scores | None = None) -> tuple[Tensor, Tensor]:
+    """(S,) Q of the actions and (S,) V of the states; NaN where the method has none."""
+    nothing = torch.full((len(actions),), torch.nan, device=actions.device)
+    q = nothing
+    if heads := out.q_target or out.q:
+        q = minimum(tuple(head.at(actions) for head in heads))
+    elif method.heads.lm_target:  # Q is the LM's logits and what the method raises them by; b is known where the prior is
+        q = out.lm.at(actions) + (0.0 if out.v is None else out.v)
+        if prior is not None and method.origin == "prior":
+            q = q - prior.reduce("logsumexp")
+    return q, nothing if out.v is None or method.heads.lm_target else out.v
+
+
+def in_states(out: Outputs, chosen: Any) -> Outputs:
+    """What a policy says about some of the states: a slice or a tensor of their indices."""
+    return replace(out, **{field.name: _part(getattr(out, field.name), chosen) for field in fields(out)})
 
 
 def _per_reply(batch: Batch, out: Outputs, found: dict[str, Tensor]) -> np.ndarray:
@@ -197,7 +208,7 @@ def _per_reply(batch: Batch, out: Outputs, found: dict[str, Tensor]) -> np.ndarr
     return np.stack([np.bincount(reply, minlength=count), *(sums[name] for name in COLUMNS)], axis=1)
 
 
-def _part(value: Any, chosen: slice) -> Any:
+def _part(value: Any, chosen: Any) -> Any:
     """The chosen states of whatever a policy says about all of them."""
     if value is None:
         return None

@@ -41,6 +41,11 @@ FIGURES: dict[str, Figure] = {
     "empty": Figure("empty replies", percent=True),
     "unfinished": Figure("cut replies", percent=True),
     "candidates_different": Figure("different candidates", percent=True),
+    "vote": Figure("mean vote"),
+    "up": Figure("thumbs up", percent=True),
+    "down": Figure("thumbs down", percent=True),
+    "voted": Figure("replies voted on", percent=True),
+    "seconds": Figure("seconds per reply", 3),
     "ope/logged": Figure("return of the logs"),
     "ope/fqe": Figure("fitted Q evaluation"),
     "ope/fqe_td": Figure("its TD error (mean square)", 4),
@@ -133,7 +138,7 @@ def figure_of(name: str) -> Figure:
         way, _, metric = rest.rpartition("/")
         metric, _, k = metric.partition("@")
         return Figure(f"{metric} top-{k}" + (f" by {way}" if way else ""), 3, percent=metric == CLICK)
-    return Figure(rest, 3) if kind == "reward" else Figure(rest, percent=True)
+    return Figure(rest, 3 if kind == "reward" else 2, percent=kind not in ("reward", "rating"))
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:

@@ -26,6 +26,7 @@ from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Linear
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
+from rl_dialog.models.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -217,21 +218,47 @@ class Policy(PreTrainedModel, GenerationMixin):
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
         wants_cache = past_key_values is not None or (self.config.use_cache if use_cache is None else use_cache)
         reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
-        value = self.value_trunk if reads_value else None
-        trunks = [trunk for trunk in (value, self.target_trunk) if trunk is not None]
+        trunks = self._trunks(value=reads_value)
         if trunks and wants_cache:
             past_key_values = TrunkCaches.around(past_key_values, len(trunks))
-        result = self.lm.base_model(input_ids=input_ids, past_key_values=past_key_values, **inputs)
-        caches = [None] * len(trunks) if past_key_values is None else past_key_values.others if trunks else []
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden = result.last_hidden_state[:, keep]
-        found = {id(trunk): trunk(input_ids=input_ids, past_key_values=cache, **inputs) for trunk, cache in zip(trunks, caches, strict=True)}
-        states = {trunk: output.last_hidden_state[:, keep].flatten(0, 1) for trunk, output in found.items()}
-        lm_hidden = hidden.flatten(0, 1)
-        value_hidden = states.get(id(self.value_trunk), lm_hidden)
-        target_hidden = states.get(id(self.target_trunk), value_hidden)
-        logits = self.method.decode(self._outputs(lm_hidden, value_hidden, target_hidden, training=False))
-        return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden.shape[:2]), past_key_values=result.past_key_values)
+        found, cache = self._run(input_ids, past_key_values, trunks, **inputs)
+        hidden = [each[:, keep] for each in found]
+        logits = self.method.decode(self._outputs(*(each.flatten(0, 1) for each in hidden), training=False))
+        return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden[0].shape[:2]), past_key_values=cache)
+
+    # What a server asks of a model.
+
+    def new_slots(self, slots: int, context: int) -> Slots:
+        """Room for the keys and values of so many conversations, in the LM and in the trunks beside it."""
+        layers = [trunk.config.num_hidden_layers for trunk in (self.lm, *self._trunks())]
+        return Slots(layers[0], slots, context, others=tuple(Slots(count, slots, context) for count in layers[1:]))
+
+    @torch.inference_mode()
+    def read(
+        self, tokens: Tensor, slots: Slots, *, first: int, positions: Tensor, real: Tensor, wanted: tuple[Tensor, Tensor], wants_v: bool = False
+    ) -> Outputs:
+        """Reads tokens (B, T) of the conversations in the rows from `first` on; what the policy says in the S states at `wanted` = (rows, columns).
+
+        positions (B, T): where in its conversation each token stands; real (B, T): false for padding; wants_v: the states' values too, where the
+        method has them but does not need them to decode.
+        """
+        mask = slots.aim(first, positions, real)
+        found, _ = self._run(tokens, slots, self._trunks(), attention_mask=mask, position_ids=positions, use_cache=True)
+        return self._outputs(*_at(wanted, *found), training=False, wants_v=wants_v)
+
+    def _trunks(self, *, value: bool = True) -> list[nn.Module]:
+        """The transformers beside the LM that decoding runs."""
+        return [trunk for trunk in (self.value_trunk if value else None, self.target_trunk) if trunk is not None]
+
+    def _run(self, input_ids: Tensor, cache: Any, trunks: list[nn.Module], **inputs: Any) -> tuple[list[Tensor], Any]:
+        """The hidden states (B, T, H) of the LM, and those that values and targets are read from; and the cache that the LM returned."""
+        result = self.lm.base_model(input_ids=input_ids, past_key_values=cache, **inputs)
+        caches = [None] * len(trunks) if cache is None else cache.others if trunks else []
+        found = {id(trunk): trunk(input_ids=input_ids, past_key_values=own, **inputs) for trunk, own in zip(trunks, caches, strict=True)}
+        states = {trunk: output.last_hidden_state for trunk, output in found.items()}
+        value = states.get(id(self.value_trunk), result.last_hidden_state)
+        return [result.last_hidden_state, value, states.get(id(self.target_trunk), value)], result.past_key_values
 
     # What methods ask of a model.
 
@@ -338,7 +365,7 @@ class Policy(PreTrainedModel, GenerationMixin):
             raise ValueError("expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared")
         return copy.deepcopy(self.value_trunk or self.lm.base_model).requires_grad_(False)
 
-    def _outputs(self, hidden: Tensor, value_hidden: Tensor, target_hidden: Tensor, *, training: bool) -> Outputs:
+    def _outputs(self, hidden: Tensor, value_hidden: Tensor, target_hidden: Tensor, *, training: bool, wants_v: bool = False) -> Outputs:
         """hidden, value_hidden, target_hidden (S, H)."""
         config = self.model_config
         lm = lm_scores(self.lm, hidden.detach() if config.detach_lm else hidden)
@@ -348,7 +375,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         q = tuple(head(q_hidden, lm) for head in self.heads.q) if training else ()
         with torch.no_grad() if training else nullcontext():
             q_target = tuple(head(target_hidden, lm) for head in self.heads.q_target)
-        needs_v = self.heads.v is not None and (training or self.method.decodes_with_v)
+        needs_v = self.heads.v is not None and (training or wants_v or self.method.decodes_with_v)
         return Outputs(lm, q, q_target, self.heads.v(v_hidden) if needs_v else None)
 
     # Checkpoints (models/checkpoint.py has the layout).
@@ -378,7 +405,7 @@ def running_means(hidden: Tensor) -> Tensor:
     return (hidden.float().cumsum(1) / count).flatten(0, 1)
 
 
-def _at(positions: Tensor, *hidden: Tensor) -> list[Tensor]:
+def _at(positions: Any, *hidden: Tensor) -> list[Tensor]:
     """The rows of each, gathered once where two are the same."""
     gathered = {id(each): each[positions] for each in hidden}
     return [gathered[id(each)] for each in hidden]

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,42 +23,6 @@ SWEEP = {
     "space": {"method.c": [0.05, 0.5]},
     "evaluate": "--env small_talk --episodes 8 --contexts 0 --samples 1",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The address of a cluster's dashboard, and the environment that lets a caller in."""
-    token, dashboard = tmp_path / "token", free_port()
-    token.write_text(secrets.token_hex(16))
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path: Ray keeps sockets there
-        where = ["--port", str(free_port()), "--dashboard-port", str(dashboard), "--temp-dir", folder, "--num-cpus", "2"]
-        with subprocess.Popen(
-            [RAY, "start", "--head", "--block", *where], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as run:
-            deadline = time.monotonic() + 120
-            while not listening(dashboard):
-                assert run.poll() is None and time.monotonic() < deadline
-                time.sleep(0.5)
-            yield f"http://127.0.0.1:{dashboard}", environment
-            run.send_signal(signal.SIGTERM)
-
-
-def listening(port: int) -> bool:
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/api/version", timeout=2).close()
-    except urllib.error.HTTPError as error:
-        return error.code == 401  # it is there, and asks for the token
-    except OSError:
-        return False
-    return True
 
 
 def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_reader_yields_dialogs_bad_records_file_hashes_and_its_memory(tmp_path
     rows = pa.concat_tables(read_group(table, scoring=Scoring({}))).to_pylist()
     assert [row["kind"] for row in rows] == ["file", "dialog", "dialog", "bad", "worker"]
     assert [row["position"] for row in rows] == [0, 1, 2, 3, 4]
-    assert json.loads(rows[0]["json"]) == fingerprint(str(path))
+    assert json.loads(rows[0]["json"]) == fingerprint(logs[0])
     assert Dialog.from_json(rows[1]["json"]) == talk(0)
     assert "chats.jsonl" in json.loads(rows[3]["json"])["file"]
     with pytest.raises(ValueError, match="chats.jsonl:.*a strict run stops at the first bad record"):

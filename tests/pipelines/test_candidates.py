@@ -194,6 +194,7 @@ def test_the_same_bytes_from_any_number_of_workers_and_any_batch(made, world, tm
     assert contents(tmp_path / "two") == contents(out)
 
 
+@pytest.mark.slow
 def test_another_threshold_and_another_similarity_use_the_texts_again(made, world, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(made[0], out)
@@ -210,6 +211,7 @@ def test_another_threshold_and_another_similarity_use_the_texts_again(made, worl
     assert [row["text"] for row in table(out)] == [row["text"] for row in table(made[0])]
 
 
+@pytest.mark.slow
 def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     """The same settings, path and data; one weight more or less."""
     out = tmp_path / "out"
@@ -234,6 +236,7 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     assert (out / "candidates" / "texts" / train).read_bytes() == right
 
 
+@pytest.mark.slow
 def test_missing_shards_are_made_and_the_others_left(made, world, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(made[0], out)

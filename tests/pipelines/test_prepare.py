@@ -254,24 +254,21 @@ def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
     assert [d.messages[i]["reward"] for d in read_dialogs(tmp_path / "out", "train") for i in d.replies] == pytest.approx(expected)
 
 
-def test_a_reward_of_one_s_own_runs_in_the_workers(running, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dialogs", [3, pytest.param(9, marks=pytest.mark.slow)], ids=["that works", "that fails"])
+def test_a_reward_of_one_s_own_runs_in_the_workers(dialogs, tmp_path):
     (tmp_path / "own_reward_of_a_test.py").write_text(
         "def length(dialog):\n    return [len(dialog.messages[i]['content']) / (dialog.id != 'd7') for i in dialog.replies]\n"
     )
     flags = ["--rewards.own_reward_of_a_test:length", "2", "--vocab_size", "300", "--quiet"]
-    write_jsonl([talk(i) for i in range(3)], tmp_path / "good.jsonl")
-    write_jsonl([talk(i) for i in range(9)], tmp_path / "bad.jsonl")
+    write_jsonl([talk(i) for i in range(dialogs)], tmp_path / "logs.jsonl")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}  # the folder where the command starts is on the path by itself
-
-    def call(name):
-        command = [sys.executable, "-m", "pipelines.prepare", "--logs", f"{name}.jsonl", "--out", name, *flags]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-
-    done = call("good")
-    assert done.returncode == 0, done.stderr
-    dialogs = [dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "good", split)]
-    assert all(d.messages[i]["reward"] == 2 * len(d.messages[i]["content"]) for d in dialogs for i in d.replies)
-    done = call("bad")
+    command = [sys.executable, "-m", "pipelines.prepare", "--logs", "logs.jsonl", "--out", "out", *flags]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    if dialogs == 3:
+        assert done.returncode == 0, done.stderr
+        read = [dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out", split)]
+        assert len(read) == 3 and all(d.messages[i]["reward"] == 2 * len(d.messages[i]["content"]) for d in read for i in d.replies)
+        return
     assert done.returncode == 2
     assert "reward 'own_reward_of_a_test:length', dialog 'd7': ZeroDivisionError" in " ".join(done.stderr.split())
 

@@ -37,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -> None:
     steps = ("--max_steps", "2", "--model.model_name_or_path", "runs/bc")
     done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/psi", "--method", "kl_control", *steps)

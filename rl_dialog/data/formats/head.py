@@ -1,12 +1,14 @@
-"""What the beginning of a file shows: its container (JSON lines, array, object, CSV, Parquet, text) and its first records."""
+"""What the beginning of a file shows: its container (JSON lines, array, object, CSV, Parquet, SQLite, text) and its first records."""
 
 from __future__ import annotations
 
 import csv
 import json
+import sqlite3
 import zlib
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ LENGTH = 1 << 17  # bytes of a file that are looked at
 RECORDS = 20  # records that are looked at: the first ones may be broken
 LINES = 100  # lines searched for them
 LINE = 1 << 20  # a longer line is judged by its beginning
+SQLITE = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,12 @@ class Head:
     """The beginning of one file."""
 
     path: PurePosixPath  # the file, or zip/member
-    kind: str  # "lines", "array", "object", "csv", "parquet", "text" or "" where `problem` says why there is nothing to read
+    kind: str  # "lines", "array", "object", "csv", "parquet", "sqlite", "text" or "" where `problem` says why there is nothing to read
     text: str = ""
     top: Any = None  # of "array" and "object": the value as far as the beginning goes
     records: tuple[dict[str, Any], ...] = ()
     columns: tuple[str, ...] = ()  # of "csv" and "parquet"
+    tables: tuple[str, ...] = ()  # of "sqlite"
     problem: str = ""
 
     @property
@@ -45,6 +49,8 @@ def look(path: str, member: str | None = None) -> Head:
     data, damage = _first_bytes(path, member)
     if data.startswith(b"PAR1"):
         return _parquet_head(path, name, member)
+    if data.startswith(SQLITE):
+        return _sqlite_head(path, name)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return Head(name, "", problem="expected UTF-8 text, got UTF-16; convert it with `iconv -f utf-16 -t utf-8`")
     text = data.removeprefix(BOM).decode("utf-8", "replace")
@@ -136,3 +142,16 @@ def _parquet_head(path: str, name: PurePosixPath, member: str | None) -> Head:
     if first is None or not first.num_rows:
         return Head(name, "", columns=columns, problem=f"the Parquet file holds no rows (columns: {', '.join(columns)})")
     return Head(name, "parquet", records=tuple(first.to_pylist()), columns=columns)
+
+
+def _sqlite_head(path: str, name: PurePosixPath) -> Head:
+    with open(path, "rb") as file:
+        if file.read(len(SQLITE)) != SQLITE:
+            return Head(name, "", problem="expected an SQLite database as it is, got a packed one; unpack it and read the database itself")
+    try:
+        address = f"{Path(path).absolute().as_uri()}?mode=rw"  # rw: SQLite may have to finish what a crash left
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name").fetchall()
+    except sqlite3.Error as error:
+        return Head(name, "", problem=f"expected a whole SQLite database, got: {error}")
+    return Head(name, "sqlite", tables=tuple(table for (table,) in found))

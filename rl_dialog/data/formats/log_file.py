@@ -7,7 +7,7 @@ import io
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -22,8 +22,9 @@ class LogFile:
 
     path: str
     reader: str  # key of READERS
-    member: str | None = None  # member inside a zip
+    member: str | None = None  # member inside a zip, chats of a store
     corpus: str = ""  # the `source` its dialogs carry where the records do not name one
+    url: str = field(default="", repr=False)  # of a database server, whose `path` is for people: with its password, so it is written nowhere
 
     @property
     def name(self) -> str:

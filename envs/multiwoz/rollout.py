@@ -1,0 +1,93 @@
+"""Many conversations with one policy, and what they come to.
+
+    everything = list(play(simulator, RulePolicy(world.database, options).respond, seed=0, episodes=1000))
+
+A policy is a function of the dialog state and a source of chance; it may not remember anything between its turns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.multiwoz.acts import Acts
+from envs.multiwoz.environment import Conversation, Outcome, Simulator, stream
+from envs.multiwoz.goals import Goal, copied
+from envs.multiwoz.templates import Speaker
+from envs.multiwoz.tracker import DialogState
+
+Respond = Callable[[DialogState, random.Random], Acts]
+
+
+@dataclass(slots=True)
+class Played:
+    """A conversation with all that was said."""
+
+    episode: int
+    goal: Goal  # as it was at the start; the user changes its own
+    talk: Conversation
+    turns: list[tuple[str, Acts]] = field(default_factory=list)  # ("user" or "system", acts), the user first
+    rewards: list[float] = field(default_factory=list)  # one per system turn
+    outcome: Outcome | None = None
+
+
+def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, together: int = 64, first: int = 0) -> Iterator[Played]:
+    """Conversations `first`, `first + 1`, ... of a seed in order, up to `together` of them in progress at a time, which changes nothing about any."""
+    if together < 1:
+        raise ValueError(f"expected at least one conversation at a time, got {together}")
+    waiting, running = iter(range(first, first + episodes)), []
+    finished: dict[int, Played] = {}
+    following = first
+    while True:
+        running += [_begun(simulator, seed, episode) for _, episode in zip(range(together - len(running)), waiting, strict=False)]
+        if not running:
+            return
+        for played in running:
+            talk = played.talk
+            acts = respond(talk.state, talk.rng)
+            played.rewards.append(simulator.advance(talk, acts))
+            played.turns += [("system", acts), ("user", talk.state.user_acts)]
+            if talk.done:
+                played.outcome = simulator.outcome(talk)
+                finished[played.episode] = played
+        running = [played for played in running if not played.talk.done]
+        while following in finished:
+            yield finished.pop(following)
+            following += 1
+
+
+def _begun(simulator: Simulator, seed: int, episode: int) -> Played:
+    talk = simulator.start((seed, 0, 0, episode))
+    return Played(episode, copied(talk.goal), talk, [("user", talk.state.user_acts)])
+
+
+def transcripts_hash(played: Iterable[Played]) -> str:
+    """SHA-256 over goals and acts of conversations in order: equal for equal conversations, however they were computed."""
+    digest = hashlib.sha256()
+    for each in played:
+        digest.update(json.dumps([each.episode, each.goal, each.turns], sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) -> dict[str, Any]:
+    """A conversation as a Dialog's JSON object: every reply with its reward, every message with its acts; worded by the speakers if there are any."""
+    rng, rewards = stream(played.talk.seeds, "words"), iter(played.rewards)
+    messages = []
+    for side, acts in played.turns:
+        text = speakers[side].say(acts, rng) if speakers else "; ".join("-".join(act) for act in acts)
+        message: dict[str, Any] = {"role": "assistant" if side == "system" else "user", "content": text, "acts": [list(act) for act in acts]}
+        if side == "system":
+            message["reward"] = next(rewards)
+        messages.append(message)
+    outcome = played.outcome
+    meta: dict[str, Any] = {
+        "outcome": {"success": outcome.success, "complete": outcome.complete, "book_rate": outcome.book_rate, "inform_f1": outcome.inform_f1}
+    }
+    base, worker, env, episode = played.talk.seeds
+    identity = f"multiwoz-{base}-{worker}-{env}-{episode:06d}"
+    meta["seeds"] = list(played.talk.seeds)
+    return {"id": identity, "messages": messages, "source": "multiwoz-simulated", "goal": played.goal, "meta": meta}

@@ -1,0 +1,98 @@
+"""`benchmark simulate`: system steps/s of the task-oriented simulator on one core, and its memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from envs.multiwoz import MultiWOZ, MultiWOZVector, RulePolicy, Simulator, load_world
+
+if TYPE_CHECKING:
+    from pipelines.benchmark import BenchmarkConfig
+
+PARALLEL = 1000  # conversations whose memory is measured
+
+
+def benchmark_simulate(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[str, list[float]]]], dict[str, Any]]:
+    """({setting: (system steps, {contender: seconds of each round})}, MiB of 1,000 conversations), with the rule policy and its judge."""
+    from pipelines.benchmark import take_turns
+
+    world = load_world(config.world)
+    contenders = {
+        "plain": _one_after_the_other(config, MultiWOZ(world)),
+        f"{config.envs} at once, acts as bits": _by_vectors(config, MultiWOZVector(config.envs, world), bits=True),
+        f"{config.envs} at once": _by_vectors(config, MultiWOZVector(config.envs, world), bits=False),
+        "without state vectors": _by_acts(config, Simulator(world)),
+    }
+    seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
+    setting = f"{config.steps} system steps, {world.source}; plain: one conversation after the other through the Gymnasium environment"
+    return {setting: (config.steps, seconds)}, {"mib_per_1000_conversations": round(memory(Simulator(world)), 1)}
+
+
+def memory(simulator: Simulator) -> float:
+    """MiB of 1,000 conversations in their third turn."""
+    policy = RulePolicy(simulator.world.database, simulator.options)
+
+    def begun(episode: int) -> Any:
+        talk = simulator.start((0, 0, 0, episode))
+        for _ in range(2):
+            if not talk.done:
+                simulator.advance(talk, policy.respond(talk.state, talk.rng))
+        return talk
+
+    begun(0)  # what all share is there before the clock
+    tracemalloc.start()
+    talks = [begun(episode) for episode in range(PARALLEL)]
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / len(talks) * 1000 / 2**20
+
+
+def _one_after_the_other(config: BenchmarkConfig, env: MultiWOZ) -> Callable[[], None]:
+    policy = RulePolicy(env.simulator.world.database, env.simulator.options)
+    env.reset(seed=config.seed)
+
+    def call() -> None:
+        for _ in range(config.steps):
+            *_, ended, _, _ = env.step_acts(policy.respond(env.talk.state, env.talk.rng))
+            if ended:
+                env.reset()
+
+    return call
+
+
+def _by_vectors(config: BenchmarkConfig, envs: MultiWOZVector, *, bits: bool) -> Callable[[], None]:
+    policy, vectors = RulePolicy(envs.simulator.world.database, envs.simulator.options), envs.simulator.vectors
+    envs.reset(seed=config.seed)
+
+    def call() -> None:
+        left = config.steps
+        while left > 0:
+            turns = [None if talk.done else policy.respond(talk.state, talk.rng) for talk in envs.talks]
+            left -= sum(turn is not None for turn in turns)
+            if bits:
+                envs.step(np.stack([vectors.bits(turn or ()) for turn in turns]))
+            else:
+                envs.step_acts(turns)
+
+    return call
+
+
+def _by_acts(config: BenchmarkConfig, simulator: Simulator) -> Callable[[], None]:
+    policy = RulePolicy(simulator.world.database, simulator.options)
+    episode = 0
+
+    def call() -> None:
+        nonlocal episode
+        left = config.steps
+        while left > 0:
+            talk = simulator.start((config.seed, 0, 0, episode))
+            episode += 1
+            while not talk.done:
+                simulator.advance(talk, policy.respond(talk.state, talk.rng))
+            left -= talk.turns
+
+    return call

@@ -1,0 +1,175 @@
+"""The closed circle: a served policy talks to users, learns from their votes alone, and its successor joins it on the running server.
+
+    python -m pipelines.circle --out runs/circle
+
+    logs -> prepare -> bc -> serve -> users talk and vote -> prepare from the store -> mc -> rollout beside bc -> users get either one -> A/B report
+
+The users are simulated (envs/small_talk_world.py), the rest is real: Ray Serve, HTTP, an API key, the store. The world knows the true return of a
+conversation, so the report can show beside the votes what they stand for; nothing learns from it. A verb of its own, because the quickstart compares
+methods over seeds and needs no server.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from envs.small_talk import optimal_return, write_logs
+from pipelines import ab, prepare, serve, train
+from pipelines.circle_users import Crowd, Server
+from rl_dialog.cluster import serve as cluster
+from rl_dialog.cluster.data import connect
+from rl_dialog.config import load_config, run
+from rl_dialog.data.store import Store
+from rl_dialog.models.checkpoint import method_name
+
+CONFIGS = Path(__file__).parent.parent / "tune_configs"
+LOGS = "logs/small_talk.jsonl"
+KEY = "simulated users"
+
+
+@dataclass(frozen=True)
+class CircleConfig:
+    """How large the circle is. The defaults take some ten minutes on two cores."""
+
+    out: str = "runs/circle"
+    """folder for everything it writes; an earlier circle there is replaced"""
+    dialogs: int = 2000
+    """conversations in the logs that bc is cloned from"""
+    chats: int = 1000
+    """chats with bc, whose votes are learnt from"""
+    ab_chats: int = 1000
+    """chats with bc or its successor, whichever the server draws"""
+    users: int = 16
+    """users who talk at the same time"""
+    train: str = str(CONFIGS / "circle_mc.yaml")
+    """how to learn from the votes: a config of `train`"""
+    bc_steps: int = 0
+    """updates of bc; 0 takes those of tune_configs/quickstart_bc.yaml"""
+    steps: int = 0
+    """updates of the successor; 0 takes those of its config"""
+    seed: int = 0
+    """of logs, training and users. The server draws models by chance, so two circles differ all the same"""
+    quiet: bool = False
+    """print only the final JSON line"""
+
+
+Say = Callable[[str, str], None]
+
+
+def main(config: CircleConfig) -> dict[str, Any]:
+    """Runs the circle; returns the differences between the two policies, what happened on the way, and the paths."""
+    began, console = time.perf_counter(), Console(quiet=config.quiet, highlight=False)
+    out = Path(config.out).absolute()
+    _check(config, out)
+
+    def say(step: str, what: str) -> None:
+        console.print(f"[bold]{step:<9}[/]{time.perf_counter() - began:5.0f} s  {what}")
+
+    url = f"sqlite:///{out / 'chats.db'}"
+    with connect():
+        _clone(config, out, say)
+        successor = _successor(config, out)
+        name = method_name(successor.method)
+        with serving(out, url, {"bc": out / "bc"}) as (server, deploy):
+            say("chats", f"{config.chats} users talk to bc at {server.url}, {config.users} at a time")
+            with Crowd(server, range(config.chats), at_once=config.users, seed=config.seed) as crowd:
+                first = crowd.finish()
+            say("prepare", f"{sum(talk.votes for talk in first)} votes from the store of the running server")
+            _prepare(out, "served", url, "--tokenizer", str(out / "data" / "tokenizer"))
+            say("train", f"{name} from bc, on these votes")
+            train.main(successor)
+            say("rollout", f"{name} beside bc, one chat each, while users talk")
+            with Crowd(server, count(config.chats), at_once=max(1, config.users // 4), seed=config.seed) as crowd:
+                deploy({"bc": out / "bc", name: out / name})
+            between = crowd.talks
+            say("A/B", f"{config.ab_chats} new users get bc or {name}; {len(between)} came during the rollout")
+            numbers = range(config.chats + len(between), config.chats + len(between) + config.ab_chats)
+            with Crowd(server, numbers, at_once=config.users, seed=config.seed) as crowd:
+                last = crowd.finish()
+    talks = [*first, *between, *last]
+    known = {"return": {talk.chat: talk.total for talk in talks}}
+    found = ab.main(ab.ABConfig(store=url, out=str(out / "ab"), baseline="bc", quiet=config.quiet), known=known)
+    seconds = round(time.perf_counter() - began, 1)
+    say("done", f"in {seconds:.0f} s; the best possible return is {optimal_return():.2f}. The report: {found['html']}")
+    happened = {
+        "requests": sum(talk.requests for talk in talks),
+        "chats_during_rollout": len(between),
+        "votes_learnt_from": sum(talk.votes for talk in first),
+    }
+    return {**found, **happened, "store": url, "out": str(out), "seconds": seconds}
+
+
+def _clone(config: CircleConfig, out: Path, say: Say) -> None:
+    """Logs of a mixed-quality bot, and bc of them."""
+    say("logs", f"{config.dialogs} chats of a mixed-quality bot")
+    write_logs(out / LOGS, dialogs=config.dialogs, seed=config.seed)
+    _prepare(out, "data", str(out / "logs"), "--vocab_size", "1024")
+    say("train", "bc, which clones it")
+    train.main(_train_config(CONFIGS / "quickstart_bc.yaml", out / "data", out / "bc", config.bc_steps, config.seed))
+
+
+def _successor(config: CircleConfig, out: Path) -> train.TrainConfig:
+    """The run that learns from the votes, in a folder named after its method."""
+    start = ["--model.model_name_or_path", str(out / "bc")]
+    chosen = _train_config(Path(config.train), out / "served", out / "successor", config.steps, config.seed, *start)
+    name = method_name(chosen.method)
+    return _train_config(Path(config.train), out / "served", out / name, config.steps, config.seed, *start)
+
+
+def _train_config(path: Path, data: Path, folder: Path, steps: int, seed: int, *more: str) -> train.TrainConfig:
+    flags = ["--config", str(path), "--data", str(data), "--output_dir", str(folder), "--seed", str(seed), "--cpus_per_worker", "1", "--quiet"]
+    return load_config(train.TrainConfig, [*flags, *(["--max_steps", str(steps)] if steps else []), *more], choices=train.CHOICES)
+
+
+def _prepare(out: Path, name: str, logs: str, *more: str) -> dict[str, Any]:
+    flags = ["--logs", logs, "--out", str(out / name), "--rewards.vote", "1", "--max_length", "512", "--quiet"]
+    return prepare.main(load_config(prepare.PrepareConfig, [*flags, *more]))
+
+
+@contextmanager
+def serving(out: Path, url: str, models: dict[str, Path]) -> Iterator[tuple[Server, Callable[[dict[str, Path]], None]]]:
+    """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends with the block."""
+    with closing(Store(url)) as store:
+        key = store.add_key(KEY, requests_per_minute=1_000_000)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def deploy(models: dict[str, Path]) -> None:
+        named, split = tuple(f"{name}={place}" for name, place in models.items()), tuple(f"{name}=1" for name in models)
+        # No CPU of its own: while training runs nobody talks, and a laptop has two.
+        config = serve.ServeConfig(models=named, split=split, port=port, store=url, cpus_per_replica=0, threads=1)
+        cluster.deploy(serve.deployment_args(config, serve.settings_of(config)), host=config.host, port=port)
+
+    try:
+        deploy(models)
+        yield Server(f"http://127.0.0.1:{port}", key), deploy
+    finally:
+        if cluster.running():
+            cluster.stop()
+
+
+def _check(config: CircleConfig, out: Path) -> None:
+    """Removes an earlier circle; refuses a folder that is something else, before anything is made."""
+    for name in ("dialogs", "chats", "ab_chats", "users"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"expected --{name} of at least 1, got {getattr(config, name)}")
+    if out.exists():
+        if any(out.iterdir()) and not (out / LOGS).exists():
+            raise ValueError(f"{out} exists and is not a circle's folder: pass another --out")
+        shutil.rmtree(out)
+    (out / LOGS).parent.mkdir(parents=True)
+
+
+if __name__ == "__main__":
+    run(CircleConfig, main)

@@ -1,0 +1,144 @@
+"""A task-oriented policy against simulated users: how often it does what they want.
+
+    python -m pipelines.simulate --policy rule --episodes 1000 --out runs/simulated                                      a generated town
+    python -m pipelines.simulate --policy rule --world ../shared/data/multiwoz --episodes 1000 --out runs/multiwoz       MultiWOZ's files
+
+Goal i of a seed is the same for every policy and in every run. Into `out` go
+
+    results.json      every figure with its 95 % interval over conversations, per domain too
+    dialogs.jsonl     the conversations in words, one Dialog per line, with acts and rewards: `prepare` reads them
+    simulate.yaml     the config
+
+The world, its users and the measures are described in envs/multiwoz/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from envs.multiwoz import ORIGINAL, Options, RulePolicy, Simulator, load_world
+from envs.multiwoz.evaluator import Evaluator
+from envs.multiwoz.rollout import Played, dialog_record, play, transcripts_hash
+from envs.multiwoz.templates import Speaker
+from rl_dialog.config import changed, run, save_config
+from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
+
+
+@dataclass(frozen=True)
+class SimulateConfig:
+    """Which policy meets which users."""
+
+    policy: Literal["rule"] = "rule"
+    """rule: the hand-written policy of envs/multiwoz/rule_policy.py"""
+    world: str = ""
+    """folder with MultiWOZ's files; by default a generated town"""
+    episodes: int = 1000
+    """conversations"""
+    out: str = ""
+    """folder to write to; files of an earlier run there are replaced"""
+    seed: int = 0
+    """goals, users and the policy's chance"""
+    templates: Literal["manual", "auto_manual"] = "manual"
+    """how acts are worded. manual: a sentence for each; auto_manual: one for all acts of a kind where the world has one"""
+    together: int = 64
+    """conversations stepped in turns; changes no result"""
+    original: bool = False
+    """ConvLab-2's behaviour throughout, mistakes included, except for the options that are given"""
+    options: Options = Options()
+    """how users, goals, rewards and measures behave"""
+    quiet: bool = False
+    """print only the JSON line"""
+
+
+def main(config: SimulateConfig) -> dict[str, Any]:
+    """Plays all conversations and writes them; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    _check(config)
+    options = replace(ORIGINAL, **changed(config.options)) if config.original else config.options
+    world = load_world(config.world)
+    simulator, policy = Simulator(world, options), RulePolicy(world.database, options)
+    groups = world.group_templates if config.templates == "auto_manual" else {"user": {}, "system": {}}
+    speakers = {side: Speaker(world.templates[side], side=side, groups=groups[side]) for side in ("user", "system")}
+    began = time.perf_counter()
+    conversations = play(simulator, policy.respond, seed=config.seed, episodes=config.episodes, together=config.together)
+    played = list(tqdm(conversations, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
+    seconds = time.perf_counter() - began
+    figures = measure(played, Evaluator(world.database, replace(options, unrequested="act_names")))
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_jsonl((Dialog.from_record(dialog_record(each, speakers)) for each in played), out / "dialogs.jsonl")
+    results = {"world": world.source, "policy": config.policy, "episodes": config.episodes, "seed": config.seed, "figures": figures}
+    results["transcripts"] = transcripts_hash(played)
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    save_config(config, out / "simulate.yaml")
+    if not config.quiet:
+        print(table(figures), flush=True)
+    headline = {name: figure["value"] for name, figure in figures.items() if "/" not in name}
+    return {
+        **headline,
+        "episodes": config.episodes,
+        "steps_per_second": round(sum(each.talk.turns for each in played) / seconds),
+        "transcripts": results["transcripts"],
+        "results": str(out / "results.json"),
+        "dialogs": str(out / "dialogs.jsonl"),
+    }
+
+
+def measure(played: Sequence[Played], published: Evaluator) -> dict[str, dict[str, Any]]:
+    """Every figure with its interval; those of one domain are named `success/hotel`. `published` counts unrequested slots as the original does."""
+    outcomes = [each.outcome for each in played]
+    counts = [published.information(each.talk.record).scores or (None, None, None) for each in played]
+    columns: dict[str, Iterable[float | None]] = {
+        "success": [each.success for each in outcomes],
+        "success_strict": [each.success_strict for each in outcomes],
+        "complete": [each.complete for each in outcomes],
+        "book_rate": [each.book_rate for each in outcomes],
+        "inform_precision": [precision for precision, _, _ in counts],
+        "inform_recall": [recall for _, recall, _ in counts],
+        "inform_f1": [f1 for _, _, f1 in counts],
+        "inform_precision_all_slots": [each.inform_precision for each in outcomes],
+        "inform_f1_all_slots": [each.inform_f1 for each in outcomes],
+        "turns": [each.turns for each in outcomes],
+        "return": [each.total for each in outcomes],
+    }
+    for domain in dict.fromkeys(domain for each in outcomes for domain in each.domains):
+        columns[f"success/{domain}"] = [each.domains.get(domain) for each in outcomes]
+    measures = {name: Measure.mean(list(values)) for name, values in columns.items()}
+    return {name: _figure(estimate([each]), dialogs=int(each.denominator.sum())) for name, each in measures.items()}
+
+
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """The figures, one a line."""
+    rows = [f"{'measure':<28}{'mean':>9}   95 % interval        dialogs"]
+    for name, figure in figures.items():
+        if figure["value"] is not None:
+            interval = "" if figure["low"] is None else f"[{figure['low']:.3f}, {figure['high']:.3f}]"
+            rows.append(f"{name:<28}{figure['value']:>9.3f}   {interval:<20}{figure['dialogs']:>8}")
+    return "\n".join(rows)
+
+
+def _figure(found: Estimate | None, *, dialogs: int) -> dict[str, Any]:
+    """Numbers as JSON has them; `dialogs` are those that the figure applies to."""
+    if found is None:
+        return {"value": None, "low": None, "high": None, "dialogs": 0}
+    ends = [None if end is None else round(end, 4) for end in (found.low, found.high)]
+    return {"value": round(found.value, 4), "low": ends[0], "high": ends[1], "dialogs": dialogs}
+
+
+def _check(config: SimulateConfig) -> None:
+    if not config.out:
+        raise ValueError("expected --out: the folder to write conversations and results to")
+    for name, least in (("episodes", 1), ("together", 1), ("seed", 0)):
+        if getattr(config, name) < least:
+            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+
+
+if __name__ == "__main__":
+    run(SimulateConfig, main)

@@ -1,0 +1,357 @@
+"""POST /v1/chat/completions: a request to an Ask, the engine's pieces to an answer, and the exchange into the store before the answer is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rl_dialog.data.storable import request_messages
+from rl_dialog.data.tokenize import TemplateError, encode_prompt
+from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.serving.batch import Ask, Token
+from rl_dialog.serving.engine import Closed, Piece, QueueFull, Refused
+from rl_dialog.serving.metrics import Metrics
+from rl_dialog.serving.protocol import ApiError, ChatRequest, generation_settings
+from rl_dialog.serving.served import ASSIGNED, Models, Served, ServeSettings
+
+if TYPE_CHECKING:
+    from rl_dialog.data.store import Store
+
+
+STREAM_INTERVAL = 0.03  # seconds between two events of a stream, but for its first and last
+EVENTS = 200  # a second at most, of all streams together: on their way to the clients they take processor time from the engine
+
+
+@dataclass
+class Exchange:
+    """One request on its way: what was asked, by whom, and what came back so far."""
+
+    request: ChatRequest
+    key: str  # name of the API key
+    model: Served
+    chat: str | None
+    ask: Ask
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    began: float = field(default_factory=time.monotonic)
+    texts: list[str] = field(default_factory=list)
+    tokens: list[list[Token]] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+    reused: int = 0  # tokens of the prompt that the engine still had
+    seen: bool = False  # its first token
+
+    def __post_init__(self) -> None:
+        self.texts, self.tokens, self.finish = ([make() for _ in range(self.ask.choices)] for make in (str, list, str))
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [message.plain for message in self.request.messages]
+
+    @property
+    def done(self) -> bool:
+        return all(self.finish)
+
+    def take(self, piece: Piece) -> None:
+        self.texts[piece.choice] += piece.text
+        self.tokens[piece.choice] += piece.tokens
+        self.finish[piece.choice] = piece.finish
+        self.reused = piece.reused
+
+    def usage(self) -> dict[str, Any]:
+        prompt, reply = len(self.ask.prompt), sum(map(len, self.tokens))
+        details = {"prompt_tokens_details": {"cached_tokens": self.reused}}
+        return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply} | details
+
+    def settings(self) -> dict[str, Any]:
+        """How the replies were drawn, for the store: with these and the checkpoint they can be drawn again."""
+        ask, decoding = self.ask, self.ask.decoding
+        drawn = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k} if decoding.do_sample else {"temperature": 0}
+        given = {"seed": ask.seed, "max_tokens": decoding.max_new_tokens, "decoder": ask.decoder, "num_generations": decoding.num_generations}
+        given |= {"metadata": self.request.metadata} if self.request.metadata else {}
+        return drawn | given | ({} if ask.beta is None else {"beta": ask.beta}) | ({"stop": list(ask.stop)} if ask.stop else {})
+
+
+class Mailbox:
+    """What the engine's thread hands to a coroutine. What comes until there is text, an end and an error wake it at once; what comes between waits
+    for its next look, as a wake-up per token and client would cost more than the tokens of a small model."""
+
+    def __init__(self) -> None:
+        self._loop, self._rings = asyncio.get_running_loop(), asyncio.Event()
+        self._held: deque[Piece | Exception] = deque()
+        self._silent = True  # no text yet
+
+    def put(self, what: Piece | Exception) -> None:
+        """From any thread."""
+        self._held.append(what)
+        if self._silent or isinstance(what, Exception) or what.finish:
+            self._silent = isinstance(what, Exception) or not what.text
+            self._loop.call_soon_threadsafe(self._rings.set)
+
+    async def take(self, interval: float, deadline: float) -> list[Piece | Exception]:
+        """What has arrived when woken, or after `interval` seconds; nothing when the deadline passes first."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._rings.wait(), timeout=min(interval, max(0.0, deadline - time.monotonic())))
+        self._rings.clear()
+        return [self._held.popleft() for _ in range(len(self._held))]
+
+
+class Completions:
+    """Answers chat requests with the models of a server and stores the exchanges."""
+
+    def __init__(self, models: Models, store: Store, metrics: Metrics) -> None:
+        self.models, self.store, self.metrics = models, store, metrics
+        self.streams = 0  # under way
+
+    @property
+    def _settings(self) -> ServeSettings:
+        return self.models.settings
+
+    async def begin(self, request: ChatRequest, key: str) -> Exchange:
+        """Checks a request and finds the model for it. Raises ApiError."""
+        chat, model = await self._model(request, key)
+        return Exchange(request, key, model, chat, await self._ask(request, key, model))
+
+    async def _ask(self, request: ChatRequest, key: str, model: Served) -> Ask:
+        decoding = self._decoding(request, generation_settings(request.generation_config), model)
+        return Ask(
+            prompt=await asyncio.to_thread(self._prompt, request, decoding, model),
+            decoding=decoding,
+            seed=(secrets.randbits(63) if request.seed is None else request.seed) % 2**63,
+            choices=request.n or 1,
+            stop=tuple(request.stop or ()),
+            beta=request.beta,
+            decoder=request.decoder or "method",
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            values=bool(request.return_values),
+            key=key,
+            user=request.user or "",
+        )
+
+    async def pieces(self, exchange: Exchange) -> AsyncIterator[list[Piece]]:
+        """What the engine says, as much as there is at a time, until every choice has ended. Leaving the iteration cancels the request.
+
+        Raises ApiError.
+        """
+        mail = Mailbox()
+        ticket = await self._submit(exchange, mail.put)
+        deadline = exchange.began + self._settings.request_timeout
+        self.streams += bool(exchange.request.stream)
+        try:
+            while not exchange.done:
+                interval = max(STREAM_INTERVAL, self.streams / EVENTS) if exchange.request.stream else math.inf
+                found = await mail.take(interval, deadline)
+                if not found and time.monotonic() >= deadline:
+                    raise ApiError(503, f"no complete reply within {self._settings.request_timeout:g} seconds", code="timeout")
+                for what in found:
+                    if isinstance(what, Exception):
+                        raise _refusal(what)
+                    exchange.take(what)
+                if found:
+                    self.metrics.first_token(exchange.model.name, exchange)
+                    yield found
+        finally:
+            self.streams -= bool(exchange.request.stream)
+            if not exchange.done:
+                ticket.cancel()
+
+    async def whole(self, exchange: Exchange) -> dict[str, Any]:
+        """The answer in one piece, stored."""
+        async for _ in self.pieces(exchange):
+            pass
+        chat = await self._store(exchange)
+        choices = []
+        for index, text in enumerate(exchange.texts):
+            choice = {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}, "finish_reason": exchange.finish[index]}
+            choices.append(choice | self._about(exchange, index, exchange.tokens[index]))
+        return self._head(exchange, "chat.completion", chat) | {"choices": choices, "usage": exchange.usage()}
+
+    async def stream(self, exchange: Exchange, pieces: AsyncIterator[list[Piece]]) -> AsyncIterator[str]:
+        """The answer as server-sent events, the reason why it ended only once the exchange is stored. Errors become an event: the status is sent."""
+        options, chat = exchange.request.stream_options, exchange.chat
+        wants_usage = bool(options and options.include_usage)
+
+        def event(choices: list[dict[str, Any]], **more: Any) -> str:
+            chunk = self._head(exchange, "chat.completion.chunk", chat) | {"choices": choices} | ({"usage": None} if wants_usage else {}) | more
+            return f"data: {json.dumps(chunk)}\n\n"  # ASCII: some clients take U+2028 or U+0085 for the end of a line
+
+        try:
+            roles = [{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None} for i in range(exchange.ask.choices)]
+            yield event(roles)
+            last: list[dict[str, Any]] = []
+            async for found in pieces:
+                said = []
+                for index in dict.fromkeys(piece.choice for piece in found):
+                    of_choice = [piece for piece in found if piece.choice == index]
+                    text, tokens = "".join(piece.text for piece in of_choice), [token for piece in of_choice for token in piece.tokens]
+                    about = self._about(exchange, index, tokens)
+                    if text or about:
+                        said.append({"index": index, "delta": {"content": text}, "finish_reason": None} | about)
+                    if of_choice[-1].finish:
+                        last.append({"index": index, "delta": {}, "finish_reason": of_choice[-1].finish})
+                if said:
+                    yield event(said)
+            chat = await self._store(exchange)
+            yield event(last)
+            if wants_usage:
+                yield event([], usage=exchange.usage())
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield f"data: {json.dumps(error.body)}\n\n"
+
+    # A request, checked.
+
+    async def _model(self, request: ChatRequest, key: str) -> tuple[str | None, Served]:
+        """The chat that a request belongs to, if it says so, and the model that answers."""
+        chat, name = request.chat_id, request.model
+        if chat is not None:
+            try:
+                assigned = await asyncio.to_thread(self.store.model_of, chat, key=key)
+            except KeyError:
+                raise ApiError(404, f"there is no chat {chat!r} for this API key", param="chat_id", code="chat_not_found") from None
+            name = assigned if name == ASSIGNED else name
+        elif name == ASSIGNED:
+            raise ApiError(400, f"model {ASSIGNED!r} needs a chat_id: POST /v1/chats gives one", param="model", code="invalid_value")
+        served = self.models.served
+        if name not in served and request.model == ASSIGNED:  # its model was taken out of service: the chat goes on with another
+            name = self.models.assign(chat)
+        if name not in served:
+            expected = ", ".join(map(repr, served))
+            raise ApiError(404, f"the model {name!r} does not exist; expected one of {expected}", param="model", code="model_not_found")
+        return chat, served[name]
+
+    def _decoding(self, request: ChatRequest, config: dict[str, Any], model: Served) -> Decoding:
+        """How to draw the reply; a GenerationConfig counts where the request's own fields do not."""
+
+        def given(name: str, default: Any) -> Any:
+            value = getattr(request, name)
+            return config.get(name, default) if value is None else value
+
+        most = model.most_tokens(self._settings)
+        wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        if wanted is not None and wanted > most:
+            raise ApiError(400, f"max_tokens: expected at most {most}, got {wanted}", param="max_tokens", code="invalid_value")
+        try:
+            wanted = wanted or min(most, int(config.get("max_tokens", self._settings.max_tokens)))
+            temperature, top_p, top_k = float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0))
+            decoding = Decoding(
+                max_new_tokens=wanted,
+                max_prompt_length=self._settings.max_prompt_length,
+                do_sample=temperature > 0,
+                temperature=temperature or 1.0,
+                top_p=max(top_p, 1e-6),
+                top_k=top_k,
+                num_generations=request.num_generations or 0,
+            )
+            decoding.check()
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ApiError(400, str(error), code="invalid_value") from None
+        return decoding
+
+    def _prompt(self, request: ChatRequest, decoding: Decoding, model: Served) -> list[int]:
+        """The token ids to continue. Older messages are left out where they do not fit, as in training; the last one must fit."""
+        tokenizer, room = model.tokenizer, min(decoding.max_prompt_length, model.engine.context - decoding.max_new_tokens)
+        try:
+            messages = request_messages([message.plain for message in request.messages])
+            lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
+            messages = messages[:lead] + messages[max(lead, len(messages) - room) :]  # each message takes a token at least
+            prompt = encode_prompt(messages, tokenizer, max_length=room)
+            if len(prompt) == room:
+                kept = messages[:lead] + messages[max(lead, len(messages) - 1) :]
+                if (length := len(encode_prompt(kept, tokenizer, max_length=2**31))) > room:
+                    message = f"expected at most {room} tokens in the system prompt and the last message, got {length}"
+                    raise ApiError(400, message, param="messages", code="context_length_exceeded")
+        except TemplateError as error:
+            raise ApiError(400, f"messages: the model's chat template refuses them: {error}", param="messages", code="invalid_value") from None
+        except ValueError as error:
+            raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from None
+        return prompt
+
+    async def _submit(self, exchange: Exchange, deliver: Any) -> Any:
+        """The request in the engine of its model: something that can be cancelled."""
+        try:
+            return exchange.model.engine.submit(exchange.ask, deliver)
+        except (QueueFull, Refused) as error:
+            raise _refusal(error) from None
+        except Closed as error:
+            if (model := self.models.served.get(exchange.model.name)) not in (None, exchange.model):  # replaced a moment ago
+                exchange.model, exchange.ask = model, await self._ask(exchange.request, exchange.key, model)  # its tokens may be others
+                return await self._submit(exchange, deliver)
+            raise _refusal(error) from None
+
+    # An answer, put together.
+
+    async def _store(self, exchange: Exchange) -> str | None:
+        """Writes the exchange; when this returns, it is safe on disk."""
+        self.metrics.finished(exchange.model.name, exchange)
+        if exchange.request.store is False:
+            return exchange.chat
+        tokens = [{"prompt": len(exchange.ask.prompt), "completion": len(said)} for said in exchange.tokens]
+        try:
+            return await asyncio.to_thread(
+                self.store.add_turns,
+                exchange.messages,
+                list(zip(exchange.texts, exchange.finish, tokens, strict=True)),
+                chat=exchange.chat,
+                key=exchange.key,
+                user=exchange.request.user or "",
+                model=exchange.model.name,
+                checkpoint=exchange.model.checkpoint,
+                method=exchange.model.method,
+                settings=exchange.settings(),
+                completion=exchange.id,
+                seconds=time.monotonic() - exchange.began,
+            )
+        except KeyError:
+            raise ApiError(404, f"the chat {exchange.chat!r} was deleted meanwhile", param="chat_id", code="chat_not_found") from None
+        except Exception as error:  # the client must not take for kept what is not
+            logging.getLogger(__name__).error("an exchange could not be stored", exc_info=error)
+            raise ApiError(500, "the reply could not be stored; the server's log has the reason", code="not_stored") from None
+
+    def _head(self, exchange: Exchange, kind: str, chat: str | None) -> dict[str, Any]:
+        name = ASSIGNED if exchange.request.model == ASSIGNED else exchange.model.name
+        return {"id": exchange.id, "object": kind, "created": exchange.created, "model": name, "chat_id": chat}
+
+    def _about(self, exchange: Exchange, index: int, tokens: list[Token]) -> dict[str, Any]:
+        """Log-probabilities and values of some tokens, as far as they were asked for."""
+        found: dict[str, Any] = {}
+        if exchange.request.logprobs and tokens:
+            found["logprobs"] = {"content": [self._logprob(exchange, token) for token in tokens], "refusal": None}
+        if exchange.request.return_values and tokens:
+            found["values"] = {"content": [_value(token) for token in tokens]}
+        return found
+
+    def _logprob(self, exchange: Exchange, token: Token) -> dict[str, Any]:
+        tokenizer = exchange.model.tokenizer
+        top = [_text(tokenizer.decode([other])) | {"logprob": logprob} for other, logprob in token.top]
+        return _text(tokenizer.decode([token.id])) | {"logprob": token.logprob, "top_logprobs": top}
+
+
+def _refusal(error: Exception) -> ApiError:
+    """What ended a request, as an answer."""
+    if isinstance(error, QueueFull):
+        headers = {"Retry-After": f"{error.retry_after:.0f}"}
+        return ApiError(429, f"the server is busy: {error}", kind="rate_limit_error", code="queue_full", headers=headers)
+    if isinstance(error, Closed):
+        return ApiError(503, str(error), code="shutting_down", headers={"Retry-After": "1"})
+    if isinstance(error, Refused):
+        return ApiError(400, str(error), code="invalid_value")
+    return ApiError(500, "the model failed on this batch of requests; the server's log has the reason", code="model_error")
+
+
+def _text(text: str) -> dict[str, Any]:
+    whole = "\ufffd" not in text  # a part of a character has no text of its own
+    return {"token": text, "bytes": list(text.encode("utf-8")) if whole else None}
+
+
+def _value(token: Token) -> dict[str, Any]:
+    advantage = None if token.q is None or token.v is None else token.q - token.v
+    return {"token": token.text, "q": token.q, "v": token.v, "advantage": advantage, "logprob": token.logprob}

@@ -1,0 +1,236 @@
+"""What clients send and get: OpenAI's chat completions with a few fields of ours, and the routes around them (chats, feedback, ratings).
+
+Unknown fields are refused: a misspelt `temperature` must not be ignored. Fields of OpenAI's that would change the reply and that we do not have are
+refused when they ask for something.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+MAX_CHOICES = 16
+RATINGS = ("quality", "fluency", "diversity", "contingency", "empathy")
+LONGEST_ERROR = 1000  # characters of an error's text; it may quote what was sent
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("expected a text without NUL characters, which no database can hold")
+    return text
+
+
+Text = Annotated[str, Field(max_length=200_000)]
+Name = Annotated[str, Field(max_length=256), AfterValidator(_storable)]
+MetaKey = Annotated[str, Field(max_length=64), AfterValidator(_storable)]
+MetaValue = Annotated[str, Field(max_length=512), AfterValidator(_storable)]
+Stop = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)]
+
+
+class ApiError(Exception):
+    """An answer that is an error, in OpenAI's form."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+        kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class Error(BaseModel):
+    """What an ApiError looks like, for /openapi.json."""
+
+    class Told(BaseModel):
+        message: str
+        type: str
+        param: str | None
+        code: str | None
+
+    error: Told
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Part(BaseModel):
+    """A part of a message's content; only text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    type: Literal["text"]
+    text: Text
+
+
+class Message(BaseModel):
+    """A message. What else OpenAI's messages may carry is ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """The message as a Dialog holds it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+    include_usage: bool = False
+
+
+class Drawing(_Body):
+    """How a reply is drawn, as far as a transformers GenerationConfig says it too."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """sample among the k likeliest tokens; 0 keeps all"""
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_tiny(cls, value: float | None) -> float | None:
+        if value and value < 0.01:
+            raise ValueError("expected 0, which is the likeliest reply, or at least 0.01")
+        return value
+
+
+class ChatRequest(Drawing):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2000, fail_fast=True)]
+    model: Name
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    user: Name | None = None
+    metadata: dict[MetaKey, MetaValue] | None = None
+    store: bool | None = None
+    """false: this exchange is not stored, so it can be neither voted on nor trained on"""
+    # ours
+    chat_id: Name | None = None
+    """the chat that this request continues (POST /v1/chats); without it, the server finds it by the messages"""
+    beta: Annotated[float, Field(ge=-1000, le=1000)] | None = None
+    """another strength of the values than the checkpoint's, where its method has one"""
+    decoder: Literal["method", "lm"] | None = None
+    """lm: the language model alone, without values and without choosing among replies"""
+    num_generations: Annotated[int, Field(ge=0, le=MAX_CHOICES)] | None = None
+    """draw so many replies per choice and say the best; 0 is what the method wants"""
+    return_values: bool | None = None
+    """report Q, V and Q - V of every token"""
+    # accepted because common clients send them; they do not change a reply here
+    generation_config: Annotated[str, Field(max_length=20_000)] | None = None
+    """JSON of a transformers GenerationConfig (`transformers chat` sends one): what it sets counts where the fields above do not"""
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # refused when they ask for something
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    response_format: Any = None
+    logit_bias: dict[str, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
+    audio: Any = None
+
+    @field_validator("stop")
+    @classmethod
+    def _stops(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _possible(self) -> ChatRequest:
+        for name in ("tools", "functions", "logit_bias", "frequency_penalty", "presence_penalty", "audio"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is not supported by this server: leave it out")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise ValueError("tool_choice is not supported by this server: leave it out")
+        if self.response_format not in (None, {"type": "text"}):
+            raise ValueError("response_format: only text is supported by this server")
+        if self.modalities not in (None, [], ["text"]):
+            raise ValueError("modalities: only text is supported by this server")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: expected logprobs true beside it")
+        if not self.messages[-1].plain["content"] and self.messages[-1].role == "user":
+            raise ValueError("messages: expected text in the last message, got none")
+        return self
+
+
+class ChatStart(_Body):
+    """POST /v1/chats."""
+
+    model: Name | None = None
+    user: Name | None = None
+    consent: Text | None = None
+
+
+class Feedback(_Body):
+    """POST /v1/feedback. A field that is left out stays as it was; `edit: null` takes an edit back."""
+
+    completion_id: Name
+    index: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
+    vote: Literal[-1, 0, 1] | None = None
+    edit: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+
+
+class Ratings(_Body):
+    """POST /v1/chats/{id}/ratings."""
+
+    quality: Annotated[int, Field(ge=1, le=7)] | None = None
+    fluency: Annotated[int, Field(ge=1, le=7)] | None = None
+    diversity: Annotated[int, Field(ge=1, le=7)] | None = None
+    contingency: Annotated[int, Field(ge=1, le=7)] | None = None
+    empathy: Annotated[int, Field(ge=1, le=7)] | None = None
+    comments: Annotated[str, Field(max_length=20_000)] = ""
+
+
+def explain(errors: list[dict[str, Any]]) -> ApiError:
+    """The first thing that is wrong with a request."""
+    error = errors[0]
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}", code="invalid_value")
+    place = [str(part)[:100] for part in error["loc"] if part not in ("body", "query", "path")]
+    if error["type"] != "extra_forbidden":  # pydantic's own names for the parts of a union say nothing to a client
+        place = [part for part in place if part.isalnum() or part.isidentifier()]
+    param = ".".join(place) or None
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(place[-1], [*ChatRequest.model_fields, *Ratings.model_fields, *Feedback.model_fields], n=1)
+        return ApiError(400, f"unknown field {param}" + (f"; did you mean {close[0]}?" if close else ""), param=param, code="unknown_parameter")
+    message = error["msg"].removeprefix("Value error, ")
+    where = "" if param is None or message.startswith(place[0]) else f"{param}: "
+    return ApiError(400, f"{where}{message}", param=param, code="invalid_value")
+
+
+def generation_settings(text: str | None) -> dict[str, Any]:
+    """Fields of a request from the JSON of a transformers GenerationConfig."""
+    try:
+        given = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise ApiError(400, "generation_config: expected a JSON object", param="generation_config", code="invalid_value")
+    if given.get("num_beams") not in (None, 1):
+        raise ApiError(400, "generation_config: expected num_beams 1, this server does not run beam searches", param="generation_config")
+    found = {name: given.get(name) for name in ("temperature", "top_p", "top_k")} | {"max_tokens": given.get("max_new_tokens")}
+    if given.get("do_sample") is False:
+        found["temperature"] = 0
+    try:
+        return Drawing.model_validate(found).model_dump(exclude_none=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise explain([{**first, "loc": ("generation_config", *first["loc"])}]) from None

@@ -1,0 +1,161 @@
+"""The models of a server: loaded, drawn for new chats, and replaced while requests run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.models.checkpoint import method_name, resolve
+from rl_dialog.serving.engine import Engine, load_engine
+from rl_dialog.serving.process import EngineProcess
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SIZES = ("slots", "kept", "queue", "piece", "device")  # settings that an engine is made with
+ASSIGNED = "assigned"  # the model name that asks for the one drawn for a chat
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Everything a server needs to know; plain values, so that it travels to replicas and stands in a Serve config."""
+
+    models: dict[str, str] = field(default_factory=dict)  # name -> run folder, checkpoint directory or hub name
+    split: dict[str, float] = field(default_factory=dict)  # name -> weight in the draw for new chats; without any, all are equal
+    store: str = "sqlite:///chats.db"  # URL of the database with chats, votes and keys
+    needs_key: bool = True  # off: everyone who reaches the server may use it
+    title: str = "Chat"
+    consent: str = "Your messages and the replies are stored and used to train and to study chat bots. Please do not write anything private."
+    min_messages: int = 3  # of a user before the page asks for ratings
+    max_tokens: int = 64  # longest reply unless the request says otherwise
+    most_tokens: int = 512  # longest reply a request may ask for, at most half of a model's context
+    max_prompt_length: int = 512  # tokens; older messages are left out first
+    slots: int = 16
+    kept: int = 16
+    queue: int = 256
+    piece: int = 512
+    max_body_bytes: int = 1 << 20
+    request_timeout: float = 300.0  # seconds from a request to the end of its reply
+    drain: float = 60.0  # seconds that a replaced model's requests have to finish
+    threads: int = 0  # of torch per process; 0 leaves it to torch
+    device: str = ""  # by default a GPU if there is one
+    apart: bool = False  # each engine in a process of its own
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model that answers."""
+
+    name: str
+    checkpoint: str
+    method: str
+    engine: Engine | EngineProcess
+    tokenizer: PreTrainedTokenizerFast
+    loaded: float  # when, in seconds since 1970
+
+    @property
+    def has_values(self) -> bool:
+        """Are there Q and V for every token?"""
+        heads = self.engine.method.heads
+        return bool(heads.q and heads.v)
+
+    def most_tokens(self, settings: ServeSettings) -> int:
+        return min(settings.most_tokens, self.engine.context // 2)
+
+
+class Models:
+    """The models by name. `update` loads, replaces and removes them; a request keeps the one it began with."""
+
+    def __init__(self, settings: ServeSettings, *, died: Callable[[], None] | None = None) -> None:
+        """died: called when the process of an engine ends unasked."""
+        if not settings.apart:
+            if settings.threads:
+                torch.set_num_threads(settings.threads)
+            sys.setswitchinterval(0.0005)  # else each step of a request waits up to 5 ms until an engine's thread lets Python go
+        self.settings, self.died = settings, died
+        self.served = {name: self._load(name, checkpoint, settings) for name, checkpoint in settings.models.items()}
+        self._updating = threading.Lock()
+
+    def update(self, settings: ServeSettings) -> None:
+        """Makes the models those of `settings`. New ones are loaded first, then take over at once; replaced ones finish what they have."""
+        with self._updating:
+            before = self.served
+            same = all(getattr(settings, name) == getattr(self.settings, name) for name in SIZES)
+            after: dict[str, Served] = {}
+            try:
+                for name, path in settings.models.items():
+                    stays = same and name in before and before[name].checkpoint == resolve(path)
+                    after[name] = before[name] if stays else self._load(name, path, settings)
+            except BaseException:
+                for new in after.values():
+                    if new not in before.values():
+                        new.engine.close()
+                raise
+            self.served, self.settings = after, settings
+        for old in before.values():
+            if old not in after.values():
+                threading.Thread(target=old.engine.close, kwargs={"drain": settings.drain}, name=f"drain {old.name}", daemon=True).start()
+
+    def draw(self) -> str:
+        """A model for a new chat, at random by the split's weights."""
+        return self.assign(secrets.token_hex(16))
+
+    def assign(self, chat: str) -> str:
+        """The model that a chat gets by its id: always the same one as long as the split stays."""
+        weights = {name: self.settings.split.get(name, 0.0 if self.settings.split else 1.0) for name in self.served}
+        draw = int.from_bytes(hashlib.sha256(chat.encode()).digest()[:8]) / 2**64 * sum(weights.values())
+        sums = itertools.accumulate(weights.values())
+        return next((name for name, upper in zip(weights, sums, strict=True) if draw < upper), next(iter(weights)))
+
+    def has_values(self, name: str) -> bool:
+        return name in self.served and self.served[name].has_values
+
+    def compared(self) -> list[str]:
+        """The models that new chats may get."""
+        return [name for name in self.served if self.settings.split.get(name, 0.0 if self.settings.split else 1.0) > 0]
+
+    def healthy(self) -> bool:
+        return all(model.engine.healthy() for model in self.served.values())
+
+    def close(self) -> None:
+        """Ends every engine; running requests have `drain` seconds."""
+        threads = [threading.Thread(target=model.engine.close, kwargs={"drain": self.settings.drain}) for model in self.served.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _load(self, name: str, checkpoint: str, settings: ServeSettings) -> Served:
+        """A checkpoint with an engine of its own. Raises ValueError for one that cannot be loaded or served."""
+        if name == ASSIGNED:
+            raise ValueError(f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a chat")
+        place = resolve(checkpoint)
+        options = {name: getattr(settings, name) for name in SIZES}
+        engine = EngineProcess(place, threads=settings.threads, died=self.died, **options) if settings.apart else load_engine(place, **options)
+        method = method_name(engine.method)
+        logging.getLogger(__name__).info("model %s: %s, %s", name, place, method)
+        return Served(name, place, method, engine, load_tokenizer(place), time.time())
+
+
+def check_settings(settings: ServeSettings) -> None:
+    """Raises ValueError for what cannot be served, before anything is loaded."""
+    if not settings.models:
+        raise ValueError("expected at least one model, e.g. --models ilql=runs/ilql")
+    for name, weight in settings.split.items():
+        if name not in settings.models:
+            raise ValueError(f"split: expected names of models ({', '.join(settings.models)}), got {name!r}")
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"split: expected a weight of at least 0 for {name!r}, got {weight}")
+    if settings.split and not sum(settings.split.values()):
+        raise ValueError("split: expected a weight above 0 for at least one model")

@@ -1,0 +1,59 @@
+"""A Ray cluster that asks for a token, started as its own process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+RAY = str(Path(sys.executable).with_name("ray"))
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a cluster's dashboard, and the environment that lets a caller in."""
+    token, dashboard = tmp_path / "token", free_port()
+    token.write_text(secrets.token_hex(16))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT)}
+    environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "rl_dialog.cluster.serve:proxy_errors"
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path: Ray keeps sockets there
+        where = ["--port", str(free_port()), "--dashboard-port", str(dashboard), "--temp-dir", folder, "--num-cpus", "2"]
+        where += ["--dashboard-agent-listen-port", str(free_port())]  # the usual one may belong to another Ray of this machine
+        with subprocess.Popen(
+            [RAY, "start", "--head", "--block", *where], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as run:
+            deadline = time.monotonic() + 120
+            while not listening(dashboard):
+                assert run.poll() is None and time.monotonic() < deadline
+                time.sleep(0.5)
+            yield f"http://127.0.0.1:{dashboard}", environment
+            run.send_signal(signal.SIGTERM)
+
+
+def listening(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/api/version", timeout=2).close()
+    except urllib.error.HTTPError as error:
+        return error.code == 401  # it is there, and asks for the token
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,31 @@
+"""What is around Ray's trainer; training itself is tested through pipelines/train.py."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from rl_dialog.cluster import train
+
+
+@pytest.mark.parametrize("error", [None, OSError("no room")])
+def test_ctrl_c_is_pythons_again_after_training(error, monkeypatch, tmp_path):
+    """Ray Train puts a handler of its own in its place and leaves it there."""
+
+    class Trainer:
+        def __init__(self, *_, **__):
+            pass
+
+        def fit(self):
+            signal.signal(signal.SIGINT, lambda *_: None)
+            if error:
+                raise error
+
+    monkeypatch.setattr(train, "TorchTrainer", Trainer)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        train.fit(print, None, train.WorkerGroup(), tmp_path)
+    except OSError as raised:
+        assert raised is error
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,532 @@
+"""The store of served chats, on SQLite and on PostgreSQL: what it links, keeps, hides, forgets and survives."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.store import Store, conversation_hash
+from rl_dialog.data.store_tables import CHATS, KEYS, TURNS
+
+ROOT = Path(__file__).parents[2]
+MADE = {"model": "bot", "checkpoint": "checkpoint-5", "method": "ilql", "settings": {"beta": 1.5}, "seconds": 0.25}
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture
+def store(store_url):
+    with_tables = Store(store_url)
+    yield with_tables
+    with_tables.close()
+
+
+def talk(*texts):
+    """talk("hi", "Hello", "joke?"): the user's and the assistant's messages in turn."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def add(store, messages, *replies, completion=None, **given):
+    """Stores a completion with these replies; its id and its chat's."""
+    completion = completion or f"chatcmpl-{next(NUMBERS)}"
+    told = [(reply, "stop", {"prompt": 3, "completion": 2}) for reply in replies]
+    return completion, store.add_turns(messages, told, **MADE | given, completion=completion)
+
+
+def said(dialog):
+    return [message["content"] for message in dialog.messages]
+
+
+def trained(dialog):
+    return [dialog.messages[i]["content"] for i in dialog.replies]
+
+
+def rows(store, table):
+    with store._reader.begin() as connection:
+        return connection.execute(sqlalchemy.select(table).order_by(next(iter(table.primary_key)))).all()
+
+
+def test_a_conversation_is_linked_without_chat_ids(store):
+    _, first = add(store, talk("hi"), "Hello")
+    _, other = add(store, talk("hi"), "Hey")  # nothing says that it is the same conversation
+    _, again = add(store, talk("hi", "Hello", "joke?"), "No.")
+    _, last = add(store, talk("hi", "Hello", "joke?", "No.", "please"), "Fine.")
+    assert first == again == last != other
+    turns = rows(store, TURNS)
+    assert [turn.parent for turn in turns] == [None, None, turns[0].number, turns[2].number]
+    assert [[m["content"] for m in turn.prompt] for turn in turns] == [["hi"], ["hi"], ["joke?"], ["please"]]
+    assert [said(dialog) for dialog in store.dialogs()] == [["hi", "Hello", "joke?", "No.", "please", "Fine."], ["hi", "Hey"]]
+    assert [dialog.id for dialog in store.dialogs()] == [first, other]
+
+
+def test_only_roles_and_texts_link(store):
+    _, first = add(
+        store, [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}]}, *talk("hi")], "Hello"
+    )
+    told = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "hi", "name": "Ann"}]
+    _, again = add(store, [*told, {"role": "assistant", "content": "Hello", "refusal": None}, *talk("so?")], "So.")
+    assert first == again
+    assert conversation_hash(talk("a", "b")) != conversation_hash(talk("ab")) != conversation_hash([{"role": "assistant", "content": "ab"}])
+
+
+def test_the_latest_chat_of_the_same_user_continues(store):
+    _, ann = add(store, talk("hi"), "Hello", user="ann")
+    _, bob = add(store, talk("hi"), "Hello", user="bob")
+    _, newer = add(store, talk("hi"), "Hello", user="ann")
+    assert add(store, talk("hi", "Hello", "a"), "A", user="ann")[1] == newer
+    assert add(store, talk("hi", "Hello", "b"), "B", user="bob")[1] == bob
+    assert add(store, talk("hi", "Hello", "c"), "C", user="ann", chat=ann)[1] == ann
+    assert len({ann, bob, newer, add(store, talk("hi", "Hello", "d"), "D", user="eve")[1]}) == 4
+
+
+def test_regenerated_replies_branch_and_are_each_trained_on_once(store):
+    chat = store.start_chat(model="bot")
+    add(store, talk("hi"), "Hello", chat=chat)
+    add(store, talk("hi", "Hello", "joke?"), "No.", chat=chat)
+    add(store, talk("hi", "Hello", "joke?"), "Knock knock", chat=chat)
+    add(store, talk("hi", "Hello", "joke?", "No.", "why"), "Sad", chat=chat)
+    add(store, talk("hey"), "Yes?", chat=chat)  # the user went back to the beginning
+    dialogs = list(store.dialogs())
+    assert [dialog.id for dialog in dialogs] == [chat, f"{chat}#2", f"{chat}#3"]
+    assert [said(d) for d in dialogs] == [["hi", "Hello", "joke?", "Knock knock"], ["hi", "Hello", "joke?", "No.", "why", "Sad"], ["hey", "Yes?"]]
+    assert [trained(dialog) for dialog in dialogs] == [["Hello", "Knock knock"], ["No.", "Sad"], ["Yes?"]]
+    assert [m["content"] for m in store.chat(chat)["messages"]] == ["hey", "Yes?"]
+
+
+def test_a_reply_that_was_stopped_half_way_is_context_and_the_chat_goes_on(store):
+    """The client shows what it got and sends it along; no turn of ours ends with it."""
+    first, chat = add(store, talk("hi"), "Hello")
+    store.feedback(first, vote=1)
+    assert add(store, talk("hi", "Hello", "joke?", "Kno", "what?"), "Knock knock.")[1] == chat
+    assert add(store, talk("hi", "Hello", "joke?", "Kno", "what?", "Knock knock.", "ha"), "Yes.")[1] == chat
+    (dialog,) = store.dialogs()
+    assert said(dialog) == ["hi", "Hello", "joke?", "Kno", "what?", "Knock knock.", "ha", "Yes."]
+    assert trained(dialog) == ["Hello", "Knock knock.", "Yes."]
+    assert store.chat(chat)["messages"][1]["vote"] == 1
+
+
+def test_choices_are_leaves_and_the_first_one_is_shown(store):
+    completion, chat = add(store, talk("hi"), "a", "b", "c")
+    store.feedback(completion, 1, vote=1)
+    store.rate(chat, {"quality": 6})
+    assert [trained(dialog) for dialog in store.dialogs()] == [["a"], ["b"], ["c"]]
+    assert [dialog.messages[1].get("feedback") for dialog in store.dialogs()] == [None, {"vote": 1}, None]
+    assert ["ratings" in dialog.meta for dialog in store.dialogs()] == [True, False, False]  # of the conversation that stands
+    assert store.chat(chat)["messages"][1] == {"role": "assistant", "content": "a", "completion": completion, "choice": 0}
+    add(store, talk("hi", "b", "and?"), "d")
+    assert [m["content"] for m in store.chat(chat)["messages"]] == ["hi", "b", "and?", "d"]
+    assert [trained(dialog) for dialog in store.dialogs()] == [["a"], ["c"], ["b", "d"]]
+
+
+def test_what_the_client_says_for_the_assistant_is_context(store):
+    add(
+        store,
+        [*talk("hi", "I am a teapot", "so?")[:1], {"role": "assistant", "content": "I am a teapot", "feedback": {"vote": 1}}, *talk("so?")],
+        "Indeed",
+    )
+    [dialog] = store.dialogs()
+    assert dialog.messages[1] == {"role": "assistant", "content": "I am a teapot", "weight": 0}
+    assert trained(dialog) == ["Indeed"]
+
+
+def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
+    chat = store.start_chat(user="ann", model="bot", assigned=True, consent="I agree.")
+    first, _ = add(store, talk("hi"), "Hello", chat=chat)
+    last, _ = add(store, talk("hi", "Hello", "joke?"), "No.", chat=chat)
+    store.feedback(first, vote=1)
+    store.feedback(last, vote=-1, edit="Knock knock")
+    assert store.rate(chat, {"quality": 5, "fluency": 7}, "nice") == {"ratings": {"quality": 5, "fluency": 7}, "comments": "nice"}
+    assert store.rate(chat, {"quality": 3}) == {"ratings": {"quality": 3, "fluency": 7}, "comments": "nice"}
+    dialog, edited = store.dialogs()
+    assert [message.get("feedback") for message in dialog.messages] == [None, {"vote": 1}, None, {"vote": -1, "edit": "Knock knock"}]
+    known = {"model": "bot", "checkpoint": "checkpoint-5", "completion": last, "seconds": 0.25}
+    assert dialog.messages[3] | {"feedback": 0} == {"role": "assistant", "content": "No.", "feedback": 0} | known
+    started = dialog.meta.pop("started")
+    assert started.endswith("+00:00") and dialog.source == "served"
+    about = {"user": "ann", "model": "bot", "assigned": True, "checkpoint": "checkpoint-5", "method": "ilql", "settings": {"beta": 1.5}}
+    about |= {"drawn": "bot", "consent": "I agree."}
+    assert dialog.meta == about | {"ratings": {"quality": 3, "fluency": 7}, "comments": "nice"}
+    assert edited.id == f"{chat}#edit-{rows(store, TURNS)[1].number}" and edited.meta == about | {"started": started}
+    assert edited.messages[3] == {"role": "assistant", "content": "Knock knock", "feedback": {"vote": 1, "edited": True}}
+    assert trained(edited) == ["Knock knock"]
+    shown = store.chat(chat)
+    assert shown["messages"][3] == {"role": "assistant", "content": "No.", "completion": last, "choice": 0, "vote": -1, "edit": "Knock knock"}
+    assert (shown["id"], shown["assigned"], shown["consent"], shown["ratings"]["quality"]) == (chat, True, "I agree.", 3)
+    assert store.counts() == {"chats": 1, "turns": 2, "votes": 2, "ratings": 1}
+    store.feedback(last, vote=None, edit=None)
+    assert "vote" not in store.chat(chat)["messages"][3] and len(list(store.dialogs())) == 1
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "naïve 日本語 😀 \u2028 '\"; DROP TABLE chats; -- \\u0000 %s :x", "\x01\x7f\ufffe"])
+def test_texts_come_back_as_they_were(store, text):
+    completion, chat = add(store, talk(text), text + "!", user="Ünï:%s", settings={"stop": [text]})
+    store.feedback(completion, edit=text + "?")
+    dialog, edited = Store(store._engine.url, create=False).dialogs()
+    assert said(dialog) == [text, text + "!"] and said(edited) == [text, text + "?"]
+    assert dialog.meta["settings"] == {"stop": [text]} and dialog.meta["user"] == "Ünï:%s"
+    assert add(store, talk(text, text + "!", "x"), "y", user="Ünï:%s")[1] == chat
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
+def test_what_one_of_the_databases_cannot_hold_is_refused(store, text):
+    completion, chat = add(store, talk("hi"), "Hello")
+    attempts = [
+        lambda: add(store, talk(text), "x"),
+        lambda: add(store, talk("x"), text),
+        lambda: add(store, talk("x"), "x", user=text),
+        lambda: add(store, talk("x"), "x", settings={"stop": [text]}),
+        lambda: add(store, talk("x"), "x", completion=text),
+        lambda: store.feedback(completion, edit=text),
+        lambda: store.rate(chat, {text: 1}),
+        lambda: store.rate(chat, {}, text),
+        lambda: store.start_chat(model="bot", consent=text),
+        lambda: store.add_key(text),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ValueError, match="expected"):
+            attempt()
+    for attempt in (
+        lambda: store.chat(text),
+        lambda: store.feedback(text, vote=1),
+        lambda: store.revoke_key(text),
+        lambda: add(store, talk("x"), "x", chat=text),
+    ):
+        with pytest.raises(KeyError, match="expected"):
+            attempt()
+    assert store.delete_user(text) == 0 and store.find_key(text) is None
+    assert store.counts() == {"chats": 1, "turns": 1, "votes": 0, "ratings": 0}
+
+
+def test_values_of_the_wrong_kind_are_refused(store):
+    completion, chat = add(store, talk("hi"), "Hello")
+    attempts = [
+        (lambda: add(store, [], "x"), "non-empty list as `messages`"),
+        (lambda: add(store, [{"role": "robot", "content": "x"}], "x"), "`role` to be one of"),
+        (lambda: add(store, [{"role": "user", "content": 5}], "x"), "string as `content`"),
+        (lambda: add(store, talk("x")), "at least one reply"),
+        (lambda: add(store, talk("x"), None), "a text as the reply of choice 0"),
+        (lambda: add(store, talk("x"), "x", seconds=float("nan")), "expected as seconds"),
+        (lambda: add(store, talk("x"), "x", user="u" * 257), "0 to 256 characters"),
+        (lambda: store.feedback(completion, vote=2), "-1, 0, 1 or None"),
+        (lambda: store.feedback(completion, vote=True), "-1, 0, 1 or None"),
+        (lambda: store.feedback(completion, edit=" "), "a text or None"),
+        (lambda: store.rate(chat, {"quality": "good"}), "{name: number}"),
+        (lambda: store.rate(chat, {"quality": float("inf")}), "{name: number}"),
+        (lambda: store.delete_user(""), "name of a user"),
+        (lambda: store.add_key(""), "1 to 256 characters"),
+        (lambda: store.add_key("a", requests_per_minute=0), "at least 1"),
+    ]
+    for attempt, message in attempts:
+        with pytest.raises(ValueError, match=message):
+            attempt()
+    assert store.counts() == {"chats": 1, "turns": 1, "votes": 0, "ratings": 0} and store.keys() == []
+
+
+def test_a_repeated_call_stores_nothing_twice(store):
+    first = add(store, talk("hi"), "a", "b", completion="chatcmpl-same")
+    before = rows(store, TURNS)
+    assert add(store, talk("hi"), "a", "b", completion="chatcmpl-same") == first
+    assert rows(store, TURNS) == before and store.counts()["chats"] == 1
+    with pytest.raises(ValueError, match="stored for another API key"):
+        add(store, talk("hi"), "a", completion="chatcmpl-same", key="other")
+
+
+def test_the_same_call_from_many_threads_stores_once(store):
+    threads = [threading.Thread(target=add, args=(store, talk("hi"), "a"), kwargs={"completion": f"chatcmpl-t{i % 3}"}) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(turn.completion for turn in rows(store, TURNS)) == {f"chatcmpl-t{i}": 1 for i in range(3)}
+    assert store.counts()["chats"] == 3
+
+
+def test_other_keys_can_neither_read_nor_change_a_chat(store):
+    completion, chat = add(store, talk("hi"), "Hello", key="ann", user="u")
+    for key in ("bob", ""):
+        for attempt in (
+            lambda key=key: store.chat(chat, key=key),
+            lambda key=key: store.feedback(completion, vote=1, key=key),
+            lambda key=key: store.rate(chat, {"quality": 1}, key=key),
+            lambda key=key: add(store, talk("x"), "x", chat=chat, key=key),
+        ):
+            with pytest.raises(KeyError, match="of this API key"):
+                attempt()
+        assert store.delete_user("u", key=key) == 0
+        assert add(store, talk("hi", "Hello", "more"), "x", key=key, user="u")[1] != chat  # does not even learn that the conversation is known
+        store.delete_user("u", key=key)
+    for attempt in (lambda: store.feedback(completion, 1, key="ann", vote=1), lambda: store.chat("chat-0", key="ann")):
+        with pytest.raises(KeyError):
+            attempt()
+    assert store.chat(chat, key="ann")["messages"][1]["content"] == "Hello" and store.counts()["turns"] == 1
+
+
+def test_deleting_a_user_leaves_nothing_of_the_text(store, store_url, tmp_path):
+    secret = "my sister Zebedea"
+    chat = store.start_chat(user="ann", model="bot", consent=f"{secret} agrees")
+    for number in range(30):
+        completion, _ = add(store, talk(f"{secret} {number} " * 200), f"Who is {secret}?", chat=chat, settings={"stop": [secret]})
+        store.feedback(completion, vote=1, edit=f"How is {secret}?")
+    store.rate(chat, {secret: 3}, f"{secret} liked it")
+    _, kept = add(store, talk("hi"), "Hello", user="bob")
+    assert store.delete_user("ann") == 1 and store.delete_user("ann") == 0
+    left = "".join(map(str, [*rows(store, CHATS), *rows(store, TURNS), *rows(store, KEYS)]))
+    assert "Zebedea" not in left and "ann" not in left
+    assert [dialog.id for dialog in store.dialogs()] == [kept]
+    if store_url.startswith("sqlite"):
+        assert b"Hello" in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        assert b"Zebedea" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert add(store, talk("hi"), "x", user="ann")[1] != chat
+    assert min(row.number for row in rows(store, CHATS) if row.user == "ann") > 2  # no number comes back
+
+
+def test_keys_are_shown_once_stored_as_hashes_and_revoked(store):
+    key = store.add_key("app", requests_per_minute=7)
+    other = store.add_key("web")
+    assert key.startswith("sk-rl-") and len(key) >= 48 and key != other
+    assert (store.find_key(key).name, store.find_key(key).requests_per_minute) == ("app", 7)
+    assert store.find_key(key[:-1]) is None and store.find_key("") is None and store.find_key("app") is None
+    assert key not in str(rows(store, KEYS)) and key[6:] not in str(rows(store, KEYS))
+    with pytest.raises(ValueError, match="expected a new name for the key, got 'app'"):
+        store.add_key("app")
+    store.revoke_key("app")
+    [app, web] = store.keys()
+    assert store.find_key(key) is None and store.find_key(other) == web and app.revoked and not web.revoked
+    store.revoke_key("app")
+    assert store.keys()[0].revoked == app.revoked
+    again = store.add_key("app")
+    assert store.find_key(key) is None and store.find_key(again).name == "app"
+    with pytest.raises(KeyError, match="there are app, web"):
+        store.revoke_key("apq")
+
+
+def test_dialogs_of_a_range_of_chats(store):
+    chats = [add(store, talk(f"hi {i}"), "Hello")[1] for i in range(250)]
+    store.start_chat(model="bot")
+    numbers = [chat.number for chat in rows(store, CHATS)]
+    assert [d.id for d in store.dialogs()] == chats
+    assert [d.id for d in store.dialogs(numbers[5], numbers[7])] == chats[5:8]
+    assert [d.id for d in store.dialogs(last=numbers[120])] == chats[:121]
+    assert [d.id for d in store.dialogs(first=numbers[240])] == chats[240:]
+    assert list(store.dialogs(numbers[-1])) == []
+
+
+WRITER = """
+import sys
+from rl_dialog.data.store import Store
+url, name, first, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+store = Store(url)
+made = {"model": "m", "checkpoint": "", "method": "", "settings": {}, "seconds": 0.0}
+for number in range(first, first + count):
+    completion = f"{name}-{number}"
+    messages = [{"role": "user", "content": f"{name} {number // 3}"}]
+    for back in range(number % 3, 0, -1):
+        messages += [{"role": "assistant", "content": f"reply {number - back}"}, {"role": "user", "content": "more"}]
+    store.add_turns(messages, [(f"reply {number}", "stop", {})], completion=completion, user=name, **made)
+    store.feedback(completion, vote=1)
+    print(number, flush=True)
+"""
+
+
+def writer(url, name, first, count):
+    return subprocess.Popen([sys.executable, "-c", WRITER, url, name, str(first), str(count)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def test_four_processes_write_at_once(store_url):
+    """They also make the tables at the same moment. 10 conversations of 3 turns each are linked in each process."""
+    writers = [writer(store_url, f"w{i}", 0, 30) for i in range(4)]
+    outs = [process.communicate(timeout=120)[0] for process in writers]
+    assert [process.returncode for process in writers] == [0] * 4
+    assert [out.split() for out in outs] == [[str(i) for i in range(30)]] * 4
+    store = Store(store_url, create=False)
+    assert store.counts() == {"chats": 40, "turns": 120, "votes": 120, "ratings": 0}
+    assert Counter(len(dialog.replies) for dialog in store.dialogs()) == {3: 40}
+    store.close()
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.slow)])
+def test_kill_9_loses_nothing_that_was_acknowledged(store_url, rounds):
+    rng = random.Random(0)
+    acknowledged: list[int] = []
+    for _ in range(rounds):
+        process = writer(store_url, "w", len(acknowledged), 100_000)  # begins with the one that may or may not be there
+        enough = len(acknowledged) + rng.randrange(1, 25)
+        while len(acknowledged) < enough:
+            acknowledged.append(int(process.stdout.readline()))
+        time.sleep(rng.random() * 0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        acknowledged += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        process.wait()
+    assert acknowledged == list(range(len(acknowledged)))
+    store = Store(store_url, create=False)
+    turns = Counter(turn.completion for turn in rows(store, TURNS))
+    assert set(turns.values()) == {1}
+    assert {f"w-{number}" for number in acknowledged} <= set(turns) and len(turns) <= len(acknowledged) + 1
+    votes = Counter(turn.vote for turn in rows(store, TURNS) if int(turn.completion[2:]) in set(acknowledged))
+    assert votes == {1: len(acknowledged)}
+    store.close()
+
+
+def test_a_user_is_deleted_while_chats_go_on(store):
+    stop, problems = threading.Event(), []
+
+    def chatter():
+        try:
+            while not stop.is_set():
+                completion, chat = add(store, talk("hi"), "Hello", user="ann")
+                add(store, talk("hi", "Hello", "more"), "x", user="ann")
+                for change in (lambda c=completion: store.feedback(c, vote=1), lambda c=chat: add(store, talk("y"), "z", user="ann", chat=c)):
+                    with contextlib.suppress(KeyError):  # deleted meanwhile
+                        change()
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=chatter) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        store.delete_user("ann")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    store.delete_user("ann")
+    assert store.counts() == {"chats": 0, "turns": 0, "votes": 0, "ratings": 0}
+
+
+@pytest.mark.parametrize(
+    "url, message",
+    [
+        ("chats.db", "expected the URL of a store"),
+        ("", "expected the URL of a store"),
+        ("sqlite://", "expected a file's path"),
+        ("sqlite:///:memory:", "expected a file's path"),
+        ("sqlite:///a.db?mode=ro", "expected a file's path"),
+        ("sqlite://a/b.db", "expected a file's path"),
+        ("mysql://u:hunter2@h/d", "SQLite or PostgreSQL store .*got 'mysql://\\*\\*\\*@h/d'"),
+        ("postgresql+asyncpg://u:hunter2@h/d", "SQLite or PostgreSQL store"),
+        ("postgresql://u:hunter2@h:port/d", "expected the URL of a store"),
+        ("postgresql://u:hunter2@127.0.0.1:1/d", "cannot open the store postgresql://u:\\*\\*\\*@127.0.0.1:1/d: .*refused"),
+        ("postgresql://u@127.0.0.1:1/d?password=hunter2", "cannot open the store postgresql://u@127.0.0.1:1/d: "),
+        ("sqlite:////nowhere/chats.db", "expected a folder for the SQLite file"),
+        ("sqlite:////proc/chats.db", "cannot open the store sqlite:////proc/chats.db"),
+    ],
+)
+def test_bad_urls(url, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        Store(url)
+    assert "hunter2" not in str(raised.value) and raised.value.__cause__ is None
+
+
+def test_files_that_are_no_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="found nothing at"):
+        Store("sqlite:///missing.db", create=False)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "text.db").write_text("This is a text, no database. " * 100)
+    with pytest.raises(ValueError, match="file is not a database"):
+        Store("sqlite:///text.db")
+    for name, statement in (("other.db", "CREATE TABLE songs (name)"), ("old.db", "CREATE TABLE chats (number)")):
+        connection = sqlite3.connect(name)
+        connection.execute(statement)
+        connection.close()
+    with pytest.raises(ValueError, match="missing the tables chats, turns, keys; .*other.db holds the tables songs"):
+        Store("sqlite:///other.db", create=False)
+    with pytest.raises(ValueError, match="missing the columns id, key, .* of the table chats"):
+        Store("sqlite:///old.db")
+    Store("sqlite:///new.db")
+    monkeypatch.chdir("/")
+    Store(f"sqlite:///{tmp_path}/new.db", create=False)
+
+
+def test_a_relative_path_is_taken_from_where_the_store_was_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Store("sqlite:///chats.db")
+    monkeypatch.chdir("/")
+    threads = [threading.Thread(target=add, args=(store, talk("hi"), "a")) for _ in range(4)]  # new connections
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.counts()["chats"] == 4 and store.name == f"sqlite:///{tmp_path}/chats.db"
+
+
+@pytest.mark.postgres
+def test_passwords_are_not_in_the_name(postgres_url):
+    store = Store(postgres_url)
+    assert store.name.startswith("postgresql://postgres:***@/test_") and "hunter2" not in store.name + repr(store) + repr(store._engine)
+    for driver in ("postgres", "postgresql+psycopg"):
+        Store(postgres_url.replace("postgresql", driver), create=False).close()
+    store.close()
+
+
+TEXTS = st.sampled_from(["a", "b", ""])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "go on", "again", "forge", "edit", "vote"]),
+        st.integers(0, 10),
+        TEXTS,
+        st.lists(TEXTS, min_size=1, max_size=3),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS)
+def test_every_reply_is_trained_on_exactly_once(steps):
+    """Whatever people do: open chats, go on after any reply, ask again, put words into the assistant's mouth, edit, vote. And every conversation
+    that was had is the beginning of a Dialog."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(f"sqlite:///{folder}/chats.db")
+        had, edits, votes = replay(store, steps)
+        dialogs = list(store.dialogs())
+        store.close()
+    marks = [(d, d.messages[i]) for d in dialogs for i in d.replies]
+    assert Counter(m["completion"] for _, m in marks if "completion" in m) == Counter(completion for completion, _, _ in had)
+    assert sum("completion" not in m for _, m in marks) == len(edits)
+    assert sum(m.get("feedback", {}).get("vote") == -1 for _, m in marks) == len(votes)
+    for _, chat, conversation in had:
+        of_chat = [[(m["role"], m["content"]) for m in d.messages] for d in dialogs if d.id.partition("#")[0] == chat]
+        told = [(m["role"], m["content"]) for m in conversation]
+        assert any(found[: len(told)] == told for found in of_chat)
+    assert len({d.id for d in dialogs}) == len(dialogs)
+    assert all(Dialog.from_json(d.to_json()) == d for d in dialogs)
+
+
+def replay(store, steps):
+    """Does the steps; ([(completion, chat, conversation with its reply)], the edited and the voted (completion, choice))."""
+    had, choices, edits, votes = [], [], set(), set()
+    for step, pick, text, replies, named in steps:
+        completion, chat, conversation = had[pick % len(had)] if had else ("", None, [])
+        if step in ("edit", "vote") and had:
+            choice = choices[pick % len(had)]
+            store.feedback(completion, choice, **({"edit": text + "!"} if step == "edit" else {"vote": -1}))
+            (edits if step == "edit" else votes).add((completion, choice))
+            continue
+        said = [{"role": "assistant", "content": text}] if step == "forge" else conversation[:-1] if step == "again" else conversation
+        said = [] if step == "open" else said
+        messages = said if step == "again" and said else [*said, {"role": "user", "content": text}]
+        completion, chat = add(store, messages, *replies, chat=chat if named else None)
+        for choice, reply in enumerate(replies):
+            had.append((completion, chat, [*messages, {"role": "assistant", "content": reply}]))
+            choices.append(choice)
+    return had, edits, votes

@@ -1,0 +1,115 @@
+"""The serve verb without Ray: keys, what it refuses before it loads anything, the config for `serve deploy`, and the plain process."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from pipelines.serve import ServeConfig, main
+from rl_dialog.data.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkpoint(checkpoints):
+    return checkpoints["ilql"]
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/chats.db"
+
+
+def test_keys_come_and_go(url):
+    made = main(ServeConfig(store=url, new_key="ann", requests_per_minute=7))
+    store = Store(url)
+    assert store.find_key(made["key"]).requests_per_minute == 7
+    with pytest.raises(ValueError, match="'ann', which there is"):
+        main(ServeConfig(store=url, new_key="ann"))
+    assert main(ServeConfig(store=url, revoke_key="ann")) == {"revoked": "ann"}
+    assert store.find_key(made["key"]) is None
+    with pytest.raises(ValueError, match="got 'bob'; there are ann"):
+        main(ServeConfig(store=url, revoke_key="bob"))
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({}, "at least one model, e.g. --models ilql=runs/ilql"),
+        ({"models": ("runs/ilql",)}, "--models: expected NAME=VALUE with a name of its own each, got 'runs/ilql'"),
+        ({"models": ("a=x", "a=y")}, "name of its own each, got 'a=y'"),
+        ({"models": ("assigned=x",), "backend": "local"}, "another name for a model than 'assigned'"),
+        ({"models": ("a=x",), "split": ("b=1",)}, "split: expected names of models .a., got 'b'"),
+        ({"models": ("a=x",), "split": ("a=much",)}, "expected a number as the weight of a, got 'much'"),
+        ({"models": ("a=x",), "split": ("a=0",)}, "a weight above 0"),
+        ({"models": ("a=/nowhere/x",), "backend": "local"}, "/nowhere/x: expected a directory with a model"),
+        ({"models": ("a=x",), "host": "0.0.0.0"}, "host 0.0.0.0: expected API keys before others can reach the server"),
+        ({"models": ("a=x",), "store": "mysql://x"}, "expected the URL of an SQLite or PostgreSQL store"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(url, given, words):
+    with pytest.raises(ValueError, match=words):
+        main(ServeConfig(**{"store": url} | given))
+
+
+def test_a_password_does_not_reach_rays_dashboard(monkeypatch):
+    opened = []
+    monkeypatch.setattr("pipelines.serve.Store", lambda found: opened.append(found) or _Closed())
+    with pytest.raises(ValueError, match="password in PGPASSWORD or ~/.pgpass") as refused:
+        main(ServeConfig(models=("a=x",), store="postgresql://u:hidden-word@db/chats"))
+    assert opened and "hidden-word" not in str(refused.value)
+
+
+class _Closed:
+    def keys(self):
+        return []
+
+    def close(self):
+        pass
+
+
+def test_the_config_for_serve_deploy(url, checkpoint, tmp_path):
+    built = main(ServeConfig(store=url, models=(f"bot={checkpoint}",), replicas="1-3", max_tokens=9, port=8123, build=str(tmp_path / "serve.yaml")))
+    config = yaml.safe_load(Path(built["config"]).read_text())
+    (application,) = config["applications"]
+    assert config["http_options"]["port"] == 8123 and config["http_options"]["host"] == "127.0.0.1"
+    assert application["import_path"] == "rl_dialog.cluster.serve:build"
+    assert application["deployments"] == [{"name": "chat", "user_config": {"models": {"bot": checkpoint}, "split": {}}}]
+    assert application["args"] == {"store": url, "needs_key": False, "max_tokens": 9, "replicas": "1-3", "cpus_per_replica": 1.0}
+    with pytest.raises(ValueError, match="replicas: expected a number or a range such as 1-4, got 'many'"):
+        main(ServeConfig(store=url, models=(f"bot={checkpoint}",), replicas="many", build=str(tmp_path / "serve.yaml")))
+
+
+def test_the_plain_process(url, checkpoint):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ["--models", f"bot={checkpoint}", "--store", url, "--port", str(port), "--backend", "local", "--threads", "1", "--quiet"]
+    command = [sys.executable, "-m", "pipelines.serve", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        ready = json.loads(process.stdout.readline())
+        assert ready["models"] == ["bot"] and ready["needs_key"] is False
+        for _ in range(100):
+            try:
+                body = {"model": "bot", "messages": [{"role": "user", "content": "hello"}]}
+                answer = httpx.post(f"{ready['api']}/chat/completions", json=body, timeout=30)
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        assert answer.json()["choices"][0]["finish_reason"]
+        with pytest.raises(ValueError, match=f"a free port, got 127.0.0.1:{port}: .*in use"):
+            main(ServeConfig(models=(f"bot={checkpoint}",), store=url, port=port, backend="local"))
+        assert "text/html" in httpx.get(ready["ready"]).headers["content-type"]
+        process.send_signal(signal.SIGTERM)
+        *_, last = process.stdout.read().splitlines()
+        assert process.wait(60) == 0
+    assert json.loads(last) == {"store": url, "chats": 1, "turns": 1, "votes": 0, "ratings": 0}
