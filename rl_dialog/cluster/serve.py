@@ -2,7 +2,7 @@
 
 A replica holds the whole application (serving/api.py) and an engine per model. Models and split are Serve's `user_config`: deploying another one
 reaches running replicas through `reconfigure`, which loads the new models beside the old, switches, and lets the old finish; no request is dropped.
-Everything else (store, limits, sizes) belongs to the replica: changing it makes Serve start new replicas before it stops the old.
+Everything else (store, limits, sizes) belongs to the replica: changing it makes Serve start a new replica before it stops an old one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Replica:
         self.name = serve.get_replica_context().replica_tag
         self.local = RateLimit()
         self.state: tuple[dict[str, Any], str] = {}, ""  # the models it was told to have, and why it does not have them
+        self.replacing, self.replacements = asyncio.Lock(), set[asyncio.Task[None]]()
         self.board = _board()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -57,18 +58,28 @@ class Replica:
         return create_app(self.models, self.store, take=self.take)
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
-        """Takes over other models and another split. What cannot be loaded is told to the board, and a replica that serves goes on as it was."""
-        problem, serves = "", bool(self.models.served)
-        try:
-            await asyncio.to_thread(self.models.update, replace(self.models.settings, **config))
-        except Exception as error:
-            logging.getLogger(__name__).exception("the models could not be replaced")
-            problem = str(error)
-            if not serves:
-                raise
-        finally:
-            self.state = config, problem
-            self.board.note.remote(self.name, *self.state)
+        """Takes over other models and another split. Returns at once in a replica that serves: until it returns, Serve sends it no requests."""
+        if not self.models.served:
+            await self._replace(config)
+            return
+        task = asyncio.create_task(self._replace(config))
+        self.replacements.add(task)  # else it may be collected under way
+        task.add_done_callback(self.replacements.discard)
+
+    async def _replace(self, config: dict[str, Any]) -> None:
+        """What cannot be loaded is told to the board, and a replica that serves goes on as it was."""
+        async with self.replacing:  # in the order they came
+            problem, serves = "", bool(self.models.served)
+            try:
+                await asyncio.to_thread(self.models.update, replace(self.models.settings, **config))
+            except Exception as error:
+                logging.getLogger(__name__).exception("the models could not be replaced")
+                problem = str(error)
+                if not serves:
+                    raise
+            finally:
+                self.state = config, problem
+                self.board.note.remote(self.name, *self.state)
 
     def check_health(self) -> None:
         self.board.note.remote(self.name, *self.state)  # again and again: a board that died knows nothing
@@ -132,6 +143,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         autoscaling_config=scale,
         max_ongoing_requests=2 * ongoing + 100,  # the engine says 429 itself; votes and health checks need room beside the chats
         graceful_shutdown_timeout_s=settings["drain"] + 5,
+        max_surge_percent=25,  # a replica of other settings takes over from one that serves until then; needs room for one more
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
         user_config={name: settings[name] for name in IN_PLACE} if settings["models"] else None,
         version=hashlib.sha256(json.dumps([own, cpus, gpus], sort_keys=True).encode()).hexdigest()[:16],  # else each deployment means new replicas
