@@ -2,7 +2,7 @@
 
     server                                                 engine's process
     EngineProcess.submit  -- ("submit", number, Ask) -->   Engine.submit
-    deliver(Piece)        <-- [(number, Piece)], State --  as they come, and State twice a second
+    deliver(Piece)        <-- [(number, Piece)], State --  at once what begins or ends a reply, what comes between every 20 ms
 
 The two talk over a socket pair that nobody else can open. Where one side dies the other notices at once: the engine's process ends with its
 server, and what an engine still had to answer ends with Closed.
@@ -32,6 +32,7 @@ import torch
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed, EngineStats, Piece, QueueFull, Refused, Ticket, load_engine
 
+PAUSE = 0.02  # seconds between two messages of pieces that nobody waits for
 BEAT = 0.5  # seconds between two States, at most
 SILENCE = 30.0  # seconds without one after which the process counts as stuck
 
@@ -169,19 +170,30 @@ class _Request:
 
 
 class _Outbox:
-    """What the engine's thread says, sent by a thread that does not keep it waiting."""
+    """What the engine's thread says, sent by a thread that does not keep it waiting: not by the wait for a server that is slow to read, and by
+    taking Python's lock once for several steps of a small model."""
 
     def __init__(self, connection: Connection, engine: Any) -> None:
         self.connection, self.engine = connection, engine
         self._held: deque[tuple[int, Piece | Exception]] = deque()
+        self._silent: set[int] = set()  # requests without a text yet
         self._rings, self._ends = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
         self._thread.start()
 
+    def expect(self, number: int) -> None:
+        """A request begins."""
+        self._silent.add(number)
+
+    def forget(self, number: int) -> None:
+        self._silent.discard(number)
+
     def put(self, number: int, what: Piece | Exception) -> None:
         known = not isinstance(what, Exception) or isinstance(what, QueueFull | Refused | Closed)
         self._held.append((number, what if known else RuntimeError(repr(what))))  # others may not survive the way
-        self._rings.set()
+        if isinstance(what, Exception) or what.finish or (what.text and number in self._silent):
+            self._silent.discard(number)
+            self._rings.set()
 
     def end(self) -> None:
         self._ends = True
@@ -189,12 +201,14 @@ class _Outbox:
         self._thread.join(BEAT + 10)
 
     def _run(self) -> None:
-        ends = False
+        ends, engine, told = False, self.engine, 0.0
         while not ends:
-            self._rings.wait(BEAT)
+            self._rings.wait(PAUSE if engine.running() else BEAT)
             self._rings.clear()
             ends = self._ends  # read before the last pieces are taken
-            engine = self.engine
+            if not (self._held or ends or time.monotonic() - told >= BEAT):
+                continue
+            told = time.monotonic()
             state = State(engine.depth(), engine.running(), engine.healthy(), replace(engine.stats))
             try:
                 self.connection.send(([self._held.popleft() for _ in range(len(self._held))], state))
@@ -212,7 +226,9 @@ def _listen(connection: Connection, engine: Any, outbox: _Outbox, drains: queue.
                 drains.put(what)
             elif kind == "cancel" and (ticket := tickets.get(number)):
                 ticket.cancel()
+                outbox.forget(number)
             elif kind == "submit":
+                outbox.expect(number)
                 try:
                     tickets[number] = engine.submit(what, lambda piece, number=number: outbox.put(number, piece))
                 except (QueueFull, Refused, Closed) as error:
@@ -234,6 +250,7 @@ def main(descriptor: int) -> None:
         connection.send(error if type(error) is ValueError else ValueError(f"{place}: {error!r}"))
         return
     connection.send((engine.method, engine.context))
+    sys.setswitchinterval(0.0005)  # else each request that comes waits up to 5 ms until the engine's thread lets Python go
     outbox, drains = _Outbox(connection, engine), queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, engine, outbox, drains), name="requests", daemon=True).start()
     engine.close(drain=drains.get())
