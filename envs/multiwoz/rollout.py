@@ -33,6 +33,7 @@ class Played:
     turns: list[tuple[str, Acts]] = field(default_factory=list)  # ("user" or "system", acts), the user first
     rewards: list[float] = field(default_factory=list)  # one per system turn
     outcome: Outcome | None = None
+    words: list[str] = field(default_factory=list)  # the turns as they were said, where they were said in words
 
 
 def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, together: int = 64, first: int = 0) -> Iterator[Played]:
@@ -74,11 +75,16 @@ def transcripts_hash(played: Iterable[Played]) -> str:
 
 
 def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) -> dict[str, Any]:
-    """A conversation as a Dialog's JSON object: every reply with its reward, every message with its acts; worded by the speakers if there are any."""
+    """A conversation as a Dialog's JSON object: every reply with its reward, every message with its acts.
+
+    In its own words where it was spoken in words, else worded by the speakers if there are any.
+    """
     rng, rewards = stream(played.talk.seeds, "words"), iter(played.rewards)
-    messages = []
+    messages, words = [], iter(played.words)
     for side, acts in played.turns:
-        text = speakers[side].say(acts, rng) if speakers else "; ".join("-".join(act) for act in acts)
+        text = next(words, None)
+        if text is None:
+            text = speakers[side].say(acts, rng) if speakers else "; ".join("-".join(act) for act in acts)
         message: dict[str, Any] = {"role": "assistant" if side == "system" else "user", "content": text, "acts": [list(act) for act in acts]}
         if side == "system":
             message["reward"] = next(rewards)
