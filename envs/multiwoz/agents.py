@@ -220,14 +220,22 @@ class Session:
     def step(self, meeting: Meeting, *, system: Mapping[str, Any] | None = None, user: Mapping[str, Any] | None = None) -> float:
         """The system answers the user and the user the system: the reward. `system` and `user` are what `respond` is given in place of outputs."""
         spoken = meeting.user.turns[-1]
-        given = dict(system or {})
-        if isinstance(spoken.said, str) and self.system.nlu is None and "understood" not in given:
-            given["understood"] = self.simulator.channel.passed(spoken.acts, meeting.system.noise)  # nobody reads the words: the acts are passed on
-        said = self.system.respond(meeting.system, spoken.said, **given)
+        said = self.system.respond(meeting.system, spoken.said, **{**self._told(meeting), **(system or {})})
         return self.answer(meeting, said, user=user)
 
+    def listen(self, meeting: Meeting) -> Turn:
+        """The first third of `step` with an end-to-end system, which then speaks (`EndToEndAgent.speak`) and is answered."""
+        return self.system.listen(meeting.system, meeting.user.turns[-1].said, **self._told(meeting))
+
+    def _told(self, meeting: Meeting) -> dict[str, Any]:
+        """The user's acts for a system that does not read words."""
+        spoken = meeting.user.turns[-1]
+        if self.system.nlu is not None or not isinstance(spoken.said, str):
+            return {}
+        return {"understood": self.simulator.channel.passed(spoken.acts, meeting.system.noise)}
+
     def answer(self, meeting: Meeting, said: Turn, *, user: Mapping[str, Any] | None = None) -> float:
-        """The second half of `step`: the user answers what the system said."""
+        """The last third of `step`: the user answers what the system said."""
         meeting.talk.state = meeting.system.mind
         given = dict(user or {})
         if said.text is not None and self.user.nlu is None and "understood" not in given:

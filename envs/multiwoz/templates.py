@@ -58,6 +58,8 @@ class Speaker:
         """A turn in words; "" for no acts."""
         by_group: dict[tuple[str, str], list[Act]] = {}
         for act in sorted(acts, key=_order):
+            if act[3] == "?" and act[0] != "Request":  # the databases' way to say that nobody knows
+                act = (*act[:3], "unknown")
             by_group.setdefault((act[1], act[0]), []).append(act)
         sentences = [sentence for (domain, intent), group in by_group.items() for sentence in self._group(domain, intent, group, rng)]
         return " ".join(finished(sentence) for sentence in sentences)
