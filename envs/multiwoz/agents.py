@@ -264,6 +264,27 @@ def played(meeting: Meeting, simulator: Simulator, episode: int) -> Played:
     return found
 
 
+def record(meeting: Meeting, simulator: Simulator, *, notes: bool = False) -> dict[str, Any]:
+    """A conversation in words as a Dialog's JSON object: every message with its acts, every reply with its reward.
+
+    With `notes` the messages are those that a text model sees, with the system's notes and the placeholders of its replies.
+    """
+    rewards, outcome = iter(meeting.rewards), simulator.outcome(meeting.talk)
+    messages: list[dict[str, Any]] = []
+    for i, user in enumerate(meeting.user.turns):
+        messages.append({"role": "user", "content": user.text, "acts": [list(act) for act in user.acts]})
+        if i < len(meeting.rewards):
+            system, heard = meeting.system.turns[i], meeting.user.turns[i + 1].understood
+            if notes:
+                messages.append({"role": "system", "content": note(system.state, simulator.world.database)})
+            said = {"acts": [list(act) for act in heard], "reward": next(rewards)}
+            messages.append({"role": "assistant", "content": system.reply if notes else system.text, **said})
+    figures = {name: getattr(outcome, name) for name in ("success", "complete", "book_rate", "inform_f1")}
+    identity = f"multiwoz-{'-'.join(map(str, meeting.talk.seeds))}"
+    meta = {"outcome": figures, "seeds": list(meeting.talk.seeds)}
+    return {"id": identity, "messages": messages, "source": "multiwoz-simulated", "goal": meeting.goal, "meta": meta}
+
+
 def _system_memory(simulator: Simulator, seeds: Seeds) -> Memory[DialogState]:
     return Memory(simulator.tracker.start(), stream(seeds, "system"), stream(seeds, "system's words"), simulator.noise(seeds))
 
