@@ -91,13 +91,14 @@ def delexicalised(dialog: Dialog, simulator: Simulator) -> Dialog | None:
 
 
 def with_placeholders(text: str, acts: Acts) -> str:
-    """The text with placeholders where the acts' values stand, numbered in the order of their places."""
+    """The text with placeholders where the acts' values stand, numbered in the order of their places; an address in two parts is one."""
     spans, _ = located(text, [act for act in acts if f"{act[1]}_{act[2]}".lower() in PLACES])
     counts: Counter[tuple[str, str]] = Counter()
     parts, done = [], 0
     for start, end, (_, domain, slot) in spans:
-        counts[domain, slot] += 1
-        parts += [text[done:start], placeholder(domain, slot, min(counts[domain, slot], 9))]
+        if not (slot == "Addr" and counts[domain, slot] and not text[done:start].strip(" ,")):
+            counts[domain, slot] += 1
+            parts += [text[done:start], placeholder(domain, slot, min(counts[domain, slot], 9))]
         done = end
     return "".join([*parts, text[done:]])
 

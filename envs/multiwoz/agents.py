@@ -68,7 +68,7 @@ class Memory(Generic[Mind]):
     rng: random.Random  # its decisions
     voice: random.Random  # its choice of words
     noise: random.Random | None = None  # what gets lost on the way to it
-    words: list[str] = field(default_factory=list)  # all that was said in words, oldest first
+    words: list[str] = field(default_factory=list)  # both sides' turns, oldest first; "" for one in acts
     messages: list[Message] = field(default_factory=list)  # of a system: what a text model sees, its own replies with placeholders
     turns: list[Turn] = field(default_factory=list)
 
@@ -213,8 +213,8 @@ class Session:
         user, system = self.user.start(seeds, goal), self.system.start(seeds)
         wanted = copied(user.mind.goal)
         talk = Conversation(seeds, user.mind, system.mind, Record(user.mind.goal), system.rng, system.noise)
-        opening = self.user.respond(user, ())
-        self.simulator.evaluator.user_said(talk.record, opening.acts)
+        talk.said = self.user.respond(user, ()).acts
+        self.simulator.evaluator.user_said(talk.record, talk.said)
         return Meeting(talk, user, system, wanted)
 
     def step(self, meeting: Meeting, *, system: Mapping[str, Any] | None = None, user: Mapping[str, Any] | None = None) -> float:
@@ -291,9 +291,10 @@ def _system_memory(simulator: Simulator, seeds: Seeds) -> Memory[DialogState]:
 
 def _heard(memory: Memory[Any], heard: Said, understood: Any, nlu: Understand | None, *, side: str) -> Acts:
     """The acts in what the other `side` said."""
+    before = list(memory.words)
+    if heard or before:
+        memory.words.append(heard if isinstance(heard, str) else "")
     if isinstance(heard, str):
-        before = list(memory.words)
-        memory.words.append(heard)
         if understood is None and nlu is None:
             raise ValueError(f"expected acts of the {side}, as this agent has no NLU, got the words {heard!r:.80}")
         if understood is None:
@@ -317,9 +318,8 @@ def _listen(
 
 
 def _spoken(memory: Memory[Any], turn: Turn) -> Turn:
-    if turn.text is not None:
-        memory.words.append(turn.text)
-        if isinstance(memory.mind, DialogState):
-            memory.messages.append({"role": "assistant", "content": turn.reply})
+    memory.words.append(turn.text or "")
+    if turn.text is not None and isinstance(memory.mind, DialogState):
+        memory.messages.append({"role": "assistant", "content": turn.reply})
     memory.turns.append(turn)
     return turn

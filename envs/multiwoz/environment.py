@@ -49,6 +49,7 @@ class Conversation:
     record: Record
     rng: random.Random  # the system's chance: the rule policy's choices, the makes of taxis
     noise: random.Random | None = None  # the channel's chance; None where nothing is lost
+    said: Acts = ()  # the user's last turn as it was meant
     turns: int = 0  # system turns so far
     acts: int = 0  # acts in them
     total: float = 0.0  # the return so far
@@ -95,9 +96,9 @@ class Simulator:
         """A new conversation, in which the user has spoken first. Raises GoalError for an impossible goal."""
         user = self.user(seeds, goal)
         talk = Conversation(seeds, user, self.tracker.start(), Record(user.goal), stream(seeds, "system"), self.noise(seeds))
-        said = self.users.respond(user, ())
-        self.evaluator.user_said(talk.record, said)
-        self.tracker.user_said(talk.state, self.channel.passed(said, talk.noise))
+        talk.said = self.users.respond(user, ())
+        self.evaluator.user_said(talk.record, talk.said)
+        self.tracker.user_said(talk.state, self.channel.passed(talk.said, talk.noise))
         return talk
 
     def user(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> UserState:
@@ -128,6 +129,7 @@ class Simulator:
         """The reward of a turn in which the user heard the system's acts and answered; the tracker is told by the caller."""
         self.evaluator.system_said(talk.record, heard, talk.state)
         self.evaluator.user_said(talk.record, said)
+        talk.said = said
         talk.turns += 1
         talk.acts += len(heard)
         reward = self._reward(talk, len(heard))
@@ -208,7 +210,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
             self.base, self.episode = seed, 0
         self.talk = self.simulator.start((self.base, self.worker, self.env, self.episode), (options or {}).get("goal"))
         self.episode += 1
-        self.transcript = [("user", self.talk.state.user_acts)]
+        self.transcript = [("user", self.talk.said)]
         return self._observation(), {"goal": copied(self.talk.goal)}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
@@ -233,7 +235,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
     def _advance(self, acts: Acts) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         talk = self.talk
         reward = self.simulator.advance(talk, acts)
-        self.transcript += [("system", acts), ("user", talk.state.user_acts)]
+        self.transcript += [("system", acts), ("user", talk.said)]
         info = {"outcome": asdict(self.simulator.outcome(talk))} if talk.done else {}
         return self._observation(), reward, talk.done, False, info
 

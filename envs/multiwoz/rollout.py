@@ -51,7 +51,7 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
             talk = played.talk
             acts = respond(talk.state, talk.rng)
             played.rewards.append(simulator.advance(talk, acts))
-            played.turns += [("system", acts), ("user", talk.state.user_acts)]
+            played.turns += [("system", acts), ("user", talk.said)]
             if talk.done:
                 played.outcome = simulator.outcome(talk)
                 finished[played.episode] = played
@@ -63,7 +63,7 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
 
 def _begun(simulator: Simulator, seed: int, episode: int) -> Played:
     talk = simulator.start((seed, 0, 0, episode))
-    return Played(episode, copied(talk.goal), talk, [("user", talk.state.user_acts)])
+    return Played(episode, copied(talk.goal), talk, [("user", talk.said)])
 
 
 def transcripts_hash(played: Iterable[Played]) -> str:
