@@ -67,7 +67,7 @@ class Nlu(nn.Module):
         self.dropout = nn.Dropout(0.1)
         sides = torch.tensor([[True, *(used[side] for used in labels.tag_sides for _ in "BI")] for side in range(len(SIDES))])
         self.register_buffer("tag_mask", sides, persistent=False)  # (sides, tags)
-        sides = torch.tensor([[used[side] for used in labels.act_sides] for side in range(len(SIDES))]).reshape(len(SIDES), -1)
+        sides = torch.tensor([[used[side] for used in labels.act_sides] for side in range(len(SIDES))], dtype=torch.bool)
         self.register_buffer("act_mask", sides, persistent=False)  # (sides, acts)
 
     def encode(self, turns: Sequence[tuple[str, Sequence[str], str]]) -> Encoded:
