@@ -59,7 +59,7 @@ class FitNluConfig:
     """how simulated dialogs are worded. manual: a sentence for each act; auto_manual: one for all acts of a kind where the world has one"""
     encoder: str = ""
     """a pretrained encoder, a folder or a hub name; by default a small one is trained from nothing"""
-    hidden_size: int = 128
+    hidden_size: int = 64
     """without --encoder: its width"""
     num_hidden_layers: int = 2
     """without --encoder: its layers"""
@@ -71,7 +71,7 @@ class FitNluConfig:
     """tokens of context and text"""
     min_count: int = 3
     """acts that occur less often are not learned"""
-    learning_rate: float = 1e-3
+    learning_rate: float = 6e-3
     """at its highest, after a tenth of the steps; 3e-5 is usual with --encoder"""
     per_device_train_batch_size: int = 32
     """turns of a step"""

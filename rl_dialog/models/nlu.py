@@ -171,13 +171,13 @@ def load_nlu(directory: str | Path) -> Nlu:
     return nlu.eval()
 
 
-def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "", hidden_size: int = 128, num_hidden_layers: int = 2,
+def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "", hidden_size: int = 64, num_hidden_layers: int = 2,
             vocab_size: int = 4096) -> Nlu:  # fmt: skip
     """An untrained model: a small encoder and a tokenizer made from the turns' texts, or a pretrained encoder.
 
     Raises ValueError for an encoder that cannot be loaded.
     """
-    from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+    from transformers import AutoModel, AutoTokenizer, ModernBertConfig, ModernBertModel
 
     if encoder:
         require_hub_name_or_directory(encoder)
@@ -194,16 +194,21 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
         labels = replace(labels, max_length=longest)
     else:
         tokenizer = _tokenizer([turn.text for turn in turns], vocab_size)
-        config = BertConfig(
+        config = ModernBertConfig(  # rotary positions: a word means the same wherever the context before it ends
             vocab_size=len(tokenizer),
             hidden_size=hidden_size,
+            intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
             num_hidden_layers=num_hidden_layers,
-            num_attention_heads=max(1, hidden_size // 32),
-            intermediate_size=4 * hidden_size,
+            num_attention_heads=hidden_size // 32,
             max_position_embeddings=labels.max_length,
+            global_attn_every_n_layers=1,
             pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=None,
+            cls_token_id=None,
+            sep_token_id=None,
         )
-        model = BertModel(config, add_pooling_layer=False)
+        model = ModernBertModel(config)
     tokenizer.truncation_side = "left"  # of the context; the latest words count
     return Nlu(model, tokenizer, labels)
 
@@ -218,7 +223,7 @@ def _tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast
     ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (start, END)]
     pair = f"{start}:0 $A:0 {END}:0 $B:1 {END}:1"
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=f"{start} $A {END}", pair=pair, special_tokens=ids)
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return tokenizer
 
 

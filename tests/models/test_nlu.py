@@ -63,7 +63,7 @@ def test_any_encoder_can_be_the_base(nlu, tmp_path):
     nlu.encoder.save_pretrained(tmp_path)
     nlu.tokenizer.save_pretrained(tmp_path)
     based = new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path))
-    assert torch.equal(based.encoder.embeddings.word_embeddings.weight, nlu.encoder.embeddings.word_embeddings.weight)
+    assert torch.equal(based.encoder.embeddings.tok_embeddings.weight, nlu.encoder.embeddings.tok_embeddings.weight)
     assert not torch.equal(based.tagger.weight, nlu.tagger.weight)
     with pytest.raises(ValueError, match="expected a directory with a model"):
         new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path / "nothing" / "here" / "at_all"))
