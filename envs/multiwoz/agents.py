@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 import gymnasium
@@ -267,21 +267,24 @@ def played(meeting: Meeting, simulator: Simulator, episode: int) -> Played:
 def record(meeting: Meeting, simulator: Simulator, *, notes: bool = False) -> dict[str, Any]:
     """A conversation in words as a Dialog's JSON object: every message with its acts, every reply with its reward.
 
+    A user's message has in `understood` what the system made of it; a reply's `acts` are what the user made of it, and `meant` what was to be said.
     With `notes` the messages are those that a text model sees, with the system's notes and the placeholders of its replies.
     """
-    rewards, outcome = iter(meeting.rewards), simulator.outcome(meeting.talk)
+    rewards = iter(meeting.rewards)
     messages: list[dict[str, Any]] = []
     for i, user in enumerate(meeting.user.turns):
         messages.append({"role": "user", "content": user.text, "acts": [list(act) for act in user.acts]})
         if i < len(meeting.rewards):
             system, heard = meeting.system.turns[i], meeting.user.turns[i + 1].understood
+            messages[-1]["understood"] = [list(act) for act in system.understood]
             if notes:
                 messages.append({"role": "system", "content": note(system.state, simulator.world.database)})
             said = {"acts": [list(act) for act in heard], "reward": next(rewards)}
+            if system.acts and system.reply == system.text:  # words without placeholders mean just what the policy meant
+                said["meant"] = [list(act) for act in system.acts]
             messages.append({"role": "assistant", "content": system.reply if notes else system.text, **said})
-    figures = {name: getattr(outcome, name) for name in ("success", "complete", "book_rate", "inform_f1")}
     identity = f"multiwoz-{'-'.join(map(str, meeting.talk.seeds))}"
-    meta = {"outcome": figures, "seeds": list(meeting.talk.seeds)}
+    meta = {"outcome": asdict(simulator.outcome(meeting.talk)), "seeds": list(meeting.talk.seeds)}
     return {"id": identity, "messages": messages, "source": "multiwoz-simulated", "goal": meeting.goal, "meta": meta}
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from envs.multiwoz.acts import Acts
@@ -89,10 +89,7 @@ def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) ->
         if side == "system":
             message["reward"] = next(rewards)
         messages.append(message)
-    outcome = played.outcome
-    meta: dict[str, Any] = {
-        "outcome": {"success": outcome.success, "complete": outcome.complete, "book_rate": outcome.book_rate, "inform_f1": outcome.inform_f1}
-    }
+    meta: dict[str, Any] = {"outcome": asdict(played.outcome)}
     base, worker, env, episode = played.talk.seeds
     identity = f"multiwoz-{base}-{worker}-{env}-{episode:06d}"
     meta["seeds"] = list(played.talk.seeds)
