@@ -80,7 +80,7 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     _check(config)
     simulator = Simulator(load_world(config.world), config.options)
     readers = {
-        side: _reader(name, side, simulator)
+        side: reader(name, side, simulator)
         for side, name in (("user", config.user_nlu), ("system", config.system_nlu))
         for name in [name or config.nlu]
     }
@@ -148,7 +148,7 @@ def _checkpoint_meetings(config: ConverseConfig, simulator: Simulator, readers: 
         yield from (world.meeting for world in worlds)
 
 
-def _reader(name: str, side: str, simulator: Simulator) -> Understand | None:
+def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
     """What the user or the system reads the other with."""
     other = "system" if side == "user" else "user"
     if name == "acts":
