@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from envs.multiwoz.acts import GOAL_DOMAIN, ActError, Acts, from_corpus as acts_from_corpus
+from envs.multiwoz.acts import GOAL_DOMAIN, ActError, Acts
+from envs.multiwoz.acts import from_corpus as acts_from_corpus
 from envs.multiwoz.database import ANYTHING
 from envs.multiwoz.environment import Simulator
 from envs.multiwoz.rollout import play
@@ -75,7 +76,9 @@ def from_corpus(path: str | Path, simulator: Simulator, *, features: Features = 
         try:
             rows += [(number, *_vectors(simulator, state, acts)) for state, acts in _turns(log, simulator, features)]
         except (ActError, KeyError, TypeError, AttributeError) as error:
-            raise CorpusError(f"{where}: expected turns with dialog_act and metadata as in MultiWOZ 2.1, got {type(error).__name__} {error}") from error
+            raise CorpusError(
+                f"{where}: expected turns with dialog_act and metadata as in MultiWOZ 2.1, got {type(error).__name__} {error}"
+            ) from error
     if not rows:
         raise CorpusError(f"{path}: expected dialogs with system turns, found none")
     return _stacked(rows)

@@ -53,7 +53,9 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
     )
 
 
-def play_together(simulator: Simulator, respond: RespondTogether, *, seed: int, episodes: int, together: int = 64, first: int = 0) -> Iterator[Played]:
+def play_together(
+    simulator: Simulator, respond: RespondTogether, *, seed: int, episodes: int, together: int = 64, first: int = 0
+) -> Iterator[Played]:
     """`play` with a policy that answers all conversations in progress at once."""
     if together < 1:
         raise ValueError(f"expected at least one conversation at a time, got {together}")

@@ -6,21 +6,14 @@
        | weights back to the env runners
 
 An environment comes as a constructor `make_envs(num_envs, worker=i)` of a gymnasium VectorEnv with observations {"obs", "action_mask"} and
-MultiBinary actions. `ActTrainer.train()` is one round of all this.
-
-PPO (Schulman et al. 2017), with A_t from GAE (2016) and standardised over the batch, rho = pi(a|s) / pi_old(a|s):
-
-    loss = -mean min(rho A, clip(rho, 1 - clip, 1 + clip) A) - entropy_coeff mean H(pi) + mean (v(s) - v_target)^2
-
-v_target is the lambda-return A + v. REINFORCE is the same with one pass over the whole batch (rho = 1), lambda = 1 and v = 0. APPO samples
-asynchronously; V-trace (Espeholt et al. 2018) corrects for the age of the policy that sampled.
+MultiBinary actions. `ActTrainer.train()` is one round of all this; the losses are described in rl_dialog/training/policy_gradient.py.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,67 +42,12 @@ from torch import Tensor
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, MaskedBernoulli
 from rl_dialog.models.adversarial_reward import Trajectory
 from rl_dialog.training.optim import load_optimizer, save_optimizer
+from rl_dialog.training.policy_gradient import APPO, PPO
 
 MakeEnvs = Callable[..., gymnasium.vector.VectorEnv]
 LearnedReward = Callable[[Sequence[Trajectory]], Sequence[np.ndarray]]  # the rewards (n,) of each trajectory of a batch
 OUTCOMES = ("success", "complete", "book_rate", "inform_f1", "turns", "total")  # what `infos["outcome"]` of an ended episode may have
 STRIDE = 1_000_003  # between the seeds of neighbouring runs
-
-
-@dataclass(frozen=True)
-class PPO:
-    """Proximal policy optimisation. Raises ValueError for a number out of its range."""
-
-    batch_size: int = 4096
-    """system turns per round"""
-    minibatch_size: int = 256
-    """turns per update; 0: all of them"""
-    passes: int = 5
-    """passes over a batch"""
-    gamma: float = 0.99
-    """discount per turn"""
-    lambda_: float = 0.95
-    """of generalised advantage estimation"""
-    clip: float = 0.2
-    """how far the probability ratio may go from 1"""
-    entropy_coeff: float = 0.0
-    """bonus for undecided policies"""
-    learning_rate: float = 3e-4
-    """of the policy's Adam"""
-    value_learning_rate: float = 1e-3
-    """of the value network's Adam"""
-    baseline: bool = True
-    """subtract the state's value; without it returns are weights as they are, up to standardisation"""
-    max_grad_norm: float = 10.0
-    """clipping of each network's gradient"""
-
-    def __post_init__(self) -> None:
-        if min(self.batch_size, self.passes) < 1 or not 0 <= self.minibatch_size <= self.batch_size:
-            raise ValueError(f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}")
-        if not (0 <= self.gamma <= 1 and 0 <= self.lambda_ <= 1) or min(self.clip, self.learning_rate, self.value_learning_rate) <= 0:
-            raise ValueError(f"expected gamma and lambda_ between 0 and 1, and a positive clip and learning rates, got {self}")
-
-
-@dataclass(frozen=True)
-class PG(PPO):
-    """REINFORCE: one gradient step per batch, with discounted returns as weights."""
-
-    minibatch_size: int = 0
-    passes: int = 1
-    lambda_: float = 1.0
-    learning_rate: float = 1e-3
-    baseline: bool = False
-
-
-@dataclass(frozen=True)
-class APPO(PPO):
-    """Asynchronous PPO: env runners never wait for the learner; V-trace corrects for the age of their policy."""
-
-    batch_size: int = 1024
-    minibatch_size: int = 0
-    passes: int = 1
-    fragment: int = 16
-    """turns of a conversation that are sent to the learner at a time"""
 
 
 class ActDistribution(Distribution):
@@ -186,9 +124,7 @@ class _TwoOptimizers(TorchLearner):
         for name, part in parts.items():
             parameters = list(part.parameters())
             optimizer = torch.optim.Adam(parameters, lr=rates[name])
-            self.register_optimizer(
-                module_id=module_id, optimizer_name=name, optimizer=optimizer, params=parameters, lr_or_lr_schedule=rates[name]
-            )
+            self.register_optimizer(module_id=module_id, optimizer_name=name, optimizer=optimizer, params=parameters, lr_or_lr_schedule=rates[name])
 
 
 class PPOActLearner(_TwoOptimizers, PPOTorchLearner):
@@ -298,7 +234,9 @@ class ActTrainer:
             config.env_runners(rollout_fragment_length=settings.fragment)
             config.training(vf_loss_coeff=1.0)
         else:
-            config.training(lambda_=settings.lambda_, vf_clip_param=float("inf"), vf_loss_coeff=float(settings.baseline), use_critic=settings.baseline)
+            config.training(
+                lambda_=settings.gae_lambda, vf_clip_param=float("inf"), vf_loss_coeff=float(settings.baseline), use_critic=settings.baseline
+            )
         learners: dict[str, Any] = {"num_learners": 0}
         if reward is not None:
             learners["learner_connector"] = lambda *spaces: LearnedRewards(*spaces[:2], reward=reward)

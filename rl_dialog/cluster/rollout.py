@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 import torch
@@ -50,7 +50,7 @@ class Workers:
         self.workers: list[Any] = []
         self.started = False
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         if not ray.is_initialized():
             address = self.address or os.environ.get("RAY_ADDRESS") or "local"
             local = {"num_cpus": max(self.num_workers, os.cpu_count() or 1), "include_dashboard": False} if address == "local" else {}
@@ -66,7 +66,9 @@ class Workers:
         if self.started:
             ray.shutdown()
 
-    def play_chunks(self, chunks: Sequence[Sequence[int]], *arguments: Any, stalled: float = STALLED) -> Iterator[tuple[Sequence[int], Sequence[Any]]]:
+    def play_chunks(
+        self, chunks: Sequence[Sequence[int]], *arguments: Any, stalled: float = STALLED
+    ) -> Iterator[tuple[Sequence[int], Sequence[Any]]]:
         """Each chunk of episode numbers with what became of them, in the order in which they are done.
 
         Raises TimeoutError when no worker finishes anything for `stalled` seconds, and what a player raised.
