@@ -86,9 +86,8 @@ class ActDistribution(Distribution):
 class ActModule(TorchRLModule, ValueFunctionAPI):
     """An `ActPolicy` as RLlib asks for it; `model_config` has its config, its weights as arrays, and whether values are used."""
 
-    action_dist_cls = ActDistribution
-
     def setup(self) -> None:
+        self.action_dist_cls = ActDistribution
         self.network = ActPolicy(ActPolicyConfig(**self.model_config["config"]))
         self.network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in self.model_config["weights"].items()})
 
@@ -200,47 +199,10 @@ class ActTrainer:
                  envs: int = 64, seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
         if workers < 0 or envs < 1:
             raise ValueError(f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}")
-        self.settings, self.shape, self.seed, self.round = settings, policy.config, seed, first_round
+        self.shape, self.seed, self.round = policy.config, seed, first_round
         run = {"make_envs": make_envs, "seed": seed, "first_round": first_round, "renew_every": renew_every}
-        probe = make_envs(1, worker=0)
-        spaces = {"observation_space": probe.single_observation_space, "action_space": probe.single_action_space}
-        weights = {name: value.detach().cpu().numpy() for name, value in policy.state_dict().items()}
-        model = {"config": asdict(policy.config), "weights": weights, "baseline": settings.baseline}
-        asynchronous = isinstance(settings, APPO)
-        config = APPOConfig() if asynchronous else PPOConfig()
-        config.environment(env="dialogs", env_config=run, disable_env_checking=True, **spaces)
-        config.env_runners(env_runner_cls=DialogEnvRunner, num_env_runners=workers, num_envs_per_env_runner=envs)
-        config.rl_module(rl_module_spec=RLModuleSpec(module_class=ActTargetModule if asynchronous else ActModule, model_config=model))
-        config.callbacks(Outcomes)
-        config.fault_tolerance(restart_failed_env_runners=True)
-        config.debugging(seed=seed, log_level="ERROR")
-        config.reporting(min_time_s_per_iteration=0)
-        rates = {"policy": settings.learning_rate, "value": settings.value_learning_rate}
-        config.training(
-            learner_class=APPOActLearner if asynchronous else PPOActLearner,
-            learner_config_dict=rates,
-            lr=settings.learning_rate,
-            gamma=settings.gamma,
-            entropy_coeff=settings.entropy_coeff,
-            grad_clip=settings.max_grad_norm,
-            grad_clip_by="global_norm",
-            train_batch_size_per_learner=settings.batch_size,
-            clip_param=settings.clip,
-            use_kl_loss=False,
-            num_epochs=settings.passes,
-            minibatch_size=settings.minibatch_size or None,
-        )
-        if asynchronous:
-            config.env_runners(rollout_fragment_length=settings.fragment)
-            config.training(vf_loss_coeff=1.0)
-        else:
-            config.training(
-                lambda_=settings.gae_lambda, vf_clip_param=float("inf"), vf_loss_coeff=float(settings.baseline), use_critic=settings.baseline
-            )
-        learners: dict[str, Any] = {"num_learners": 0}
-        if reward is not None:
-            learners["learner_connector"] = lambda *spaces: LearnedRewards(*spaces[:2], reward=reward)
-        config.learners(**learners)
+        config = algorithm_config(policy, run, settings, reward)
+        config.env_runners(num_env_runners=workers, num_envs_per_env_runner=envs)
         logging.getLogger("ray.rllib").setLevel(logging.ERROR)
         self.algorithm = config.build_algo()
 
@@ -278,6 +240,44 @@ class ActTrainer:
             return use(learner.module[DEFAULT_MODULE_ID].unwrapped().network, optimizers)
 
         return self.algorithm.learner_group.foreach_learner(call).result_or_errors[0].get()
+
+
+def algorithm_config(policy: ActPolicy, run: Mapping[str, Any], settings: PPO, reward: LearnedReward | None) -> AlgorithmConfig:
+    """RLlib's config of a method. `run` is what `DialogEnvRunner` reads."""
+    asynchronous = isinstance(settings, APPO)
+    config = APPOConfig() if asynchronous else PPOConfig()
+    probe = run["make_envs"](1, worker=0)
+    spaces = {"observation_space": probe.single_observation_space, "action_space": probe.single_action_space}
+    weights = {name: value.detach().cpu().numpy() for name, value in policy.state_dict().items()}
+    model = {"config": asdict(policy.config), "weights": weights, "baseline": settings.baseline}
+    config.environment(env="dialogs", env_config=dict(run), disable_env_checking=True, **spaces)
+    config.env_runners(env_runner_cls=DialogEnvRunner)
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=ActTargetModule if asynchronous else ActModule, model_config=model))
+    config.callbacks(Outcomes)
+    config.fault_tolerance(restart_failed_env_runners=True)
+    config.debugging(seed=run["seed"], log_level="ERROR")
+    config.reporting(min_time_s_per_iteration=0)
+    config.training(
+        lr=settings.learning_rate,
+        gamma=settings.gamma,
+        entropy_coeff=settings.entropy_coeff,
+        grad_clip=settings.max_grad_norm,
+        grad_clip_by="global_norm",
+        train_batch_size_per_learner=settings.batch_size,
+        clip_param=settings.clip,
+        use_kl_loss=False,
+        num_epochs=settings.passes,
+        minibatch_size=settings.minibatch_size or None,
+    )
+    if asynchronous:
+        config.env_runners(rollout_fragment_length=settings.fragment)
+        config.training(vf_loss_coeff=1.0)
+    else:  # without a limit to the value loss: returns are large, and beyond it there is no gradient
+        config.training(lambda_=settings.gae_lambda, vf_clip_param=float("inf"), vf_loss_coeff=1.0, use_critic=settings.baseline)
+    learners = {} if reward is None else {"learner_connector": lambda *spaces: LearnedRewards(*spaces[:2], reward=reward)}
+    rates = {"policy": settings.learning_rate, "value": settings.value_learning_rate}
+    config.learners(num_learners=0, learner_class=APPOActLearner if asynchronous else PPOActLearner, learner_config_dict=rates, **learners)
+    return config
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
