@@ -17,9 +17,9 @@ from dataclasses import dataclass
 class PPO:
     """Proximal policy optimisation. Raises ValueError for a number out of its range."""
 
-    batch_size: int = 4096
+    batch_size: int = 2048
     """system turns per round"""
-    minibatch_size: int = 256
+    minibatch_size: int = 128
     """turns per update; 0: all of them"""
     passes: int = 5
     """passes over a batch"""
@@ -31,9 +31,9 @@ class PPO:
     """how far the probability ratio may go from 1"""
     entropy_coeff: float = 0.0
     """bonus for undecided policies"""
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     """of the policy's Adam"""
-    value_learning_rate: float = 1e-3
+    value_learning_rate: float = 2e-3
     """of the value network's Adam"""
     baseline: bool = True
     """subtract the state's value; without it returns are weights as they are, up to standardisation"""
