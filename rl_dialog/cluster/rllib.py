@@ -37,6 +37,7 @@ from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, Tar
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, MaskedBernoulli
@@ -126,8 +127,22 @@ class _TwoOptimizers(TorchLearner):
             self.register_optimizer(module_id=module_id, optimizer_name=name, optimizer=optimizer, params=parameters, lr_or_lr_schedule=rates[name])
 
 
+class StandardisedAdvantages(ConnectorV2):
+    """Advantages with mean 0 and deviation 1 over the turns that were taken; RLlib's own counts the step that it adds to each episode, too."""
+
+    def __call__(self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any) -> dict[str, Any]:
+        for columns in batch.values():
+            advantages, taken = columns[Postprocessing.ADVANTAGES], columns[Columns.LOSS_MASK]
+            columns[Postprocessing.ADVANTAGES] = (advantages - advantages[taken].mean()) / advantages[taken].std().clamp(min=1e-4)
+        return batch
+
+
 class PPOActLearner(_TwoOptimizers, PPOTorchLearner):
     """PPO's loss, two optimizers."""
+
+    def build(self) -> None:
+        super().build()
+        self._learner_connector.append(StandardisedAdvantages())
 
 
 class APPOActLearner(_TwoOptimizers, APPOTorchLearner):
@@ -297,6 +312,6 @@ def _trajectory(episode: Any, steps: int) -> Trajectory:
         observations=observations["obs"] if isinstance(observations, dict) else observations,
         actions=np.asarray(episode.get_actions(slice(0, steps))),
         log_probs=np.asarray(episode.get_extra_model_outputs(Columns.ACTION_LOGP, slice(0, steps))),
-        rewards=np.asarray(episode.get_rewards(slice(0, steps))),
+        rewards=np.array(episode.get_rewards(slice(0, steps))),  # a copy: they are about to be replaced
         terminated=episode.is_terminated,
     )

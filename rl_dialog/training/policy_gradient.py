@@ -19,9 +19,9 @@ class PPO:
 
     batch_size: int = 2048
     """system turns per round"""
-    minibatch_size: int = 128
+    minibatch_size: int = 256
     """turns per update; 0: all of them"""
-    passes: int = 5
+    passes: int = 4
     """passes over a batch"""
     gamma: float = 0.99
     """discount per turn"""
@@ -31,9 +31,9 @@ class PPO:
     """how far the probability ratio may go from 1"""
     entropy_coeff: float = 0.0
     """bonus for undecided policies"""
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     """of the policy's Adam"""
-    value_learning_rate: float = 2e-3
+    value_learning_rate: float = 3e-3
     """of the value network's Adam"""
     baseline: bool = True
     """subtract the state's value; without it returns are weights as they are, up to standardisation"""
