@@ -34,7 +34,6 @@ from pipelines.simulate_play import Player
 from rl_dialog.config import changed
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.models.adversarial_reward import AdversarialReward, AdversarialRewardConfig
-from rl_dialog.models.checkpoint import resolve, write_atomically, write_json, write_text_atomically
 from rl_dialog.training.imitation import Imitation, imitate
 from rl_dialog.training.logger import Logger, following
 from rl_dialog.training.policy_gradient import APPO, PG, PPO
@@ -72,7 +71,7 @@ class TrainingConfig:
     """passes over the demonstrations (mle), batches of turns (all others); by default 16 and 100. ConvLab-2's --epoch is understood"""
     batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--batchsz"])] = None
     """system turns per epoch, in place of the method's own number. ConvLab-2's --batchsz is understood"""
-    workers: Annotated[int, tyro.conf.arg(aliases=["--process_num"])] = 0
+    workers: Annotated[int, tyro.conf.arg(aliases=["--process-num"])] = 0
     """actors that hold conversations, in training and evaluation; 0: this process. ConvLab-2's --process_num is understood"""
     envs: int = 64
     """conversations that each of them steps at a time while training"""
@@ -128,6 +127,8 @@ class TrainingConfig:
 
 def train(config: TrainingConfig, player: Player) -> tuple[ActPolicy, dict[str, Any]]:
     """The trained policy (the best by success on the validation goals), and what became of the training. Raises ValueError, OSError."""
+    from rl_dialog.models.checkpoint import resolve  # here, because it loads transformers, which the rule policy need not wait for
+
     out, shape = Path(config.out), shape_of(player.simulator)
     start = ActPolicy.from_pretrained(resolve(config.checkpoint), expected=shape) if config.checkpoint else None
     if config.epochs == 0:
@@ -247,6 +248,8 @@ class _Run:
     def save(self, epoch: int, policy: ActPolicy, metrics: dict[str, float], save_trainer: Callable[[Path], None] | None = None,
              reward: AdversarialReward | None = None) -> None:  # fmt: skip
         """Writes the checkpoint of an epoch, and which one is the best."""
+        from rl_dialog.models.checkpoint import write_atomically, write_json, write_text_atomically
+
         name = f"checkpoint-{epoch}"
         if metrics["eval/success"] > self.best_success:
             self.best, self.best_success = name, metrics["eval/success"]

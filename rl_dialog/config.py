@@ -210,7 +210,8 @@ def _flags(config: Any, prefix: str = "--") -> list[str]:
     for field in dataclasses.fields(config):
         value, flag = getattr(config, field.name), f"{prefix}{field.name}"
         found.append(flag)
-        found += [alias for extra in getattr(hints[field.name], "__metadata__", ()) for alias in getattr(extra, "aliases", None) or ()]
+        extras = getattr(hints[field.name], "__metadata__", ())  # other names, in tyro's spelling: --process-num
+        found += [_dashes_to_underscores(alias) for extra in extras for alias in getattr(extra, "aliases", None) or ()]
         if dataclasses.is_dataclass(value):
             found += _flags(value, flag + ".")
         elif isinstance(value, dict):

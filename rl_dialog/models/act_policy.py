@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from rl_dialog.config import from_dict
-from rl_dialog.models.checkpoint import write_json
 
 FORMAT = 1
 IMPOSSIBLE = -1e9  # a masked logit: finite, so that 0 * logit is 0; its probability is 0 in floating point
@@ -105,7 +104,8 @@ class ActPolicy(nn.Module):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         save_file({name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()}, directory / "model.safetensors")
-        write_json(directory / "config.json", {"format": FORMAT, "model_type": "act_policy", **asdict(self.config)})
+        description = {"format": FORMAT, "model_type": "act_policy", **asdict(self.config)}
+        (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, *, expected: ActPolicyConfig | None = None) -> ActPolicy:

@@ -4,7 +4,9 @@ Guided dialog policy learning (Takanobu et al. 2019), which is adversarial inver
 
     f(s, a, s') = g(s, a) + gamma h(s') - h(s)                       h = 0 after the end of a dialog
     loss        = -mean over experts of f + mean over the policy of f,     every weight clamped to +-`clamp`
-    reward      = f(s, a, s') - log pi(a|s)
+    reward      = f(s, a, s') - w log pi(a|s), less its mean over the batch             w = `log_prob_weight`
+
+Published is w = 1 without the centring. Every turn then earns about the entropy of 209 acts, many nats, so that long and random dialogs pay best.
 
 S bits of a state, A acts, n turns of a trajectory.
 """
@@ -44,6 +46,10 @@ class AdversarialRewardConfig:
     """width of g and h"""
     gamma: float = 0.99
     """discount of h"""
+    log_prob_weight: float = 0.0
+    """how much improbable acts earn; 1 as published"""
+    centre: bool = True
+    """subtract the batch's mean, so that a turn more earns nothing by itself; not so as published"""
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0 or self.batch_size < 1 or self.clamp <= 0 or self.hidden < 1 or not 0 <= self.gamma <= 1:
@@ -79,9 +85,11 @@ class AdversarialReward(nn.Module):
         turns = [_turns(each) for each in trajectories]
         self.learn(*(torch.cat(column) for column in zip(*turns, strict=True)))
         with torch.no_grad():
-            found = [self.f(*turn).numpy() - each.log_probs for turn, each in zip(turns, trajectories, strict=True)]
-        self.metrics["learned_reward"] = float(np.concatenate(found).mean())
-        return [rewards.astype(np.float32) for rewards in found]
+            weight = self.config.log_prob_weight
+            found = [self.f(*turn).numpy() - weight * each.log_probs for turn, each in zip(turns, trajectories, strict=True)]
+        mean = float(np.concatenate(found).mean())
+        self.metrics["learned_reward"] = mean
+        return [(rewards - mean * self.config.centre).astype(np.float32) for rewards in found]
 
     def learn(self, states: Tensor, actions: Tensor, following: Tensor, goes_on: Tensor) -> None:
         """One pass over the policy's turns # (N, ...), each batch against as many of the experts', drawn at random."""

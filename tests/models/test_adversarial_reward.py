@@ -36,7 +36,8 @@ def test_a_constant_h_shapes_by_gamma_minus_one():
 
 
 def test_rewards_are_f_minus_log_pi_and_weights_stay_clamped():
-    reward = estimator(batch_size=2)
+    """As published, and by default without log pi and centred."""
+    reward = estimator(batch_size=2, log_prob_weight=1.0, centre=False)
     log_probs = np.array([-1.0, -2.0, -3.0], np.float32)
     each = Trajectory(STATES, ACTIONS[:3], log_probs, np.zeros(3), terminated=True)
     (found,) = reward([each])
@@ -44,6 +45,9 @@ def test_rewards_are_f_minus_log_pi_and_weights_stay_clamped():
     s, a = torch.from_numpy(STATES), torch.from_numpy(ACTIONS[:3]).float()
     f = reward.f(s[:3], a, s[1:], torch.tensor([1.0, 1.0, 0.0])).detach().numpy()
     np.testing.assert_allclose(found, f - log_probs, rtol=1e-6)
+    default = estimator(batch_size=2)
+    (other,) = default([each])
+    np.testing.assert_allclose(other, f - f.mean(), atol=1e-6)
     assert found.shape == (3,) and {"discriminator_loss", "learned_reward"} <= reward.metrics.keys()
 
 
