@@ -197,9 +197,8 @@ def _reinforcement(config: TrainingConfig, player: Player, out: Path, start: Act
         reward = AdversarialReward(experts.states, experts.actions, experts.dialogs, config.method.reward, seed=config.train_seed)
     make_envs = partial(MultiWOZVector, world=player.world, options=config.simulator_options)
     shape = {"workers": config.workers, "envs": config.envs, "seed": config.train_seed, "first_round": run.epoch, "renew_every": config.eval_every}
-    cpus = max(1, config.workers)
     with (
-        connect(config.address or None, num_cpus=cpus),
+        connect(config.address or None, num_cpus=config.workers) if config.workers else nullcontext(),
         ActTrainer(policy, make_envs, config.method, reward=reward, **shape) as trainer,
         _logged(config, out, first=run.epoch) as log,
     ):

@@ -32,6 +32,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.learner.utils import make_target_network
 from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, TargetNetworkAPI, ValueFunctionAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -195,18 +196,19 @@ class Outcomes(RLlibCallback):
         outcome = episode.get_infos(-1).get("outcome")
         for name in OUTCOMES:
             if (value := getattr(outcome, name, None)) is not None:
-                metrics_logger.log_value(("outcome", name), float(value), reduce="mean", window=100_000)
+                metrics_logger.log_value(("outcome", name), float(value), reduce="sum")  # sums start anew each round, means do not
+                metrics_logger.log_value(("outcomes", name), 1, reduce="sum")
 
 
 class ActTrainer:
-    """RLlib's algorithm for one policy, as a context manager; needs a running Ray.
+    """RLlib's training of one policy, as a context manager; with workers it needs a running Ray.
 
     Args:
         policy: where to start; it is copied.
         make_envs: constructor of a vector of environments, see above.
         settings: PPO, PG or APPO.
         reward: a learned reward; by default the environment's.
-        workers, envs: env runner actors, and environments of each. Without workers this process samples.
+        workers, envs: env runner actors, and environments of each. Without workers this process samples and learns, and no Ray is started.
         first_round, renew_every: the round to start with, and how often conversations start anew.
     """
 
@@ -214,47 +216,78 @@ class ActTrainer:
                  envs: int = 64, seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
         if workers < 0 or envs < 1:
             raise ValueError(f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}")
-        self.shape, self.seed, self.round = policy.config, seed, first_round
+        if not workers and isinstance(settings, APPO):
+            raise ValueError("appo samples while it learns: expected at least one worker, got 0")
+        self.shape, self.settings, self.seed, self.round = policy.config, settings, seed, first_round
+        self.steps = 0
         run = {"make_envs": make_envs, "seed": seed, "first_round": first_round, "renew_every": renew_every}
         config = algorithm_config(policy, run, settings, reward)
         config.env_runners(num_env_runners=workers, num_envs_per_env_runner=envs)
         logging.getLogger("ray.rllib").setLevel(logging.ERROR)
-        self.algorithm = config.build_algo()
+        self.algorithm = config.build_algo() if workers else None
+        if not workers:
+            config.validate()
+            self.runner = DialogEnvRunner(config=config, worker_index=0)
+            self.learner = config.build_learner(env=self.runner.env.unwrapped)
 
     def __enter__(self) -> ActTrainer:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.algorithm.stop()
+        if self.algorithm:
+            self.algorithm.stop()
 
     def train(self) -> dict[str, float]:
         """One round; its metrics: `steps` so far, the loss's parts, the sampled episodes' mean outcomes. Raises RuntimeError if nothing came back."""
-        torch.manual_seed(self.seed * STRIDE + self.round)  # the order of minibatches
-        np.random.seed((self.seed * STRIDE + self.round) % 2**32)
+        seed = self.seed * STRIDE + self.round
         self.round += 1
+        if not self.algorithm:
+            return metrics_of(self._train_here(seed))
+        _seed_minibatches(seed)
         return metrics_of(self.algorithm.train())
 
     def policy(self) -> ActPolicy:
         """A copy of the policy as it is now."""
         found = ActPolicy(self.shape)
-        found.load_state_dict(self._learner(lambda network, _: {name: value.clone() for name, value in network.state_dict().items()}))
+        found.load_state_dict(self._on_learner(lambda network, _: {name: value.clone() for name, value in network.state_dict().items()}))
         return found.eval()
 
     def save(self, directory: Path) -> None:
         """Writes the state of both optimizers into `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._learner(lambda _, optimizers: [save_optimizer(each, directory / f"{name}.safetensors") for name, each in optimizers])
+        self._on_learner(lambda _, optimizers: [save_optimizer(each, directory / f"{name}.safetensors") for name, each in optimizers])
 
     def load(self, directory: Path) -> None:
         """The inverse of `save`."""
-        self._learner(lambda _, optimizers: [load_optimizer(each, directory / f"{name}.safetensors") for name, each in optimizers])
+        self._on_learner(lambda _, optimizers: [load_optimizer(each, directory / f"{name}.safetensors") for name, each in optimizers])
 
-    def _learner(self, use: Callable[[ActPolicy, list[tuple[str, torch.optim.Optimizer]]], Any]) -> Any:
+    def _train_here(self, seed: int) -> dict[str, Any]:
+        settings = self.settings
+        episodes = self.runner.sample(num_timesteps=settings.batch_size)
+        self.steps += sum(map(len, episodes))
+        _seed_minibatches(seed)
+        learned = self.learner.update(
+            training_data=TrainingData(episodes=episodes),
+            timesteps={"num_env_steps_sampled_lifetime": self.steps},
+            num_epochs=settings.passes,
+            minibatch_size=settings.minibatch_size or None,
+            shuffle_batch_per_epoch=True,
+        )
+        self._on_learner(lambda network, _: self.runner.module.network.load_state_dict(network.state_dict()))
+        return {"env_runners": {**self.runner.get_metrics(), "num_env_steps_sampled_lifetime": self.steps}, "learners": learned}
+
+    def _on_learner(self, use: Callable[[ActPolicy, list[tuple[str, torch.optim.Optimizer]]], Any]) -> Any:
         def call(learner: TorchLearner) -> Any:
             optimizers = [(name.removeprefix(f"{DEFAULT_MODULE_ID}_"), each) for name, each in learner.get_optimizers_for_module(DEFAULT_MODULE_ID)]
             return use(learner.module[DEFAULT_MODULE_ID].unwrapped().network, optimizers)
 
-        return self.algorithm.learner_group.foreach_learner(call).result_or_errors[0].get()
+        return self.algorithm.learner_group.foreach_learner(call).result_or_errors[0].get() if self.algorithm else call(self.learner)
+
+
+def _seed_minibatches(seed: int) -> None:
+    """RLlib shuffles with the global generators."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def algorithm_config(policy: ActPolicy, run: Mapping[str, Any], settings: PPO, reward: LearnedReward | None) -> AlgorithmConfig:
@@ -283,10 +316,12 @@ def algorithm_config(policy: ActPolicy, run: Mapping[str, Any], settings: PPO, r
         use_kl_loss=False,
         num_epochs=settings.passes,
         minibatch_size=settings.minibatch_size or None,
+        shuffle_batch_per_epoch=True,
     )
     if asynchronous:
         config.env_runners(rollout_fragment_length=settings.fragment)
-        config.training(vf_loss_coeff=1.0)
+        config.training(vf_loss_coeff=1.0, broadcast_interval=1)
+        config.reporting(min_sample_timesteps_per_iteration=settings.batch_size)
     else:  # without a limit to the value loss: returns are large, and beyond it there is no gradient
         config.training(lambda_=settings.gae_lambda, vf_clip_param=float("inf"), vf_loss_coeff=1.0, use_critic=settings.baseline)
     learners = {} if reward is None else {"learner_connector": lambda *spaces: LearnedRewards(*spaces[:2], reward=reward)}
@@ -298,12 +333,18 @@ def algorithm_config(policy: ActPolicy, run: Mapping[str, Any], settings: PPO, r
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     """The figures of RLlib's result that `simulate` logs. Raises RuntimeError where no env runner returned anything."""
     sampled, learned = result.get("env_runners", {}), result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
-    if not sampled or not learned:
+    if not sampled.get("num_env_steps_sampled_lifetime"):  # an asynchronous learner may have nothing to say yet
         raise RuntimeError("expected turns from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log")
     names = {"policy_loss": "policy_loss", "vf_loss": "value_loss", "entropy": "entropy", "vf_explained_var": "explained_variance"}
-    metrics = {ours: float(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
-    outcomes = {("return" if name == "total" else name): float(value) for name, value in sampled.get("outcome", {}).items()}
-    return {"steps": float(sampled["num_env_steps_sampled_lifetime"]), **metrics, **outcomes}
+    metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
+    sums, counts = sampled.get("outcome", {}), sampled.get("outcomes", {})
+    outcomes = {("return" if name == "total" else name): _number(sums[name]) / _number(counts[name]) for name in sums}
+    return {"steps": _number(sampled["num_env_steps_sampled_lifetime"]), **metrics, **outcomes}
+
+
+def _number(value: Any) -> float:
+    """Of RLlib's statistics, which are objects before its algorithm has reduced them."""
+    return float(value.peek() if hasattr(value, "peek") else value)
 
 
 def _trajectory(episode: Any, steps: int) -> Trajectory:

@@ -67,3 +67,10 @@ class APPO(PPO):
     passes: int = 1
     fragment: int = 16
     """turns of a conversation that are sent to the learner at a time"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gae_lambda != PPO.gae_lambda:
+            raise ValueError(f"expected no gae_lambda, because V-trace has none, got {self.gae_lambda}")
+        if self.fragment < 1:
+            raise ValueError(f"expected a fragment of at least 1 turn, got {self.fragment}")
