@@ -1,8 +1,10 @@
 """Many conversations with one policy, and what they come to.
 
     everything = list(play(simulator, RulePolicy(world.database, options).respond, seed=0, episodes=1000))
+    everything = list(play_together(simulator, by_bits(simulator, GreedyActs(network)), seed=0, episodes=1000))
 
-A policy is a function of the dialog state and a source of chance; it may not remember anything between its turns.
+A policy is a function of the dialog state and a source of chance; it may not remember anything between its turns. A network answers all
+conversations in progress in one pass.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from envs.multiwoz.acts import Acts
 from envs.multiwoz.environment import Conversation, Outcome, Simulator, stream
@@ -21,6 +25,8 @@ from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState
 
 Respond = Callable[[DialogState, random.Random], Acts]
+RespondTogether = Callable[[Sequence[Conversation]], Sequence[Acts]]
+Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]  # states (N, 340) and masks (N, 209) to bits (N, 209)
 
 
 @dataclass(slots=True)
@@ -38,6 +44,20 @@ class Played:
 
 def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, together: int = 64, first: int = 0) -> Iterator[Played]:
     """Conversations `first`, `first + 1`, ... of a seed in order, up to `together` of them in progress at a time, which changes nothing about any."""
+    return play_together(
+        simulator,
+        lambda talks: [respond(talk.state, talk.rng) for talk in talks],
+        seed=seed,
+        episodes=episodes,
+        together=together,
+        first=first,
+    )
+
+
+def play_together(
+    simulator: Simulator, respond: RespondTogether, *, seed: int, episodes: int, together: int = 64, first: int = 0
+) -> Iterator[Played]:
+    """`play` with a policy that answers all conversations in progress at once."""
     if together < 1:
         raise ValueError(f"expected at least one conversation at a time, got {together}")
     waiting, running = iter(range(first, first + episodes)), []
@@ -47,9 +67,8 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
         running += [_begun(simulator, seed, episode) for _, episode in zip(range(together - len(running)), waiting, strict=False)]
         if not running:
             return
-        for played in running:
+        for played, acts in zip(running, respond([played.talk for played in running]), strict=True):
             talk = played.talk
-            acts = respond(talk.state, talk.rng)
             played.rewards.append(simulator.advance(talk, acts))
             played.turns += [("system", acts), ("user", talk.said)]
             if talk.done:
@@ -59,6 +78,18 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
         while following in finished:
             yield finished.pop(following)
             following += 1
+
+
+def by_bits(simulator: Simulator, choose: Choose) -> RespondTogether:
+    """A policy over vectors as one over conversations."""
+    vectors = simulator.vectors
+
+    def respond(talks: Sequence[Conversation]) -> list[Acts]:
+        states = [talk.state for talk in talks]
+        bits = choose(vectors.states(states), vectors.masks(states))
+        return [vectors.acts(row, talk.state, talk.rng) for row, talk in zip(bits, talks, strict=True)]
+
+    return respond
 
 
 def _begun(simulator: Simulator, seed: int, episode: int) -> Played:
