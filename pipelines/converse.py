@@ -25,13 +25,15 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from envs.multiwoz import MultiWOZText, Options, RulePolicy, Simulator, load_world
+from envs.multiwoz import MultiWOZText, Options, Simulator, load_world
 from envs.multiwoz.agents import Meeting, Session, SystemAgent, Understand, UserAgent, played, record
 from envs.multiwoz.channel import Channel
 from envs.multiwoz.evaluator import Evaluator
 from envs.multiwoz.matcher import matchers
+from envs.multiwoz.rollout import Respond
 from envs.multiwoz.templates import Speaker
 from pipelines.simulate import measure, table
+from pipelines.simulate_play import responder
 from rl_dialog.config import run, save_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.evaluation.generation import Decoding, stream
@@ -42,7 +44,8 @@ class ConverseConfig:
     """Who meets whom, and how they read each other."""
 
     system: str = "rule"
-    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint directory of a language model"""
+    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint, of a task policy (in place of the hand-written one) or of a
+    language model"""
     nlu: str = "templates"
     """how both sides read. templates: the templates backwards; acts: nobody reads, acts are passed on; or a folder that `fit_nlu` wrote"""
     user_nlu: str = ""
@@ -85,14 +88,19 @@ def main(config: ConverseConfig) -> dict[str, Any]:
         for name in [name or config.nlu]
     }
     began = time.perf_counter()
-    meet = _rule_meetings if config.system == "rule" else _checkpoint_meetings
-    meetings = list(tqdm(meet(config, simulator, readers), total=config.episodes, unit="dialog", disable=True if config.quiet else None))
+    policy = responder(config.system, simulator)
+    if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts"):
+        raise ValueError(
+            "--placeholders, --mistakes, --nlu acts: expected with --system rule or a task policy, a language model writes its own words"
+        )
+    met = _checkpoint_meetings(config, simulator, readers) if policy is None else _module_meetings(config, simulator, readers, policy)
+    meetings = list(tqdm(met, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
     seconds = time.perf_counter() - began
     found = [played(meeting, simulator, i) for i, meeting in enumerate(meetings)]
     figures = measure(found, Evaluator(simulator.world.database, replace(config.options, unrequested="act_names")))
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    notes = config.placeholders or config.system != "rule"
+    notes = config.placeholders or policy is None
     if meetings[0].user.turns[0].text is not None:
         write_jsonl((Dialog.from_record(record(meeting, simulator, notes=notes)) for meeting in meetings), out / "dialogs.jsonl")
     results = {"world": simulator.world.source, "system": config.system, "episodes": config.episodes, "seed": config.seed, "figures": figures}
@@ -105,10 +113,9 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     return {**headline, **ends, "episodes": config.episodes, "seconds": round(seconds, 1), "results": str(out / "results.json")}
 
 
-def _rule_meetings(config: ConverseConfig, simulator: Simulator, readers: dict[str, Understand | None]) -> Iterator[Meeting]:
-    """The rule system's conversations."""
+def _module_meetings(config: ConverseConfig, simulator: Simulator, readers: dict[str, Understand | None], policy: Respond) -> Iterator[Meeting]:
+    """Conversations of a system of modules with this policy."""
     world = simulator.world
-    policy = RulePolicy(world.database, config.options).respond
     if config.mistakes:
         wrong, right = Channel(world.system_acts, world.values, config.mistakes), policy
         policy = lambda state, rng: wrong.passed(right(state, rng), rng)  # noqa: E731
@@ -166,12 +173,8 @@ def _check(config: ConverseConfig) -> None:
     for name, least in (("episodes", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(config, name) < least:
             raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
-    rule = config.system == "rule"
-    for name in ("placeholders", "mistakes"):
-        if getattr(config, name) and not rule:
-            raise ValueError(f"--{name}: expected with --system rule only, a checkpoint writes its own words")
-    if config.nlu == "acts" and (config.placeholders or not rule or config.user_nlu or config.system_nlu):
-        raise ValueError("--nlu acts: expected with --system rule only, and without words: no --placeholders, --user_nlu, --system_nlu")
+    if config.nlu == "acts" and (config.placeholders or config.user_nlu or config.system_nlu):
+        raise ValueError("--nlu acts: expected without words: no --placeholders, --user_nlu, --system_nlu")
     if "acts" in (config.user_nlu, config.system_nlu):
         raise ValueError("expected --nlu acts for both sides: one that speaks in words cannot be heard by one that takes acts")
     if config.templates == "auto_manual" and "templates" in (config.user_nlu or config.nlu, config.system_nlu or config.nlu):

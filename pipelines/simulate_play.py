@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 from envs.multiwoz import Options, RulePolicy, Simulator, load_world
-from envs.multiwoz.rollout import Played, by_bits, play_together
-from rl_dialog.models.act_policy import ActPolicy, GreedyActs
+from envs.multiwoz.acts import Acts
+from envs.multiwoz.rollout import Played, Respond, by_bits, play_together
+from envs.multiwoz.tracker import DialogState
+from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, GreedyActs, is_act_policy
+
+
+def shape_of(simulator: Simulator) -> ActPolicyConfig:
+    """The policy that fits a world."""
+    vectors = simulator.vectors
+    digest = hashlib.sha256("\n".join([*vectors.user_acts.tokens, "", *vectors.system_acts.tokens]).encode()).hexdigest()
+    return ActPolicyConfig(vectors.state_size, vectors.action_size, vocabulary=digest[:16])
+
+
+def responder(name: str, simulator: Simulator) -> Respond | None:
+    """What `rule` or the checkpoint of a task policy says, state by state; None for another checkpoint, such as a language model's.
+
+    Raises ValueError for a task policy of another world.
+    """
+    if name == "rule":
+        return RulePolicy(simulator.world.database, simulator.options).respond
+    from rl_dialog.models.checkpoint import resolve  # here, because it loads transformers, which the rule policy need not wait for
+
+    place = Path(resolve(name))
+    if not is_act_policy(place):
+        return None
+    choose, vectors = GreedyActs(ActPolicy.from_pretrained(place, expected=shape_of(simulator))), simulator.vectors
+
+    def respond(state: DialogState, rng: random.Random) -> Acts:
+        return vectors.acts(choose(vectors.states([state]), vectors.masks([state]))[0], state, rng)
+
+    return respond
 
 
 class Player:

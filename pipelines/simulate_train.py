@@ -12,7 +12,6 @@ An epoch of imitation is a pass over the demonstrations, of reinforcement a batc
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -30,7 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from envs.multiwoz import ORIGINAL, MultiWOZVector, Options, Simulator
 from envs.multiwoz.demonstrations import Demonstrations, from_corpus, from_rule_policy
-from pipelines.simulate_play import Player
+from pipelines.simulate_play import Player, shape_of
 from rl_dialog.config import changed
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.models.adversarial_reward import AdversarialReward, AdversarialRewardConfig
@@ -147,13 +146,6 @@ def train(config: TrainingConfig, player: Player) -> tuple[ActPolicy, dict[str, 
             start, _ = _imitation(config, player, out / "imitation", config.mle, None)
         policy, found = _reinforcement(config, player, out, start)
     return policy, {**found, "train_seconds": round(time.perf_counter() - began, 1)}
-
-
-def shape_of(simulator: Simulator) -> ActPolicyConfig:
-    """The policy that fits a world."""
-    vectors = simulator.vectors
-    digest = hashlib.sha256("\n".join([*vectors.user_acts.tokens, "", *vectors.system_acts.tokens]).encode()).hexdigest()
-    return ActPolicyConfig(vectors.state_size, vectors.action_size, vocabulary=digest[:16])
 
 
 def demonstrations(config: TrainingConfig, simulator: Simulator) -> Demonstrations:

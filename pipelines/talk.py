@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from transformers.utils import logging as transformers_logging
 
-from envs.multiwoz import Options, RulePolicy, Simulator, load_world
+from envs.multiwoz import Options, Simulator, load_world
 from envs.multiwoz.acts import Acts, checked
 from envs.multiwoz.agents import EndToEndAgent, Meeting, Memory, Message, Session, SystemAgent, Turn, UserAgent, record
 from envs.multiwoz.briefing import briefing
@@ -31,6 +31,7 @@ from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState, belief_state
 from pipelines.chat import saved_at_the_end, typed_lines
 from pipelines.converse import reader
+from pipelines.simulate_play import responder
 from rl_dialog.config import run
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import load_tokenizer
@@ -44,7 +45,7 @@ HELP = """what you type is said; /acts says dialogue acts
 /set SIDE.MODULE VALUE  takes the last turn again with this in place of the module's output; later modules of it follow
                         /set system.nlu ACTS   /set system.state hotel.area=east train.day=   /set system.acts ACTS   /set system.text WORDS
 /undo [N]               goes back N turns
-/hint                   what the rule system would say now (where you are the system)
+/hint                   what the system would say by itself (where you are the system)
 /rows [N]               the first rows of the database that fit, as the system knows
 /goal                   what the user wants
 /new [SEED]             another conversation; with the seed that it says, the same one again
@@ -59,7 +60,8 @@ class TalkConfig:
     play: Literal["user", "system", "none"] = "user"
     """whose part you take; none: you watch"""
     system: str = "rule"
-    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint directory of a language model"""
+    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint, of a task policy (in place of the hand-written one) or of a
+    language model"""
     nlu: str = "templates"
     """how both sides read. templates: the templates backwards, which understand no other words; or a folder that `fit_nlu` wrote"""
     world: str = ""
@@ -95,9 +97,10 @@ class Talk:
         world = simulator.world
         self.speakers = {side: Speaker(world.templates[side], side=side) for side in ("user", "system")}
         self.reads = {side: reader(config.nlu, side, simulator) for side in ("user", "system")}
-        rule = RulePolicy(world.database, config.options).respond
-        self.system: SystemAgent | EndToEndAgent = SystemAgent(simulator, rule, nlu=self.reads["system"], nlg=self.speakers["system"])
-        if config.system != "rule":
+        self.system: SystemAgent | EndToEndAgent
+        if policy := responder(config.system, simulator):
+            self.system = SystemAgent(simulator, policy, nlu=self.reads["system"], nlg=self.speakers["system"])
+        else:
             self.system = EndToEndAgent(simulator, _language_model(config), nlu=self.reads["system"])
         self.session = Session(UserAgent(simulator, nlu=self.reads["user"], nlg=self.speakers["user"]), self.system)
         self.turns = self.saved = 0

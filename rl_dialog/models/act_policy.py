@@ -138,6 +138,14 @@ class GreedyActs:
         return MaskedBernoulli(self.policy.logits(torch.from_numpy(states).double(), torch.from_numpy(masks))).mode().numpy()
 
 
+def is_act_policy(directory: str | Path) -> bool:
+    """Is this the checkpoint of a task policy, whatever else may be wrong with it?"""
+    try:
+        return json.loads((Path(directory) / "config.json").read_text(encoding="utf-8")).get("model_type") == "act_policy"
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def read_config(directory: str | Path) -> ActPolicyConfig:
     """The shape of a checkpoint. Raises ValueError for a directory that is none."""
     path = Path(directory) / "config.json"

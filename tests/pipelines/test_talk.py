@@ -148,3 +148,17 @@ def _until(terminal, text):
         assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], seen
         seen += os.read(terminal, 4096).decode()
     return seen
+
+
+def test_a_task_policy_in_words(talk, tmp_path):
+    """A checkpoint of `simulate` takes the rule policy's place, here and in `converse`."""
+    from pipelines.converse import ConverseConfig
+    from pipelines.converse import main as converse
+    from pipelines.simulate import SimulateConfig
+    from pipelines.simulate import main as simulate
+
+    simulate(SimulateConfig(policy="mle", out=str(tmp_path / "mle"), rule_episodes=100, episodes=20, quiet=True))
+    told = converse(ConverseConfig(system=str(tmp_path / "mle"), out=str(tmp_path / "words"), episodes=20, quiet=True))
+    assert told["success"] > 0.3, "nothing like chance, which succeeds nowhere"
+    printed, _, _ = talk("Next I need a hotel. The area should be east.", "/look", system=str(tmp_path / "mle"))
+    assert printed[0].startswith("system> ") and any("acts   " in line for line in printed)
