@@ -142,7 +142,7 @@ def train(config: TrainingConfig, player: Player) -> tuple[ActPolicy, dict[str, 
         settings = config.mle if config.epochs is None else replace(config.mle, epochs=config.epochs)
         policy, found = _imitation(config, player, out, settings, start)
     else:
-        if start is None and not resumed:
+        if start is None and not (resumed and _Run(out, config).epoch):
             start, _ = _imitation(config, player, out / "imitation", config.mle, None)
         policy, found = _reinforcement(config, player, out, start)
     return policy, {**found, "train_seconds": round(time.perf_counter() - began, 1)}
@@ -182,7 +182,7 @@ def _reinforcement(config: TrainingConfig, player: Player, out: Path, start: Act
     from rl_dialog.cluster.rllib import ActTrainer
 
     run, epochs = _Run(out, config), 100 if config.epochs is None else config.epochs
-    policy = start if start is not None else run.latest_policy(shape_of(player.simulator))
+    policy = run.latest_policy(shape_of(player.simulator)) if run.epoch else start
     reward = None
     if isinstance(config.method, GDPL):
         experts = demonstrations(config, player.simulator)
@@ -218,6 +218,7 @@ class _Run:
     def __init__(self, out: Path, config: TrainingConfig) -> None:
         self.out, self.limit = out, config.save_total_limit
         self.of = {"policy": config.policy, "train_seed": config.train_seed, "seed": config.seed, "world": config.world}
+        self.of["options"] = changed(config.simulator_options)
         self.best, self.best_success, self.epoch = "", -1.0, 0
         if config.policy not in ("mle", "rule") and out.name != "imitation":
             self.of["settings"] = json.loads(json.dumps(asdict(config.method)))
