@@ -71,7 +71,7 @@ class FitNluConfig:
     """tokens of context and text"""
     min_count: int = 3
     """acts that occur less often are not learned"""
-    learning_rate: float = 6e-3
+    learning_rate: float = 1e-2
     """at its highest, after a tenth of the steps; 3e-5 is usual with --encoder"""
     per_device_train_batch_size: int = 32
     """turns of a step"""

@@ -1,8 +1,9 @@
 """Language understanding: a turn in words to dialogue acts, by a transformer encoder with two heads (BERTNLU of ConvLab-2 is of this kind).
 
     encoder(side and context [SEP] text)  ->  h_t of each token of the text
-    tags        W h_t: outside, or the beginning or inside of a value of (intent, domain, slot)                  "in the [east]"
-    sentence    U max_t tanh(M h_t): one sigmoid for each act without a value in the text                        "what is the phone number?"
+    whole       g = max over all tokens of tanh(G h_t)
+    tags        W [h_t, g]: outside, or the beginning or inside of a value of (intent, domain, slot)             "in the [east]"
+    sentence    U [max over the text of tanh(M h_t), g]: one sigmoid for each act without a value in the text    "what is the phone number?"
 
 The directory of a saved model is the encoder's `from_pretrained` directory (config.json, model.safetensors, tokenizer); beside it stand `nlu.json`
 (labels, settings) and `heads.safetensors`. The encoder is any that `AutoModel` loads, or a small one made here, with its own tokenizer.
@@ -62,8 +63,9 @@ class Nlu(nn.Module):
         super().__init__()
         size = encoder.config.hidden_size
         self.encoder, self.tokenizer, self.labels = encoder, tokenizer, labels
-        self.tagger = nn.Linear(size, 1 + 2 * len(labels.tags))  # outside; beginning and inside of each tag
-        self.mixer, self.sentence = nn.Linear(size, size), nn.Linear(size, len(labels.acts))
+        self.whole, self.part = nn.Linear(size, size), nn.Linear(size, size)
+        self.tagger = nn.Linear(2 * size, 1 + 2 * len(labels.tags))  # outside; beginning and inside of each tag
+        self.sentence = nn.Linear(2 * size, len(labels.acts))
         self.dropout = nn.Dropout(0.1)
         sides = torch.tensor([[True, *(used[side] for used in labels.tag_sides for _ in "BI")] for side in range(len(SIDES))])
         self.register_buffer("tag_mask", sides, persistent=False)  # (sides, tags)
@@ -89,8 +91,9 @@ class Nlu(nn.Module):
     def forward(self, inputs: dict[str, Tensor], text: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the tags # (B, T, 1 + 2 tags), and of the acts about the whole sentence # (B, acts)."""
         states = self.dropout(self.encoder(**inputs).last_hidden_state)  # (B, T, H)
-        mixed = torch.tanh(self.mixer(states)).masked_fill(~text[..., None], -1.0)
-        return self.tagger(states), self.sentence(self.dropout(mixed.amax(1)))
+        everything = _pooled(self.whole(states), inputs["attention_mask"].bool())  # (B, H)
+        told = torch.cat([_pooled(self.part(states), text), everything], -1)
+        return self.tagger(torch.cat([states, everything[:, None].expand_as(states)], -1)), self.sentence(self.dropout(told))
 
     @torch.inference_mode()
     def understand(self, turns: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Act]]:
@@ -211,6 +214,11 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
         model = ModernBertModel(config)
     tokenizer.truncation_side = "left"  # of the context; the latest words count
     return Nlu(model, tokenizer, labels)
+
+
+def _pooled(states: Tensor, mask: Tensor) -> Tensor:
+    """The largest tanh of each feature over the tokens of the mask # (B, T, H), (B, T) -> (B, H)."""
+    return torch.tanh(states).masked_fill(~mask[..., None], -1.0).amax(1)
 
 
 def _tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:

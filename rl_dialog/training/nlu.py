@@ -1,6 +1,6 @@
 """Training and judging the language understanding of `models/nlu.py`.
 
-    loss = mean over tokens of the text of CE(tags) + mean over turns of the sum over acts of BCE(sentence), both over what the turn's side can say
+    loss = mean over turns of [sum over the text's tokens of CE(tags) + sum over acts of BCE(sentence)], both over what the turn's side can say
 
 Acts that need no words of their own are rare: each one's positive term weighs 1 + log10(negatives / positives), as in BERTNLU.
 """
@@ -82,7 +82,7 @@ def loss_of(nlu: Nlu, turns: Sequence[LabelledTurn], positive: Tensor | None = N
     sides = torch.tensor([SIDES.index(turn.side) for turn in turns])
     tag_logits, act_logits = nlu(batch.inputs, batch.text)
     tag_logits = tag_logits.masked_fill(~nlu.tag_mask[sides][:, None], -torch.inf)
-    tagging = F.cross_entropy(tag_logits[batch.text], tags[batch.text])
+    tagging = F.cross_entropy(tag_logits[batch.text], tags[batch.text], reduction="sum") / len(turns)
     sentence = F.binary_cross_entropy_with_logits(act_logits, told, pos_weight=positive, reduction="none")
     return tagging + (sentence * nlu.act_mask[sides]).sum(1).mean()
 
