@@ -181,7 +181,7 @@ def _reinforcement(config: TrainingConfig, player: Player, out: Path, start: Act
     from rl_dialog.cluster.data import connect
     from rl_dialog.cluster.rllib import ActTrainer
 
-    run, epochs = _Run(out, config), 100 if config.epochs is None else config.epochs
+    run, epochs = _Run(out, config), 150 if config.epochs is None else config.epochs
     policy = run.latest_policy(shape_of(player.simulator)) if run.epoch else start
     reward = None
     if isinstance(config.method, GDPL):
