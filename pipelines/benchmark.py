@@ -7,7 +7,7 @@
     python -m pipelines.benchmark prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
     python -m pipelines.benchmark scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
     python -m pipelines.benchmark tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
-    python -m pipelines.benchmark simulate    system steps/s with simulated users, over those of one conversation after the other; memory
+    python -m pipelines.benchmark simulate    system steps/s with simulated users, over those of one conversation after the other; of workers; memory
     python -m pipelines.benchmark serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; first tokens; the cost of HTTP
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
@@ -159,6 +159,8 @@ class BenchmarkConfig:
     """simulate: system steps of a round"""
     envs: int = 64
     """simulate: conversations stepped together"""
+    workers: int = 0
+    """simulate: measure so many rollout workers too, against one; 0: none"""
     seed: int = 0
     """weights, tokens, texts and sampling"""
     quiet: bool = False

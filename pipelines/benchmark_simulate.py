@@ -1,9 +1,13 @@
-"""`benchmark simulate`: system steps/s of the task-oriented simulator on one core, and its memory."""
+"""`benchmark simulate`: system steps/s of the task-oriented simulator on one core, of several workers against one, and its memory."""
 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from envs.multiwoz import MultiWOZ, MultiWOZVector, RulePolicy, Simulator, load_
 
 if TYPE_CHECKING:
     from pipelines.benchmark import BenchmarkConfig
+    from rl_dialog.cluster.rollout import Workers
 
 PARALLEL = 1000  # conversations whose memory is measured
 
@@ -29,7 +34,11 @@ def benchmark_simulate(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, di
     }
     seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
     setting = f"{config.steps} system steps, {world.source}; plain: one conversation after the other through the Gymnasium environment"
-    return {setting: (config.steps, seconds)}, {"mib_per_1000_conversations": round(memory(Simulator(world)), 1)}
+    measured = {setting: (config.steps, seconds)}
+    if config.workers:
+        setting = f"{config.steps} system steps of each worker, {config.envs} conversations at once, acts as bits; plain: one worker does all"
+        measured[setting] = config.workers * config.steps, _by_workers(config)
+    return measured, {"mib_per_1000_conversations": round(memory(Simulator(world)), 1)}
 
 
 def memory(simulator: Simulator) -> float:
@@ -49,6 +58,39 @@ def memory(simulator: Simulator) -> float:
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return size / len(talks) * 1000 / 2**20
+
+
+class _Stepper:
+    """A rollout worker's player: every chunk is `steps` system steps with state vectors, masks and evaluator."""
+
+    def __init__(self, config: BenchmarkConfig) -> None:
+        self.call = _by_vectors(config, MultiWOZVector(config.envs, load_world(config.world)), bits=True)
+
+    def __call__(self, episodes: Sequence[int]) -> Sequence[int]:
+        self.call()
+        return episodes
+
+
+def _by_workers(config: BenchmarkConfig) -> dict[str, list[float]]:
+    """Seconds of each round in which one worker, or all, do the same chunks of work."""
+    from pipelines.benchmark import take_turns
+    from rl_dialog.cluster.rollout import Workers
+
+    config = replace(config, world=str(Path(config.world).absolute()) if config.world else "")  # workers do not share our working directory
+    chunks = [[number] for number in range(config.workers)]
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(Workers(partial(_Stepper, config), n, cpus_per_worker=0.5)) for name, n in _pools(config.workers)}
+        contenders = {name: partial(_drain, pool, chunks) for name, pool in pools.items()}
+        return take_turns(contenders, rounds=config.rounds, warmup=max(1, config.warmup))  # the first round loads the worlds
+
+
+def _pools(workers: int) -> list[tuple[str, int]]:
+    return [("plain", 1), (f"{workers} workers", workers)]
+
+
+def _drain(pool: Workers, chunks: list[list[int]]) -> None:
+    for _ in pool.play_chunks(chunks):
+        pass
 
 
 def _one_after_the_other(config: BenchmarkConfig, env: MultiWOZ) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -168,8 +168,8 @@ def main(config: ChatConfig) -> dict[str, Any]:
     chat = Chat(config)
     if not config.quiet:
         print(f"{chat.place} ({method_name(chat.policy.method)}). /help shows the commands, /quit leaves.", flush=True)
-    with _saved_at_the_end(chat):
-        for line in _lines(config.quiet):
+    with saved_at_the_end(chat.save):
+        for line in typed_lines("" if config.quiet else "you> "):
             if not _obey(chat, line):
                 break
     return {"replies": chat.replies, "dialogs_saved": chat.saved, "saved": config.save or None}
@@ -193,21 +193,21 @@ def _obey(chat: Chat, line: str) -> bool:
     return True
 
 
-def _lines(quiet: bool) -> Iterator[str]:
+def typed_lines(prompt: str) -> Iterator[str]:
     """What the user types; a terminal gets line editing."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
     while True:
         try:
-            yield input("" if quiet else "you> ")
+            yield input(prompt)
         except EOFError:
             print()
             return
 
 
 @contextmanager
-def _saved_at_the_end(chat: Chat) -> Iterator[None]:
+def saved_at_the_end(save: Callable[[], None]) -> Iterator[None]:
     """Saves the conversation however the block ends; Ctrl-C and a termination signal end it like /quit."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -216,7 +216,7 @@ def _saved_at_the_end(chat: Chat) -> Iterator[None]:
         print(flush=True)
     finally:
         signal.signal(signal.SIGTERM, before)
-        chat.save()
+        save()
 
 
 def _decoding(config: ChatConfig) -> Decoding:

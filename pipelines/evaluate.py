@@ -313,7 +313,7 @@ def _progress(directories: Sequence[str], quiet: bool) -> Iterator[tqdm]:
 
 
 def main_or_other() -> None:
-    """`--compare` and `--store` are evaluations of their own, with flags of their own."""
+    """`--compare`, `--store` and `--simulated` are evaluations of their own, with flags of their own."""
     flags = {argument.partition("=")[0] for argument in sys.argv[1:]}
     if "--compare" in flags:
         from pipelines import compare
@@ -323,6 +323,10 @@ def main_or_other() -> None:
         from pipelines import ab
 
         run(ab.ABConfig, ab.main)
+    elif "--simulated" in flags:
+        from pipelines import analyse
+
+        run(analyse.AnalyseConfig, analyse.main)
     else:
         run(EvaluateConfig, main)
 

@@ -2,12 +2,16 @@
 
     python -m pipelines.simulate --policy rule --episodes 1000 --out runs/simulated                                      a generated town
     python -m pipelines.simulate --policy rule --world ../shared/data/multiwoz --episodes 1000 --out runs/multiwoz       MultiWOZ's files
+    python -m pipelines.simulate --policy ppo --world ../shared/data/multiwoz --episodes 500 --workers 2 --out runs/ppo  imitation, then PPO
+    python -m pipelines.simulate --policy ppo --checkpoint runs/ppo --epochs 0 --episodes 500 --out runs/again           what it learned
 
 Goal i of a seed is the same for every policy and in every run. Into `out` go
 
     results.json      every figure with its 95 % interval over conversations, per domain too
     dialogs.jsonl     the conversations in words, one Dialog per line, with acts and rewards: `prepare` reads them
     simulate.yaml     the config
+
+and what pipelines/simulate_train.py writes while it trains. A trained policy says the most probable acts.
 
 The world, its users and the measures are described in envs/multiwoz/README.md.
 """
@@ -23,58 +27,46 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from envs.multiwoz import ORIGINAL, Options, RulePolicy, Simulator, load_world
 from envs.multiwoz.evaluator import Evaluator
-from envs.multiwoz.rollout import Played, dialog_record, play, transcripts_hash
+from envs.multiwoz.rollout import Played, dialog_record, transcripts_hash
 from envs.multiwoz.templates import Speaker
-from rl_dialog.config import changed, run, save_config
+from pipelines.simulate_play import Player, conversations
+from pipelines.simulate_train import TrainingConfig, train
+from rl_dialog.config import run, save_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 
 
 @dataclass(frozen=True)
-class SimulateConfig:
+class SimulateConfig(TrainingConfig):
     """Which policy meets which users."""
 
-    policy: Literal["rule"] = "rule"
-    """rule: the hand-written policy of envs/multiwoz/rule_policy.py"""
-    world: str = ""
-    """folder with MultiWOZ's files; by default a generated town"""
     episodes: int = 1000
-    """conversations"""
-    out: str = ""
-    """folder to write to; files of an earlier run there are replaced"""
-    seed: int = 0
-    """goals, users and the policy's chance"""
+    """conversations of the final evaluation"""
     templates: Literal["manual", "auto_manual"] = "manual"
     """how acts are worded. manual: a sentence for each; auto_manual: one for all acts of a kind where the world has one"""
     together: int = 64
     """conversations stepped in turns; changes no result"""
-    original: bool = False
-    """ConvLab-2's behaviour throughout, mistakes included, except for the options that are given"""
-    options: Options = Options()
-    """how users, goals, rewards and measures behave"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: SimulateConfig) -> dict[str, Any]:
-    """Plays all conversations and writes them; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    """Trains if the policy is a trained one, plays all conversations and writes them; returns headline figures. Raises ValueError or OSError."""
     _check(config)
-    options = replace(ORIGINAL, **changed(config.options)) if config.original else config.options
-    world = load_world(config.world)
-    simulator, policy = Simulator(world, options), RulePolicy(world.database, options)
+    options = config.simulator_options
+    player = Player(config.world, options, together=config.together)
+    world = player.simulator.world
     groups = world.group_templates if config.templates == "auto_manual" else {"user": {}, "system": {}}
     speakers = {side: Speaker(world.templates[side], side=side, groups=groups[side]) for side in ("user", "system")}
+    policy, trained = train(config, player) if config.policy != "rule" else (None, {})
     began = time.perf_counter()
-    conversations = play(simulator, policy.respond, seed=config.seed, episodes=config.episodes, together=config.together)
-    played = list(tqdm(conversations, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
+    episodes = conversations(player, policy, range(config.episodes), seed=config.seed, workers=config.workers, address=config.address)
+    played = list(tqdm(episodes, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
     seconds = time.perf_counter() - began
     figures = measure(played, Evaluator(world.database, replace(options, unrequested="act_names")))
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     write_jsonl((Dialog.from_record(dialog_record(each, speakers)) for each in played), out / "dialogs.jsonl")
-    results = {"world": world.source, "policy": config.policy, "episodes": config.episodes, "seed": config.seed, "figures": figures}
+    results = {"world": world.source, "policy": config.policy, "episodes": config.episodes, "seed": config.seed, **trained, "figures": figures}
     results["transcripts"] = transcripts_hash(played)
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     save_config(config, out / "simulate.yaml")
@@ -86,6 +78,7 @@ def main(config: SimulateConfig) -> dict[str, Any]:
         "episodes": config.episodes,
         "steps_per_second": round(sum(each.talk.turns for each in played) / seconds),
         "transcripts": results["transcripts"],
+        **trained,
         "results": str(out / "results.json"),
         "dialogs": str(out / "dialogs.jsonl"),
     }
@@ -135,9 +128,18 @@ def _figure(found: Estimate | None, *, dialogs: int) -> dict[str, Any]:
 def _check(config: SimulateConfig) -> None:
     if not config.out:
         raise ValueError("expected --out: the folder to write conversations and results to")
-    for name, least in (("episodes", 1), ("together", 1), ("seed", 0)):
-        if getattr(config, name) < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+    least = {"episodes": 1, "together": 1, "seed": 0, "train_seed": 0, "workers": 0, "envs": 1, "eval_every": 1, "eval_episodes": 1}
+    least |= {"rule_episodes": 2, "save_total_limit": 1}
+    for name, number in least.items():
+        if getattr(config, name) < number:
+            raise ValueError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
+    for name, number in (("epochs", 0), ("batch_size", 1)):
+        if (value := getattr(config, name)) is not None and value < number:
+            raise ValueError(f"expected --{name} of at least {number}, got {value}")
+    if config.policy == "rule":
+        given = [name for name in ("checkpoint", "epochs", "batch_size", "resume") if getattr(config, name) not in (None, "", False)]
+        if given:
+            raise ValueError(f"--{given[0]}: the rule policy is not trained; choose another --policy, or leave this out")
 
 
 if __name__ == "__main__":

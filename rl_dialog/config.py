@@ -206,9 +206,12 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 def _flags(config: Any, prefix: str = "--") -> list[str]:
     found = []
+    hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value, flag = getattr(config, field.name), f"{prefix}{field.name}"
         found.append(flag)
+        extras = getattr(hints[field.name], "__metadata__", ())  # other names, in tyro's spelling: --process-num
+        found += [_dashes_to_underscores(alias) for extra in extras for alias in getattr(extra, "aliases", None) or ()]
         if dataclasses.is_dataclass(value):
             found += _flags(value, flag + ".")
         elif isinstance(value, dict):

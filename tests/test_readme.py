@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import ab, chat, circle, compare, evaluate, prepare, simulate, train, tune
+from pipelines import ab, analyse, chat, circle, compare, evaluate, prepare, simulate, train, tune
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def test_every_command_has_known_flags(command: list[str]) -> None:
     verb = command[0].removeprefix("pipelines.")
     assert (ROOT / "pipelines" / f"{verb}.py").is_file()
     if verb in CONFIGS:
-        others = {"--compare": compare.CompareConfig, "--store": ab.ABConfig} if verb == "evaluate" else {}
+        others = {"--compare": compare.CompareConfig, "--store": ab.ABConfig, "--simulated": analyse.AnalyseConfig} if verb == "evaluate" else {}
         config_class, choices = next(((other, None) for flag, other in others.items() if flag in command), CONFIGS[verb])
         load_config(config_class, command[1:], choices=choices)
 

@@ -3,6 +3,19 @@
 from envs.multiwoz.environment import MultiWOZ, MultiWOZVector, Outcome, Simulator
 from envs.multiwoz.options import ORIGINAL, Options
 from envs.multiwoz.rule_policy import RulePolicy
+from envs.multiwoz.text import MultiWOZText
 from envs.multiwoz.world import World, WorldError, load_world
 
-__all__ = ["ORIGINAL", "MultiWOZ", "MultiWOZVector", "Options", "Outcome", "RulePolicy", "Simulator", "World", "WorldError", "load_world"]
+__all__ = [
+    "ORIGINAL",
+    "MultiWOZ",
+    "MultiWOZText",
+    "MultiWOZVector",
+    "Options",
+    "Outcome",
+    "RulePolicy",
+    "Simulator",
+    "World",
+    "WorldError",
+    "load_world",
+]

@@ -25,6 +25,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envs.multiwoz.acts import Act, Acts, checked
+from envs.multiwoz.channel import Channel
 from envs.multiwoz.evaluator import Evaluator, Record
 from envs.multiwoz.goals import Goal, checked_goal, copied
 from envs.multiwoz.options import Options
@@ -47,6 +48,8 @@ class Conversation:
     state: DialogState  # what the system sees
     record: Record
     rng: random.Random  # the system's chance: the rule policy's choices, the makes of taxis
+    noise: random.Random | None = None  # the channel's chance; None where nothing is lost
+    said: Acts = ()  # the user's last turn as it was meant
     turns: int = 0  # system turns so far
     acts: int = 0  # acts in them
     total: float = 0.0  # the return so far
@@ -87,17 +90,26 @@ class Simulator:
         self.tracker = Tracker(world.database, world.values, self.options)
         self.evaluator = Evaluator(world.database, self.options)
         self.vectors = Vectoriser(world.database, world.user_acts, world.system_acts, self.options)
+        self.channel = Channel(world.user_acts, world.values, self.options.noise)
 
     def start(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> Conversation:
         """A new conversation, in which the user has spoken first. Raises GoalError for an impossible goal."""
+        user = self.user(seeds, goal)
+        talk = Conversation(seeds, user, self.tracker.start(), Record(user.goal), stream(seeds, "system"), self.noise(seeds))
+        talk.said = self.users.respond(user, ())
+        self.evaluator.user_said(talk.record, talk.said)
+        self.tracker.user_said(talk.state, self.channel.passed(talk.said, talk.noise))
+        return talk
+
+    def user(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> UserState:
+        """A user who has said nothing yet. Raises GoalError for an impossible goal."""
         rng = stream(seeds, "user")
         wanted = self.world.goals.sample(rng, self.options) if goal is None else copied(checked_goal(goal, self.world.database))
-        user = self.users.start(wanted, rng)
-        talk = Conversation(seeds, user, self.tracker.start(), Record(wanted), stream(seeds, "system"))
-        said = self.users.respond(user, ())
-        self.evaluator.user_said(talk.record, said)
-        self.tracker.user_said(talk.state, said)
-        return talk
+        return self.users.start(wanted, rng)
+
+    def noise(self, seeds: Seeds) -> random.Random | None:
+        """The chance by which acts are lost on their way to the system; None without noise."""
+        return stream(seeds, "noise") if self.options.noise else None
 
     def step(self, talk: Conversation, acts: Iterable[Sequence[str]]) -> float:
         """The system speaks and the user answers: the reward. Raises ActError for malformed acts, ResetNeeded after the end."""
@@ -109,12 +121,18 @@ class Simulator:
             raise gymnasium.error.ResetNeeded("expected a running conversation, got a turn after the user's goodbye; start a new one")
         self.tracker.system_said(talk.state, acts)
         said = self.users.respond(talk.user, acts)
-        self.evaluator.system_said(talk.record, acts, talk.state)
+        reward = self.judge(talk, acts, said)
+        self.tracker.user_said(talk.state, self.channel.passed(said, talk.noise))
+        return reward
+
+    def judge(self, talk: Conversation, heard: Acts, said: Acts) -> float:
+        """The reward of a turn in which the user heard the system's acts and answered; the tracker is told by the caller."""
+        self.evaluator.system_said(talk.record, heard, talk.state)
         self.evaluator.user_said(talk.record, said)
-        self.tracker.user_said(talk.state, said)
+        talk.said = said
         talk.turns += 1
-        talk.acts += len(acts)
-        reward = self._reward(talk, len(acts))
+        talk.acts += len(heard)
+        reward = self._reward(talk, len(heard))
         talk.total += reward
         return reward
 
@@ -192,7 +210,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
             self.base, self.episode = seed, 0
         self.talk = self.simulator.start((self.base, self.worker, self.env, self.episode), (options or {}).get("goal"))
         self.episode += 1
-        self.transcript = [("user", self.talk.state.user_acts)]
+        self.transcript = [("user", self.talk.said)]
         return self._observation(), {"goal": copied(self.talk.goal)}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
@@ -217,7 +235,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
     def _advance(self, acts: Acts) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         talk = self.talk
         reward = self.simulator.advance(talk, acts)
-        self.transcript += [("system", acts), ("user", talk.state.user_acts)]
+        self.transcript += [("system", acts), ("user", talk.said)]
         info = {"outcome": asdict(self.simulator.outcome(talk))} if talk.done else {}
         return self._observation(), reward, talk.done, False, info
 

@@ -27,6 +27,8 @@ class Options:
     """acts that the user says unasked"""
     coref_prob: float = 0.3
     """probability that the user says "the same day" instead of a value that an earlier domain has too"""
+    noise: float = 0.0
+    """probability of an error in each act on its way from the user to the system: dropped, another value, another slot, or one more act"""
     info_slots: Literal["combinations", "independent"] = "combinations"
     """constraints of a goal: combinations that occurred, or each slot by itself"""
     reqt_slots: Literal["combinations", "independent"] = "independent"
@@ -56,8 +58,9 @@ class Options:
         for name, least in (("max_turn", 2), ("max_initiative", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.coref_prob <= 1:
-            raise ValueError(f"expected coref_prob between 0 and 1, got {self.coref_prob}")
+        for name in ("coref_prob", "noise"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"expected {name} between 0 and 1, got {getattr(self, name)}")
 
 
 ORIGINAL = Options(

@@ -1,8 +1,10 @@
 """Many conversations with one policy, and what they come to.
 
     everything = list(play(simulator, RulePolicy(world.database, options).respond, seed=0, episodes=1000))
+    everything = list(play_together(simulator, by_bits(simulator, GreedyActs(network)), seed=0, episodes=1000))
 
-A policy is a function of the dialog state and a source of chance; it may not remember anything between its turns.
+A policy is a function of the dialog state and a source of chance; it may not remember anything between its turns. A network answers all
+conversations in progress in one pass.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from envs.multiwoz.acts import Acts
 from envs.multiwoz.environment import Conversation, Outcome, Simulator, stream
@@ -21,6 +25,8 @@ from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState
 
 Respond = Callable[[DialogState, random.Random], Acts]
+RespondTogether = Callable[[Sequence[Conversation]], Sequence[Acts]]
+Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]  # states (N, 340) and masks (N, 209) to bits (N, 209)
 
 
 @dataclass(slots=True)
@@ -33,10 +39,25 @@ class Played:
     turns: list[tuple[str, Acts]] = field(default_factory=list)  # ("user" or "system", acts), the user first
     rewards: list[float] = field(default_factory=list)  # one per system turn
     outcome: Outcome | None = None
+    words: list[str] = field(default_factory=list)  # the turns as they were said, where they were said in words
 
 
 def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, together: int = 64, first: int = 0) -> Iterator[Played]:
     """Conversations `first`, `first + 1`, ... of a seed in order, up to `together` of them in progress at a time, which changes nothing about any."""
+    return play_together(
+        simulator,
+        lambda talks: [respond(talk.state, talk.rng) for talk in talks],
+        seed=seed,
+        episodes=episodes,
+        together=together,
+        first=first,
+    )
+
+
+def play_together(
+    simulator: Simulator, respond: RespondTogether, *, seed: int, episodes: int, together: int = 64, first: int = 0
+) -> Iterator[Played]:
+    """`play` with a policy that answers all conversations in progress at once."""
     if together < 1:
         raise ValueError(f"expected at least one conversation at a time, got {together}")
     waiting, running = iter(range(first, first + episodes)), []
@@ -46,11 +67,10 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
         running += [_begun(simulator, seed, episode) for _, episode in zip(range(together - len(running)), waiting, strict=False)]
         if not running:
             return
-        for played in running:
+        for played, acts in zip(running, respond([played.talk for played in running]), strict=True):
             talk = played.talk
-            acts = respond(talk.state, talk.rng)
             played.rewards.append(simulator.advance(talk, acts))
-            played.turns += [("system", acts), ("user", talk.state.user_acts)]
+            played.turns += [("system", acts), ("user", talk.said)]
             if talk.done:
                 played.outcome = simulator.outcome(talk)
                 finished[played.episode] = played
@@ -60,9 +80,21 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
             following += 1
 
 
+def by_bits(simulator: Simulator, choose: Choose) -> RespondTogether:
+    """A policy over vectors as one over conversations."""
+    vectors = simulator.vectors
+
+    def respond(talks: Sequence[Conversation]) -> list[Acts]:
+        states = [talk.state for talk in talks]
+        bits = choose(vectors.states(states), vectors.masks(states))
+        return [vectors.acts(row, talk.state, talk.rng) for row, talk in zip(bits, talks, strict=True)]
+
+    return respond
+
+
 def _begun(simulator: Simulator, seed: int, episode: int) -> Played:
     talk = simulator.start((seed, 0, 0, episode))
-    return Played(episode, copied(talk.goal), talk, [("user", talk.state.user_acts)])
+    return Played(episode, copied(talk.goal), talk, [("user", talk.said)])
 
 
 def transcripts_hash(played: Iterable[Played]) -> str:
@@ -74,19 +106,21 @@ def transcripts_hash(played: Iterable[Played]) -> str:
 
 
 def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) -> dict[str, Any]:
-    """A conversation as a Dialog's JSON object: every reply with its reward, every message with its acts; worded by the speakers if there are any."""
+    """A conversation as a Dialog's JSON object: every reply with its reward, every message with its acts.
+
+    In its own words where it was spoken in words, else worded by the speakers if there are any.
+    """
     rng, rewards = stream(played.talk.seeds, "words"), iter(played.rewards)
-    messages = []
+    messages, words = [], iter(played.words)
     for side, acts in played.turns:
-        text = speakers[side].say(acts, rng) if speakers else "; ".join("-".join(act) for act in acts)
+        text = next(words, None)
+        if text is None:
+            text = speakers[side].say(acts, rng) if speakers else "; ".join("-".join(act) for act in acts)
         message: dict[str, Any] = {"role": "assistant" if side == "system" else "user", "content": text, "acts": [list(act) for act in acts]}
         if side == "system":
             message["reward"] = next(rewards)
         messages.append(message)
-    outcome = played.outcome
-    meta: dict[str, Any] = {
-        "outcome": {"success": outcome.success, "complete": outcome.complete, "book_rate": outcome.book_rate, "inform_f1": outcome.inform_f1}
-    }
+    meta: dict[str, Any] = {"outcome": asdict(played.outcome)}
     base, worker, env, episode = played.talk.seeds
     identity = f"multiwoz-{base}-{worker}-{env}-{episode:06d}"
     meta["seeds"] = list(played.talk.seeds)

@@ -58,9 +58,11 @@ class Speaker:
         """A turn in words; "" for no acts."""
         by_group: dict[tuple[str, str], list[Act]] = {}
         for act in sorted(acts, key=_order):
+            if act[3] == "?" and act[0] != "Request":  # the databases' way to say that nobody knows
+                act = (*act[:3], "unknown")
             by_group.setdefault((act[1], act[0]), []).append(act)
         sentences = [sentence for (domain, intent), group in by_group.items() for sentence in self._group(domain, intent, group, rng)]
-        return " ".join(_finished(sentence) for sentence in sentences)
+        return " ".join(finished(sentence) for sentence in sentences)
 
     def _group(self, domain: str, intent: str, acts: list[Act], rng: random.Random) -> list[str]:
         if intent == "Select":
@@ -74,30 +76,40 @@ class Speaker:
         said = [act for act in acts if act[2] != NONE or not named or self.side == "user"]
         return [self._single(act, rng) for act in said]
 
+    def wordings(self, act: Act) -> list[str]:
+        """All sentences that may stand for a single act that is no Select, as `say` puts them."""
+        return [finished(sentence) for sentence in self._fixed(act) or [_filled(template, [act]) for template in self._templates(act)]]
+
     def _single(self, act: Act, rng: random.Random) -> str:
+        fixed = self._fixed(act)
+        if not fixed:
+            return _filled(_one(self._templates(act), rng), [act])
+        return fixed[0] if len(fixed) == 1 else _one(fixed, rng)
+
+    def _templates(self, act: Act) -> list[str]:
+        intent, domain, slot, _ = act
+        return self.templates.get(f"{domain}-{intent}", {}).get(slot, [])
+
+    def _fixed(self, act: Act) -> list[str] | tuple[str, ...]:
+        """The sentences for an act that no template is used for; none where there are templates."""
         intent, domain, slot, value = act
         if domain == "general":
-            return self._template(act, rng) or GENERAL.get(intent, "Okay.")
+            return [] if self._templates(act) else [GENERAL.get(intent, "Okay.")]
         if slot == "NotBook":
-            return _one(NO_BOOKING, rng)
+            return NO_BOOKING
         if slot == "Choice" and value == "any":
-            return _one(ANY_OF_THEM, rng)
+            return ANY_OF_THEM
         word = WORDS.get(slot, slot.lower())
         if intent != "Request" and slot != NONE:
             if value == "dontcare":
-                return f"I do not care about the {word}."
+                return [f"I do not care about the {word}."]
             if value == NONE:
-                return f"I do not know the {word}."
+                return [f"I do not know the {word}."]
             if slot in ("Parking", "Internet") and intent in ("Inform", "Recommend") and value == "no":
-                return f"I do not need {word}." if self.side == "user" else f"There is no {word}."
+                return [f"I do not need {word}." if self.side == "user" else f"There is no {word}."]
             if value.startswith("in the same"):
-                return f"It should be {value}."
-        return self._template(act, rng) or self._plain(act, word)
-
-    def _template(self, act: Act, rng: random.Random) -> str:
-        intent, domain, slot, _ = act
-        found = self.templates.get(f"{domain}-{intent}", {}).get(slot)
-        return _filled(_one(found, rng), [act]) if found else ""
+                return [f"It should be {value}."]
+        return [] if self._templates(act) else [self._plain(act, word)]
 
     def _plain(self, act: Act, word: str) -> str:
         intent, domain, slot, value = act
@@ -150,7 +162,7 @@ def _filled(template: str, acts: list[Act]) -> str:
     return PLACEHOLDER.sub(lambda found: values.get(found[0].upper(), ""), template)
 
 
-def _finished(sentence: str) -> str:
+def finished(sentence: str) -> str:
     """With a capital letter and a full stop."""
     sentence = " ".join(sentence.split())
     for mark in ".,?!":

@@ -84,6 +84,21 @@ class Tracker:
             if name in self.tables:
                 state.rows[name] = self.tables[name].match(state.semi[name].items())
 
+    def correct(self, state: DialogState, domain: str, slot: str, value: str) -> None:
+        """Overwrites what is noted of a slot, or forgets it where the value is "". Raises ValueError for a slot that has no note."""
+        known = {"semi": SEMI.get(domain, ()), "book": BOOK.get(domain, ())}
+        part = next((part for part, slots in known.items() if slot in slots), None)
+        if part is None:
+            slots = ", ".join((*known["semi"], *known["book"]))
+            raise ValueError(f"expected a slot of {domain}, one of {slots}, got {slot!r}" if slots else
+                             f"expected a domain, one of {', '.join(SEMI)}, got {domain!r}")  # fmt: skip
+        noted = getattr(state, part).setdefault(domain, {})
+        noted.pop(slot, None)
+        if value:
+            noted[slot] = value
+        if part == "semi" and domain in self.tables:
+            state.rows[domain] = self.tables[domain].match(noted.items())
+
     def system_said(self, state: DialogState, acts: Acts) -> None:
         """Takes in the system's own turn."""
         state.system_acts = acts

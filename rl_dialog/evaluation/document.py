@@ -98,6 +98,7 @@ def _md(text: str) -> str:
     return escaped
 
 
+WIDE = 60  # characters of a cell whose column is text
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; } h3 { font-size: 1rem; }
@@ -112,7 +113,8 @@ tbody tr:hover { background: #f5f7fa; } ul.notes { font-size: .86rem; color: #57
 .column { flex: 0 0 300px; border: 1px solid #ddd; border-radius: 8px; padding: .6rem; font-size: .86rem; }
 .column h4 { margin: 0 0 .5rem; font-size: .86rem; } .line { margin: .3rem 0; padding: .3rem .55rem; border-radius: 8px; overflow-wrap: anywhere; }
 .user, .system, .tool { background: #f1f2f4; margin-right: 1.6rem; } .assistant { background: #dfeafd; margin-left: 1.6rem; }
-.note { color: #57606a; font-size: .78rem; white-space: nowrap; } .empty { color: #9a3412; font-style: italic; }
+.note { color: #57606a; font-size: .78rem; }
+th.text, td.text { text-align: left; white-space: normal; min-width: 22rem; } .empty { color: #9a3412; font-style: italic; }
 """
 
 
@@ -137,15 +139,17 @@ def to_html(title: str, found: Sequence[Section]) -> str:
 
 
 def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>\n" for row in table.rows)
+    texts = (i and any(len(row[i]) > WIDE for row in table.rows) for i in range(len(table.columns)))
+    kinds = [' class="text"' if text else "" for text in texts]
+    head = "".join(f"<th{kind}>{html.escape(column)}</th>" for column, kind in zip(table.columns, kinds, strict=True))
+    rows = "".join("<tr>" + "".join(map(_html_cell, row, kinds)) + "</tr>\n" for row in table.rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
 
 
-def _html_cell(cell: str) -> str:
+def _html_cell(cell: str, kind: str) -> str:
     """An interval stands below its estimate, so that wide tables fit."""
     value, bracket, interval = html.escape(cell).partition(" [")
-    return f"<td>{value}<br><small>[{interval}</small></td>" if bracket else f"<td>{value}</td>"
+    return f"<td{kind}>{value}<br><small>[{interval}</small></td>" if bracket and not kind else f"<td{kind}>{html.escape(cell)}</td>"
 
 
 def _html_sample(sample: Sample) -> str:

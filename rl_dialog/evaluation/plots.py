@@ -52,8 +52,8 @@ def interval_plot(groups: Sequence[Group], name: str, *, title: str, references:
     return as_png(figure)
 
 
-def panels(groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bool = False) -> bytes | None:
-    """Small interval plots side by side: figure -> its title. `same_scale`: they all measure the same."""
+def panels(groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bool = False, zero: bool = False) -> bytes | None:
+    """Small interval plots side by side: figure -> its title. `same_scale`: they all measure the same; `zero`: differences, with a line at 0."""
     having = {name: title for name, title in titles.items() if any(name in group.estimates for group in groups)}
     if not having:
         return None
@@ -63,6 +63,8 @@ def panels(groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bo
     grid = np.atleast_1d(figure.subplots(rows, columns, sharex=same_scale, sharey=True, squeeze=False)).ravel()
     for axes, (name, title) in zip(grid, having.items(), strict=False):
         _intervals(axes, groups, name, colours(groups))
+        if zero:
+            axes.axvline(0, color=GREY, linestyle="--", linewidth=1)
         axes.set_title(title, loc="left", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.tick_params(labelbottom=True)  # sharing an axis would leave it out in all rows but the last

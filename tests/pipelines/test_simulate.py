@@ -4,14 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from envs.multiwoz import Options
 from pipelines.simulate import SimulateConfig, main, table
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
+from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
+from rl_dialog.training.imitation import Imitation
+from rl_dialog.training.policy_gradient import PPO
 
 DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data")) / "multiwoz"
 
@@ -63,11 +70,88 @@ def test_the_original_with_exceptions(tmp_path):
         (["--out", "x", "--episodes", "0"], "expected --episodes of at least 1, got 0"),
         (["--out", "x", "--world", "nowhere"], "nowhere: expected a folder with world files, found nothing"),
         (["--out", "x", "--episode", "3"], "Did you mean --episodes"),
+        (["--out", "x", "--epoch", "3"], "--epochs: the rule policy is not trained"),
+        (["--out", "x", "--policy", "ppo", "--batchsz", "0"], "expected --batch_size of at least 1, got 0"),
+        (["--out", "x", "--policy", "mle", "--epochs", "0"], "expected --checkpoint, the folder of a task policy"),
+        (["--out", "x", "--policy", "ppo", "--checkpoint", "nowhere"], "found no config.json"),
+        (["--out", "x", "--policy", "mle", "--demonstrations", "nowhere.json"], "nowhere.json: expected dialogs of MultiWOZ"),
     ],
 )
 def test_mistakes_are_explained(arguments, told, tmp_path):
     with pytest.raises((ValueError, OSError), match=told.replace("(", r"\(")):
         main(load_config(SimulateConfig, arguments))
+
+
+def test_the_originals_flags_are_understood():
+    config = load_config(SimulateConfig, ["--policy", "ppo", "--batchsz", "1024", "--epoch=200", "--process_num", "8"])
+    assert (config.batch_size, config.epochs, config.workers, config.method.batch_size) == (1024, 200, 8, 1024)
+    assert load_config(SimulateConfig, ["--policy", "ppo", "--ppo.clip", "0.1"]).method == PPO(clip=0.1)
+    assert load_config(SimulateConfig, ["--policy", "ppo", "--batchsz", "64"]).method.minibatch_size == 64  # never more than the batch
+
+
+def test_imitation_of_the_rule_policy_in_the_generated_town(tmp_path):
+    """It learns something, writes a checkpoint, and the checkpoint plays the same conversations again."""
+    run = ["--policy", "mle", "--mle.batch_size", "16", "--epochs", "8", "--rule_episodes", "300", "--eval_episodes", "40", "--episodes", "40"]
+    found = main(load_config(SimulateConfig, [*run, "--out", str(tmp_path / "mle"), "--quiet"]))
+    assert found["success"] > 0.2 and found["turns"] < 20
+    lines = [json.loads(line) for line in (tmp_path / "mle" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9)) and lines[-1]["train/loss"] < lines[0]["train/loss"]
+    assert list((tmp_path / "mle" / "tensorboard").iterdir())
+    again = ["--policy", "mle", "--checkpoint", str(tmp_path / "mle"), "--epochs", "0", "--episodes", "40", "--together", "7"]
+    other = main(load_config(SimulateConfig, [*again, "--out", str(tmp_path / "again"), "--quiet"]))
+    assert other["transcripts"] == found["transcripts"] and other["checkpoint"] == found["checkpoint"]
+    assert not (tmp_path / "again" / "best").exists()  # nothing was trained there
+
+
+def test_a_policy_of_another_world_is_refused(tmp_path):
+    ActPolicy(ActPolicyConfig(340, 209)).save_pretrained(tmp_path / "other")
+    config = SimulateConfig(policy="ppo", checkpoint=str(tmp_path / "other"), epochs=0, out=str(tmp_path / "out"), quiet=True)
+    with pytest.raises(ValueError, match="it was trained in another world"):
+        main(config)
+
+
+@pytest.mark.slow
+def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    """From a clone of the rule policy, on 200 held-out goals, with two workers. Learning: the gains of single goals, signs flipped at random, have so
+    large a mean in less than 1 of 100 flips. Resuming: six epochs, and three and three, end with the same weights."""
+    start = SimulateConfig(
+        policy="mle", mle=Imitation(epochs=6), rule_episodes=300, eval_episodes=100, episodes=200, out=str(tmp_path / "start"), quiet=True
+    )
+    before = main(start)
+    more = {"policy": "ppo", "checkpoint": before["checkpoint"], "workers": 2, "eval_every": 3, "eval_episodes": 100, "episodes": 200, "quiet": True}
+    whole = main(SimulateConfig(**more, epochs=6, out=str(tmp_path / "whole")))
+    gains = np.array(successes(tmp_path / "whole"), float) - np.array(successes(tmp_path / "start"), float)
+    signs = np.random.default_rng(0).choice([-1, 1], (2000, len(gains)))
+    assert ((signs * gains).mean(1) >= gains.mean()).mean() < 0.01, (before["success"], whole["success"])
+    main(SimulateConfig(**more, epochs=3, out=str(tmp_path / "halves")))
+    halves = main(SimulateConfig(**more, epochs=6, out=str(tmp_path / "halves"), resume=True))
+    assert halves["transcripts"] == whole["transcripts"]
+    ends = [load_file(tmp_path / name / "checkpoint-6" / "model.safetensors") for name in ("whole", "halves")]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    lines = (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(7))
+    with pytest.raises(ValueError, match="holds a run with other train_seed"):
+        main(SimulateConfig(**more, epochs=6, out=str(tmp_path / "halves"), resume=True, train_seed=1))
+
+
+def successes(folder):
+    return [dialog.meta["outcome"]["success"] for dialog in read_jsonl(folder / "dialogs.jsonl")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["pg", "appo", "gdpl"])
+def test_the_other_methods_run_to_the_end(policy, tmp_path):
+    """And change the policy they start from, and log how."""
+    config = SimulateConfig(
+        policy=policy, mle=Imitation(epochs=1), rule_episodes=60, eval_every=2, eval_episodes=20, episodes=20, epochs=2, workers=1
+    )
+    found = main(replace(config, batch_size=256, envs=16, out=str(tmp_path), quiet=True))
+    assert found["episodes"] == 20 and found["train_seconds"] > 0
+    ends = [load_file(path / "model.safetensors") for path in (tmp_path / "imitation" / "checkpoint-1", tmp_path / "checkpoint-2")]
+    assert any(not torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"train/policy_loss", "train/entropy", "train/success", "train/steps", "eval/success"} <= last.keys()
+    assert policy != "gdpl" or {"train/discriminator_loss", "train/learned_reward"} <= last.keys()
 
 
 def test_the_table_leaves_out_what_does_not_apply():

@@ -1,0 +1,81 @@
+"""What happened in simulated task-oriented dialogs, of one policy or of several that met the same users.
+
+    python -m pipelines.simulate --policy rule --out runs/rule
+    python -m pipelines.simulate --policy ppo  --out runs/ppo
+    python -m pipelines.evaluate --simulated runs/rule runs/ppo --out runs/tasks
+
+Differences are to the first folder's policy. rl_dialog/evaluation/task_dialogs.py says what is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as ShownTable
+
+from rl_dialog.config import run
+from rl_dialog.evaluation.task_dialogs import read_task_dialogs
+from rl_dialog.evaluation.task_report import compare_tasks, sections, write_task_report
+
+
+@dataclass(frozen=True)
+class AnalyseConfig:
+    """Which dialogs, and where the report goes."""
+
+    simulated: tuple[str, ...] = ()
+    """folders that `simulate` or `converse` wrote; NAME=FOLDER gives one another name than its own"""
+    out: str = ""
+    """folder for tasks.md, tasks.html, tasks.json, dialogs.csv and plots/"""
+    replicates: int = 2000
+    """bootstrap replicates behind the intervals"""
+    seed: int = 0
+    """another seed draws other replicates"""
+    quiet: bool = False
+    """print only the final JSON line"""
+
+
+def main(config: AnalyseConfig) -> dict[str, Any]:
+    """Writes the report; returns its paths and the headline figures. Raises ValueError or OSError for what the user can fix."""
+    if not config.simulated:
+        raise ValueError("expected --simulated: folders that simulate or converse wrote")
+    if not config.out:
+        raise ValueError("expected --out: a folder for the report")
+    if config.replicates < 1:
+        raise ValueError(f"expected --replicates of at least 1, got {config.replicates}")
+    comparison = compare_tasks(_read(config.simulated), replicates=config.replicates, seed=config.seed)
+    paths = write_task_report(comparison, Path(config.out))
+    if not config.quiet:
+        console = Console(highlight=False, width=None if Console().is_terminal else 150)
+        for section in sections(comparison):
+            if section.table and section.title in ("Measures", "Difference", "Domains", "Why dialogs fail", "Loops"):
+                table = ShownTable(*section.table.columns, title=section.title)
+                for row in section.table.rows:
+                    table.add_row(*(cell.replace(" [", "\n[") for cell in row))
+                console.print(table, markup=False)
+    success = {each.name: _triple(each.group.estimates["success"]) for each in comparison.runs}
+    changes = {name: _triple(of.get("success")) for name, of in comparison.differences.items()}
+    return {**{kind: str(path) for kind, path in paths.items()}, "success": success, "differences": changes}
+
+
+def _read(folders: tuple[str, ...]) -> dict[str, tuple[str, list[Any]]]:
+    found: dict[str, tuple[str, list[Any]]] = {}
+    for given in folders:
+        name, _, folder = given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
+        path, name = Path(folder) / "dialogs.jsonl", name or Path(folder).name
+        if not path.is_file():
+            raise ValueError(f"--simulated {folder}: expected a folder that simulate or converse wrote, found no {path}")
+        if name in found:
+            raise ValueError(f"--simulated: two folders are called {name}; name them: a={found[name][0]} b={folder}")
+        found[name] = folder, read_task_dialogs(path)
+    return found
+
+
+def _triple(value: Any) -> list[float | None] | None:
+    return value and [value.value, value.low, value.high]
+
+
+if __name__ == "__main__":
+    run(AnalyseConfig, main)

@@ -1,0 +1,186 @@
+"""Conversations in words: a system of modules, or a language model of this project, meets simulated users.
+
+    python -m pipelines.converse --out runs/words --episodes 200                                the rule system, template words
+    python -m pipelines.converse --out runs/nlu --episodes 200 --world DIR --nlu models/nlu     both sides read with a trained NLU
+    python -m pipelines.converse --out runs/lm --episodes 200 --system runs/ilql                a checkpoint
+    python -m pipelines.converse --out runs/logs --episodes 2000 --placeholders --mistakes 0.2   logs to train one on: then `prepare`, `train`
+
+User i of a seed has the same goal whoever meets it. Into `out` go
+
+    results.json      every figure with its 95 % interval over conversations, per domain too, as `simulate` measures them
+    dialogs.jsonl     the conversations, one Dialog per line, with acts and rewards: `prepare` reads them
+    converse.yaml     the config
+
+How the words are read and where a language model's numbers come from is told in envs/multiwoz/README.md, "In words".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from envs.multiwoz import MultiWOZText, Options, Simulator, load_world
+from envs.multiwoz.agents import Meeting, Session, SystemAgent, Understand, UserAgent, played, record
+from envs.multiwoz.channel import Channel
+from envs.multiwoz.evaluator import Evaluator
+from envs.multiwoz.matcher import matchers
+from envs.multiwoz.rollout import Respond
+from envs.multiwoz.templates import Speaker
+from pipelines.simulate import measure, table
+from pipelines.simulate_play import responder
+from rl_dialog.config import run, save_config
+from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.evaluation.generation import Decoding, stream
+
+
+@dataclass(frozen=True)
+class ConverseConfig:
+    """Who meets whom, and how they read each other."""
+
+    system: str = "rule"
+    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint, of a task policy (in place of the hand-written one) or of a
+    language model"""
+    nlu: str = "templates"
+    """how both sides read. templates: the templates backwards; acts: nobody reads, acts are passed on; or a folder that `fit_nlu` wrote"""
+    user_nlu: str = ""
+    """the user's, where it is another one"""
+    system_nlu: str = ""
+    """the system's, where it is another one; a checkpoint reads the words itself, and this one only fills the notes that it gets"""
+    templates: Literal["manual", "auto_manual"] = "manual"
+    """how acts are worded. manual: a sentence for each; auto_manual: one for all acts of a kind where the world has one; needs a trained --nlu"""
+    placeholders: bool = False
+    """the rule system words acts with placeholders, filled in from the databases, as a language model does: dialogs to train one on"""
+    mistakes: float = 0.0
+    """probability that an act of the rule system is dropped, another one, or joined by one more: logs of a worse system"""
+    world: str = ""
+    """folder with MultiWOZ's files; by default a generated town"""
+    episodes: int = 200
+    """conversations"""
+    out: str = ""
+    """folder to write to; files of an earlier run there are replaced"""
+    seed: int = 0
+    """goals, users, and the system's chance"""
+    options: Options = Options()
+    """how users, goals, rewards and measures behave"""
+    decoding: Decoding = Decoding(do_sample=False, max_new_tokens=96)
+    """how a checkpoint's replies are drawn"""
+    beta: float | None = None
+    """another beta, for a checkpoint whose method has one"""
+    batch_size: int = 64
+    """conversations of a checkpoint stepped together; changes no result"""
+    quiet: bool = False
+    """print only the JSON line"""
+
+
+def main(config: ConverseConfig) -> dict[str, Any]:
+    """Holds all conversations and writes them; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    _check(config)
+    simulator = Simulator(load_world(config.world), config.options)
+    readers = {
+        side: reader(name, side, simulator)
+        for side, name in (("user", config.user_nlu), ("system", config.system_nlu))
+        for name in [name or config.nlu]
+    }
+    began = time.perf_counter()
+    policy = responder(config.system, simulator)
+    if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts"):
+        raise ValueError(
+            "--placeholders, --mistakes, --nlu acts: expected with --system rule or a task policy, a language model writes its own words"
+        )
+    met = _checkpoint_meetings(config, simulator, readers) if policy is None else _module_meetings(config, simulator, readers, policy)
+    meetings = list(tqdm(met, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
+    seconds = time.perf_counter() - began
+    found = [played(meeting, simulator, i) for i, meeting in enumerate(meetings)]
+    figures = measure(found, Evaluator(simulator.world.database, replace(config.options, unrequested="act_names")))
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    notes = config.placeholders or policy is None
+    if meetings[0].user.turns[0].text is not None:
+        write_jsonl((Dialog.from_record(record(meeting, simulator, notes=notes)) for meeting in meetings), out / "dialogs.jsonl")
+    results = {"world": simulator.world.source, "system": config.system, "episodes": config.episodes, "seed": config.seed, "figures": figures}
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    save_config(config, out / "converse.yaml")
+    if not config.quiet:
+        print(table(figures), flush=True)
+    headline = {name: figure["value"] for name, figure in figures.items() if "/" not in name}
+    ends = {"success_interval": [figures["success"]["low"], figures["success"]["high"]]}
+    return {**headline, **ends, "episodes": config.episodes, "seconds": round(seconds, 1), "results": str(out / "results.json")}
+
+
+def _module_meetings(config: ConverseConfig, simulator: Simulator, readers: dict[str, Understand | None], policy: Respond) -> Iterator[Meeting]:
+    """Conversations of a system of modules with this policy."""
+    world = simulator.world
+    if config.mistakes:
+        wrong, right = Channel(world.system_acts, world.values, config.mistakes), policy
+        policy = lambda state, rng: wrong.passed(right(state, rng), rng)  # noqa: E731
+    groups = world.group_templates if config.templates == "auto_manual" else {"user": {}, "system": {}}
+    speakers = {side: Speaker(world.templates[side], side=side, groups=groups[side]) if config.nlu != "acts" else None for side in ("user", "system")}
+    user = UserAgent(simulator, nlu=readers["user"], nlg=speakers["user"])
+    system = SystemAgent(simulator, policy, nlu=readers["system"], nlg=speakers["system"], placeholders=config.placeholders)
+    yield from Session(user, system).play((stream(config.seed, i), 0, 0, 0) for i in range(config.episodes))
+
+
+def _checkpoint_meetings(config: ConverseConfig, simulator: Simulator, readers: dict[str, Understand | None]) -> Iterator[Meeting]:
+    """A language model's conversations, `batch_size` of them stepped together."""
+    from transformers.utils import logging as transformers_logging
+
+    from rl_dialog.data.tokenize import load_tokenizer
+    from rl_dialog.evaluation.episodes import play_episodes
+    from rl_dialog.evaluation.generation import load_for_decoding
+    from rl_dialog.evaluation.runs import existing
+    from rl_dialog.models.checkpoint import resolve
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    place = resolve(existing(config.system))
+    policy, tokenizer = load_for_decoding(place, beta=config.beta), load_tokenizer(place)
+    system_nlu = (
+        readers["system"] if config.system_nlu or config.nlu != "templates" else None
+    )  # the templates backwards would find the acts as they are
+    for start in range(0, config.episodes, config.batch_size):
+        worlds: list[MultiWOZText] = []
+
+        def make_env(worlds: list[MultiWOZText] = worlds) -> MultiWOZText:
+            worlds.append(MultiWOZText(simulator, user_nlu=readers["user"], system_nlu=system_nlu))
+            return worlds[-1]
+
+        numbers = range(start, min(start + config.batch_size, config.episodes))
+        play_episodes(policy, tokenizer, make_env, numbers, config.decoding, seed=config.seed, batch_size=config.batch_size)
+        yield from (world.meeting for world in worlds)
+
+
+def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
+    """What the user or the system reads the other with."""
+    other = "system" if side == "user" else "user"
+    if name == "acts":
+        return None
+    if name == "templates":
+        return matchers(simulator.world)[other].understand
+    from rl_dialog.models.nlu import load_nlu
+
+    return load_nlu(name).reader(other)
+
+
+def _check(config: ConverseConfig) -> None:
+    if not config.out:
+        raise ValueError("expected --out: the folder to write conversations and results to")
+    for name, least in (("episodes", 1), ("batch_size", 1), ("seed", 0)):
+        if getattr(config, name) < least:
+            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+    if config.nlu == "acts" and (config.placeholders or config.user_nlu or config.system_nlu):
+        raise ValueError("--nlu acts: expected without words: no --placeholders, --user_nlu, --system_nlu")
+    if "acts" in (config.user_nlu, config.system_nlu):
+        raise ValueError("expected --nlu acts for both sides: one that speaks in words cannot be heard by one that takes acts")
+    if config.templates == "auto_manual" and "templates" in (config.user_nlu or config.nlu, config.system_nlu or config.nlu):
+        raise ValueError("--templates auto_manual: expected a trained --nlu (pipelines/fit_nlu.py), as those sentences cannot be read backwards")
+    config.decoding.check()
+
+
+if __name__ == "__main__":
+    run(ConverseConfig, main)

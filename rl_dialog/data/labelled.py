@@ -1,0 +1,57 @@
+"""Turns with the dialogue acts in them, and where in the text the acts' values stand: what language understanding is trained on.
+
+An act is `(intent, domain, slot, value)`. Annotations give values without places, so `located` looks for them:
+
+    located("Two rooms in the east , please", [("Inform", "Hotel", "Area", "east"), ("Inform", "Hotel", "Parking", "yes")])
+    -> spans [(17, 21, ("Inform", "Hotel", "Area"))], whole [("Inform", "Hotel", "Parking", "yes")]
+
+Acts whose value is not in the text, or is none at all (requests, goodbyes), are about the sentence as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Act = tuple[str, str, str, str]  # intent, domain, slot, value
+Tag = tuple[str, str, str]  # an act whose value stands in the text
+Span = tuple[int, int, Tag]  # characters start..end
+SIDES = ("user", "system")
+NO_TEXT = frozenset(("?", "none", "dontcare", "yes", "no", "any", ""))  # values that are not looked for
+
+
+@dataclass(frozen=True)
+class LabelledTurn:
+    """One turn of a dialog."""
+
+    text: str
+    side: str  # who says it: user or system
+    context: tuple[str, ...]  # what was said before, oldest first
+    acts: tuple[Act, ...]
+    dialog: str = ""  # the dialog's id
+
+
+def located(text: str, acts: Iterable[Act]) -> tuple[list[Span], list[Act]]:
+    """(spans in order of their place, acts about the whole sentence). Longer values are placed first; equal ones in the order of the acts.
+
+    A value is found as whole words, else as the beginning of a word ("moderate" in "moderately"), which the span then covers.
+    """
+    spans: list[Span] = []
+    whole: list[Act] = []
+    for act in sorted(acts, key=lambda act: -len(act[3])):
+        place = None if act[3].lower() in NO_TEXT else _place(text, act[3], spans)
+        if place is None:
+            whole.append((*act[:3], act[3].lower()))
+        else:
+            spans.append((*place, act[:3]))
+    return sorted(spans), whole
+
+
+def _place(text: str, value: str, taken: Sequence[Span]) -> tuple[int, int] | None:
+    words = r"\s+".join(map(re.escape, value.split()))
+    for pattern in (rf"(?<!\w){words}(?!\w)", rf"(?<!\w){words}\w*"):
+        for found in re.finditer(pattern, text, re.IGNORECASE):
+            if all(found.end() <= start or found.start() >= end for start, end, _ in taken):
+                return found.span()
+    return None

@@ -1,0 +1,293 @@
+"""What happens in task-oriented dialogs: what users asked for and got, what they were told unasked, what went round in circles, why dialogs failed.
+
+A dialog is a line of `simulate`'s or `converse`'s dialogs.jsonl: both sides' acts in every message, the user's goal, and in `meta` the outcome.
+
+    user: Request Hotel Phone ?      system: Inform Hotel Area east      user: Request Hotel Phone ?      system: Inform Hotel Phone 01223
+          asked                              unasked, if Area is no wish         a loop of 2                     answered, not at once
+
+Acts are `(intent, domain, slot, value)`; slots have the names that acts use.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_dialog.data.schema import Dialog, read_jsonl
+from rl_dialog.evaluation.intervals import Measure
+
+Act = tuple[str, str, str, str]
+TELLS = ("Inform", "Recommend", "Select", "OfferBook", "OfferBooked", "Book")
+OUTCOME = ("success", "success_strict", "complete", "book_rate", "inform_precision", "inform_recall", "inform_f1")
+REASONS = {
+    "not booked": "a booking that the user wanted was never made",
+    "booked wrongly": "what was booked does not meet the user's wishes",
+    "not answered": "something the user asked for was never told",
+    "wrong answers": "all was told and booked, but not of anything that meets the user's wishes",
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """One side's turn."""
+
+    side: str  # user, system
+    text: str
+    acts: tuple[Act, ...]
+    understood: tuple[Act, ...] | None  # what the other side made of its words, where it read words
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A thing that the user asked for: when it was told, in replies after the question (0: at once; None: never), and the first reply to it."""
+
+    domain: str
+    slot: str
+    answered: int | None
+    reply: tuple[Act, ...]
+
+
+@dataclass
+class TaskDialog:
+    """One dialog and what can be said of it."""
+
+    key: tuple[int, ...]  # the seeds: the same key is the same user with the same goal
+    id: str
+    goal: dict[str, Any]
+    turns: list[Said]
+    total: float  # the return
+    outcome: dict[str, Any]
+    asked: list[Asked] = field(default_factory=list)
+    unasked: list[tuple[str, str]] = field(default_factory=list)  # (domain, slot) told though nobody asked or wished
+    loops: list[tuple[str, tuple[Act, ...], int]] = field(default_factory=list)  # (side, acts, how often in a row)
+    booked: list[str] = field(default_factory=list)  # domains of the goal for which a booking was made
+
+    def __post_init__(self) -> None:
+        self.asked, self.unasked = _asked(self.turns), _unasked(self.turns)
+        self.loops = [loop for side in ("user", "system") for loop in _loops(side, self.turns)]
+        self.booked = _booked(self.turns)
+
+    @property
+    def success(self) -> bool:
+        return bool(self.outcome["success"])
+
+    @property
+    def replies(self) -> int:
+        return sum(turn.side == "system" for turn in self.turns)
+
+    @property
+    def to_book(self) -> list[str]:
+        """Domains of the goal with a booking."""
+        return [domain for domain, wish in self.goal.items() if wish.get("book")]
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, one of REASONS, the first that applies; "" for a success."""
+        if self.success:
+            return ""
+        if set(self.to_book) - set(self.booked):
+            return "not booked"
+        if (self.outcome.get("book_rate") or 1.0) < 1.0 and self.to_book:
+            return "booked wrongly"
+        if any(asked.answered is None for asked in self.asked):
+            return "not answered"
+        return "wrong answers"
+
+
+def read_task_dialogs(path: str | Path) -> list[TaskDialog]:
+    """The dialogs of a file. Raises DialogError for a malformed line, ValueError for a dialog without acts, goal or outcome."""
+    found = [_task_dialog(dialog, f"{path}, dialog {dialog.id}") for dialog in read_jsonl(path)]
+    if not found:
+        raise ValueError(f"{path}: expected dialogs, found none")
+    return found
+
+
+def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
+    outcome, seeds = dialog.meta.get("outcome"), dialog.meta.get("seeds")
+    if not isinstance(outcome, dict) or "success" not in outcome or not isinstance(seeds, list):
+        raise ValueError(f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them, got {dialog.meta!s:.120}")
+    if not isinstance(dialog.goal, dict) or not all(isinstance(wish, dict) for wish in dialog.goal.values()):
+        raise ValueError(f"{where}: expected the user's goal by domain, got {dialog.goal!r:.120}")
+    turns, total = [], 0.0
+    for message in dialog.messages:
+        if message["role"] not in ("user", "assistant"):
+            continue
+        if (acts := _acts(message.get("acts"))) is None:
+            raise ValueError(f"{where}: expected `acts` of four strings each in every message, got {message.get('acts')!r:.120}")
+        side, understood = "system" if message["role"] == "assistant" else "user", _acts(message.get("understood"))
+        if (meant := _acts(message.get("meant"))) is not None:  # a reply's acts are what the user read
+            acts, understood = meant, acts
+        turns.append(Said(side, message["content"] or "", acts, understood))
+        total += message.get("reward") or 0.0
+    return TaskDialog(tuple(seeds), dialog.id, dialog.goal, turns, total, outcome)
+
+
+def _acts(value: Any) -> tuple[Act, ...] | None:
+    if not isinstance(value, list | tuple) or not all(isinstance(act, list | tuple) and len(act) == 4 for act in value):
+        return None
+    return tuple(tuple(map(str, act)) for act in value)
+
+
+def _asked(turns: Sequence[Said]) -> list[Asked]:
+    found, seen = [], set()
+    for i, turn in enumerate(turns):
+        if turn.side != "user":
+            continue
+        for intent, domain, slot, _ in turn.acts:
+            if intent != "Request" or (domain, slot) in seen:
+                continue
+            seen.add((domain, slot))
+            later = [reply.acts for reply in turns[i + 1 :] if reply.side == "system"]
+            when = next((n for n, acts in enumerate(later) if any(_tells(act, domain, slot) for act in acts)), None)
+            found.append(Asked(domain, slot, when, later[0] if later else ()))
+    return found
+
+
+def _tells(act: Act, domain: str, slot: str) -> bool:
+    return act[0] in TELLS and act[2] == slot and act[1] in (domain, "Booking")
+
+
+def _unasked(turns: Sequence[Said]) -> list[tuple[str, str]]:
+    """A system tells unasked what the user has neither asked for nor wished so far; names, choices and references are never unasked."""
+    wanted: set[tuple[str, str]] = set()
+    found = []
+    for turn in turns:
+        if turn.side == "user":
+            wanted |= {(domain, slot) for _, domain, slot, _ in turn.acts}
+            wanted |= {("Taxi", "Car"), ("Taxi", "Phone")}  # all that there is to a taxi; nobody has to ask for them
+        else:
+            found += [
+                (domain, slot)
+                for intent, domain, slot, _ in turn.acts
+                if intent in ("Inform", "Recommend") and slot not in ("none", "Name", "Choice", "Ref", "Id") and (domain, slot) not in wanted
+            ]
+    return found
+
+
+def _loops(side: str, turns: Sequence[Said]) -> list[tuple[str, tuple[Act, ...], int]]:
+    """Acts that a side said at least twice in a row."""
+    found, last, times = [], (), 0
+    for acts in [*(tuple(sorted(turn.acts)) for turn in turns if turn.side == side), ()]:
+        if acts and acts == last:
+            times += 1
+            continue
+        if times > 1:
+            found.append((side, last, times))
+        last, times = acts, 1
+    return found
+
+
+def _booked(turns: Sequence[Said]) -> list[str]:
+    """Goal domains in which the system gave a reference; `Booking` is the domain that the user spoke of last."""
+    current, found = "", []
+    for turn in turns:
+        for intent, domain, slot, _ in turn.acts:
+            if turn.side == "user":
+                current = current if domain == "general" else domain
+            elif slot == "Ref" and intent in ("Book", "OfferBooked"):
+                found.append((current if domain == "Booking" else domain).lower())
+    return list(dict.fromkeys(found))
+
+
+def measures(dialogs: Sequence[TaskDialog]) -> dict[str, Measure]:
+    """Every figure with a unit per dialog; those that do not apply to a dialog's goal leave it out."""
+    columns: dict[str, list[float | None]] = {name: [dialog.outcome.get(name) for dialog in dialogs] for name in OUTCOME}
+    columns["turns"] = [dialog.replies for dialog in dialogs]
+    columns["return"] = [dialog.total for dialog in dialogs]
+    columns["loops"] = [bool(dialog.loops) for dialog in dialogs]
+    found = {name: Measure.mean(values) for name, values in columns.items() if any(value is not None for value in values)}
+    for domain in domains_of(dialogs):
+        won = [dialog.outcome.get("domains", {}).get(domain) for dialog in dialogs]
+        if any(value is not None for value in won):
+            found[f"success/{domain}"] = Measure.mean(won)
+    return found
+
+
+def domains_of(dialogs: Iterable[TaskDialog]) -> list[str]:
+    """The goals' domains, the most frequent first."""
+    counts = Counter(domain for dialog in dialogs for domain in dialog.goal)
+    return [domain for domain, _ in counts.most_common()]
+
+
+def domain_counts(dialogs: Sequence[TaskDialog], domain: str) -> dict[str, int]:
+    """Of the dialogs with this domain in their goal: how many, things asked, told, told at once, bookings wanted and made, turns."""
+    having = [dialog for dialog in dialogs if domain in dialog.goal]
+    asked = [asked for dialog in having for asked in dialog.asked if asked.domain.lower() == domain]
+    return {
+        "dialogs": len(having),
+        "asked": len(asked),
+        "told": sum(each.answered is not None for each in asked),
+        "told at once": sum(each.answered == 0 for each in asked),
+        "to book": sum(domain in dialog.to_book for dialog in having),
+        "booked": sum(domain in dialog.to_book and domain in dialog.booked for dialog in having),
+        "told unasked": sum(told.lower() == domain for dialog in having for told, _ in dialog.unasked),
+    }
+
+
+@dataclass
+class Question:
+    """All questions for one slot, and what the first reply was where it did not answer."""
+
+    asked: int = 0
+    at_once: int = 0
+    later: int = 0
+    instead: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def never(self) -> int:
+        return self.asked - self.at_once - self.later
+
+
+def questions(dialogs: Iterable[TaskDialog]) -> dict[str, Question]:
+    """`Hotel Phone` -> what became of the questions for it, the least answered first."""
+    found: dict[str, Question] = defaultdict(Question)
+    for dialog in dialogs:
+        for asked in dialog.asked:
+            question = found[f"{asked.domain} {asked.slot}"]
+            question.asked += 1
+            question.at_once += asked.answered == 0
+            question.later += bool(asked.answered)
+            if asked.answered != 0:
+                question.instead[_token_line(asked.reply)] += 1
+    return dict(sorted(found.items(), key=lambda item: (-item[1].never, -item[1].later, -item[1].asked)))
+
+
+@dataclass
+class Reading:
+    """All acts of one kind that were said in words, and what they were taken for."""
+
+    said: int = 0
+    understood: int = 0
+    instead: Counter[str] = field(default_factory=Counter)
+
+
+def readings(dialogs: Iterable[TaskDialog], side: str) -> dict[str, Reading]:
+    """`Inform Hotel Area` of a side -> how the other side read it, the worst read first; {} where both spoke in acts."""
+    found: dict[str, Reading] = defaultdict(Reading)
+    for turn in (turn for dialog in dialogs for turn in dialog.turns if turn.side == side and turn.understood is not None):
+        said, understood = ({(*act[:3], act[3].lower()) for act in acts} for acts in (turn.acts, turn.understood))
+        wrong = sorted(understood - said)
+        for act in sorted(said):
+            reading = found[_token(act)]
+            reading.said += 1
+            reading.understood += act in understood
+            if act not in understood:
+                near = [other for other in wrong if other[:3] == act[:3]] or [other for other in wrong if other[1:3] == act[1:3]] or wrong
+                reading.instead[f"{_token(near[0])} = {near[0][3]}" if near else "nothing"] += 1
+    return dict(sorted(found.items(), key=lambda item: item[1].understood - item[1].said))
+
+
+def _token(act: Act) -> str:
+    return " ".join(part for part in act[:3] if part != "none")
+
+
+def _token_line(acts: Iterable[Act]) -> str:
+    return "; ".join(dict.fromkeys(map(_token, acts))) or "nothing"
+
+
+def shown_acts(acts: Iterable[Act]) -> str:
+    """Acts as one line."""
+    return "; ".join(_token(act) + (f" = {act[3]}" if act[3] not in ("none", "?") else "") for act in acts)

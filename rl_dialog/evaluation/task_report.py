@@ -1,0 +1,290 @@
+"""The report on task-oriented dialogs: one policy, or several that met the same users. task_dialogs.py says what is counted."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_dialog.evaluation import plots
+from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
+from rl_dialog.evaluation.intervals import Estimate
+from rl_dialog.evaluation.summary import Group, RunResult, as_json, compare, figure_of, shown
+from rl_dialog.evaluation.task_dialogs import REASONS, TaskDialog, domain_counts, domains_of, measures, questions, readings, shown_acts
+from rl_dialog.models.checkpoint import write_json
+
+FIRST = ("success", "success_strict", "complete", "book_rate", "inform_precision", "inform_recall", "inform_f1", "turns", "return", "loops")
+MOST = 10  # rows of a list
+EXAMPLES = 2  # dialogs of a kind
+
+
+@dataclass
+class TaskRun:
+    """A policy's dialogs."""
+
+    name: str
+    folder: str
+    dialogs: list[TaskDialog]
+    group: Group
+
+    @property
+    def by_key(self) -> dict[tuple[int, ...], TaskDialog]:
+        return {dialog.key: dialog for dialog in self.dialogs}
+
+
+@dataclass
+class TaskComparison:
+    """All policies; the differences are to the first, user by user."""
+
+    runs: list[TaskRun]
+    differences: dict[str, dict[str, Estimate]]  # policy -> figure -> its difference
+
+
+def compare_tasks(found: Mapping[str, tuple[str, list[TaskDialog]]], *, replicates: int, seed: int) -> TaskComparison:
+    """`found`: name -> (folder, dialogs). Raises ValueError for policies that did not meet the same users."""
+    runs = []
+    for name, (folder, dialogs) in found.items():
+        dialogs = sorted(dialogs, key=lambda dialog: dialog.key)
+        group = Group(name, "", [RunResult(name, folder, name, measures(dialogs))])
+        group.summarise(replicates=replicates, seed=seed)
+        runs.append(TaskRun(name, folder, dialogs, group))
+    first = runs[0]
+    for run in runs[1:]:
+        if [(d.key, d.goal) for d in run.dialogs] != [(d.key, d.goal) for d in first.dialogs]:
+            raise ValueError(
+                f"{run.folder}: expected dialogs with the same users as {first.folder} ({len(first.dialogs)} goals), got {len(run.dialogs)}, not "
+                "all of them the same: run both with the same --seed, --episodes, --world and user options"
+            )
+    changes = {run.name: compare(run.group, first.group, replicates=replicates, seed=seed) for run in runs[1:]}
+    return TaskComparison(runs, changes)
+
+
+def sections(comparison: TaskComparison) -> list[Section]:
+    """The report, without what does not occur."""
+    runs = comparison.runs
+    found = [
+        _figures(runs),
+        *_differences(comparison),
+        _domains(runs),
+        _failures(runs),
+        _questions(runs),
+        _unasked(runs),
+        _loops(runs),
+        _readings(runs),
+        _distributions(runs),
+        *(_examples(run) for run in runs),
+    ]
+    return [section for section in found if section is not None]
+
+
+def _figures(runs: Sequence[TaskRun]) -> Section:
+    names = [name for name in FIRST if any(name in run.group.estimates for run in runs)]
+    rows = [[run.name, str(len(run.dialogs)), *(shown(run.group.estimates.get(name), figure_of(name)) for name in names)] for run in runs]
+    png = plots.panels(
+        [run.group for run in runs], {name: figure_of(name).title for name in ("success", "book_rate", "inform_f1", "turns", "return")}
+    )
+    text = ["95 % bootstrap intervals over dialogs. envs/multiwoz/README.md defines the figures; turns are the system's."]
+    table = Table(["policy", "dialogs", *(figure_of(name).title for name in names)], rows)
+    return Section("Measures", text, table, plot=("measures.png", png) if png else None)
+
+
+def _differences(comparison: TaskComparison) -> list[Section]:
+    if not comparison.differences:
+        return []
+    first, *others = comparison.runs
+    names = [name for name in FIRST if any(name in change for change in comparison.differences.values())]
+    rows = [[run.name, *(shown(comparison.differences[run.name].get(name), figure_of(name), signed=True) for name in names)] for run in others]
+    text = [f"Each policy minus {first.name}, user by user: the same goals and the same chance of the user. Paired 95 % bootstrap intervals."]
+    groups = [Group(run.name, "", [], comparison.differences[run.name]) for run in others]
+    png = plots.panels(groups, {name: f"{figure_of(name).title} - {first.name}" for name in ("success", "turns", "return")}, zero=True)
+    table = Table(["policy", *(figure_of(name).title for name in names)], rows)
+    counts, samples = [], []
+    for run in others:
+        ours, theirs = run.by_key, first.by_key
+        only = {True: [key for key in ours if ours[key].success and not theirs[key].success]}
+        only[False] = [key for key in ours if theirs[key].success and not ours[key].success]
+        both = sum(ours[key].success and theirs[key].success for key in ours)
+        neither = len(ours) - both - len(only[True]) - len(only[False])
+        counts.append([run.name, *map(str, (both, len(only[True]), len(only[False]), neither))])
+        for wins, keys in only.items():
+            for key in keys[:EXAMPLES]:
+                title = f"{run.name if wins else first.name} succeeds, {first.name if wins else run.name} does not: {_wish(ours[key].goal)}"
+                samples.append(Sample(title, [_column(side.name, side.by_key[key]) for side in (first, run)]))
+    solved = Table(["policy", "both succeed", "only this one", f"only {first.name}", "neither"], counts)
+    return [
+        Section("Difference", text, table, plot=("difference.png", png) if png else None),
+        Section("Who succeeds where", [], solved, samples=samples),
+    ]
+
+
+def _domains(runs: Sequence[TaskRun]) -> Section:
+    rows = []
+    for domain in domains_of(runs[0].dialogs):
+        for run in runs:
+            count = domain_counts(run.dialogs, domain)
+            success = shown(run.group.estimates.get(f"success/{domain}"), figure_of("success"))
+            told, at_once = _share(count["told"], count["asked"]), _share(count["told at once"], count["asked"])
+            booked, unasked = _share(count["booked"], count["to book"]), f"{count['told unasked'] / max(1, count['dialogs']):.2f}"
+            rows.append([domain, run.name, str(count["dialogs"]), success, told, at_once, booked, unasked])
+    text = [
+        "Told: questions of the user that were answered at all, and by the very next reply. Booked: wished bookings that were made, right or wrong."
+    ]
+    return Section("Domains", text, Table(["domain", "policy", "dialogs", "success", "told", "at once", "booked", "unasked per dialog"], rows))
+
+
+def _failures(runs: Sequence[TaskRun]) -> Section | None:
+    counts = {run.name: Counter(dialog.reason for dialog in run.dialogs if not dialog.success) for run in runs}
+    if not any(counts.values()):
+        return None
+    rows = [[f"{reason}: {what}", *(_of(counts[run.name][reason], len(run.dialogs)) for run in runs)] for reason, what in REASONS.items()]
+    rows.append(["all failures", *(_of(sum(counts[run.name].values()), len(run.dialogs)) for run in runs)])
+    return Section("Why dialogs fail", ["The first reason that applies counts."], Table(["reason", *(run.name for run in runs)], rows))
+
+
+def _questions(runs: Sequence[TaskRun]) -> Section | None:
+    rows = []
+    for run in runs:
+        for slot, question in list(questions(run.dialogs).items())[:MOST]:
+            if question.at_once < question.asked:
+                instead = ", ".join(f"{acts} ({count})" for acts, count in question.instead.most_common(3))
+                rows.append([slot, run.name, *map(str, (question.asked, question.at_once, question.later, question.never)), _clipped(instead)])
+    columns = ["the user asks for", "policy", "asked", "answered at once", "later", "never", "first replies instead"]
+    text = [f"What users asked for and did not get at once, at most {MOST} slots a policy."]
+    return Section("Questions", text, Table(columns, rows)) if rows else None
+
+
+def _unasked(runs: Sequence[TaskRun]) -> Section | None:
+    rows = []
+    for run in runs:
+        times, dialogs = Counter(), Counter()
+        for dialog in run.dialogs:
+            times.update(dialog.unasked)
+            dialogs.update(set(dialog.unasked))
+        rows += [[" ".join(told), run.name, str(count), str(dialogs[told])] for told, count in times.most_common(MOST)]
+    text = ["Slots that the system told though the user had neither asked for them nor wished them so: they lower the precision."]
+    return Section("Told unasked", text, Table(["slot", "policy", "times", "dialogs"], rows)) if rows else None
+
+
+def _loops(runs: Sequence[TaskRun]) -> Section | None:
+    rows = []
+    for run in runs:
+        for side in ("user", "system"):
+            having = [dialog for dialog in run.dialogs if any(loop[0] == side for loop in dialog.loops)]
+            if not having:
+                continue
+            most = Counter(shown_acts(acts) for dialog in having for of, acts, _ in dialog.loops if of == side).most_common(2)
+            longest = max(times for dialog in having for of, _, times in dialog.loops if of == side)
+            failed = sum(not dialog.success for dialog in having)
+            told = ", ".join(f"{acts} ({count})" for acts, count in most)
+            rows.append([f"the {side} says the same", run.name, _of(len(having), len(run.dialogs)), str(failed), str(longest), _clipped(told)])
+    text = ["Dialogs in which one side says exactly the same acts at least twice in a row."]
+    return Section("Loops", text, Table(["loop", "policy", "dialogs", "of them failed", "longest", "most often"], rows)) if rows else None
+
+
+def _readings(runs: Sequence[TaskRun]) -> Section | None:
+    rows = []
+    for run in runs:
+        for side in ("user", "system"):
+            for kind, reading in list(readings(run.dialogs, side).items())[:MOST]:
+                if reading.understood < reading.said:
+                    instead = ", ".join(f"{taken} ({count})" for taken, count in reading.instead.most_common(3))
+                    rows.append([f"{side}: {kind}", run.name, str(reading.said), _share(reading.understood, reading.said), _clipped(instead)])
+    text = ["What one side said in words and the other did not understand, the most frequent misunderstandings first."]
+    return Section("Misunderstood", text, Table(["act", "policy", "said", "understood", "taken for"], rows)) if rows else None
+
+
+def _distributions(runs: Sequence[TaskRun]) -> Section:
+    columns = {}
+    for run in runs:
+        columns[f"turns, {run.name}"] = np.array([dialog.replies for dialog in run.dialogs])
+        columns[f"return, {run.name}"] = np.array([dialog.total for dialog in run.dialogs])
+    return Section(
+        "Turns and returns", ["How many dialogs had so many system turns, and such a return."], plot=("turns.png", plots.histograms(columns))
+    )
+
+
+def _examples(run: TaskRun) -> Section | None:
+    samples = []
+    for reason in REASONS:
+        failed = [dialog for dialog in run.dialogs if dialog.reason == reason]
+        if failed:
+            shortest = sorted(failed, key=lambda dialog: dialog.replies)[:EXAMPLES]
+            samples.append(Sample(f"{reason}: {len(failed)} dialogs", [_column(_wish(dialog.goal), dialog) for dialog in shortest]))
+    return Section(f"Failures of {run.name}", ["The shortest of each kind."], samples=samples) if samples else None
+
+
+def _column(title: str, dialog: TaskDialog) -> Column:
+    lines = [("assistant" if turn.side == "system" else "user", turn.text, shown_acts(turn.acts)) for turn in dialog.turns]
+    ends = "success" if dialog.success else f"failure: {dialog.reason}"
+    return Column(f"{title} ({ends}, {dialog.replies} turns)", [(role, text, "" if acts == text else acts) for role, text, acts in lines])
+
+
+def _wish(goal: Mapping[str, Any]) -> str:
+    parts = []
+    for domain, wish in goal.items():
+        wanted = [f"{slot} {value}" for kind in ("info", "book") for slot, value in wish.get(kind, {}).items() if isinstance(value, str)]
+        asked = [f"{slot}?" for slot in wish.get("reqt", {})]
+        parts.append(f"{domain}: " + ", ".join(wanted + asked))
+    return "; ".join(parts)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part} ({_share(part, whole)})"
+
+
+def _clipped(text: str, most: int = 240) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def write_task_report(comparison: TaskComparison, out: Path) -> dict[str, Path]:
+    """tasks.md with plots/, tasks.html, tasks.json and dialogs.csv (a line per policy and dialog) in `out`; their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    markdown, page = write_document("Task-oriented dialogs", sections(comparison), out, name="tasks")
+    write_json(out / "tasks.json", to_json(comparison))
+    with (out / "dialogs.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["policy", "dialog", "success", "turns", "return", "reason", "longest_loop", "unasked", "unanswered"])
+        for run in comparison.runs:
+            for d in run.dialogs:
+                longest, never = max((times for *_, times in d.loops), default=0), sum(asked.answered is None for asked in d.asked)
+                rows.writerow([run.name, d.id, int(d.success), d.replies, d.total, d.reason, longest, len(d.unasked), never])
+    return {"report": markdown, "html": page, "json": out / "tasks.json", "csv": out / "dialogs.csv"}
+
+
+def to_json(comparison: TaskComparison) -> dict[str, Any]:
+    """What the report says in numbers."""
+    found = []
+    for run in comparison.runs:
+        failures = Counter(dialog.reason for dialog in run.dialogs if not dialog.success)
+        slots = {
+            slot: {"asked": q.asked, "at_once": q.at_once, "later": q.later, "never": q.never, "instead": dict(q.instead.most_common(5))}
+            for slot, q in questions(run.dialogs).items()
+        }
+        misread = {
+            side: {kind: {"said": r.said, "understood": r.understood, "instead": dict(r.instead.most_common(5))} for kind, r in of.items()}
+            for side in ("user", "system")
+            if (of := readings(run.dialogs, side))
+        }
+        found.append(
+            {
+                "policy": run.name,
+                "folder": run.folder,
+                "dialogs": len(run.dialogs),
+                "figures": {name: as_json(value) for name, value in run.group.estimates.items()},
+                "domains": {domain: domain_counts(run.dialogs, domain) for domain in domains_of(run.dialogs)},
+                "failures": dict(failures),
+                "questions": slots,
+                "understood": misread,
+            }
+        )
+    changes = {name: {figure: as_json(value) for figure, value in of.items()} for name, of in comparison.differences.items()}
+    return {"policies": found, "differences": changes}

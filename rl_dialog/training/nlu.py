@@ -1,0 +1,154 @@
+"""Training and judging the language understanding of `models/nlu.py`.
+
+    loss = mean over turns of [sum over the text's tokens of CE(tags) + sum over acts of BCE(sentence)], both over what the turn's side can say
+
+Acts that need no words of their own are rare: each one's positive term weighs 1 + log10(negatives / positives), as in BERTNLU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rl_dialog.data.labelled import NO_TEXT, SIDES, Act, LabelledTurn, located
+from rl_dialog.models.nlu import Encoded, Labels, Nlu
+from rl_dialog.training.optim import learning_rate_at, make_optimizer
+
+WARMUP = 0.1  # share of the steps
+OUTSIDE = 0
+
+
+def labels_of(turns: Sequence[LabelledTurn], *, min_count: int = 3, context: int = 1, max_length: int = 128) -> Labels:
+    """What occurs in the turns at least `min_count` times. Raises ValueError where nothing does."""
+    tags, acts = Counter(), Counter()
+    sides: dict[tuple, set[str]] = {}
+    for turn in turns:
+        spans, whole = located(turn.text, turn.acts)
+        for label in [*(tag for _, _, tag in spans), *whole]:
+            (tags if len(label) == 3 else acts)[label] += 1
+            sides.setdefault(label, set()).add(turn.side)
+    kept = [sorted(label for label, count in counter.items() if count >= min_count) for counter in (tags, acts)]
+    if not any(kept):
+        raise ValueError(
+            f"expected acts that occur at least {min_count} times, got {len(turns)} turns with {sum(acts.values()) + sum(tags.values())} acts"
+        )
+    used = [tuple(tuple(side in sides[label] for side in SIDES) for label in labels) for labels in kept]
+    return Labels(tuple(kept[0]), tuple(kept[1]), *used, context=context, max_length=max_length)
+
+
+def fit(
+    nlu: Nlu,
+    turns: Sequence[LabelledTurn],
+    *,
+    learning_rate: float,
+    batch_size: int,
+    epochs: float,
+    weight_decay: float = 0.01,
+    seed: int = 0,
+    progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> None:
+    """Trains all weights by AdamW, the rate falling linearly to 0 after a warm-up. `progress` hears the step, how many there are, and the loss."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    positive = _positive_weights(nlu.labels, turns)
+    steps = max(1, round(epochs * len(turns) / batch_size))
+    optimizer = make_optimizer(nlu, learning_rate=learning_rate, weight_decay=weight_decay)
+    waiting: list[list[int]] = []
+    nlu.train()
+    for step in range(steps):
+        if not waiting:
+            waiting = _batches(turns, batch_size, rng)
+        part = [turns[i] for i in waiting.pop()]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(step, peak=learning_rate, warmup=round(WARMUP * steps), total=steps, schedule="linear")
+        loss = loss_of(nlu, part, positive)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(nlu.parameters(), 1.0)
+        optimizer.step()
+        progress(step + 1, steps, loss.item())
+    nlu.eval()
+
+
+def loss_of(nlu: Nlu, turns: Sequence[LabelledTurn], positive: Tensor | None = None) -> Tensor:
+    """The loss of one batch; `positive` weighs the positive terms of the acts # (acts,)."""
+    batch = nlu.encode([(turn.text, turn.context, turn.side) for turn in turns])
+    tags, told = targets(nlu.labels, turns, batch)
+    sides = torch.tensor([SIDES.index(turn.side) for turn in turns])
+    tag_logits, act_logits = nlu(batch.inputs, batch.text)
+    tag_logits = tag_logits.masked_fill(~nlu.tag_mask[sides][:, None], -torch.inf)
+    tagging = F.cross_entropy(tag_logits[batch.text], tags[batch.text], reduction="sum") / len(turns)
+    sentence = F.binary_cross_entropy_with_logits(act_logits, told, pos_weight=positive, reduction="none")
+    return tagging + (sentence * nlu.act_mask[sides]).sum(1).mean()
+
+
+def targets(labels: Labels, turns: Sequence[LabelledTurn], batch: Encoded) -> tuple[Tensor, Tensor]:
+    """The tag of each token # (B, T) int64: 0 outside, 1 + 2k begins tag k, 2 + 2k goes on; and which acts the sentence has # (B, acts) float."""
+    tag_number = {tag: i for i, tag in enumerate(labels.tags)}
+    act_number = {act: i for i, act in enumerate(labels.acts)}
+    tags = torch.full(batch.text.shape, OUTSIDE)
+    told = torch.zeros(len(turns), len(labels.acts))
+    for row, turn in enumerate(turns):
+        spans, whole = located(turn.text, turn.acts)
+        for act in whole:
+            if act in act_number:
+                told[row, act_number[act]] = 1
+        for first, last, tag in spans:
+            inside = [
+                t for t, (start, end) in enumerate(batch.offsets[row]) if batch.text[row, t] and start < last and end > first and tag in tag_number
+            ]
+            for t in inside:
+                tags[row, t] = 1 + 2 * tag_number[tag] + (t != inside[0])
+    return tags, told
+
+
+def judge(nlu: Nlu, turns: Sequence[LabelledTurn]) -> dict[str, dict[str, float]]:
+    """Precision, recall and F1 of acts, values compared without case and blanks: "all", each side, and each intent of a side ("user/Inform").
+
+    Counts are summed over turns (micro). Only `acts` is there where neither has any: {"precision", "recall", "f1", "acts"}.
+    """
+    counts: Counter = Counter()
+    found = nlu.understand([(turn.text, turn.context, turn.side) for turn in turns])
+    for turn, acts in zip(turns, found, strict=True):
+        wanted, got = {_plain(act) for act in turn.acts}, {_plain(act) for act in acts}
+        for kind, group in (("right", wanted & got), ("wanted", wanted), ("got", got)):
+            for act in group:
+                for name in ("all", turn.side, f"{turn.side}/{act[0]}"):
+                    counts[name, kind] += 1
+    return {name: _figures(counts, name) for name in sorted({name for name, _ in counts})}
+
+
+def _figures(counts: Counter, name: str) -> dict[str, float]:
+    right, wanted, got = (counts[name, kind] for kind in ("right", "wanted", "got"))
+    precision, recall = right / got if got else 0.0, right / wanted if wanted else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+    return {"precision": round(precision, 4), "recall": round(recall, 4), "f1": round(f1, 4), "acts": wanted}
+
+
+def _plain(act: Act) -> Act:
+    value = act[3].lower()
+    return *act[:3], value if value in NO_TEXT else "".join(filter(str.isalnum, value))
+
+
+def _positive_weights(labels: Labels, turns: Sequence[LabelledTurn]) -> Tensor:
+    counts = Counter(act for turn in turns for act in located(turn.text, turn.acts)[1])
+    positives = torch.tensor([float(max(1, counts[act])) for act in labels.acts])
+    return 1 + torch.log10((len(turns) / positives).clamp(min=1.0))
+
+
+def _batches(turns: Sequence[LabelledTurn], size: int, rng: random.Random) -> list[list[int]]:
+    """All turns in random batches of similar length."""
+    order = list(range(len(turns)))
+    rng.shuffle(order)
+    pool = 32 * size
+    found = []
+    for start in range(0, len(order), pool):
+        part = sorted(order[start : start + pool], key=lambda i: len(turns[i].text) + len(turns[i].context[-1] if turns[i].context else ""))
+        found += [part[i : i + size] for i in range(0, len(part), size)]
+    rng.shuffle(found)
+    return found

@@ -1,0 +1,157 @@
+"""RLlib's parts as we use them, in this process and by hand arithmetic; and that a policy learns, stops, and goes on."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
+
+from envs.multiwoz import MultiWOZVector, Options
+from pipelines.simulate_play import Player
+from pipelines.simulate_train import shape_of
+from rl_dialog.cluster.rllib import ActDistribution, DialogEnvRunner, LearnedRewards, StandardisedAdvantages, algorithm_config, metrics_of
+from rl_dialog.models.act_policy import ActPolicy, MaskedBernoulli
+from rl_dialog.training.policy_gradient import APPO, PG, PPO
+
+ENVS = 4
+
+
+@pytest.fixture(scope="module")
+def world():
+    return Player("", Options()).simulator.world
+
+
+@pytest.fixture
+def policy():
+    torch.manual_seed(0)
+    return ActPolicy(shape_of(Player("", Options()).simulator))
+
+
+def parts(policy, world, settings, reward=None, **run):
+    """An env runner and a learner in this process; no Ray is started."""
+    run = {"make_envs": partial(MultiWOZVector, world=world), "seed": 0, "first_round": 0, "renew_every": 1} | run
+    config = algorithm_config(policy, run, settings, reward)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=ENVS)
+    config.validate()
+    runner = DialogEnvRunner(config=config, worker_index=0)
+    return runner, config.build_learner(env=runner.env.unwrapped)
+
+
+def update(learner, episodes, settings):
+    data = TrainingData(episodes=episodes)
+    steps = {"num_env_steps_sampled_lifetime": sum(map(len, episodes))}
+    learner.update(training_data=data, timesteps=steps, num_epochs=settings.passes, minibatch_size=settings.minibatch_size or None)
+
+
+def network(learner):
+    return learner.module[DEFAULT_MODULE_ID].unwrapped().network
+
+
+def test_advantages_by_hand():
+    """r = [1, 1], v = 0, gamma = lambda = 1: A = [2, 1]. With an artificial last step, and two episodes as if each were alone."""
+    one = {"values": np.zeros(3), "rewards": np.array([1.0, 1, 0]), "terminateds": np.array([False, True, False]), "truncateds": np.zeros(3, bool)}
+    alone = compute_value_targets(**one, gamma=1.0, lambda_=1.0)
+    assert alone[:2].tolist() == [2, 1]
+    other = one | {"values": np.array([0.5, -1, 2]), "rewards": np.array([3.0, -2, 0])}
+    both = {name: np.concatenate([one[name], other[name]]) for name in one}
+    separately = [compute_value_targets(**each, gamma=0.9, lambda_=0.8) for each in (one, other)]
+    taken = [0, 1, 3, 4]  # the artificial steps' own targets are used nowhere
+    np.testing.assert_allclose(compute_value_targets(**both, gamma=0.9, lambda_=0.8)[taken], np.concatenate(separately)[taken], rtol=1e-6)
+    # other: delta_1 = -2 + 1 = -1, delta_0 = 3 + .9 * -1 - .5 = 1.6; A_1 = -1, A_0 = 1.6 + .72 * -1 = .88; targets A + v
+    np.testing.assert_allclose(separately[1][:2], [0.88 + 0.5, -1 - 1], rtol=1e-6)
+
+
+def test_the_distribution_is_ours():
+    logits = torch.tensor([[0.3, -0.2, 5.0]])
+    found, ours, bits = ActDistribution.from_logits(logits), MaskedBernoulli(logits), torch.tensor([[1, 0, 1]])
+    assert torch.equal(found.logp(bits), ours.log_prob(bits)) and torch.equal(found.entropy(), ours.entropy())
+    assert found.to_deterministic().sample().tolist() == [[1, 0, 1]] and found.kl(found).item() == 0
+
+
+def test_what_is_stored_is_what_was_sampled(policy, world):
+    """log pi(a|s) recomputed from stored states, masks and bits is the behaviour's, and no stored bit was masked."""
+    runner, _ = parts(policy, world, PPO())
+    episodes = runner.sample(num_timesteps=40)
+    assert sum(map(len, episodes)) >= 40
+    for episode in episodes:
+        seen, n = episode.get_observations(slice(0, len(episode))), len(episode)
+        bits, masks = torch.from_numpy(np.asarray(episode.get_actions(slice(0, n)))), torch.from_numpy(seen["action_mask"])
+        found = MaskedBernoulli(policy.logits(torch.from_numpy(seen["obs"]), masks)).log_prob(bits)
+        stored = episode.get_extra_model_outputs(Columns.ACTION_LOGP, slice(0, n))
+        np.testing.assert_allclose(found.detach().numpy(), stored, atol=1e-4)  # sums of 170 logarithms in float32
+        assert bits.sum() > 0 and not (bits.bool() & ~masks.bool()).any()
+
+
+def test_a_round_can_be_repeated_and_another_is_different(policy, world):
+    def acts(first_round):
+        runner, _ = parts(policy, world, PPO(), first_round=first_round)
+        return [np.asarray(e.get_actions(slice(0, len(e)))).tolist() for e in runner.sample(num_timesteps=30)]
+
+    assert acts(3) == acts(3) != acts(4)
+    runner, _ = parts(policy, world, PPO(), first_round=2)
+    runner.sample(num_timesteps=30)
+    assert [np.asarray(e.get_actions(slice(0, len(e)))).tolist() for e in runner.sample(num_timesteps=30)] == acts(3)
+
+
+@pytest.mark.parametrize("settings", [PPO(batch_size=64, minibatch_size=16), PG(batch_size=64), PPO(batch_size=64, minibatch_size=0, passes=1)])
+def test_an_update_moves_the_policy(settings, policy, world):
+    runner, learner = parts(policy, world, settings)
+    update(learner, runner.sample(num_timesteps=64), settings)
+    moved = {name: not torch.equal(value, policy.state_dict()[name]) for name, value in network(learner).state_dict().items()}
+    assert all(on for name, on in moved.items() if name.startswith("policy."))
+    assert all(on == settings.baseline for name, on in moved.items() if name.startswith("value_network."))
+
+
+def test_learned_rewards_replace_the_environments(policy, world):
+    """The reward function sees states, acts and the environment's rewards; what it returns is what the learner goes on with."""
+    told, settings = [], PPO(batch_size=32, minibatch_size=16)
+
+    def reward(trajectories):
+        told.extend(trajectories)
+        return [np.full(len(each.actions), 7.0) for each in trajectories]
+
+    runner, learner = parts(policy, world, settings, reward)
+    episodes = runner.sample(num_timesteps=32)
+    before, sizes = [np.asarray(each.get_rewards()).tolist() for each in episodes], [len(each) for each in episodes]
+    update(learner, episodes, settings)
+    assert [len(each.actions) for each in told] == sizes and [each.rewards.tolist() for each in told] == before
+    assert all(len(each.observations) == len(each.actions) + 1 and len(each.log_probs) == len(each.actions) for each in told)
+    assert all(np.asarray(each.get_rewards(slice(0, n))).tolist() == [7.0] * n for each, n in zip(episodes, sizes, strict=True))
+
+
+def test_a_reward_of_the_wrong_length_is_refused():
+    class Episode:
+        def __len__(self):
+            return 3
+
+    connector = LearnedRewards(reward=lambda trajectories: [np.zeros(5)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_dialog.cluster.rllib._trajectory", lambda episode, steps: None)
+        with pytest.raises(ValueError, match="expected 2 rewards for an episode of 2 steps"):
+            connector(rl_module=None, batch={}, episodes=[Episode()])
+
+
+def test_nothing_sampled_is_an_error():
+    with pytest.raises(RuntimeError, match="got none"):
+        metrics_of({"env_runners": {}, "learners": {}})
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(PPO, {"batch_size": 0}), (PPO, {"minibatch_size": 5000}), (APPO, {"gamma": 1.5}), (PG, {"clip": 0.0})])
+def test_bad_settings_are_refused(kind, wrong):
+    with pytest.raises(ValueError, match="expected"):
+        kind(**wrong)
+
+
+def test_advantages_are_standardised_over_the_turns_that_were_taken():
+    """[1, 3] have mean 2 and deviation sqrt(2); the step that RLlib adds does not count."""
+    batch = {"module": {Postprocessing.ADVANTAGES: torch.tensor([1.0, 3, 100]), Columns.LOSS_MASK: torch.tensor([True, True, False])}}
+    found = StandardisedAdvantages()(rl_module=None, batch=batch, episodes=[])["module"][Postprocessing.ADVANTAGES]
+    torch.testing.assert_close(found[:2], torch.tensor([-1.0, 1]) / 2**0.5)

@@ -1,0 +1,33 @@
+"""Where in a text the values of acts stand."""
+
+from rl_dialog.data.labelled import located
+
+AREA, NAME, STARS = ("Inform", "Hotel", "Area"), ("Inform", "Hotel", "Name"), ("Inform", "Hotel", "Stars")
+
+
+def spans(text, *acts):
+    return [(text[start:end], tag) for start, end, tag in located(text, acts)[0]]
+
+
+def test_values_are_found_as_words():
+    text = "Two rooms in the East , please , northeast of it"
+    assert located(text, [(*AREA, "east"), ("Inform", "Hotel", "Parking", "yes"), ("Request", "Hotel", "Phone", "?")]) == (
+        [(17, 21, AREA)],
+        [("Inform", "Hotel", "Parking", "yes"), ("Request", "Hotel", "Phone", "?")],
+    )
+    assert spans("something moderately priced", (*AREA, "moderate")) == [("moderately", AREA)]
+    assert spans("at   the  lamb", (*NAME, "the lamb")) == [("the  lamb", NAME)]
+    assert spans("a.b (c)", (*NAME, "(c)")) == [("(c)", NAME)]
+
+
+def test_no_place_is_given_twice():
+    assert spans("4 stars and 4 people", (*STARS, "4"), ("Inform", "Hotel", "People", "4")) == [("4", STARS), ("4", ("Inform", "Hotel", "People"))]
+    assert spans("the north gallery in the north", (*AREA, "north"), (*NAME, "the north gallery")) == [("the north gallery", NAME), ("north", AREA)]
+
+
+def test_what_is_not_there_is_about_the_sentence():
+    assert located("somewhere nice", [(*AREA, "East"), ("Inform", "Hotel", "Internet", "yes")]) == (
+        [],
+        [(*AREA, "east"), ("Inform", "Hotel", "Internet", "yes")],
+    )
+    assert located("", [(*AREA, "")]) == ([], [(*AREA, "")])

@@ -1,0 +1,45 @@
+"""`evaluate --simulated` on what `simulate` and `converse` write, as a user runs them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pipelines.analyse import AnalyseConfig, main
+from pipelines.converse import ConverseConfig
+from pipelines.converse import main as converse
+from pipelines.simulate import SimulateConfig
+from pipelines.simulate import main as simulate
+
+
+def test_a_worse_system_is_seen_to_be_worse(tmp_path):
+    for name, mistakes in (("rule", 0.0), ("worse", 0.4)):
+        converse(ConverseConfig(out=str(tmp_path / name), episodes=60, mistakes=mistakes, quiet=True))
+    command = [sys.executable, "-m", "pipelines.evaluate", "--simulated", str(tmp_path / "rule"), f"bad={tmp_path / 'worse'}"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "report")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert list(told["success"]) == ["rule", "bad"] and told["differences"]["bad"][2] < 0, "the whole interval is below 0"
+    found = json.loads((tmp_path / "report" / "tasks.json").read_text())
+    results = json.loads((tmp_path / "worse" / "results.json").read_text())["figures"]
+    bad = found["policies"][1]
+    for name in ("success", "complete", "book_rate", "turns", "return"):
+        assert bad["figures"][name]["value"] == pytest.approx(results[name]["value"], abs=1e-4), name
+    assert sum(bad["failures"].values()) == round(60 * (1 - results["success"]["value"]))
+    assert bad["understood"]["system"] and "Who succeeds where" in done.stdout or (tmp_path / "report" / "tasks.md").read_text()
+
+
+def test_dialogs_in_acts_and_bad_input(tmp_path):
+    simulate(SimulateConfig(out=str(tmp_path / "acts"), episodes=30, quiet=True))
+    told = main(AnalyseConfig(simulated=(str(tmp_path / "acts"),), out=str(tmp_path / "report"), quiet=True))
+    assert told["differences"] == {} and told["success"]["acts"][0] > 0.8
+    for config, message in (
+        ({}, "expected --simulated"),
+        ({"simulated": ("x",)}, "expected --out"),
+        ({"simulated": (str(tmp_path),), "out": "x"}, "expected a folder that simulate or converse wrote"),
+        ({"simulated": (str(tmp_path / "acts"),) * 2, "out": "x"}, "two folders are called acts"),
+        ({"simulated": (str(tmp_path / "acts"),), "out": "x", "replicates": 0}, "expected --replicates"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            main(AnalyseConfig(**config))
