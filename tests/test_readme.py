@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import ab, analyse, chat, circle, compare, evaluate, prepare, simulate, train, tune
+from pipelines import ab, analyse, chat, circle, compare, converse, evaluate, prepare, simulate, talk, train, tune
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +21,8 @@ CONFIGS = {
     "tune": (tune.TuneConfig, None),
     "circle": (circle.CircleConfig, None),
     "simulate": (simulate.SimulateConfig, None),
+    "converse": (converse.ConverseConfig, None),
+    "talk": (talk.TalkConfig, None),
 }
 
 
