@@ -75,7 +75,7 @@ def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     quoted = "# How a line looks\n" + jsonl(GOOD)
     for name in ("README.md", "LICENSE", "README", "x.py"):
         write(tmp_path / name, quoted)
-    for name in ("ontology.json", "kb.json", "db/hotel_db.json", "sys_da_voc.txt", "quarantine.jsonl"):
+    for name in ("ontology.json", "kb.json", "db/hotel_db.json", "sys_da_voc.txt", "quarantine.jsonl", "results.json"):
         write(tmp_path / name, '{"hotel": {"area": ["east"]}}')
     write(tmp_path / ".hidden.jsonl", jsonl(GOOD))
     write(tmp_path / "__MACOSX/a.jsonl", jsonl(GOOD))
