@@ -58,7 +58,7 @@ AUXILIARY = (
     (r"(?:val|test)listfile\.(?:json|txt)", "a list of dialog ids, read together with data.json"),
     (r"selfplay\.txt", "negotiation scenarios without dialogs"),
     (r"(?:splits?|train-dev-test)/.*\.(?:tsv|csv)", "ids or derived pairs of dialogs that stand in the corpus's JSON files"),
-    (r"(?:manifest\.json|quarantine\.jsonl|rl_dialog\.yaml|metrics\.jsonl?)", "written by this project about other files"),
+    (r"(?:(?:manifest|results|tasks)\.json|quarantine\.jsonl|rl_dialog\.yaml|metrics\.jsonl?)", "written by this project about other files"),
 )
 
 # A file that repeats records of another one in the same folder or zip: (file, the other).

@@ -102,8 +102,8 @@ def _figures(runs: Sequence[TaskRun]) -> Section:
         [run.group for run in runs], {name: figure_of(name).title for name in ("success", "book_rate", "inform_f1_all_slots", "turns", "return")}
     )
     text = [
-        "95 % bootstrap intervals over dialogs. envs/multiwoz/README.md defines the figures; turns are the system's. Precision and F1 count every "
-        "superfluous slot: they are simulate's inform_precision_all_slots and inform_f1_all_slots."
+        "95 % bootstrap intervals over dialogs. envs/multiwoz/README.md defines the figures; turns are the system's. Precision and F1 are those of "
+        "the dialogs' outcomes: unless simulated with other options they count every superfluous slot, like simulate's inform_f1_all_slots."
     ]
     table = Table(["policy", "dialogs", *(figure_of(name).title for name in names)], rows)
     return Section("Measures", text, table, plot=("measures.png", png) if png else None)

@@ -75,7 +75,7 @@ def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     quoted = "# How a line looks\n" + jsonl(GOOD)
     for name in ("README.md", "LICENSE", "README", "x.py"):
         write(tmp_path / name, quoted)
-    for name in ("ontology.json", "kb.json", "db/hotel_db.json", "sys_da_voc.txt", "quarantine.jsonl"):
+    for name in ("ontology.json", "kb.json", "db/hotel_db.json", "sys_da_voc.txt", "quarantine.jsonl", "results.json"):
         write(tmp_path / name, '{"hotel": {"area": ["east"]}}')
     write(tmp_path / ".hidden.jsonl", jsonl(GOOD))
     write(tmp_path / "__MACOSX/a.jsonl", jsonl(GOOD))
@@ -83,7 +83,7 @@ def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     write(tmp_path / "unknown.json", '{"rows": 3}')
     logs, bads, skipped = find_logs([str(tmp_path)])
     assert [Path(log.path).name for log in logs] == ["a.jsonl", "notice.jsonl"]
-    assert len(skipped) == 9 and all(entry.reason for entry in skipped)
+    assert len(skipped) == 10 and all(entry.reason for entry in skipped)
     assert Path(one_bad(bads).file).name == "unknown.json"
     assert "no reader recognises this file: expected one of dialog, trl" in bads[0].reason and "rows" in bads[0].reason
 
