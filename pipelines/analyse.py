@@ -50,7 +50,7 @@ def main(config: AnalyseConfig) -> dict[str, Any]:
     if not config.quiet:
         console = Console(highlight=False, width=None if Console().is_terminal else 150)
         for section in sections(comparison):
-            if section.table and section.title in ("Measures", "Difference", "Domains", "Why dialogs fail", "Loops"):
+            if section.table and section.title in ("Measures", "Difference", "Domains", "Why dialogs fail", "Missed bookings", "Loops"):
                 table = ShownTable(*section.table.columns, title=section.title)
                 for row in section.table.rows:
                     table.add_row(*(cell.replace(" [", "\n[") for cell in row))

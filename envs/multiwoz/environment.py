@@ -79,6 +79,7 @@ class Outcome:
     turns: int
     total: float
     domains: dict[str, bool]  # goal domain -> its own success
+    by_domain: dict[str, dict[str, float | None]]  # goal domain -> its own book_rate, inform_precision, inform_recall, inform_f1
 
 
 class Simulator:
@@ -172,6 +173,7 @@ class Simulator:
             turns=talk.turns,
             total=talk.total,
             domains={domain: rule.domain_success(record, domain) for domain in talk.goal},
+            by_domain={domain: rule.figures(record, domain) for domain in talk.goal},
         )
 
 

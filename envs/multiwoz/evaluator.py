@@ -136,6 +136,12 @@ class Evaluator:
             fp += len((given & self.countable[domain]) - requested - goal["info"].keys())
         return Information(tp, fp, fn)
 
+    def figures(self, record: Record, domain: str) -> dict[str, float | None]:
+        """Book rate, precision, recall and F1 of one domain. Acts with impossible values count against the whole dialog only."""
+        scores = self.information(record, domain).scores or (None, None, None)
+        names = ("inform_precision", "inform_recall", "inform_f1")
+        return {"book_rate": self.book_rate(record, domain), **dict(zip(names, scores, strict=True))}
+
     def book_rate(self, record: Record, only: str = "") -> float | None:
         """Mean over the bookings wanted of the share of constraints that the booked row meets; None where none is wanted."""
         rates = []

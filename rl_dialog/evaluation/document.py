@@ -32,6 +32,7 @@ class Sample:
 
     title: str
     columns: list[Column]
+    folded: bool = False  # on the page a click opens it
 
 
 @dataclass
@@ -110,6 +111,7 @@ small { color: #57606a; }
 th { border-bottom: 2px solid #999; white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
 tbody tr:hover { background: #f5f7fa; } ul.notes { font-size: .86rem; color: #57606a; } img { max-width: 100%; height: auto; }
 .sample { display: flex; gap: .8rem; overflow-x: auto; align-items: flex-start; padding-bottom: .5rem; }
+summary { font-weight: 600; margin: .6rem 0; cursor: pointer; overflow-wrap: anywhere; }
 .column { flex: 0 0 300px; border: 1px solid #ddd; border-radius: 8px; padding: .6rem; font-size: .86rem; }
 .column h4 { margin: 0 0 .5rem; font-size: .86rem; } .line { margin: .3rem 0; padding: .3rem .55rem; border-radius: 8px; overflow-wrap: anywhere; }
 .user, .system, .tool { background: #f1f2f4; margin-right: 1.6rem; } .assistant { background: #dfeafd; margin-left: 1.6rem; }
@@ -154,6 +156,8 @@ def _html_cell(cell: str, kind: str) -> str:
 
 def _html_sample(sample: Sample) -> str:
     columns = "".join(f'<div class="column"><h4>{html.escape(c.title)}</h4>{"".join(map(_html_line, c.lines))}</div>' for c in sample.columns)
+    if sample.folded:
+        return f'<details><summary>{html.escape(sample.title)}</summary><div class="sample">{columns}</div></details>'
     return f'<h3>{html.escape(sample.title)}</h3><div class="sample">{columns}</div>'
 
 

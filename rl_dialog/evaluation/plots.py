@@ -159,6 +159,22 @@ def histograms(columns: Mapping[str, np.ndarray]) -> bytes | None:
     return as_png(figure)
 
 
+def distributions(columns: Mapping[str, Mapping[str, np.ndarray]]) -> bytes:
+    """Steps of the share of dialogs up to each value: figure -> group -> its values; a panel per figure, a line per group."""
+    figure = Figure(figsize=(4.2 * len(columns), 2.9), dpi=110, layout="constrained")
+    for axes, (title, groups) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns.items(), strict=True):
+        for i, (name, values) in enumerate(groups.items()):
+            axes.ecdf(values, color=COLOURS[i % len(COLOURS)], linewidth=1.6, label=name)
+        axes.set_xlabel(title, fontsize=9)
+        axes.set_ylim(0, 1.02)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        axes.grid(color="#e6e6e6", linewidth=0.8)
+        plain(axes)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return as_png(figure)
+
+
 def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> bytes:
     """A matrix of correlations with its numbers; None is left white."""
     size = 1.6 + 0.42 * len(names)

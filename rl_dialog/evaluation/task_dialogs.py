@@ -11,7 +11,7 @@ Acts are `(intent, domain, slot, value)`; slots have the names that acts use.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,29 @@ from rl_dialog.evaluation.intervals import Measure
 
 Act = tuple[str, str, str, str]
 TELLS = ("Inform", "Recommend", "Select", "OfferBook", "OfferBooked", "Book")
-OUTCOME = ("success", "success_strict", "complete", "book_rate", "inform_precision", "inform_recall", "inform_f1")
+FIGURE = {  # as simulate calls them -> as outcomes do, whose precision counts every superfluous slot
+    "success": "success",
+    "success_strict": "success_strict",
+    "complete": "complete",
+    "book_rate": "book_rate",
+    "inform_precision_all_slots": "inform_precision",
+    "inform_recall": "inform_recall",
+    "inform_f1_all_slots": "inform_f1",
+}
 REASONS = {
     "not booked": "a booking that the user wanted was never made",
     "booked wrongly": "what was booked does not meet the user's wishes",
     "not answered": "something the user asked for was never told",
+    "never asked": "the user left before it had asked for all that it wanted to know",
     "wrong answers": "all was told and booked, but not of anything that meets the user's wishes",
+}
+BY_DOMAIN = ("success", "book_rate", "inform_precision_all_slots", "inform_recall", "inform_f1_all_slots", "turns")
+MISSED = {
+    "nothing found": "the system's last word on it was that there is none",
+    "refused": "its last word was that it cannot be booked",
+    "not reached": "the user left before it came to that domain",
+    "no details": "the user never said for when or for how many",
+    "ignored": "the user said so, and was not told why nothing came of it",
 }
 
 
@@ -90,18 +107,36 @@ class TaskDialog:
             return ""
         if set(self.to_book) - set(self.booked):
             return "not booked"
-        if (self.outcome.get("book_rate") or 1.0) < 1.0 and self.to_book:
+        if (rate := self.outcome.get("book_rate")) is not None and rate < 1:
             return "booked wrongly"
         if any(asked.answered is None for asked in self.asked):
             return "not answered"
+        if (recall := self.outcome.get("inform_recall")) is not None and recall < 1:
+            return "never asked"
         return "wrong answers"
+
+    @property
+    def missed(self) -> dict[str, str]:
+        """Domain of a booking that was never made -> why, one of MISSED."""
+        return {domain: _missed(self.turns, domain, self.goal[domain]["book"]) for domain in self.to_book if domain not in self.booked}
+
+    @property
+    def turns_by_domain(self) -> Counter[str]:
+        """Goal domain -> replies while it was the one that the user had spoken of last."""
+        return Counter(domain for turn, domain in _with_domain(self.turns) if turn.side == "system" and domain)
 
 
 def read_task_dialogs(path: str | Path) -> list[TaskDialog]:
-    """The dialogs of a file. Raises DialogError for a malformed line, ValueError for a dialog without acts, goal or outcome."""
+    """The dialogs of a file.
+
+    Raises DialogError for a malformed line, ValueError for a dialog without acts, goal or outcome, and for two of the same user.
+    """
     found = [_task_dialog(dialog, f"{path}, dialog {dialog.id}") for dialog in read_jsonl(path)]
     if not found:
         raise ValueError(f"{path}: expected dialogs, found none")
+    key, times = Counter(dialog.key for dialog in found).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of one run in a file")
     return found
 
 
@@ -182,27 +217,52 @@ def _loops(side: str, turns: Sequence[Said]) -> list[tuple[str, tuple[Act, ...],
 
 def _booked(turns: Sequence[Said]) -> list[str]:
     """Goal domains in which the system gave a reference; `Booking` is the domain that the user spoke of last."""
-    current, found = "", []
-    for turn in turns:
-        for intent, domain, slot, _ in turn.acts:
-            if turn.side == "user":
-                current = current if domain == "general" else domain
-            elif slot == "Ref" and intent in ("Book", "OfferBooked"):
-                found.append((current if domain == "Booking" else domain).lower())
+    found = []
+    for turn, current in _with_domain(turns):
+        for intent, domain, slot, _ in turn.acts if turn.side == "system" else ():
+            if slot == "Ref" and intent in ("Book", "OfferBooked"):
+                found.append(current if domain == "Booking" else domain.lower())
     return list(dict.fromkeys(found))
+
+
+def _with_domain(turns: Sequence[Said]) -> Iterator[tuple[Said, str]]:
+    """Each turn with the goal domain that the user spoke of last."""
+    current = ""
+    for turn in turns:
+        if turn.side == "user":
+            current = next((domain.lower() for _, domain, _, _ in reversed(turn.acts) if domain != "general"), current)
+        yield turn, current
+
+
+def _missed(turns: Sequence[Said], domain: str, book: Iterable[str]) -> str:
+    """Why a booking was never made: by the last reply on the domain, else by what the user said of it."""
+    replies, said = [], set[str]()
+    for turn, current in _with_domain(turns):
+        about = [act for act in turn.acts if act[1].lower() == domain or (act[1] == "Booking" and current == domain)]
+        if about and turn.side == "system":
+            replies.append({intent for intent, *_ in about})
+        said |= {slot.lower() for _, _, slot, _ in about if turn.side == "user"}
+    for intent, reason in (("NoOffer", "nothing found"), ("NoBook", "refused")):
+        if replies and intent in replies[-1]:
+            return reason
+    if not said:
+        return "not reached"
+    return "ignored" if said & {slot.lower() for slot in book} else "no details"
 
 
 def measures(dialogs: Sequence[TaskDialog]) -> dict[str, Measure]:
     """Every figure with a unit per dialog; those that do not apply to a dialog's goal leave it out."""
-    columns: dict[str, list[float | None]] = {name: [dialog.outcome.get(name) for dialog in dialogs] for name in OUTCOME}
+    columns: dict[str, list[float | None]] = {name: [dialog.outcome.get(key) for dialog in dialogs] for name, key in FIGURE.items()}
     columns["turns"] = [dialog.replies for dialog in dialogs]
     columns["return"] = [dialog.total for dialog in dialogs]
     columns["loops"] = [bool(dialog.loops) for dialog in dialogs]
     found = {name: Measure.mean(values) for name, values in columns.items() if any(value is not None for value in values)}
     for domain in domains_of(dialogs):
-        won = [dialog.outcome.get("domains", {}).get(domain) for dialog in dialogs]
-        if any(value is not None for value in won):
-            found[f"success/{domain}"] = Measure.mean(won)
+        columns = {"success": [dialog.outcome.get("domains", {}).get(domain) for dialog in dialogs]}
+        for name in BY_DOMAIN[1:-1]:
+            columns[name] = [dialog.outcome.get("by_domain", {}).get(domain, {}).get(FIGURE[name]) for dialog in dialogs]
+        columns["turns"] = [dialog.turns_by_domain[domain] if domain in dialog.goal else None for dialog in dialogs]
+        found |= {f"{name}/{domain}": Measure.mean(values) for name, values in columns.items() if any(value is not None for value in values)}
     return found
 
 

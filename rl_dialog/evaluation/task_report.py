@@ -15,10 +15,22 @@ from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.summary import Group, RunResult, as_json, compare, figure_of, shown
-from rl_dialog.evaluation.task_dialogs import REASONS, TaskDialog, domain_counts, domains_of, measures, questions, readings, shown_acts
+from rl_dialog.evaluation.task_dialogs import (
+    BY_DOMAIN,
+    FIGURE,
+    MISSED,
+    REASONS,
+    TaskDialog,
+    domain_counts,
+    domains_of,
+    measures,
+    questions,
+    readings,
+    shown_acts,
+)
 from rl_dialog.models.checkpoint import write_json
 
-FIRST = ("success", "success_strict", "complete", "book_rate", "inform_precision", "inform_recall", "inform_f1", "turns", "return", "loops")
+FIRST = (*FIGURE, "turns", "return", "loops")
 MOST = 10  # rows of a list
 EXAMPLES = 2  # dialogs of a kind
 
@@ -72,6 +84,7 @@ def sections(comparison: TaskComparison) -> list[Section]:
         *_differences(comparison),
         _domains(runs),
         _failures(runs),
+        _missed(runs),
         _questions(runs),
         _unasked(runs),
         _loops(runs),
@@ -86,7 +99,7 @@ def _figures(runs: Sequence[TaskRun]) -> Section:
     names = [name for name in FIRST if any(name in run.group.estimates for run in runs)]
     rows = [[run.name, str(len(run.dialogs)), *(shown(run.group.estimates.get(name), figure_of(name)) for name in names)] for run in runs]
     png = plots.panels(
-        [run.group for run in runs], {name: figure_of(name).title for name in ("success", "book_rate", "inform_f1", "turns", "return")}
+        [run.group for run in runs], {name: figure_of(name).title for name in ("success", "book_rate", "inform_f1_all_slots", "turns", "return")}
     )
     text = [
         "95 % bootstrap intervals over dialogs. envs/multiwoz/README.md defines the figures; turns are the system's. Precision and F1 are those of "
@@ -117,7 +130,7 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         for wins, keys in only.items():
             for key in keys[:EXAMPLES]:
                 title = f"{run.name if wins else first.name} succeeds, {first.name if wins else run.name} does not: {_wish(ours[key].goal)}"
-                samples.append(Sample(title, [_column(side.name, side.by_key[key]) for side in (first, run)]))
+                samples.append(Sample(title, [_column(side.name, side.by_key[key]) for side in (first, run)], folded=True))
     solved = Table(["policy", "both succeed", "only this one", f"only {first.name}", "neither"], counts)
     return [
         Section("Difference", text, table, plot=("difference.png", png) if png else None),
@@ -130,14 +143,31 @@ def _domains(runs: Sequence[TaskRun]) -> Section:
     for domain in domains_of(runs[0].dialogs):
         for run in runs:
             count = domain_counts(run.dialogs, domain)
-            success = shown(run.group.estimates.get(f"success/{domain}"), figure_of("success"))
+            figures = [shown(run.group.estimates.get(f"{name}/{domain}"), figure_of(name)) for name in BY_DOMAIN]
             told, at_once = _share(count["told"], count["asked"]), _share(count["told at once"], count["asked"])
             booked, unasked = _share(count["booked"], count["to book"]), f"{count['told unasked'] / max(1, count['dialogs']):.2f}"
-            rows.append([domain, run.name, str(count["dialogs"]), success, told, at_once, booked, unasked])
+            rows.append([domain, run.name, str(count["dialogs"]), *figures, told, at_once, booked, unasked])
     text = [
-        "Told: questions of the user that were answered at all, and by the very next reply. Booked: wished bookings that were made, right or wrong."
+        "Turns: the replies while the user was at that domain. Told: questions of the user that were answered at all, and by the very next reply. "
+        "Booked: wished bookings that were made, right or wrong."
     ]
-    return Section("Domains", text, Table(["domain", "policy", "dialogs", "success", "told", "at once", "booked", "unasked per dialog"], rows))
+    columns = ["domain", "policy", "dialogs", *(figure_of(name).title for name in BY_DOMAIN), "told", "at once", "booked", "unasked per dialog"]
+    return Section("Domains", text, Table(columns, rows))
+
+
+def _missed(runs: Sequence[TaskRun]) -> Section | None:
+    """Bookings that were never made, by domain and reason."""
+    rows = []
+    for run in runs:
+        wanted = Counter(domain for dialog in run.dialogs for domain in dialog.to_book)
+        missed = Counter(each for dialog in run.dialogs for each in dialog.missed.items())
+        for domain in wanted:
+            counts = [missed[domain, reason] for reason in MISSED]
+            if any(counts):
+                rows.append([domain, run.name, str(wanted[domain]), _of(sum(counts), wanted[domain]), *map(str, counts)])
+    notes = [f"{reason}: {what}" for reason, what in MISSED.items()]
+    columns = ["domain", "policy", "wanted", "never made", *MISSED]
+    return Section("Missed bookings", [], Table(columns, sorted(rows, key=lambda row: row[0])), notes) if rows else None
 
 
 def _failures(runs: Sequence[TaskRun]) -> Section | None:
@@ -169,7 +199,9 @@ def _unasked(runs: Sequence[TaskRun]) -> Section | None:
             times.update(dialog.unasked)
             dialogs.update(set(dialog.unasked))
         rows += [[" ".join(told), run.name, str(count), str(dialogs[told])] for told, count in times.most_common(MOST)]
-    text = ["Slots that the system told though the user had neither asked for them nor wished them so: they lower the precision."]
+    text = [
+        "Slots that the system told before the user had asked for them or named a wish for them. The precision forgives those that stand in the goal."
+    ]
     return Section("Told unasked", text, Table(["slot", "policy", "times", "dialogs"], rows)) if rows else None
 
 
@@ -202,13 +234,12 @@ def _readings(runs: Sequence[TaskRun]) -> Section | None:
 
 
 def _distributions(runs: Sequence[TaskRun]) -> Section:
-    columns = {}
-    for run in runs:
-        columns[f"turns, {run.name}"] = np.array([dialog.replies for dialog in run.dialogs])
-        columns[f"return, {run.name}"] = np.array([dialog.total for dialog in run.dialogs])
-    return Section(
-        "Turns and returns", ["How many dialogs had so many system turns, and such a return."], plot=("turns.png", plots.histograms(columns))
-    )
+    columns = {
+        "system turns": {run.name: np.array([dialog.replies for dialog in run.dialogs]) for run in runs},
+        "return": {run.name: np.array([dialog.total for dialog in run.dialogs]) for run in runs},
+    }
+    text = ["The share of dialogs with at most so many system turns, and with at most such a return."]
+    return Section("Turns and returns", text, plot=("turns.png", plots.distributions(columns)))
 
 
 def _examples(run: TaskRun) -> Section | None:
@@ -217,7 +248,7 @@ def _examples(run: TaskRun) -> Section | None:
         failed = [dialog for dialog in run.dialogs if dialog.reason == reason]
         if failed:
             shortest = sorted(failed, key=lambda dialog: dialog.replies)[:EXAMPLES]
-            samples.append(Sample(f"{reason}: {len(failed)} dialogs", [_column(_wish(dialog.goal), dialog) for dialog in shortest]))
+            samples.append(Sample(f"{reason}: {len(failed)} dialogs", [_column(_wish(dialog.goal), dialog) for dialog in shortest], folded=True))
     return Section(f"Failures of {run.name}", ["The shortest of each kind."], samples=samples) if samples else None
 
 
@@ -268,6 +299,9 @@ def to_json(comparison: TaskComparison) -> dict[str, Any]:
     found = []
     for run in comparison.runs:
         failures = Counter(dialog.reason for dialog in run.dialogs if not dialog.success)
+        missed: dict[str, dict[str, int]] = {}
+        for domain, reason in (each for dialog in run.dialogs for each in dialog.missed.items()):
+            missed.setdefault(domain, Counter())[reason] += 1
         slots = {
             slot: {"asked": q.asked, "at_once": q.at_once, "later": q.later, "never": q.never, "instead": dict(q.instead.most_common(5))}
             for slot, q in questions(run.dialogs).items()
@@ -285,6 +319,7 @@ def to_json(comparison: TaskComparison) -> dict[str, Any]:
                 "figures": {name: as_json(value) for name, value in run.group.estimates.items()},
                 "domains": {domain: domain_counts(run.dialogs, domain) for domain in domains_of(run.dialogs)},
                 "failures": dict(failures),
+                "missed_bookings": missed,
                 "questions": slots,
                 "understood": misread,
             }

@@ -69,7 +69,9 @@ def test_one_dialog(read):
         (None, {"success": True}, ""),
         (5, {}, "not booked"),
         (None, {"book_rate": 0.5}, "booked wrongly"),
+        (None, {"book_rate": 0.0}, "booked wrongly"),
         (7, {}, "wrong answers"),  # the address is told there
+        (7, {"inform_recall": 0.5}, "never asked"),  # the goal had more, which the user did not come to
     ],
 )
 def test_reasons(read, without, outcome, reason):
@@ -79,6 +81,33 @@ def test_reasons(read, without, outcome, reason):
         changed["messages"][without]["acts"] = [["Inform", "Hotel", "Addr", "here"]]
     (dialog,) = read(changed)
     assert dialog.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("said", "replied", "reason"),
+    [
+        ([["Inform", "Hotel", "Stay", "2"]], [["Inform", "Hotel", "Stars", "4"]], "ignored"),
+        ([["Inform", "Hotel", "Stay", "2"]], [["NoBook", "Booking", "none", "none"]], "refused"),
+        ([["Inform", "Hotel", "Area", "east"]], [["NoOffer", "Hotel", "Area", "east"]], "nothing found"),
+        ([["Inform", "Hotel", "Area", "east"]], [["Request", "Hotel", "Stars", "?"]], "no details"),
+        ([["Request", "Police", "Phone", "?"]], [["Inform", "Police", "Phone", "999"]], "not reached"),
+    ],
+)
+def test_missed_bookings(read, said, replied, reason):
+    turns = [{"role": "user", "content": "", "acts": said}, {"role": "assistant", "content": "", "acts": replied, "reward": -1.0}]
+    (dialog,) = read(record(messages=turns))
+    assert dialog.missed == {"hotel": reason} and dialog.reason == "not booked"
+
+
+def test_figures_of_a_domain(read):
+    """The user speaks of the hotel in all four turns; its figures are those of the outcome, and the police has none."""
+    changed = record()
+    changed["meta"]["outcome"] = changed["meta"]["outcome"] | {"by_domain": {"hotel": {"book_rate": 1.0, "inform_f1": 2 / 3}, "police": {}}}
+    found = measures(read(changed))
+    assert {name: measure.value for name, measure in found.items() if "/" in name} == {
+        "success/hotel": 0, "success/police": 1, "book_rate/hotel": 1, "inform_f1_all_slots/hotel": 2 / 3, "turns/hotel": 4, "turns/police": 0
+    }  # fmt: skip
+    assert found["inform_f1_all_slots"].value == 0.5
 
 
 def test_readings(read):
@@ -129,6 +158,8 @@ def test_what_cannot_be_compared_or_read(read, tmp_path):
     ):
         with pytest.raises(ValueError, match=told):
             read(broken)
+    with pytest.raises(ValueError, match=r"expected a dialog per user, got 2 with the seeds \[0, 0, 0, 0\]"):
+        read(record(0), record(1), record(0))
     with pytest.raises(ValueError, match="found none"):
         read()
     (tmp_path / "bad.jsonl").write_text('{"id": 3\n')

@@ -24,8 +24,11 @@ def test_a_worse_system_is_seen_to_be_worse(tmp_path):
     found = json.loads((tmp_path / "report" / "tasks.json").read_text())
     results = json.loads((tmp_path / "worse" / "results.json").read_text())["figures"]
     bad = found["policies"][1]
-    for name in ("success", "complete", "book_rate", "turns", "return"):
+    for name in results.keys() & bad["figures"].keys():
         assert bad["figures"][name]["value"] == pytest.approx(results[name]["value"], abs=1e-4), name
+    assert {"inform_f1_all_slots", "inform_recall", "success/hotel"} <= results.keys() & bad["figures"].keys() and "inform_f1" not in bad["figures"]
+    assert bad["figures"]["inform_f1_all_slots/hotel"]["value"] < found["policies"][0]["figures"]["inform_f1_all_slots/hotel"]["value"]
+    assert bad["missed_bookings"]
     assert sum(bad["failures"].values()) == round(60 * (1 - results["success"]["value"]))
     assert bad["understood"]["system"] and "Who succeeds where" in done.stdout or (tmp_path / "report" / "tasks.md").read_text()
 

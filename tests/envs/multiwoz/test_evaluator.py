@@ -141,3 +141,15 @@ def test_forms_of_values(town, domain, slot):
     rule = Evaluator(town.database, Options())
     good, bad = VALID[domain, slot]
     assert [rule.is_valid(domain, slot, value) for value in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+
+
+def test_figures_of_one_domain(hotels):
+    """Hotel: the phone told and a superfluous postcode, P 1/2, R 1, F1 2/3; of the other domain nothing is told. All: P 1/2, R 1/2."""
+    goal = phone_goal() | {"attraction": {"info": {}, "reqt": {"phone": "?"}}}
+    told = ("Inform", "Hotel", "Phone", "01223315702"), ("Inform", "Hotel", "Post", "cb12dp")
+    judged = Judged(hotels, goal, *told, unrequested="goal_names")
+    assert judged.rule.figures(judged.record, "hotel") == {
+        "book_rate": None, "inform_precision": 0.5, "inform_recall": 1, "inform_f1": pytest.approx(2 / 3)
+    }  # fmt: skip
+    assert judged.rule.figures(judged.record, "attraction") == {"book_rate": None, "inform_precision": 0, "inform_recall": 0, "inform_f1": 0}
+    assert judged.scores == (0.5, 0.5, 0.5)
