@@ -1,0 +1,193 @@
+"""Segments: what is compared. A clip of an environment, or a reply in its context.
+
+Each is one file of its own, named by the SHA-256 of what is shown: the same segment is stored once, whoever meets it again and after any restart.
+
+    clips/3f/3fa9....npz    Clip: observations, actions, true rewards, where it came from
+    clips/81/8177....json   Reply: the messages before it, and its text
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Clip:
+    """L steps of one episode. An episode that ended sooner is padded: its last step is repeated, with rewards of 0.
+
+    Letters: L steps. Raises ValueError for arrays of different lengths.
+    """
+
+    observations: np.ndarray  # (L, ...) what the policy saw before each action
+    actions: np.ndarray  # (L,) int64, or (L, A) float32
+    rewards: np.ndarray  # (L,) float32, the environment's own: for the oracle and for reports, never for the reward model
+    steps: int  # that were taken; the rest is padding
+    source: Mapping[str, Any] = field(default_factory=dict)  # env, worker, episode, start, policy_version: not part of the id
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.observations), len(self.actions), len(self.rewards)}
+        if len(lengths) != 1 or not 0 < self.steps <= max(lengths):
+            raise ValueError(
+                f"expected as many observations, actions and rewards, and 1 to that many steps, got lengths {lengths}, {self.steps} steps"
+            )
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256 over shapes, types and bytes of observations and actions, in hex."""
+        digest = hashlib.sha256()
+        for array in (self.observations, self.actions):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    @property
+    def true_return(self) -> float:
+        """The sum of the true rewards, undiscounted."""
+        return float(self.rewards.sum())
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a bot answered. Raises ValueError for a context without messages."""
+
+    context: Sequence[Mapping[str, str]]  # messages with role and content
+    text: str
+    source: Mapping[str, Any] = field(default_factory=dict)  # model, dialog, ...: not part of the id
+
+    def __post_init__(self) -> None:
+        if not self.context or not all(isinstance(message.get("content"), str) and message.get("role") for message in self.context):
+            raise ValueError(f"expected a context of messages with role and content, got {str(self.context)[:200]}")
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256 over the context's roles and contents and the text, in hex."""
+        return hashlib.sha256(self._content().encode()).hexdigest()
+
+    def _content(self) -> str:
+        context = [{"role": message["role"], "content": message["content"]} for message in self.context]
+        return json.dumps({"context": context, "text": self.text}, ensure_ascii=False, sort_keys=True)
+
+
+Segment = Clip | Reply
+
+
+class Segments:
+    """The folder of segments of a run. A file is there as a whole or not at all, and on the disk when `add` returns."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def add(self, segment: Segment) -> str:
+        """Writes a segment if it is new; its id."""
+        path = self._path(segment.id, segment)
+        if not path.is_file():
+            data = _clip_bytes(segment) if isinstance(segment, Clip) else _reply_bytes(segment)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, data)
+        return segment.id
+
+    def __contains__(self, id: str) -> bool:
+        return any(self._folder(id).glob(f"{id}.*"))
+
+    def __getitem__(self, id: str) -> Segment:
+        """The segment of that id. Raises KeyError where there is none, ValueError where the file is not what its name says."""
+        found = [path for path in self._folder(id).glob(f"{id}.*") if path.suffix in (".npz", ".json")]
+        if not found:
+            raise KeyError(f"expected the segment {id} in {self.folder}, found none")
+        path = found[0]
+        try:
+            segment = _read_clip(path) if path.suffix == ".npz" else _read_reply(path)
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path}: expected a segment, got {type(error).__name__}: {error}") from error
+        if segment.id != id:
+            raise ValueError(f"{path}: expected the segment {id}, got one whose content is {segment.id}: the file was changed")
+        return segment
+
+    def _folder(self, id: str) -> Path:
+        return self.folder / id[:2]
+
+    def _path(self, id: str, segment: Segment) -> Path:
+        return self._folder(id) / f"{id}.{'npz' if isinstance(segment, Clip) else 'json'}"
+
+
+def cut_clips(
+    observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, length: int, offset: int = 0, source: Mapping[str, Any] | None = None
+) -> list[Clip]:
+    """An episode's steps as clips that do not overlap; the last is padded, so that none straddles two episodes.
+
+    `offset`: steps at the beginning that are left out, so that clips are not always aligned to the start. `source` gets each clip's `start`.
+    """
+    found = []
+    for start in range(offset, len(actions), length):
+        steps = min(length, len(actions) - start)
+        taken = np.minimum(np.arange(start, start + length), start + steps - 1)
+        earned = np.zeros(length, np.float32)
+        earned[:steps] = rewards[start : start + steps]
+        found.append(Clip(observations[taken], actions[taken], earned, steps, {**(source or {}), "start": start}))
+    return found
+
+
+def _clip_bytes(clip: Clip) -> bytes:
+    file = io.BytesIO()
+    meta = json.dumps({"steps": clip.steps, "source": dict(clip.source)})
+    np.savez_compressed(file, **_frames(clip.observations), actions=clip.actions, rewards=clip.rewards, meta=np.array(meta))
+    return file.getvalue()
+
+
+def _read_clip(path: Path) -> Clip:
+    with np.load(path, allow_pickle=False) as arrays:
+        meta = json.loads(str(arrays["meta"]))
+        return Clip(_observations(arrays), arrays["actions"], arrays["rewards"], meta["steps"], meta["source"])
+
+
+def _frames(observations: np.ndarray) -> dict[str, np.ndarray]:
+    """Stacks of frames # (L, H, W, S) share all but their newest one with the stack before: the first stack and the newest frames are kept.
+
+    Only where that loses nothing: at an episode's start a stack may have been emptied.
+    """
+    overlapping = observations.ndim == 4 and observations.shape[-1] > 1 and np.array_equal(observations[1:, ..., :-1], observations[:-1, ..., 1:])
+    return {"stack": observations[0], "newest": observations[1:, ..., -1]} if overlapping else {"observations": observations}
+
+
+def _observations(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    if "observations" in arrays:
+        return arrays["observations"]
+    stack, newest = arrays["stack"], arrays["newest"]
+    frames = np.concatenate([np.moveaxis(stack, -1, 0), newest])  # (S + L - 1, H, W)
+    size = stack.shape[-1]
+    return np.stack([np.moveaxis(frames[t : t + size], 0, -1) for t in range(len(newest) + 1)])
+
+
+def _reply_bytes(reply: Reply) -> bytes:
+    return json.dumps({**json.loads(reply._content()), "source": dict(reply.source)}, ensure_ascii=False).encode()
+
+
+def _read_reply(path: Path) -> Reply:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return Reply(values["context"], values["text"], values["source"])
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too
+    finally:
+        os.close(folder)
