@@ -164,9 +164,10 @@ def test_l2_holds_the_validation_loss_near_the_training_loss():
     both = segments | others
     gaps = []
     for adaptive in (False, True):
-        metrics = trainer(given, both, adaptive_l2=adaptive, l2=1e-4 * adaptive, learning_rate=5e-3).fit(60)
+        settings = {"adaptive_l2": adaptive, "l2": 1e-4 * adaptive, "noise": 0.0, "bagging": False, "learning_rate": 5e-3}
+        metrics = trainer(given, both, **settings).fit(60)
         gaps.append(metrics["validation_loss"] / metrics["loss"])
-    assert gaps[0] > 2 and gaps[1] < 1.6
+    assert gaps[0] > 4 and gaps[1] < 1.7, gaps
 
 
 def test_a_resumed_fit_ends_with_the_same_weights(tmp_path):
