@@ -1,4 +1,4 @@
-"""The database behind a store: which one a URL means, how it is opened, and its tables, made once however many processes start at the same moment.
+"""The database behind a store or log: which one a URL means, how it is opened, its tables, made once however many processes start at the same moment.
 
 SQLite runs in WAL mode, so readers never wait for a writer, and every commit reaches the disk before it returns. WAL needs memory that the processes
 share: an SQLite store belongs on a disk of the machine that serves. Servers on several machines share a PostgreSQL store.
@@ -55,15 +55,16 @@ def shown_url(url: URL) -> str:
     return url.set(drivername="postgresql").difference_update_query(SECRET).render_as_string(hide_password=True)
 
 
-def open_database(url: URL, metadata: MetaData, *, create: bool) -> Engine:
+def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "store of chats") -> Engine:
     """The engine of a database that holds the tables of `metadata`: with `create` they are made where they are missing, without it nothing is.
+    `what` they are is for the errors.
 
     Raises ValueError where it cannot be reached or holds something else. Of an engine's connections those with the execution option `writes` begin
     their transactions with SQLite's write lock, so that no transaction fails half-way because another one wrote in between.
     """
     path = Path(url.database) if url.drivername == "sqlite" else None
     if path and not create and not path.is_file():
-        raise ValueError(f"expected an SQLite file with a store of chats, found nothing at {path}")
+        raise ValueError(f"expected an SQLite file with a {what}, found nothing at {path}")
     if path and not path.parent.is_dir():
         raise ValueError(f"expected a folder for the SQLite file {path}, found none: make the folder {path.parent}, or name another one")
     engine = _sqlite_engine(url) if path else _postgresql_engine(url)
@@ -75,7 +76,7 @@ def open_database(url: URL, metadata: MetaData, *, create: bool) -> Engine:
                 _check_encoding(connection, shown_url(url))
             if create:
                 _create_tables(connection, metadata)
-            _check_tables(connection, metadata, shown_url(url))
+            _check_tables(connection, metadata, shown_url(url), what)
     except SQLAlchemyError as error:
         engine.dispose()
         raise ValueError(f"cannot open the store {shown_url(url)}: {plain_reason(error)}") from None
@@ -163,17 +164,17 @@ def _create_tables(connection: Connection, metadata: MetaData) -> None:
     metadata.create_all(connection)
 
 
-def _check_tables(connection: Connection, metadata: MetaData, name: str) -> None:
+def _check_tables(connection: Connection, metadata: MetaData, name: str, what: str) -> None:
     inspector = inspect(connection)
     found = inspector.get_table_names()
     if missing := [table for table in metadata.tables if table not in found]:
         holds = f"the tables {', '.join(sorted(found)[:12])}" if found else "no table"
-        raise ValueError(f"expected a store of chats, missing the tables {', '.join(missing)}; {name} holds {holds}")
+        raise ValueError(f"expected a {what}, missing the tables {', '.join(missing)}; {name} holds {holds}")
     for table in metadata.tables.values():
         columns = {column["name"] for column in inspector.get_columns(table.name)}
         if missing := [column.name for column in table.columns if column.name not in columns]:
             raise ValueError(
-                f"expected a store of chats, missing the columns {', '.join(missing)} of the table {table.name} in {name}: "
+                f"expected a {what}, missing the columns {', '.join(missing)} of the table {table.name} in {name}: "
                 "it is another program's, or another version's; name another database"
             )
 
