@@ -204,7 +204,7 @@ class _Convolutions(nn.Module):
             norms.append(nn.BatchNorm2d(16 * config.members) if config.batchnorm else nn.Identity())
             height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, 16
         if min(height, width) < 1:
-            raise ValueError(f"expected pictures of at least 31 x 31, got {config.observation[0]} x {config.observation[1]}")
+            raise ValueError(f"expected pictures of at least 43 x 43, got {config.observation[0]} x {config.observation[1]}")
         self.layers, self.norms, self.size = nn.ModuleList(layers), nn.ModuleList(norms), 16 * height * width
 
     def forward(self, observations: Tensor) -> Tensor:

@@ -123,19 +123,19 @@ class Segments:
 
 
 def cut_clips(
-    observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, length: int, offset: int = 0, source: Mapping[str, Any] | None = None
+    observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, length: int, first: int = 0, source: Mapping[str, Any] | None = None
 ) -> list[Clip]:
-    """An episode's steps as clips that do not overlap; the last is padded, so that none straddles two episodes.
+    """Steps of one episode as clips that do not overlap; the last is padded, so that none straddles two episodes.
 
-    `offset`: steps at the beginning that are left out, so that clips are not always aligned to the start. `source` gets each clip's `start`.
+    `first`: the number of the first of these steps in the episode. `source` gets each clip's `start`.
     """
     found = []
-    for start in range(offset, len(actions), length):
+    for start in range(0, len(actions), length):
         steps = min(length, len(actions) - start)
         taken = np.minimum(np.arange(start, start + length), start + steps - 1)
         earned = np.zeros(length, np.float32)
         earned[:steps] = rewards[start : start + steps]
-        found.append(Clip(observations[taken], actions[taken], earned, steps, {**(source or {}), "start": start}))
+        found.append(Clip(observations[taken], actions[taken], earned, steps, {**(source or {}), "start": first + start}))
     return found
 
 
