@@ -84,9 +84,9 @@ class FitRewardConfig:
     fitting: Fitting = field(default_factory=Fitting)
     """how it learns"""
     validation: float = 0.1
-    """share of the conversations that are held out to judge by; not with --data"""
-    split: str = "validation"
-    """with --data: the split to judge by"""
+    """share of the conversations that are held out to judge by; not those of --data, and of --labels, which have their splits"""
+    split: str = ""
+    """the split to judge by, validation or test; by default both"""
     folds: int = 0
     """judge on so many parts of the conversations, each by a model of the others, and keep a model of all; 0 judges on one split"""
     policy: str = ""
@@ -143,9 +143,7 @@ def read_labels(config: FitRewardConfig) -> Labels:
     """What people, or a corpus, said of replies. Raises ValueError where there is too little to learn from."""
     pairs, ratings = [], []
     if config.labels:
-        from rl_dialog.preferences.label_log import open_replies
-
-        log, segments = open_replies(config.labels, config.database)
+        log, segments = preferences.open_labels(config.labels, config.database)
         pairs = preferences.pairs_of_labels(log.labels(), segments)
     if config.logs or config.data:
         ratings = list(_ratings(config))
@@ -167,7 +165,8 @@ def divisions(labels: Labels, config: FitRewardConfig) -> Iterator[tuple[Labels,
             yield labels.where(lambda reply, n=number: _fold(reply, config) != n), labels.where(lambda reply, n=number: _fold(reply, config) == n)
         return
     split = {reply.id: preferences.split_of(reply, validation=config.validation, seed=config.seed) for reply in labels.replies}
-    train, test = (labels.where(lambda reply, name=name: split[reply.id] == name) for name in ("train", config.split))
+    train = labels.where(lambda reply: split[reply.id] == "train")
+    test = labels.where(lambda reply: split[reply.id] == config.split if config.split else split[reply.id] != "train")
     if not (train.ratings if config.objective == "ratings" else train.pairs):
         raise ValueError(f"expected preferences to learn from in the train split, got none; there are {len(labels.pairs)} pairs in all")
     yield train, test
@@ -380,8 +379,8 @@ def _check(config: FitRewardConfig) -> None:
         raise ValueError("--database: expected --labels, the folder with the replies that its labels are about")
     if config.data and config.folds:
         raise ValueError("--folds: expected --labels or --logs; a prepared directory is judged by its own splits")
-    if config.split not in SPLITS or config.split == "train":
-        raise ValueError(f"expected --split validation or test, got {config.split!r}")
+    if config.split not in ("", "validation", "test"):
+        raise ValueError(f"expected --split validation or test, or neither for both, got {config.split!r}")
     if not 0 <= config.validation < 1 or config.folds < 0 or config.folds == 1:
         raise ValueError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, got {config.validation} and {config.folds}")
     for name, least in (("most_per_context", 1), ("hidden_size", 1), ("num_hidden_layers", 1), ("max_length", 16), ("vocab_size", 300), ("seed", 0)):

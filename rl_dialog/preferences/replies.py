@@ -13,6 +13,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -24,7 +25,8 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.models.reward_model import preference_loss
 from rl_dialog.models.text_reward import Conversation, TextReward
-from rl_dialog.preferences.segments import Reply, Segment
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.segments import Reply, Segment, Segments
 from rl_dialog.training.optim import learning_rate_at, make_optimizer
 
 WARMUP = 0.1  # share of the steps
@@ -116,6 +118,18 @@ def split_of(reply: Reply, *, validation: float, test: float = 0.0, seed: int = 
     return reply.source.get("split") or assign_split(Dialog("reply", [dict(m) for m in reply.context]), validation, test, seed=seed)
 
 
+def open_labels(folder: str | Path, database: str = "", *, create: bool = False) -> tuple[LabelLog, Segments]:
+    """The label log and the segments of a run's folder. `database`: the log's URL, where it is not the folder's labels.db.
+
+    Raises ValueError for a folder without labels, unless it is to be made.
+    """
+    path = Path(folder) / "labels.db"
+    if not create and not database and not path.is_file():
+        raise ValueError(f"{folder}: expected a folder of labelled replies, found no labels.db in it: fill one with pipelines.prefer_replies")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return LabelLog(database or f"sqlite:///{path}", create=create), Segments(Path(folder) / "clips")
+
+
 def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment]) -> list[ReplyPair]:
     """The comparable ones, with their replies from `segments`. Raises ValueError for labels of clips, and of replies to different contexts."""
     found = []
@@ -164,13 +178,14 @@ def fit(
     rated = [(rows.of(reply), bool(good)) for reply, good in ratings]
     steps = max(1, round(settings.epochs * max(len(compared), len(rated)) / settings.batch_size))
     optimizer = make_optimizer(reward.model, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay)
-    streams = [_batches([max(len(a), len(b)) for a, b, _ in compared], settings.batch_size, seed), _batches([len(row) for row, _ in rated], settings.batch_size, seed + 1)]  # fmt: skip
+    compared_next = _batches([max(len(first), len(second)) for first, second, _ in compared], settings.batch_size, seed)
+    rated_next = _batches([len(row) for row, _ in rated], settings.batch_size, seed + 1)
     reward.model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, peak=settings.learning_rate, warmup=round(WARMUP * steps), total=steps, schedule="linear")
-        loss = _pair_loss(reward, [compared[i] for i in next(streams[0])], settings.noise) if compared else 0.0
-        loss = loss + (_rating_loss(reward, [rated[i] for i in next(streams[1])]) if rated else 0.0)
+        loss = _pair_loss(reward, [compared[i] for i in next(compared_next)], settings.noise) if compared else 0.0
+        loss = loss + (_rating_loss(reward, [rated[i] for i in next(rated_next)]) if rated else 0.0)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(reward.model.parameters(), 1.0)
