@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rl_dialog.data.schema import said
 from rl_dialog.data.tokenize import encode_conversation, load_tokenizer, require_hub_name_or_directory, train_tokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class TextReward:
 
     def encode(self, conversation: Conversation) -> list[int]:
         """The rendered conversation as tokens. Of a longer one the oldest messages are left out, the system prompt stays. Raises TemplateError."""
-        return encode_conversation([dict(message) for message in conversation], self.tokenizer, max_length=self.max_length)
+        plain = [{"role": message["role"], "content": said(message)} for message in conversation]
+        return encode_conversation(plain, self.tokenizer, max_length=self.max_length)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Scores of B encoded conversations # (B,)"""
@@ -78,7 +80,7 @@ class TextReward:
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(path))
             model, report = AutoModelForSequenceClassification.from_pretrained(str(path), dtype=torch.float32, output_loading_info=True)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one ({error})") from error
         if model.config.num_labels != 1 or report["missing_keys"]:
             why = f"its files lack {sorted(report['missing_keys'])[0]}" if report["missing_keys"] else f"it has {model.config.num_labels} outputs"
@@ -95,13 +97,14 @@ class TextReward:
 
         A tokenizer without a chat template gets ours. Where `base` is a reward model itself, its head goes on learning.
         """
+        from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification
 
         require_hub_name_or_directory(base)
         tokenizer = load_tokenizer(base)
         try:
             model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, num_labels=1, ignore_mismatched_sizes=True)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ValueError(f"--base {base}: expected an encoder or a language model that transformers can give a scalar head ({error})") from error
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer))
@@ -136,6 +139,11 @@ class TextReward:
     def eval(self) -> TextReward:
         """Without dropout; itself."""
         self.model.eval()
+        return self
+
+    def to(self, device: Any) -> TextReward:
+        """On another device; itself."""
+        self.model.to(device)
         return self
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_dialog.data.pairs import widest_pairs
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, said
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.models.reward_model import preference_loss
 from rl_dialog.models.text_reward import Conversation, TextReward
@@ -91,11 +91,11 @@ def replies_of(dialog: Dialog) -> Iterator[tuple[int, Reply]]:
 
     What the dialog says of a reply (reward, feedback) stays in `source`, beside where it is from.
     """
-    plain = [{"role": message["role"], "content": _text(message)} for message in dialog.messages]
+    plain = [{"role": message["role"], "content": said(message)} for message in dialog.messages]
     for i in dialog.replies:
         if i:
-            said = {name: dialog.messages[i][name] for name in JUDGED if name in dialog.messages[i]}
-            source = {"dialog": dialog.id, "message": i, **said} | ({"split": dialog.split} if dialog.split else {})
+            judged = {name: dialog.messages[i][name] for name in JUDGED if name in dialog.messages[i]}
+            source = {"dialog": dialog.id, "message": i, **judged} | ({"split": dialog.split} if dialog.split else {})
             if "generator" in dialog.meta:
                 source["model"] = dialog.meta["generator"]
             yield i, Reply(plain[:i], plain[i]["content"], source)
@@ -104,8 +104,8 @@ def replies_of(dialog: Dialog) -> Iterator[tuple[int, Reply]]:
 def as_dialog(reply: Reply) -> Dialog:
     """The reply as a Dialog that rewards can judge: its context counts for nothing, and what was said of the reply stands in its message."""
     context = [{**message, "weight": 0} if message["role"] == "assistant" else dict(message) for message in reply.context]
-    said = {name: reply.source[name] for name in JUDGED if name in reply.source}
-    return Dialog(reply.id, [*context, {"role": "assistant", "content": reply.text, **said}])
+    judged = {name: reply.source[name] for name in JUDGED if name in reply.source}
+    return Dialog(reply.id, [*context, {"role": "assistant", "content": reply.text, **judged}])
 
 
 def group_of(reply: Reply) -> str:
@@ -249,7 +249,3 @@ def _widest(found: Sequence[Rating], most: int) -> list[tuple[Rating, Rating]]:
 
 def _turns(context: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
     return ((message["role"], message["content"]) for message in context)
-
-
-def _text(message: Mapping) -> str:
-    return message["content"] if message["content"] is not None else json.dumps(message["tool_calls"], ensure_ascii=False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, said
 from rl_dialog.rewards.scorers import NO_MODEL, Scorer
 
 
@@ -13,5 +11,5 @@ def learned(dialog: Dialog, *, reward_model: Scorer = NO_MODEL) -> list[float | 
 
     Does not apply to a reply that opens the conversation, and to any without a model (`--scorers reward_model=DIR`).
     """
-    turns = tuple((m["role"], m["content"] if m["content"] is not None else json.dumps(m["tool_calls"], ensure_ascii=False)) for m in dialog.messages)
+    turns = tuple((message["role"], said(message)) for message in dialog.messages)
     return [reward_model(turns[: i + 1]) if i else None for i in dialog.replies]
