@@ -27,12 +27,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, and_, case, delete, exists, func, insert, or_, select, text, update
+from sqlalchemy import Connection, Row, Table, and_, case, delete, exists, func, insert, or_, select, text, update
 from sqlalchemy.engine import URL
 
 from rl_dialog.data.database import database_url, open_database, shown_url
 from rl_dialog.data.storable import check_storable, name_of
-from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
+from rl_dialog.preferences.label_tables import ANSWERS, FIRST, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
 from rl_dialog.preferences.labeller_statistics import labeller_statistics
 
 Choice = Literal["left", "right", "tie", "skip"]
@@ -258,7 +258,7 @@ class LabelLog:
         with self._writing() as connection:
             _check_labeller(connection, labeller)
             shown = _shown(connection, [query for query, _ in chosen], labeller)
-            number = _last_number(connection)
+            number = connection.scalar(select(_LAST_NUMBER))
             new: dict[str, dict[str, Any]] = {}
             for query, choice in chosen:
                 if query not in shown:
@@ -293,9 +293,8 @@ class LabelLog:
 
     def state(self) -> tuple[int, int]:
         """(answers, revocations) so far: changes whenever `labels()` would."""
-        revocations = select(func.count()).where(~STANDS).scalar_subquery()
         with self._engine.begin() as connection:
-            return tuple(connection.execute(select(func.coalesce(func.max(ANSWERS.c.number), 0), revocations)).one())
+            return tuple(connection.execute(select(_LAST_NUMBER, _number_of(ANSWERS, ~STANDS))).one())
 
     def counts(self) -> dict[str, int]:
         """How many
@@ -306,23 +305,22 @@ class LabelLog:
           query had all it wanted; `revoked`: answers
         """
         now = self._clock()
-        fresh = and_(OPEN, QUERIES.c.missing == QUERIES.c.wanted)
         held = exists().where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
+        fresh = QUERIES.c.missing == QUERIES.c.wanted
         first = ANSWERS.c.number.in_(FIRST)
-        counted = {
-            "waiting": (QUERIES, and_(fresh, ~held)),
-            "leased": (QUERIES, and_(fresh, held)),
-            "second_opinions": (QUERIES, and_(OPEN, QUERIES.c.missing < QUERIES.c.wanted)),
-            "expired": (QUERIES, and_(QUERIES.c.expired.is_not(None), QUERIES.c.missing == QUERIES.c.wanted)),
-            "labels": (ANSWERS, first),
-            "ties": (ANSWERS, and_(first, ANSWERS.c.preference == 0.5)),
-            "skipped": (ANSWERS, and_(STANDS, ANSWERS.c.preference.is_(None))),
-            "late": (ANSWERS, and_(STANDS, ANSWERS.c.late)),
-            "revoked": (ANSWERS, ~STANDS),
+        columns = {
+            "waiting": _number_of(QUERIES, OPEN, fresh, ~held),
+            "leased": _number_of(QUERIES, OPEN, fresh, held),
+            "second_opinions": _number_of(QUERIES, OPEN, ~fresh),
+            "expired": _number_of(QUERIES, QUERIES.c.expired.is_not(None), fresh),
+            "labels": _number_of(ANSWERS, first),
+            "ties": _number_of(ANSWERS, first, ANSWERS.c.preference == 0.5),
+            "skipped": _number_of(ANSWERS, STANDS, ANSWERS.c.preference.is_(None)),
+            "late": _number_of(ANSWERS, STANDS, ANSWERS.c.late),
+            "revoked": _number_of(ANSWERS, ~STANDS),
         }
-        columns = [select(func.count()).select_from(table).where(which).scalar_subquery().label(name) for name, (table, which) in counted.items()]
         with self._engine.begin() as connection:
-            return connection.execute(select(*columns)).one()._asdict()
+            return connection.execute(select(*(column.label(name) for name, column in columns.items()))).one()._asdict()
 
     # Labellers
 
@@ -375,10 +373,6 @@ class LabelLog:
             connection.execute(delete(LEASES).where(LEASES.c.labeller == name))
             _count_missing(connection, QUERIES.c.number.in_(answered))
         return revoked
-
-
-# The answers that are labels.
-FIRST = select(func.min(ANSWERS.c.number)).where(STANDS, ANSWERS.c.preference.is_not(None)).group_by(ANSWERS.c.query)
 
 
 def pair_id(first: str, second: str) -> str:
@@ -473,8 +467,11 @@ def _count_missing(connection: Connection, which: Any) -> None:
     connection.execute(update(QUERIES).where(which).values(missing=case((left > 0, left), else_=0)))
 
 
-def _last_number(connection: Connection) -> int:
-    return connection.scalar(select(func.coalesce(func.max(ANSWERS.c.number), 0)))
+_LAST_NUMBER = select(func.coalesce(func.max(ANSWERS.c.number), 0)).scalar_subquery()
+
+
+def _number_of(table: Table, *which: Any) -> Any:
+    return select(func.count()).select_from(table).where(*which).scalar_subquery()
 
 
 def _labels(connection: Connection, which: Any, queries: Sequence[str] | None = None) -> list[Label]:
