@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, and_, case, delete, exists, func, insert, or_, select, text, update
@@ -33,12 +33,37 @@ from sqlalchemy.engine import URL
 from rl_dialog.data.database import database_url, open_database, shown_url
 from rl_dialog.data.storable import check_storable, name_of
 from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
+from rl_dialog.preferences.labeller_statistics import labeller_statistics
 
 Choice = Literal["left", "right", "tie", "skip"]
 PREFERENCES: dict[str, float | None] = {"left": 1.0, "right": 0.0, "tie": 0.5, "skip": None}  # of what is shown on the left
 LEASE = 60.0  # seconds
 VALIDATION = 0.2  # share of the segments whose labels are for validation
 LOCK = 0x726C_6C61_6265_6C  # of PostgreSQL, held by the one who writes
+
+
+@dataclass(frozen=True)
+class NewQuery:
+    """What `add_query` takes. Raises ValueError for what no database can hold, and for a segment compared with itself."""
+
+    first: str
+    second: str
+    id: str | None = None
+    task: str = ""
+    priority: float = 0.0
+    reward_version: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    validation: bool | None = None
+
+    def __post_init__(self) -> None:
+        name_of(self.first, "first segment")
+        name_of(self.second, "second segment")
+        if self.id is not None:
+            name_of(self.id, "id of a query")
+        if self.first == self.second:
+            raise ValueError(f"expected two different segments, got {self.first} twice")
+        for name in ("task", "priority", "reward_version", "about"):
+            check_storable(getattr(self, name), name)
 
 
 @dataclass(frozen=True)
@@ -113,7 +138,7 @@ class LabelLog:
         # A transaction must see what was committed while it waited for its turn.
         self._writer = self._engine.execution_options(**({"writes": True} if self._sqlite else {"isolation_level": "READ COMMITTED"}))
         self._turn = threading.Lock() if self._sqlite else nullcontext()  # threads that wait for SQLite's own lock sleep in ever longer steps
-        self._overlap, self._validation, self._clock = overlap, validation, clock
+        self._overlap, self.validation, self._clock = overlap, validation, clock
 
     def close(self) -> None:
         self._engine.dispose()
@@ -130,7 +155,7 @@ class LabelLog:
 
     def is_validation(self, segment: str) -> bool:
         """The side of a segment. A pair is of two segments of one side, so that no segment is trained on and validated with."""
-        return _share("validation", segment) < self._validation
+        return _share("validation", segment) < self.validation
 
     def add_query(
         self,
@@ -149,73 +174,28 @@ class LabelLog:
         `validation`: the pair's side where the segments' ids do not say it, as with replies, whose contexts have sides. Raises ValueError for a pair
         across the sides.
         """
-        given = {"id": id, "task": task, "priority": priority, "reward_version": reward_version, "about": about or {}, "validation": validation}
-        return self.add_queries([{"first": first, "second": second, **given}])[0]
+        return self.add_queries([NewQuery(first, second, id, task, priority, reward_version, about or {}, validation)])[0]
 
-    def add_queries(self, queries: Iterable[Mapping[str, Any]]) -> list[str]:
-        """`add_query` of each (its arguments by name), all in one transaction; their ids."""
+    def add_queries(self, queries: Iterable[NewQuery]) -> list[str]:
+        """`add_query` of each, in one transaction: all or none; their ids."""
         now = self._clock()
-        rows = [self._query_row(**query) | {"created": now} for query in queries]
+        rows = [self._query_row(query) | {"created": now} for query in queries]
         with self._writing() as connection:
-            self._insert_queries(connection, rows)
+            _insert_queries(connection, rows)
         return [row["id"] for row in rows]
 
-    def _query_row(
-        self,
-        first: str,
-        second: str,
-        id: str | None = None,
-        task: str = "",
-        priority: float = 0.0,
-        reward_version: int = 0,
-        about: Mapping[str, Any] | None = None,
-        validation: bool | None = None,
-    ) -> dict[str, Any]:
-        name_of(first, "first segment")
-        name_of(second, "second segment")
-        if first == second:
-            raise ValueError(f"expected two different segments, got {first} twice")
+    def _query_row(self, query: NewQuery) -> dict[str, Any]:
+        validation = query.validation
         if validation is None:
-            validation = self.is_validation(first)
-            if validation != self.is_validation(second):
+            validation = self.is_validation(query.first)
+            if validation != self.is_validation(query.second):
                 raise ValueError(
-                    f"expected two segments of one side, got one for training and one for validation: {first}, {second}; "
-                    "form pairs with queries.py, or say `validation`"
+                    f"expected two segments of one side, got one for training and one for validation: {query.first}, {query.second}; "
+                    "choose pairs with queries.py, or say `validation`"
                 )
-        id = pair_id(first, second) if id is None else name_of(id, "id of a query")
-        wanted = 2 if _share("overlap", id) < self._overlap else 1
-        row = {"id": id, "first": first, "second": second, "task": task, "priority": float(priority), "reward_version": reward_version}
-        row |= {"about": dict(about or {}), "validation": validation}
-        check_storable(row, "query")
+        row = asdict(query) | {"id": query.id or pair_id(query.first, query.second), "validation": validation}
+        wanted = 2 if _share("overlap", row["id"]) < self._overlap else 1
         return row | {"wanted": wanted, "missing": wanted}
-
-    def _insert_queries(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-        """Those that are new. A segment that is on one side stays there, whoever says something else."""
-        segments = {row[place] for row in rows for place in ("first", "second")}
-        known: dict[str, Row] = {}
-        sides: dict[str, bool] = {}
-        for part in _parts(segments | {row["id"] for row in rows}):
-            found = or_(QUERIES.c.id.in_(part), QUERIES.c.first.in_(part), QUERIES.c.second.in_(part))
-            for query in connection.execute(select(QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation).where(found)):
-                known[query.id] = query
-                sides |= {query.first: query.validation, query.second: query.validation}
-        new: dict[str, dict[str, Any]] = {}
-        for row in rows:
-            pair = {row["first"], row["second"]}
-            there = known.get(row["id"]) or new.get(row["id"])
-            if there is not None:
-                stored = {there["first"], there["second"]} if isinstance(there, dict) else {there.first, there.second}
-                if stored != pair:
-                    raise ValueError(f"expected a new id for a new pair, got {row['id']!r}, which is the query about {' and '.join(sorted(stored))}")
-                continue
-            for segment in pair:
-                if sides.setdefault(segment, row["validation"]) != row["validation"]:
-                    used = "validation" if sides[segment] else "training"
-                    raise ValueError(f"expected the segment {segment} in queries for {used} only, as before: {row['first']}, {row['second']}")
-            new[row["id"]] = row
-        if new:
-            number = connection.scalar(select(func.coalesce(func.max(QUERIES.c.number), 0)))
-            connection.execute(insert(QUERIES), [row | {"number": number + i} for i, row in enumerate(new.values(), 1)])
 
     def pairs(self) -> set[tuple[str, str]]:
         """All pairs that were ever offered, each with the smaller id first."""
@@ -346,29 +326,40 @@ class LabelLog:
 
     # Labellers
 
-    def add_labeller(self, name: str, *, replace: bool = False) -> str:
-        """An access token for a labeller, shown here and never again. `replace`: in place of the one they have. Who was revoked may come back: their
-        earlier answers stay revoked. Raises ValueError for a name that has a token."""
+    def add_labeller(self, name: str) -> str:
+        """An access token for a labeller, shown here and never again. Who was revoked may come back: their earlier answers stay revoked.
+
+        Raises ValueError for a name that has a token.
+        """
         name_of(name, "name of a labeller")
         token = "rl-" + secrets.token_urlsafe(24)
-        row = {"name": name, "hash": _token_hash(token), "revoked": None}
         with self._writing() as connection:
             known = connection.execute(select(LABELLERS).where(LABELLERS.c.name == name)).first()
-            if known and known.hash and known.revoked is None and not replace:
-                raise ValueError(f"expected a new labeller, got {name!r}, who has a token: choose another name, or replace the token")
-            if known:
-                connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(row))
-            else:
-                connection.execute(insert(LABELLERS).values(row | {"created": self._clock()}))
+            if known and known.hash and known.revoked is None:
+                raise ValueError(f"expected the name of somebody without a token, got {name!r}: revoke that token first, or choose another name")
+            if known is None:
+                connection.execute(insert(LABELLERS).values(name=name, created=self._clock()))
+            connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(hash=_token_hash(token), revoked=None))
         return token
+
+    def revoke_token(self, name: str) -> None:
+        """From now on the labeller's token is nobody's; the labels stay."""
+        with self._writing() as connection:
+            if not connection.execute(update(LABELLERS).where(LABELLERS.c.name == name, LABELLERS.c.hash.is_not(None)).values(hash=None)).rowcount:
+                raise KeyError(f"expected the name of somebody with a token, got {name!r}")
 
     def labeller_of(self, token: str) -> str | None:
         """Whose token it is; None: nobody's, or a revoked labeller's."""
         with self._engine.begin() as connection:
             return connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.hash == _token_hash(token), LABELLERS.c.revoked.is_(None)))
 
+    def labellers(self) -> dict[str, dict[str, Any]]:
+        """What each labeller did and how well: see labeller_statistics.py."""
+        with self._engine.begin() as connection:
+            return labeller_statistics(connection)
+
     def revoke_labeller(self, name: str, reason: str = "labeller revoked") -> int:
-        """Revokes all answers of a labeller (their records stay) and lets them answer no more; how many. Their queries are offered to others."""
+        """Revokes all answers of a labeller (their records stay) and lets them answer no more; how many. Their queries are open again."""
         now = self._clock()
         name_of(name, "name of a labeller")
         name_of(reason, "reason")
@@ -398,6 +389,35 @@ def pair_id(first: str, second: str) -> str:
 def _share(purpose: str, key: str) -> float:
     """A hash, uniform in [0, 1): what is drawn with it is the same in every process and after every restart."""
     return int.from_bytes(hashlib.sha256(f"{purpose}\n{key}".encode()).digest()[:8], "big") / 2**64
+
+
+def _insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Those that are new. Raises ValueError for the id of another pair, and for a segment that is on the other side already."""
+    named = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
+    known: dict[str, set[str]] = {}
+    sides: dict[str, bool] = {}
+    columns = (QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation)
+    for part in _parts(named):
+        found = or_(QUERIES.c.id.in_(part), QUERIES.c.first.in_(part), QUERIES.c.second.in_(part))
+        for id, first, second, validation in connection.execute(select(*columns).where(found)):
+            known[id] = {first, second}
+            sides |= {first: validation, second: validation}
+    new = []
+    for row in rows:
+        pair = {row["first"], row["second"]}
+        if known.get(row["id"], pair) != pair:
+            raise ValueError(f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}")
+        if row["id"] in known:
+            continue
+        for segment in pair:
+            if sides.setdefault(segment, row["validation"]) != row["validation"]:
+                before, now = ("validation", "training") if sides[segment] else ("training", "validation")
+                raise ValueError(f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}")
+        known[row["id"]] = pair
+        new.append(row)
+    if new:
+        number = connection.scalar(select(func.coalesce(func.max(QUERIES.c.number), 0)))
+        connection.execute(insert(QUERIES), [row | {"number": number + i} for i, row in enumerate(new, 1)])
 
 
 def _hold(connection: Connection, queries: Sequence[Row], labeller: str, now: float, until: float) -> list[Query]:

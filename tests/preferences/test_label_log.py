@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.label_log import LabelLog, NewQuery
 
 
 class Clock:
@@ -31,7 +31,7 @@ def log(store_url, clock):
 
 def ask(log, number, **given):
     """Queries about `number` pairs of segments."""
-    return log.add_queries([{"first": f"a{i}", "second": f"b{i}", **given} for i in range(number)])
+    return log.add_queries(NewQuery(f"a{i}", f"b{i}", **given) for i in range(number))
 
 
 def test_a_query_is_answered_once_and_unswapped(log, clock):

@@ -1,0 +1,82 @@
+"""What labellers did, and how well they agree: the figures of `LabelLog.labellers()`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import sqrt
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, and_, case, func, select
+
+from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, STANDS
+
+
+def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
+    """Per labeller, by name, of the answers that stand:
+
+    - `labels`: that prefer something, with the `ties` among them; `skips`: "incomparable"; `late`: after others had said all that was wanted
+    - `revoked`: answers that do not stand; `active`: may answer
+    - `seconds`: from showing to answer, the median; None without an answer
+    - `left_share`: of the answers "left" or "right", as shown; 1/2 is expected, as sides are drawn; None without any
+    - `shared`: comparisons with another labeller's preference about the same query; `agreement`: the share in which both say the same, ties included
+    - `noise`: the share of answers that are a coin's, see `coin_share`; None without a shared query that both decided
+    """
+    figures: dict[str, dict[str, Any]] = {
+        name: {"labels": 0, "ties": 0, "skips": 0, "late": 0, "revoked": 0, "active": revoked is None, "seconds": None, "left_share": None}
+        | {"shared": 0, "agreement": None, "noise": None}
+        for name, revoked in connection.execute(select(LABELLERS.c.name, LABELLERS.c.revoked))
+    }
+    for row in connection.execute(_COUNTED):
+        entry = figures.setdefault(row.labeller, {"active": True, "shared": 0, "agreement": None, "noise": None, "seconds": None})
+        entry |= {name: getattr(row, name) for name in ("labels", "ties", "skips", "late", "revoked")}
+        entry["left_share"] = row.left / (row.left + row.right) if row.left + row.right else None
+    seconds = defaultdict(list)
+    for labeller, shown, answered in connection.execute(select(ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered).where(STANDS)):
+        seconds[labeller].append(answered - shown)
+    for labeller, taken in seconds.items():
+        figures[labeller]["seconds"] = median(taken)
+    for row in connection.execute(_SHARED):
+        figures[row.labeller] |= {"shared": row.shared, "agreement": row.same / row.shared}
+        if row.decided:
+            figures[row.labeller]["noise"] = coin_share(row.same_decided / row.decided)
+    return dict(sorted(figures.items()))
+
+
+def coin_share(agreement: float) -> float:
+    """The noise e that explains how often two labellers agree where both decided, if each answers with probability e by a coin and otherwise as the
+    truth demands: a = (1 - e/2)^2 + (e/2)^2, so e = 1 - sqrt(2 a - 1). The other labellers are taken to be as noisy; pairs that are hard for
+    everybody count as noise."""
+    return 1 - sqrt(max(0.0, 2 * agreement - 1))
+
+
+def _count(which: Any) -> Any:
+    return func.coalesce(func.sum(case((which, 1), else_=0)), 0)
+
+
+_DECIDED = ANSWERS.c.preference.in_((0.0, 1.0))
+_COUNTED = select(
+    ANSWERS.c.labeller,
+    _count(and_(STANDS, ANSWERS.c.preference.is_not(None))).label("labels"),
+    _count(and_(STANDS, ANSWERS.c.preference == 0.5)).label("ties"),
+    _count(and_(STANDS, ANSWERS.c.preference.is_(None))).label("skips"),
+    _count(and_(STANDS, ANSWERS.c.late)).label("late"),
+    _count(~STANDS).label("revoked"),
+    _count(and_(STANDS, ANSWERS.c.choice == "left")).label("left"),
+    _count(and_(STANDS, ANSWERS.c.choice == "right")).label("right"),
+).group_by(ANSWERS.c.labeller)
+_OTHER = ANSWERS.alias("other")
+_BOTH_DECIDED = and_(_DECIDED, _OTHER.c.preference.in_((0.0, 1.0)))
+_SAME = ANSWERS.c.preference == _OTHER.c.preference
+_SHARED = (
+    select(
+        ANSWERS.c.labeller,
+        func.count().label("shared"),
+        _count(_SAME).label("same"),
+        _count(_BOTH_DECIDED).label("decided"),
+        _count(and_(_BOTH_DECIDED, _SAME)).label("same_decided"),
+    )
+    .join_from(ANSWERS, _OTHER, and_(ANSWERS.c.query == _OTHER.c.query, ANSWERS.c.labeller != _OTHER.c.labeller))
+    .where(STANDS, _OTHER.c.revoked.is_(None), ANSWERS.c.preference.is_not(None), _OTHER.c.preference.is_not(None))
+    .group_by(ANSWERS.c.labeller)
+)

@@ -1,0 +1,210 @@
+"""Which pairs of clips are asked about: the clips at hand, the choice among their pairs, and the bounded pool of open queries.
+
+clips = ClipPool(1000)
+broker = QueryBroker(log, QuerySettings(selection="variance"), seed=0)
+clips.add(id)                                                       # never waits
+broker.refill(clips.ids(), wanted=schedule.labels_wanted(steps), returns=returns)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from rl_dialog.preferences.label_log import LabelLog, NewQuery
+
+Pair = tuple[str, str]  # with the smaller id first
+TRIES = 20  # draws per wanted pair before all pairs are listed
+
+
+class ClipPool:
+    """At most `capacity` ids of clips: the newest, or a sample in which each that ever came has the same chance (Vitter 1985, algorithm R).
+
+    `add` never waits; what it drops is counted. Raises ValueError for fewer than two places.
+    """
+
+    def __init__(self, capacity: int, *, keep: Literal["newest", "sample"] = "newest", seed: int = 0) -> None:
+        if capacity < 2:
+            raise ValueError(f"expected room for at least two clips, got {capacity}")
+        self.capacity, self.keep = capacity, keep
+        self.slots: list[str] = []
+        self.seen = 0
+        self._order: dict[str, None] = {}  # of arrival
+        self._rng = np.random.default_rng(seed)
+
+    def add(self, id: str) -> None:
+        """A clip that is here already is left where it is."""
+        if id in self._order:
+            return
+        slot = self.seen if len(self.slots) < self.capacity else self._slot()
+        self.seen += 1
+        if slot == len(self.slots):
+            self.slots.append(id)
+        elif slot < self.capacity:
+            del self._order[self.slots[slot]]
+            self.slots[slot] = id
+        else:
+            return
+        self._order[id] = None
+
+    def _slot(self) -> int:
+        return self.seen % self.capacity if self.keep == "newest" else int(self._rng.integers(self.seen + 1))
+
+    @property
+    def dropped(self) -> int:
+        """Clips that came and are no longer here, or never were."""
+        return self.seen - len(self.slots)
+
+    def ids(self) -> list[str]:
+        """In the order in which they came, the newest last."""
+        return list(self._order)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True)
+class QuerySettings:
+    """What is asked. Raises ValueError for a number out of its range."""
+
+    selection: Literal["random", "variance"] = "random"
+    """any pair not yet asked about, or those about which the members of the reward's ensemble disagree most"""
+    candidates: int = 10
+    """with variance: so many times as many pairs are drawn, of which those of highest variance are kept"""
+    recency: float = 0.0
+    """share of the pairs in which one clip is among the newest"""
+    newest: int = 50
+    """with recency: how many clips are the newest"""
+    prefetch: int = 4
+    """queries that wait for each labeller, while as many are being answered: the pool holds 2 x labellers x prefetch"""
+    expire: float = 600.0
+    """seconds after which an unanswered query is offered no more: its clips are old by then"""
+    task: str = ""
+    """what labellers are told"""
+
+    def __post_init__(self) -> None:
+        if self.selection not in ("random", "variance"):
+            raise ValueError(f"expected random or variance as selection, got {self.selection!r}")
+        if self.candidates < 1 or self.newest < 1 or self.prefetch < 1 or not 0 <= self.recency <= 1 or not self.expire > 0:
+            raise ValueError(f"expected candidates, newest and prefetch of at least 1, recency in [0, 1], expire above 0, got {self}")
+
+
+class QueryBroker:
+    """Keeps the log's pool of open queries filled, never with a pair that was asked about before: the log remembers them over restarts.
+
+    What is drawn depends on `seed` and on how many pairs were asked about, so that a resumed run goes on as it would have.
+    """
+
+    def __init__(self, log: LabelLog, settings: QuerySettings | None = None, *, seed: int = 0) -> None:
+        self.log, self.settings, self.seed = log, settings or QuerySettings(), seed
+        self.asked = log.pairs()
+
+    def refill(
+        self,
+        clips: Sequence[str],
+        *,
+        wanted: int,
+        pool: int | None = None,
+        labellers: int = 1,
+        returns: np.ndarray | None = None,
+        reward_version: int = 0,
+        about: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Expires old queries and adds new ones until `pool` are open (by default what the settings say for so many labellers), but no more than can
+        become `wanted` labels; the ids of the new ones. `clips` (newest last) and `returns` as in `choose`.
+
+        A late answer to a query that has expired counts, although another one was asked in its place: people's work is not thrown away.
+        """
+        self.log.expire(self.settings.expire)
+        counts = self.log.counts()
+        open = counts["waiting"] + counts["leased"]
+        room = (2 * labellers * self.settings.prefetch if pool is None else pool) - open
+        chosen = self.choose(clips, min(room, wanted - counts["labels"] - open), returns=returns)
+        told = {"task": self.settings.task, "reward_version": reward_version, "about": about or {}}
+        ids = self.log.add_queries(NewQuery(*pair, priority=priority, **told) for pair, priority in chosen)
+        self.asked.update(pair for pair, _ in chosen)
+        return ids
+
+    def choose(self, clips: Sequence[str], number: int, *, returns: np.ndarray | None = None) -> list[tuple[Pair, float]]:
+        """Up to `number` new pairs, each with its priority: the variance of what the members predict, or 0. Both clips of a pair are for training, or
+        both for validation, in the proportion in which the log divides clips.
+
+        Args:
+            clips: different ids in the order in which they came, the newest last.
+            returns: (M, len(clips)) what each of M members predicts the clips to be worth. None: no reward is known yet, pairs are random.
+
+        Raises ValueError for clips given twice and for returns of another shape.
+        """
+        place = {id: i for i, id in enumerate(clips)}
+        if len(place) != len(clips):
+            raise ValueError(f"expected different clips, got {len(clips) - len(place)} of them twice")
+        if returns is not None and (returns.ndim != 2 or returns.shape[1] != len(clips)):
+            raise ValueError(f"expected returns of shape (members, {len(clips)}), got {returns.shape}")
+        if number < 1:
+            return []
+        rng = np.random.default_rng([self.seed, len(self.asked)])
+        sides = [[id for id in clips if self.log.is_validation(id) == side] for side in (False, True)]
+        for_validation = int(rng.binomial(number, self.log.validation)) if len(sides[True]) > 1 else 0
+        validation = self._choose(sides[True], for_validation, rng, place, returns)
+        training = self._choose(sides[False], number - len(validation), rng, place, returns)
+        short = number - len(validation) - len(training)  # more validation pairs, where the others are used up
+        taken = {pair for pair, _ in validation}
+        return training + validation + self._choose(sides[True], short, rng, place, returns, taken)
+
+    def _choose(
+        self,
+        clips: Sequence[str],
+        number: int,
+        rng: np.random.Generator,
+        place: Mapping[str, int],
+        returns: np.ndarray | None,
+        taken: Set[Pair] = frozenset(),
+    ) -> list[tuple[Pair, float]]:
+        if number < 1:
+            return []
+        by_variance = self.settings.selection == "variance" and returns is not None
+        drawn = number * self.settings.candidates if by_variance else number
+        recent = int(rng.binomial(drawn, self.settings.recency))
+        pairs = draw_pairs(clips[-self.settings.newest :], clips, recent, rng, self.asked | taken)
+        pairs += draw_pairs(clips, clips, drawn - len(pairs), rng, self.asked | taken | set(pairs))
+        if not by_variance or not pairs:
+            return [(pair, 0.0) for pair in pairs[:number]]
+        variance = preference_variance(returns, np.array([(place[one], place[other]) for one, other in pairs]))
+        best = np.argsort(-variance, kind="stable")[:number]
+        return [(pairs[i], float(variance[i])) for i in best]
+
+
+def preference_variance(returns: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """(N,) the variance over the members of P(first preferred) = sigmoid(R1 - R2).
+
+    Args:
+        returns: (M, clips) of each member.
+        pairs: (N, 2) places of clips.
+    """
+    difference = returns[:, pairs[:, 0]].astype(np.float64) - returns[:, pairs[:, 1]]  # (M, N)
+    return (0.5 + 0.5 * np.tanh(difference / 2)).var(0)
+
+
+def draw_pairs(firsts: Sequence[str], seconds: Sequence[str], number: int, rng: np.random.Generator, used: Set[Pair] = frozenset()) -> list[Pair]:
+    """Up to `number` different pairs of two different clips, one of `firsts` and one of `seconds`, that are not in `used`; all of them where
+    there are no more."""
+    found: dict[Pair, None] = {}
+    if number < 1 or not firsts:
+        return []
+    for one, other in zip(rng.integers(len(firsts), size=TRIES * number), rng.integers(len(seconds), size=TRIES * number), strict=True):
+        pair = _ordered(firsts[one], seconds[other])
+        if pair not in found and pair[0] != pair[1] and pair not in used:
+            found[pair] = None
+            if len(found) == number:
+                return list(found)
+    rest = {_ordered(one, other): None for one, other in product(firsts, seconds) if one != other}
+    left = [pair for pair in rest if pair not in found and pair not in used]
+    return [*found, *(left[i] for i in rng.permutation(len(left))[: number - len(found)])]
+
+
+def _ordered(one: str, other: str) -> Pair:
+    return (one, other) if one < other else (other, one)
