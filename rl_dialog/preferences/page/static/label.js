@@ -1,0 +1,413 @@
+// The page for labelling: one pair on the screen, the next one ready behind it, answers on their way to the log.
+// Text from the server is only ever set as text, never as markup.
+
+import { get, getBlob, kept, pageSettings, pause, post, takeTokenFromAddress } from "./api.js";
+import { Outbox } from "./outbox.js";
+import { Player } from "./player.js";
+
+const $ = (id) => document.getElementById(id);
+const READY = 2; // pairs held at a time: the one on the screen and the next
+const EMPTY = 1; // seconds between two questions for a pair while there is none
+const FLASH = 0.12; // seconds that an answer is shown before the next pair
+const SPEEDS = [0.25, 0.5, 1, 2, 4];
+const CHOICES = { left: "left is better", right: "right is better", tie: "equal", skip: "can’t tell" };
+const KEYS = {
+  ArrowLeft: "left", l: "left", ArrowRight: "right", r: "right", ArrowUp: "tie", e: "tie", ArrowDown: "skip", " ": "skip", Enter: "skip",
+};
+
+const sides = [$("left"), $("right")];
+const player = new Player(sides);
+const state = {
+  settings: null, // what page.json says
+  queue: [], // pairs that are ours, the first one is on the screen: {query, pictures: a promise}
+  shown: null, // the entry of the queue whose pictures are on the screen
+  busy: false, // an answer is being shown
+  saved: 0, // answers of this visit that the log has
+  away: false,
+  active: Date.now(), // when somebody last did something
+  offline: false,
+  status: null,
+};
+const outbox = new Outbox({ changed: () => tell(), done: wasTaken, refused: wasRefused });
+
+// ---- Beginning
+
+async function begin() {
+  takeTokenFromAddress();
+  $("waiting").hidden = false;
+  for (;;) {
+    try {
+      state.settings = await pageSettings();
+      break;
+    } catch (error) {
+      $("waiting-text").textContent = `${error.message} Trying again …`;
+      await pause(2);
+    }
+  }
+  document.title = $("title").textContent = state.settings.title;
+  $("run-link").hidden = !state.settings.run;
+  $("leave").hidden = !state.settings.needs_token;
+  await takeBack(kept.get("queue") ?? []);
+  outbox.send();
+  fill();
+  beat();
+  watch();
+}
+
+/** Pairs that this window held before it was loaded again, as far as nobody else got them. */
+async function takeBack(queries) {
+  const answered = new Set(outbox.operations.map((operation) => operation.query));
+  const ours = queries.filter((query) => !answered.has(query.id));
+  if (!ours.length) return;
+  const { held } = await post("v1/renew", { queries: ours.map((query) => query.id) }).catch(() => ({ held: [] }));
+  state.queue = ours.filter((query) => held.includes(query.id)).map(entry);
+  present();
+}
+
+// ---- Pairs: leased, renewed, given back
+
+let filling = false;
+
+async function fill() {
+  if (filling) return;
+  filling = true;
+  while (state.queue.length < READY && !state.away) {
+    try {
+      const { query } = await post("v1/lease");
+      state.offline = false;
+      if (query) {
+        state.queue.push(entry(query));
+        present();
+        continue;
+      }
+      tell();
+      await pause(document.hidden ? 5 * EMPTY : EMPTY);
+    } catch (error) {
+      state.offline = !error.status;
+      tell(error.message);
+      await pause(2 * EMPTY);
+    }
+  }
+  filling = false;
+}
+
+function entry(query) {
+  return { query, pictures: pictures(query) };
+}
+
+/** The pictures of both sides; tried again until they are there. */
+async function pictures(query) {
+  if (query.left.kind !== "clip") return [];
+  for (;;) {
+    try {
+      return await Promise.all([query.left, query.right].map(async ({ id }) => createImageBitmap(await getBlob(`v1/segments/${id}.png`))));
+    } catch (error) {
+      if (!state.queue.some((one) => one.query === query)) return [];
+      notice(`A clip could not be loaded: ${error.message}`);
+      await pause(2);
+    }
+  }
+}
+
+/** While somebody is there, the leases go on; when nobody is, the pairs go back for others. */
+async function beat() {
+  for (;;) {
+    await pause(state.settings.lease / 3);
+    if (Date.now() - state.active > 1000 * state.settings.idle) leave();
+    else await renew();
+  }
+}
+
+async function renew() {
+  const queries = state.queue.map(({ query }) => query.id);
+  if (!queries.length) return;
+  try {
+    const { held } = await post("v1/renew", { queries });
+    state.offline = false;
+    const lost = queries.filter((id) => !held.includes(id));
+    if (lost.includes(state.shown?.query.id)) notice("The pair went to somebody else while this page was out of reach. Here is another one.");
+    state.queue = state.queue.filter(({ query }) => !lost.includes(query.id));
+    present();
+    fill();
+  } catch (error) {
+    state.offline = !error.status;
+  }
+  tell();
+}
+
+/** Gives the pairs back. */
+function leave() {
+  if (state.away) return;
+  state.away = true;
+  giveBack();
+  state.queue = [];
+  present();
+}
+
+function giveBack(options) {
+  const queries = state.queue.map(({ query }) => query.id);
+  if (queries.length) post("v1/release", { queries }, options).catch(() => {}); // else the leases end by themselves
+}
+
+function somebodyIsThere() {
+  state.active = Date.now();
+  if (!state.away) return;
+  state.away = false;
+  present();
+  fill();
+}
+
+for (const name of ["keydown", "pointerdown", "pointermove", "wheel", "touchstart"]) addEventListener(name, somebodyIsThere, { passive: true, capture: true });
+addEventListener("pagehide", () => giveBack({ keepalive: true }));
+addEventListener("pageshow", (event) => event.persisted && renew());
+addEventListener("online", () => renew());
+document.addEventListener("visibilitychange", () => !document.hidden && state.settings && renew());
+addEventListener("beforeunload", (event) => outbox.size && event.preventDefault());
+
+// ---- The screen
+
+/** Shows the first pair of the queue, or that there is none. */
+async function present() {
+  kept.set("queue", state.queue.map(({ query }) => query));
+  const first = state.queue[0] ?? null;
+  if (state.shown === first && first) return tell();
+  state.shown = null;
+  if (!first) player.clear();
+  $("pair").hidden = !first;
+  tell();
+  if (!first) {
+    $("task").textContent = "";
+    return;
+  }
+  const found = await first.pictures;
+  if (state.queue[0] !== first || state.shown === first) return;
+  const { query } = first;
+  $("task").textContent = query.task;
+  for (const side of sides) side.classList.remove("chosen", "passed");
+  for (const button of document.querySelectorAll(".choice")) button.classList.remove("pressed");
+  const clips = query.left.kind === "clip";
+  $("pair").classList.toggle("clips", clips);
+  $("pair").classList.toggle("replies", !clips);
+  document.body.classList.toggle("no-clips", !clips);
+  if (clips) showClips(query, found);
+  else showReplies(query);
+  state.shown = first;
+  say(`${query.task ? `${query.task} ` : ""}A new pair of ${clips ? "clips" : "replies"}.`);
+  tell();
+}
+
+function showClips(query, found) {
+  $("context").hidden = true;
+  sides.forEach((side, n) => {
+    const clip = query[side.id];
+    side.querySelector(".reply").textContent = "";
+    side.querySelector("canvas").setAttribute("aria-label", `${side.id} clip, ${found[n] ? clip.frames : 0} frames${clip.ended ? ", the episode ends" : ""}`);
+  });
+  player.show([query.left, query.right].map((clip, n) => ({ ...clip, picture: found[n] })));
+}
+
+function showReplies(query) {
+  player.clear();
+  const names = { user: "User", assistant: "Bot", system: "Instructions" };
+  const messages = query.left.context.map(({ role, content }) => {
+    const item = $("message-template").content.cloneNode(true).querySelector("li");
+    item.classList.add(role);
+    item.querySelector(".role").textContent = names[role] ?? role;
+    item.querySelector("p").textContent = content;
+    return item;
+  });
+  $("context").replaceChildren(...messages);
+  $("context").hidden = false;
+  sides.forEach((side) => (side.querySelector(".reply").textContent = query[side.id].text));
+  $("context").scrollTop = $("context").scrollHeight;
+}
+
+/** Everything that says how it stands. */
+function tell(problem = "") {
+  const { status, away, offline } = state;
+  const ready = Boolean(state.shown) && !state.busy;
+  for (const button of document.querySelectorAll(".choice")) button.disabled = !ready && !state.busy;
+  $("undo").disabled = !state.settings || outbox.operations.some(({ kind }) => kind === "undo");
+  $("waiting").hidden = Boolean(state.queue.length);
+  if (!state.queue.length) {
+    $("waiting-title").textContent = away ? "You were away" : offline ? "No connection" : "Waiting for the next pair";
+    const none = status?.labels_wanted === 0 ? "No label is wanted just now. When one is, a pair appears here by itself." : "It appears here by itself.";
+    $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem ? `${problem} Trying again …` : none;
+  }
+  const waiting = outbox.size;
+  const many = `${waiting} answer${waiting === 1 ? "" : "s"}`;
+  if (waiting && outbox.problem) notice(`${outbox.problem} ${many} kept here; they are sent again by themselves. Leave this page open.`, "unsent");
+  else if ($("notice").dataset.kind === "unsent") notice("");
+  $("saved").textContent = waiting ? `${many} being saved` : state.saved ? `${state.saved} saved` : "";
+  showStatus(status);
+}
+
+function showStatus(status) {
+  if (!status) return;
+  const { counts, labels_wanted: wanted, label_budget: budget } = status;
+  const parts = [budget ? `${counts.labels} of ${budget} labels` : `${counts.labels} label${counts.labels === 1 ? "" : "s"}`];
+  parts.push(wanted === null ? `${counts.waiting} pair${counts.waiting === 1 ? "" : "s"} waiting` : `${wanted} wanted now`);
+  $("numbers").textContent = parts.join(" · ");
+  $("progress").hidden = !budget;
+  if (budget) {
+    $("progress").style.setProperty("--share", Math.min(1, counts.labels / budget));
+    for (const [name, value] of [["valuemin", 0], ["valuemax", budget], ["valuenow", counts.labels]]) $("progress").setAttribute(`aria-${name}`, value);
+  }
+}
+
+let clearing = 0;
+
+function notice(text, kind = "") {
+  clearTimeout(clearing);
+  if ($("notice").textContent !== text) $("notice").textContent = text;
+  $("notice").dataset.kind = kind;
+  $("notice").hidden = !text;
+  if (text && !kind) clearing = setTimeout(() => notice(""), 8000);
+}
+
+function say(text) {
+  $("announcer").textContent = text;
+}
+
+async function watch() {
+  for (;;) {
+    if (!document.hidden) {
+      await get("v1/status").then((status) => (state.status = status), () => {});
+      tell();
+    }
+    await pause(4);
+  }
+}
+
+// ---- Answers
+
+async function choose(choice) {
+  if (!state.shown || state.busy) return;
+  state.busy = true;
+  const { query } = state.shown;
+  document.querySelector(`.choice[data-choice="${choice}"]`).classList.add("pressed");
+  for (const side of sides) {
+    side.classList.toggle("chosen", side.id === choice || choice === "tie");
+    side.classList.toggle("passed", choice === "skip" || (choice !== "tie" && side.id !== choice));
+  }
+  outbox.add({ kind: "answer", query: query.id, choice });
+  say(`Your answer: ${CHOICES[choice]}.`);
+  await pause(FLASH);
+  state.busy = false;
+  state.queue = state.queue.filter((one) => one.query.id !== query.id);
+  present();
+  fill();
+}
+
+/** Takes back this person's last answer: after what is on its way, so that it is the one they mean. Its pair comes back when the log says which. */
+function undo() {
+  if ($("undo").disabled || state.busy) return;
+  outbox.add({ kind: "undo" });
+}
+
+function wasTaken({ kind, choice }, { query }) {
+  if (kind === "answer") {
+    state.saved += 1;
+    if (state.status && choice !== "skip") state.status.counts.labels += 1;
+  } else if (!query) {
+    notice("There is no answer to take back.");
+  } else {
+    state.saved = Math.max(0, state.saved - 1);
+    const others = state.queue.filter((one) => one.query.id !== query.id);
+    const surplus = others.splice(READY - 1).map((one) => one.query.id);
+    if (surplus.length) post("v1/release", { queries: surplus }).catch(() => {}); // else its lease ends by itself
+    state.queue = [entry(query), ...others];
+    say("Your last answer is taken back.");
+    present();
+  }
+  tell();
+}
+
+function wasRefused({ kind, query }, error) {
+  notice(`${kind === "undo" ? "It could not be taken back" : "An answer was not accepted"}: ${error.message}`);
+  state.queue = state.queue.filter((one) => one.query.id !== query);
+  present();
+  fill();
+}
+
+// ---- Keys, buttons, dialogs
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || document.querySelector("dialog[open]")) return;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const target = event.target;
+  const control = target.closest?.("button, a");
+  if (control && (key === "Enter" || key === " ")) return; // the control's own
+  const scrolls = target.scrollHeight > target.clientHeight && target.matches("[tabindex='0']");
+  if (scrolls && ["ArrowUp", "ArrowDown", " "].includes(key)) return;
+  if (KEYS[key]) choose(KEYS[key]);
+  else if (key === "u" || key === "Backspace") undo();
+  else if (key === "p") togglePlay();
+  else if (key === "+" || key === "=" || key === "-") faster(key === "-" ? -1 : 1);
+  else if (key === "?") $("help-dialog").showModal();
+  else return;
+  event.preventDefault();
+});
+
+for (const button of document.querySelectorAll(".choice")) button.addEventListener("click", () => choose(button.dataset.choice));
+$("undo").addEventListener("click", undo);
+// A button that was touched keeps no focus: Space and Enter mean "can't tell" again.
+document.querySelector("footer").addEventListener("click", (event) => event.detail && $("stage").focus({ preventScroll: true }));
+
+function togglePlay() {
+  player.playing = !player.playing;
+  $("play").classList.toggle("paused", !player.playing);
+  $("play").setAttribute("aria-label", player.playing ? "Pause" : "Play");
+}
+
+function setSpeed(speed) {
+  player.speed = speed;
+  kept.set("speed", speed);
+  for (const button of document.querySelectorAll("[data-speed]")) button.setAttribute("aria-pressed", Number(button.dataset.speed) === speed);
+}
+
+function faster(steps) {
+  setSpeed(SPEEDS[Math.max(0, Math.min(SPEEDS.length - 1, SPEEDS.indexOf(player.speed) + steps))]);
+}
+
+$("play").addEventListener("click", togglePlay);
+for (const button of document.querySelectorAll("[data-speed]")) button.addEventListener("click", () => setSpeed(Number(button.dataset.speed)));
+setSpeed(kept.get("speed") ?? 1);
+
+for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
+$("help-button").addEventListener("click", () => $("help-dialog").showModal());
+$("me-button").addEventListener("click", async () => {
+  state.status = await get("v1/status").catch(() => state.status);
+  if (!state.status) return;
+  const { labeller, mine, counts } = state.status;
+  const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
+  const numbers = {
+    labels: mine?.labels ?? 0,
+    equal: mine?.ties ?? 0,
+    "can’t tell": mine?.skips ?? 0,
+    "taken back": mine?.revoked ?? 0,
+    "seconds per answer": mine?.seconds?.toFixed(1) ?? "–",
+    "left preferred": share(mine?.left_share),
+    "agreement with others": share(mine?.agreement),
+    "labels of all": counts.labels,
+  };
+  $("me-heading").textContent = labeller;
+  $("me-numbers").replaceChildren(...Object.entries(numbers).map(([name, value]) => numberOf(name, value)));
+  $("me-dialog").showModal();
+});
+
+function numberOf(name, value) {
+  const item = document.createElement("div");
+  for (const [tag, text] of [["dt", name], ["dd", value]]) item.append(Object.assign(document.createElement(tag), { textContent: text }));
+  return item;
+}
+
+$("leave").addEventListener("click", () => {
+  giveBack({ keepalive: true });
+  for (const name of ["token", "queue", "outbox"]) kept.drop(name);
+  state.queue = [];
+  outbox.operations = [];
+  location.reload();
+});
+
+begin();
