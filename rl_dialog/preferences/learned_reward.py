@@ -54,6 +54,11 @@ class LearnedReward:
             raise ValueError(f"expected a reward of version {self.version} or newer, got {version}")
         self.model, self.version = model, version
 
+    def renew(self, seed: int) -> None:
+        """All episodes start anew: what was kept of them is forgotten, and chance begins again."""
+        self._random = random.Random(seed)
+        self._rests = {}
+
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """The rewards of each trajectory's steps, float32 # (n,)"""
         for trajectory in trajectories:

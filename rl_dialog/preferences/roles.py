@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,11 +21,67 @@ import torch
 from rl_dialog.data.files import write_atomically
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining
-from rl_dialog.preferences.segments import Segments
+from rl_dialog.preferences.labellers import Oracle
+from rl_dialog.preferences.queries import ClipPool, QueryBroker, QuerySettings
+from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, clip_returns
+from rl_dialog.preferences.segments import Clip, Segments
 
 KEPT_VERSIONS = 3
 REFERENCE = 100  # labels whose clips the normaliser is made from: the newest ones
+
+
+class Asker:
+    """Holds the newest clips and offers pairs of them to labellers, as many as the schedule wants. A clip's file is written before it is asked about.
+
+    Args:
+        capacity: clips at hand; the oldest are forgotten.
+        labellers: who may be answering at once; the pool of open queries grows with them.
+        pool: how many queries are open at once, in place of what the settings say.
+    """
+
+    def __init__(self, log: LabelLog, segments: Segments, settings: QuerySettings, *, capacity: int = 1000, labellers: int = 1,
+                 pool: int | None = None, seed: int = 0) -> None:  # fmt: skip
+        self.log, self.segments, self.settings = log, segments, settings
+        self.capacity, self.labellers, self.pool, self.seed = capacity, labellers, pool, seed
+        self.broker = QueryBroker(log, settings, seed=seed)
+        self.forget()
+
+    def forget(self) -> None:
+        """All clips at hand. What was asked before is known from the log."""
+        self.clips, self.at_hand = ClipPool(self.capacity), {}
+
+    def step(self, clips: Sequence[Clip], *, wanted: int, published: tuple[int, RewardModel] | None = None) -> dict[str, float]:
+        """Takes clips and fills the pool of queries, for up to `wanted` labels in all; how it stands now.
+
+        `published`: the reward's version and model, for queries about which its members disagree, and for the record.
+        """
+        for clip in clips:
+            self.at_hand[clip.id] = clip
+            self.clips.add(clip.id)
+        ids = self.clips.ids()
+        self.at_hand = {id: self.at_hand[id] for id in ids}
+        version, model = published or (0, None)
+        if len(ids) > 1:
+            returns = clip_returns(model, list(self.at_hand.values())) if model and self.settings.selection == "variance" else None
+            write = lambda chosen: [self.segments.add(self.at_hand[id]) for id in chosen]  # noqa: E731
+            told = {"wanted": wanted, "pool": self.pool, "labellers": self.labellers, "reward_version": version}
+            self.broker.refill(ids, returns=returns, store=write, **told)
+        return {"clips": len(ids), "clips_dropped": self.clips.dropped, "labels_wanted": wanted, **self.log.counts()}
+
+
+class OracleLabeller:
+    """Answers every open query from what the oracle knows of its clips, as a labeller of that name."""
+
+    def __init__(self, log: LabelLog, segments: Segments, oracle: Oracle, *, name: str = "oracle", at_once: int = 50) -> None:
+        self.log, self.segments, self.oracle, self.name, self.at_once = log, segments, oracle, name, at_once
+
+    def step(self) -> dict[str, float]:
+        """Answers what there is; how many."""
+        answered = 0
+        while queries := self.log.lease_many(self.name, self.at_once):
+            choices = [(query, self.oracle.choice(self.segments[query.left], self.segments[query.right])) for query in queries]
+            answered += len(self.log.answer_many(choices, self.name))
+        return {"answered": answered}
 
 
 class Teacher:
@@ -90,4 +147,3 @@ def versions(folder: Path) -> list[int]:
 def newest_version(folder: str | Path) -> int:
     """0: none."""
     return max(versions(Path(folder)), default=0)
-
