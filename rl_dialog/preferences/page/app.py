@@ -1,11 +1,11 @@
 """The HTTP application on which people compare segments, and the live page of the run. Plain FastAPI, with or without Ray around it.
 
-    GET  /, /run                the two pages; /page/... their files, /page.json their settings
-    POST /v1/lease              the next pair for this labeller, leased; {"query": null} while there is none
-    POST /v1/renew, /v1/release leases go on while somebody is there, and end when the page is left
-    POST /v1/answers, /v1/undo  acknowledged after the log has committed; with an Idempotency-Key a request may be sent again
-    GET  /v1/segments/ID.png    all frames of a clip on one sheet
-    GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
+GET  /, /run                the two pages; /page/... their files, /page.json their settings
+POST /v1/lease              the next pair for this labeller, leased; {"query": null} while there is none
+POST /v1/renew, /v1/release leases go on while somebody is there, and end when the page is left
+POST /v1/answers, /v1/undo  acknowledged after the log has committed; with an Idempotency-Key a request may be sent again
+GET  /v1/segments/ID.png    all frames of a clip on one sheet
+GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
 """
 
 import logging
@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.label_log import Query as Pair
-from rl_dialog.preferences.page.run_files import RunFiles, finite
+from rl_dialog.preferences.page.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Segment, Segments
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -150,12 +150,11 @@ def create_page(
     @app.get("/v1/status")
     def status(who: Labeller) -> dict[str, Any]:
         told = files.status() if files else {}
-        mine = {}  # TODO log.labellers
-        return finite({"labeller": who, "counts": log.counts(), "mine": mine, **{name: told.get(name) for name in ("labels_wanted", "label_budget")}})
+        return {"labeller": who, "counts": log.counts(), **{name: told.get(name) for name in ("labels_wanted", "label_budget")}}
 
     @app.get("/v1/labellers")
     def labellers(_: Labeller) -> dict[str, Any]:
-        return finite({"labellers": {}})
+        return {"labellers": log.labellers()}
 
     @app.get("/v1/run")
     def run_status(_: Labeller) -> dict[str, Any]:
