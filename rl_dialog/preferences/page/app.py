@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.label_log import Query as Pair
-from rl_dialog.preferences.page.run_files import RunFiles
+from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Segment, Segments
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
