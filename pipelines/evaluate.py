@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from envs import ENVS
 from rl_dialog.config import run, to_dict
+from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.candidates import write_candidates
 from rl_dialog.evaluation.episodes import Episode, play_episodes
@@ -33,7 +34,7 @@ from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 from rl_dialog.evaluation.report import Evaluation, write_replies, write_report
 from rl_dialog.evaluation.runs import Entry, find_entries, nearest
 from rl_dialog.evaluation.summary import Group, RunResult, as_json, baseline_of, compare
-from rl_dialog.models.checkpoint import method_name, read_method, write_json
+from rl_dialog.models.checkpoint import method_name, read_method
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import REWARDS, choose_rewards
 

@@ -240,7 +240,7 @@ class _Run:
     def save(self, epoch: int, policy: ActPolicy, metrics: dict[str, float], save_trainer: Callable[[Path], None] | None = None,
              reward: AdversarialReward | None = None) -> None:  # fmt: skip
         """Writes the checkpoint of an epoch, and which one is the best."""
-        from rl_dialog.models.checkpoint import write_atomically, write_json, write_text_atomically
+        from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 
         name = f"checkpoint-{epoch}"
         if metrics["eval/success"] > self.best_success:

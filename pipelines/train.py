@@ -22,10 +22,11 @@ from transformers.utils import logging as transformers_logging
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, device, fit
 from rl_dialog.config import run, save_config
+from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.methods import BC, METHODS, Method
-from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, write_json
+from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.logger import following
 from rl_dialog.training.loop import Trainer, TrainerConfig

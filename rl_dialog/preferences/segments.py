@@ -123,37 +123,37 @@ class Segments:
 
 
 def cut_clips(
-    observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, length: int, offset: int = 0, source: Mapping[str, Any] | None = None
+    observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, length: int, first: int = 0, source: Mapping[str, Any] | None = None
 ) -> list[Clip]:
-    """An episode's steps as clips that do not overlap; the last is padded, so that none straddles two episodes.
+    """Steps of one episode as clips that do not overlap; the last is padded, so that none straddles two episodes.
 
-    `offset`: steps at the beginning that are left out, so that clips are not always aligned to the start. `source` gets each clip's `start`.
+    `first`: the number of the first of these steps in the episode. `source` gets each clip's `start`.
     """
     found = []
-    for start in range(offset, len(actions), length):
+    for start in range(0, len(actions), length):
         steps = min(length, len(actions) - start)
         taken = np.minimum(np.arange(start, start + length), start + steps - 1)
         earned = np.zeros(length, np.float32)
         earned[:steps] = rewards[start : start + steps]
-        found.append(Clip(observations[taken], actions[taken], earned, steps, {**(source or {}), "start": start}))
+        found.append(Clip(observations[taken], actions[taken], earned, steps, {**(source or {}), "start": first + start}))
     return found
 
 
 def _clip_bytes(clip: Clip) -> bytes:
     file = io.BytesIO()
     meta = json.dumps({"steps": clip.steps, "source": dict(clip.source)})
-    np.savez_compressed(file, **_frames(clip.observations), actions=clip.actions, rewards=clip.rewards, meta=np.array(meta))
+    np.savez_compressed(file, **compact(clip.observations), actions=clip.actions, rewards=clip.rewards, meta=np.array(meta))
     return file.getvalue()
 
 
 def _read_clip(path: Path) -> Clip:
-    with np.load(path, allow_pickle=False) as arrays:
+    with np.load(path) as arrays:  # pickles are refused by default
         meta = json.loads(str(arrays["meta"]))
-        return Clip(_observations(arrays), arrays["actions"], arrays["rewards"], meta["steps"], meta["source"])
+        return Clip(restored(arrays), arrays["actions"], arrays["rewards"], meta["steps"], meta["source"])
 
 
-def _frames(observations: np.ndarray) -> dict[str, np.ndarray]:
-    """Stacks of frames # (L, H, W, S) share all but their newest one with the stack before: the first stack and the newest frames are kept.
+def compact(observations: np.ndarray) -> dict[str, np.ndarray]:
+    """A clip's observations in a form that takes less room: stacks of frames # (L, H, W, S) as the first stack and the newest frame of the others.
 
     Only where that loses nothing: at an episode's start a stack may have been emptied.
     """
@@ -161,7 +161,8 @@ def _frames(observations: np.ndarray) -> dict[str, np.ndarray]:
     return {"stack": observations[0], "newest": observations[1:, ..., -1]} if overlapping else {"observations": observations}
 
 
-def _observations(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def restored(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The inverse of `compact`."""
     if "observations" in arrays:
         return arrays["observations"]
     stack, newest = arrays["stack"], arrays["newest"]

@@ -1,0 +1,109 @@
+"""What stands in for the environment's reward while a policy learns from preferences.
+
+It sees every batch of trajectories before advantages are computed (`LearnedRewards` in rl_dialog/cluster/rllib.py calls it): it cuts them into clips
+for labellers, with the true rewards, and answers with the reward model's rewards. Before the first model is published it answers zeros.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_dialog.models.reward_model import RewardModel
+from rl_dialog.models.trajectory import Trajectory
+from rl_dialog.preferences.segments import Clip, cut_clips
+
+
+@dataclass
+class _Rest:
+    """Steps of an episode that goes on, too few for a clip so far."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    start: int  # of these steps in the episode
+
+
+class LearnedReward:
+    """Trajectories to rewards; `take_clips` gives what was cut since.
+
+    Args:
+        clip_length: steps of a clip.
+        environment: its name, for the clips' source.
+        keep: clips that are kept between two calls of `take_clips`, a uniform sample of all that were cut; the others are counted as dropped.
+        seed: of that sample and of where each episode's first clip begins, so that clips are not always aligned to its start.
+    """
+
+    def __init__(self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0) -> None:
+        self.clip_length, self.environment, self.keep = clip_length, environment, keep
+        self.model: RewardModel | None = None
+        self.version = 0  # 0: no model yet
+        self.dropped = 0
+        self.metrics: dict[str, float] = {}
+        self._random = random.Random(seed)
+        self._rests: dict[str, _Rest] = {}
+        self._clips: list[Clip] = []
+        self._cut_since = 0
+
+    def use(self, model: RewardModel, version: int) -> None:
+        """From now on, weights and normaliser of this version. Raises ValueError for one that is older than what is in use."""
+        if version < self.version:
+            raise ValueError(f"expected a reward of version {self.version} or newer, got {version}")
+        self.model, self.version = model, version
+
+    def renew(self, seed: int) -> None:
+        """All episodes start anew: what was kept of them is forgotten, and chance begins again."""
+        self._random = random.Random(seed)
+        self._rests = {}
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """The rewards of each trajectory's steps, float32 # (n,)"""
+        for trajectory in trajectories:
+            self._cut(trajectory)
+        if self.model is None:
+            return [np.zeros(len(each.actions), np.float32) for each in trajectories]
+        observations = np.concatenate([each.observations[: len(each.actions)] for each in trajectories])
+        rewards = self.model.predict(observations, np.concatenate([each.actions for each in trajectories]))
+        true = np.concatenate([each.rewards for each in trajectories])
+        self.metrics = {"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std())}
+        if rewards.std() > 0 and true.std() > 0:
+            self.metrics["reward_correlation"] = float(np.corrcoef(rewards, true)[0, 1])
+        return np.split(rewards, np.cumsum([len(each.actions) for each in trajectories])[:-1])
+
+    def take_clips(self) -> list[Clip]:
+        """What was cut since the last call."""
+        taken, self._clips, self._cut_since = self._clips, [], 0
+        return taken
+
+    def _cut(self, trajectory: Trajectory) -> None:
+        """Whole clips of what is known of the episode; what remains waits for the rest, or is padded where there will be none."""
+        rest = self._rests.pop(trajectory.episode, None)
+        ended = trajectory.terminated or trajectory.truncated
+        n = len(trajectory.actions)
+        observations, actions, rewards, start = trajectory.observations[:n], trajectory.actions, trajectory.rewards, trajectory.start
+        if rest is not None and rest.start + len(rest.actions) == start:
+            observations, actions = np.concatenate([rest.observations, observations]), np.concatenate([rest.actions, actions])
+            rewards, start = np.concatenate([rest.rewards, rewards]), rest.start
+        elif start == 0:
+            skipped = min(self._random.randrange(self.clip_length), n)
+            observations, actions, rewards, start = observations[skipped:], actions[skipped:], rewards[skipped:], skipped
+        whole = len(actions) if ended else len(actions) // self.clip_length * self.clip_length
+        source = {"env": self.environment, "worker": trajectory.worker, "episode": trajectory.episode, "reward_version": self.version}
+        for clip in cut_clips(observations[:whole], actions[:whole], rewards[:whole], length=self.clip_length, source=source, first=start):
+            self._keep(clip)
+        if not ended:
+            self._rests[trajectory.episode] = _Rest(observations[whole:], actions[whole:], rewards[whole:], start + whole)
+
+    def _keep(self, clip: Clip) -> None:
+        """Reservoir sampling (Vitter 1985): every clip cut since the last `take_clips` is equally likely to be kept."""
+        self._cut_since += 1
+        if len(self._clips) < self.keep:
+            self._clips.append(clip)
+            return
+        self.dropped += 1
+        place = self._random.randrange(self._cut_since)
+        if place < self.keep:
+            self._clips[place] = clip

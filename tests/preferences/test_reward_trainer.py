@@ -1,0 +1,225 @@
+"""Fitting a reward to labels: what it finds, what it must not look at, and that a resumed run goes on as the uninterrupted one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
+from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining
+from rl_dialog.preferences.segments import Clip
+
+LENGTH = 5
+SHAPE = RewardModelConfig((2,), 3, hidden=(32,))
+
+
+@dataclass(frozen=True)
+class Label:
+    query: str
+    first: str
+    second: str
+    preference: float | None
+    validation: bool = False
+
+
+def clips(n, seed=0, length=LENGTH):
+    """The true reward of a step is its first feature, plus one for action 2."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(n):
+        observations, actions = rng.normal(size=(length, 2)).astype(np.float32), rng.integers(3, size=length)
+        found.append(Clip(observations, actions, (observations[:, 0] + (actions == 2)).astype(np.float32), length))
+    return {clip.id: clip for clip in found}
+
+
+def labels(segments, n, seed=0, *, validation=False):
+    rng, ids = np.random.default_rng(seed), list(segments)
+    found = []
+    for number in range(n):
+        first, second = (ids[i] for i in rng.choice(len(ids), 2, replace=False))
+        better = segments[first].true_return > segments[second].true_return
+        found.append(Label(f"{seed}-{number}", first, second, float(better), validation))
+    return found
+
+
+def trainer(given, segments, *, config=SHAPE, seed=0, **settings):
+    torch.manual_seed(seed)
+    made = RewardTrainer(RewardModel(config), RewardTraining(**settings), seed=seed)
+    made.set_labels(given, segments)
+    return made
+
+
+def test_it_ranks_clips_it_has_not_seen():
+    segments = clips(400)
+    made = trainer(labels(segments, 500), segments, learning_rate=3e-3)
+    made.fit(30)
+    unseen = list(clips(200, seed=9).values())
+    found = made.returns(unseen)
+    assert found.shape == (3, 200)
+    assert spearmanr(found.mean(0), [clip.true_return for clip in unseen]).statistic > 0.95
+
+
+def test_four_labels_are_fitted_and_a_tie_becomes_one():
+    segments = clips(8)
+    ids = list(segments)
+    given = [Label(str(i), ids[2 * i], ids[2 * i + 1], preference) for i, preference in enumerate((1.0, 0.0, 1.0, 0.5))]
+    made = trainer(given, segments, bagging=False, noise=0.0, learning_rate=1e-2)
+    made.fit(150)
+    sums = made.returns([segments[id] for id in ids]).mean(0)
+    differences = sums[::2] - sums[1::2]
+    p = 1 / (1 + np.exp(-differences))
+    assert np.abs(p[:3] - [1, 0, 1]).max() < 0.1 and abs(differences[3]) < 0.5
+
+
+def test_a_zero_reward_loses_ln_2():
+    segments = clips(64)
+    made = trainer(labels(segments, 32), segments, noise=0.0, learning_rate=1e-12, bagging=False)
+    with torch.no_grad():
+        made.model.layers[-1].weight.zero_()
+    assert made.fit(1)["loss"] == pytest.approx(0.693147, abs=1e-6)
+
+
+def test_updates_of_the_original_pretraining():
+    """500 labels in batches of 32 are 16 updates, the last one short: 200 passes would be 3,200."""
+    segments = clips(60)
+    made = trainer(labels(segments, 500), segments)
+    assert made.fit(5)["updates"] == 5 * 16 and made.epochs == 5
+
+
+def test_incomparable_and_validation_labels_are_not_learned_from():
+    segments = clips(40)
+    given = labels(segments, 20)
+    alone = trainer(given, segments)
+    alone.fit(3)
+    lies = [Label(f"lie {i}", each.first, each.second, 1 - each.preference, True) for i, each in enumerate(given)]
+    nothing = [Label(f"none {i}", each.first, each.second, None) for i, each in enumerate(given)]
+    beside = trainer([*nothing, *given, *lies], segments)
+    metrics = beside.fit(3)
+    for a, b in zip(alone.model.parameters(), beside.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert metrics["labels"] == 20 and metrics["validation_loss"] > metrics["loss"]
+    with pytest.raises(ValueError, match="expected labels to learn from"):
+        trainer([*nothing, *lies], segments).fit()
+
+
+def test_the_oldest_labels_are_forgotten():
+    segments = clips(40)
+    given = labels(segments, 20)
+    made = trainer(given, segments, max_labels=5)
+    assert [each.query for each in made.train_pairs] == [each.query for each in given[-5:]]
+    assert set(made.clips) == {id for each in given[-5:] for id in (each.first, each.second)}
+
+
+def test_members_see_resamples():
+    """A member sees each label Poisson(1) times: a share of 1 - 1/e of them at all, the same ones when more labels come."""
+    segments = clips(60)
+    given = labels(segments, 4000)
+    made = trainer(given, segments)
+    counts = made._counts(given)
+    assert counts.shape == (3, 4000)
+    assert ((counts > 0).float().mean(1) - 0.632).abs().max() < 0.025 and (counts.mean(1) - 1).abs().max() < 0.05
+    assert torch.equal(made._counts(given[100:300]), counts[:, 100:300])
+    assert trainer(given, segments, bagging=False)._counts(given).unique().tolist() == [1]
+
+
+def test_ties_are_counted_apart():
+    """Right about the only decided label: accuracy 1, and two thirds ties."""
+    segments = clips(6)
+    ids = list(segments)
+    better, worse = sorted(ids[:2], key=lambda id: -segments[id].true_return)
+    given = [Label("a", ids[2], ids[3], 0.5), Label("b", ids[4], ids[5], 0.5), Label("c", better, worse, 1.0)]
+    made = trainer(given, segments, bagging=False, learning_rate=1e-2)
+    made.fit(100)
+    held_out = trainer([*given, *(Label(f"v{each.query}", each.first, each.second, each.preference, True) for each in given)], segments)
+    held_out.model.load_state_dict(made.model.state_dict())
+    metrics = held_out.evaluate(_held_out(held_out))
+    assert metrics["accuracy"] == 1.0 and metrics["tie_share"] == pytest.approx(2 / 3) and 0 <= metrics["calibration_error"] < 0.5
+
+
+def _held_out(made):
+    from rl_dialog.preferences.reward_trainer import _Pairs
+
+    return _Pairs(made.validation_pairs, made.clips, None, 0.0)
+
+
+@pytest.mark.parametrize(("ratio", "factor"), [(2.0, 1.5), (1.3, 1.0), (1.0, 1 / 1.5)])
+def test_l2_follows_the_ratio_of_the_losses(ratio, factor):
+    segments = clips(10)
+    made = trainer(labels(segments, 5), segments, adaptive_l2=True, l2=0.01)
+    made._steer_l2({"loss": 0.5, "validation_loss": 0.5 * ratio})
+    assert made.l2 == pytest.approx(0.01 * factor)
+    for _ in range(100):
+        made._steer_l2({"loss": 1.0, "validation_loss": 0.1})
+    assert made.l2 > 0
+
+
+def test_l2_holds_the_validation_loss_near_the_training_loss():
+    """Random labels can only be learned by heart: with adaptive L2 the gap stays small."""
+    segments, others = clips(80), clips(80, seed=1)
+    rng = np.random.default_rng(0)
+    given = [Label(str(i), each.first, each.second, float(rng.integers(2))) for i, each in enumerate(labels(segments, 100))]
+    given += [Label(f"v{i}", each.first, each.second, float(rng.integers(2)), True) for i, each in enumerate(labels(others, 100))]
+    gaps = []
+    for adaptive in (False, True):
+        settings = {"adaptive_l2": adaptive, "l2": 1e-4 * adaptive, "noise": 0.0, "bagging": False, "learning_rate": 5e-3}
+        made = trainer(given, segments | others, config=RewardModelConfig((2,), 3, hidden=(64, 64), members=1), **settings)
+        metrics = made.fit(60)
+        gaps.append(metrics["validation_loss"] / metrics["loss"])
+    assert gaps[0] > 2 and gaps[1] < 1.5, gaps
+
+
+def test_a_resumed_fit_ends_with_the_same_weights(tmp_path):
+    segments = clips(60)
+    given = labels(segments, 100)
+    config = RewardModelConfig((2,), 3, hidden=(32, 32), dropout=0.3)
+    whole = trainer(given, segments, config=config)
+    whole.fit(6)
+    begun = trainer(given, segments, config=config)
+    begun.fit(2)
+    begun.calibrate(segments.values())
+    begun.save(tmp_path, version=4)
+    torch.manual_seed(99)
+    resumed = RewardTrainer(RewardModel(config), RewardTraining(), seed=0)
+    assert resumed.load(tmp_path) == 4
+    resumed.set_labels(given, segments)
+    metrics = resumed.fit(4)
+    assert metrics["updates"] == whole.updates
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="expected a reward model of the shape"):
+        RewardTrainer(RewardModel(SHAPE), RewardTraining()).load(tmp_path)
+
+
+def test_pictures_give_the_same_as_stacks_or_compact():
+    """Overlapping stacks are kept compact; what is learned from is the whole."""
+    config = RewardModelConfig((44, 44, 4), 2, hidden=(8,), members=2)
+    rng, found = np.random.default_rng(0), []
+    for _ in range(6):
+        frames = rng.integers(0, 256, (LENGTH + 3, 44, 44), dtype=np.uint8)
+        stacks = np.stack([np.moveaxis(frames[t : t + 4], 0, -1) for t in range(LENGTH)])
+        found.append(Clip(stacks, rng.integers(2, size=LENGTH), np.zeros(LENGTH, np.float32), LENGTH))
+    segments = {clip.id: clip for clip in found}
+    made = trainer(labels(segments, 4), segments, config=config)
+    assert all("stack" in arrays for arrays in made.clips.values())
+    both = made.model.returns(*(torch.from_numpy(x) for x in (found[0].observations[None], found[0].actions[None])), torch.tensor([LENGTH]))
+    torch.testing.assert_close(torch.from_numpy(made.returns(found[:1]).copy()), both.detach())
+    assert made.fit(1)["loss"] > 0
+
+
+def test_the_normaliser_ignores_padding():
+    segments = list(clips(3).values())
+    padded = Clip(np.full((LENGTH, 2), 50, np.float32), np.zeros(LENGTH, np.int64), np.zeros(LENGTH, np.float32), 1)
+    made = trainer(labels(clips(8), 3), clips(8))
+    made.calibrate([*segments, padded])
+    by_hand = np.concatenate(
+        [made.model(torch.from_numpy(c.observations[: c.steps]), torch.from_numpy(c.actions[: c.steps])).detach() for c in (*segments, padded)], 1
+    )
+    np.testing.assert_allclose(made.model.mean.numpy(), by_hand.mean(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"noise": 1.0}, {"batch_size": 0}, {"l2": -1.0}, {"l2_low": 2.0}, {"l2_step": 1.0}, {"learning_rate": 0.0}])
+def test_settings_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        RewardTraining(**wrong)
