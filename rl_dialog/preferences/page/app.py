@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.label_log import Query as Pair
-from rl_dialog.preferences.page.run_files import RunFiles, finite
+from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Segment, Segments
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -150,12 +150,11 @@ def create_page(
     @app.get("/v1/status")
     def status(who: Labeller) -> dict[str, Any]:
         told = files.status() if files else {}
-        mine = {}  # TODO log.labellers
-        return finite({"labeller": who, "counts": log.counts(), "mine": mine, **{name: told.get(name) for name in ("labels_wanted", "label_budget")}})
+        return {"labeller": who, "counts": log.counts(), **{name: told.get(name) for name in ("labels_wanted", "label_budget")}}
 
     @app.get("/v1/labellers")
     def labellers(_: Labeller) -> dict[str, Any]:
-        return finite({"labellers": {}})
+        return {"labellers": log.labellers()}
 
     @app.get("/v1/run")
     def run_status(_: Labeller) -> dict[str, Any]:

@@ -377,9 +377,10 @@ setSpeed(kept.get("speed") ?? 1);
 for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
 $("help-button").addEventListener("click", () => $("help-dialog").showModal());
 $("me-button").addEventListener("click", async () => {
-  state.status = await get("v1/status").catch(() => state.status);
-  if (!state.status) return;
-  const { labeller, mine, counts } = state.status;
+  const [status, everybody] = await Promise.all([get("v1/status"), get("v1/labellers")]).catch((error) => [null, error]);
+  if (!status) return notice(everybody.message);
+  const { labeller, counts } = status;
+  const mine = everybody.labellers[labeller];
   const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
   const numbers = {
     labels: mine?.labels ?? 0,
