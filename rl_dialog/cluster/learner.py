@@ -33,7 +33,7 @@ from rl_dialog.models.control_policy import Categorical, DiagonalGaussian
 from rl_dialog.models.trajectory import Trajectory
 from rl_dialog.training.optim import learning_rate_at
 
-LearnedReward = Callable[[Sequence[Trajectory]], Sequence[np.ndarray] | None]  # the rewards (n,) of each of a batch's trajectories, or None: as they are
+LearnedReward = Callable[[Sequence[Trajectory]], Sequence[np.ndarray] | None]  # rewards (n,) of each trajectory of a batch; None: none yet
 
 
 class ActionDistribution(Distribution):

@@ -18,7 +18,7 @@ from envs.multiwoz import MultiWOZVector, Options
 from pipelines.simulate_play import Player
 from pipelines.simulate_train import shape_of
 from rl_dialog.cluster.env_runner import VectorEnvRunner
-from rl_dialog.cluster.learner import ActDistribution, LearnedRewards, StandardisedAdvantages
+from rl_dialog.cluster.learner import ActDistribution, StandardisedAdvantages
 from rl_dialog.cluster.rllib import algorithm_config, metrics_of
 from rl_dialog.models.act_policy import ActPolicy, MaskedBernoulli
 from rl_dialog.training.policy_gradient import APPO, PG, PPO
