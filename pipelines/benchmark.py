@@ -39,11 +39,11 @@ from pipelines.benchmark_simulate import benchmark_simulate
 from pipelines.benchmark_tune import benchmark_tune
 from rl_dialog.config import run
 from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import Row, encode_prompt, train_tokenizer
 from rl_dialog.evaluation.draws import Context, draw_replies
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL
-from rl_dialog.models.checkpoint import write_json
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Objective, TrainerConfig

@@ -46,11 +46,12 @@ from rl_dialog.cluster.candidates import (
 )
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import run, save_config
+from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.data.tokenize import TemplateError, encode_prompt, load_tokenizer
 from rl_dialog.evaluation.generation import Decoding
-from rl_dialog.models.checkpoint import resolve, write_json
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import REWARDS
 from rl_dialog.rewards.similarity import similarity

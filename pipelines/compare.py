@@ -30,11 +30,12 @@ from pipelines.benchmark import describe_machine
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.jobs import each
 from rl_dialog.config import ConfigError, changed, from_dict, load_config, read_yaml, run, save_config
+from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.shards import MANIFEST
 from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, FinishedRun, replace_table, to_markdown, to_svg
 from rl_dialog.evaluation.runs import nearest
 from rl_dialog.methods import METHODS
-from rl_dialog.models.checkpoint import resolve, write_json, write_text_atomically
+from rl_dialog.models.checkpoint import resolve
 
 METRICS, METRICS_OF_SOME = "metrics.json", "metrics_without_failed_runs.json"
 CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))

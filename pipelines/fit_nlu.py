@@ -31,10 +31,10 @@ from envs.multiwoz.rollout import dialog_record
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.world import World
 from rl_dialog.config import run, save_config
+from rl_dialog.data.files import write_json
 from rl_dialog.data.labelled import LabelledTurn
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import Dialog
-from rl_dialog.models.checkpoint import write_json
 from rl_dialog.models.nlu import load_nlu, new_nlu
 from rl_dialog.training.nlu import fit, judge, labels_of
 

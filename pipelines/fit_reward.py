@@ -1,6 +1,6 @@
 """A reward model over replies, from preferences or ratings: what `prepare --scorers reward_model=DIR` and `candidates --reward_model DIR` ask.
 
-    python -m pipelines.fit_reward --labels runs/replies --out models/reward                 answers of the labelling page (prefer_replies)
+    python -m pipelines.fit_reward --run runs/replies --out models/reward                    answers of the labelling page (prefer_replies)
     python -m pipelines.fit_reward --logs preferences.jsonl --out models/reward              TRL's prompt, chosen, rejected
     python -m pipelines.fit_reward --logs taskmaster4/reward --out models/reward --folds 5   replies rated 0 or 1, several to a context
     python -m pipelines.fit_reward --data data/chats --reward vote --out models/reward --base runs/bc     a prepared directory and its splits
@@ -25,6 +25,7 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from rl_dialog.config import run, save_config
+from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
@@ -34,9 +35,10 @@ from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estima
 from rl_dialog.evaluation.reply_judges import calibration, choice_measures, pair_accuracy, reward_measures
 from rl_dialog.evaluation.reward_report import auc_with_interval
 from rl_dialog.evaluation.scoring import rank_replies
-from rl_dialog.models.checkpoint import resolve, write_atomically, write_json
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
+from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.replies import Fitting, Rating, ReplyPair
 from rl_dialog.preferences.segments import Reply
 from rl_dialog.rewards import apply_rewards, choose_rewards
@@ -55,10 +57,10 @@ class FitRewardConfig:
 
     out: str = ""
     """folder for the model; one that this command wrote is replaced"""
-    labels: str = ""
+    run: str = ""
     """a folder of labelled replies that `prefer_replies` filled"""
-    database: str = ""
-    """with --labels: the URL of its label log, where that is not the folder's labels.db"""
+    labels: str = ""
+    """with --run: URL of the label log; by default labels.db in the folder"""
     logs: tuple[str, ...] = ()
     """files and folders: TRL's preferences, rated replies, chats with votes"""
     data: str = ""
@@ -84,7 +86,7 @@ class FitRewardConfig:
     fitting: Fitting = field(default_factory=Fitting)
     """how it learns"""
     validation: float = 0.1
-    """share of the conversations that are held out to judge by; not those of --data, and of --labels, which have their splits"""
+    """share of the conversations that are held out to judge by; not of --data and --run, which have their splits"""
     split: str = ""
     """the split to judge by, validation or test; by default both"""
     folds: int = 0
@@ -142,13 +144,14 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
 def read_labels(config: FitRewardConfig) -> Labels:
     """What people, or a corpus, said of replies. Raises ValueError where there is too little to learn from."""
     pairs, ratings = [], []
-    if config.labels:
-        log, segments = preferences.open_labels(config.labels, config.database)
+    if config.run:
+        log, segments = open_labels(config.run, config.labels)
         pairs = preferences.pairs_of_labels(log.labels(), segments)
+        log.close()
     if config.logs or config.data:
         ratings = list(_ratings(config))
         pairs += preferences.pairs_of_ratings(ratings, most_per_context=config.most_per_context)
-    where = config.labels or config.data or ", ".join(config.logs)
+    where = config.run or config.data or ", ".join(config.logs)
     good = sum(rating.value > config.above for rating in ratings)
     if config.objective != "ratings" and not pairs:
         hint = ": try --objective ratings" if 0 < good < len(ratings) else ""
@@ -339,7 +342,7 @@ def _write(folder: Path, model: TextReward, config: FitRewardConfig, about: dict
 
 
 def _card(config: FitRewardConfig, about: dict[str, Any]) -> str:
-    source = config.labels or config.data or ", ".join(Path(path).name for path in config.logs)
+    source = config.run or config.data or ", ".join(Path(path).name for path in config.logs)
     sizes = about["fitted_to"]
     lines = [
         f"# {Path(config.out).name}",
@@ -373,12 +376,12 @@ def _show(bar: tqdm, step: int, steps: int, loss: float) -> None:
 def _check(config: FitRewardConfig) -> None:
     if not config.out:
         raise ValueError("expected --out: the folder for the model")
-    if sum(map(bool, (config.labels, config.logs, config.data))) != 1:
-        raise ValueError("expected one of --labels (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)")
-    if config.database and not config.labels:
-        raise ValueError("--database: expected --labels, the folder with the replies that its labels are about")
+    if sum(map(bool, (config.run, config.logs, config.data))) != 1:
+        raise ValueError("expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)")
+    if config.labels and not config.run:
+        raise ValueError("--labels: expected --run, the folder with the replies that the labels are about")
     if config.data and config.folds:
-        raise ValueError("--folds: expected --labels or --logs; a prepared directory is judged by its own splits")
+        raise ValueError("--folds: expected --run or --logs; a prepared directory is judged by its own splits")
     if config.split not in ("", "validation", "test"):
         raise ValueError(f"expected --split validation or test, or neither for both, got {config.split!r}")
     if not 0 <= config.validation < 1 or config.folds < 0 or config.folds == 1:

@@ -5,10 +5,11 @@
     python -m pipelines.prefer_replies --out runs/replies --source logs --logs preferences.jsonl --oracle logged     with the labels they have
     python -m pipelines.prefer_replies --out runs/replies --export preferences.jsonl                                 what people said, for TRL
 
-    runs/replies/labels.db     the label log (or --database URL)
+    runs/replies/labels.db     the label log (or --labels URL)
     runs/replies/clips/        the replies with their contexts, a file each
 
-People answer on the labelling page. `fit_reward --labels runs/replies` learns from the answers. Run again, it adds what is new: a pair is asked once.
+People answer with `label --run runs/replies`; `fit_reward --run runs/replies` learns from the answers. Run again, it adds what is new: a pair is
+asked once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_dialog.config import run, save_config
+from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import read_dialogs
@@ -31,13 +33,16 @@ from rl_dialog.evaluation.generation import Decoding, load_for_decoding, stream
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
-from rl_dialog.preferences.label_log import LabelLog, pair_id
+from rl_dialog.preferences.exchange import trl_rows
+from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
+from rl_dialog.preferences.labels import NewQuery, pair_id
 from rl_dialog.preferences.segments import Reply, Segments
 from rl_dialog.rewards import Reward, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
 
 TASK = "Which reply is better?"
+LOG = "labels.db"
 TOGETHER = 500  # answers of the oracle in one transaction
 
 
@@ -47,11 +52,11 @@ class PreferRepliesConfig(Decoding):
 
     out: str = ""
     """folder of the replies and their labels; what is there stays"""
-    database: str = ""
+    labels: str = ""
     """URL of the label log, such as postgresql://user:password@host/database; by default labels.db in the folder"""
     source: Literal["", "candidates", "logs", "checkpoints"] = ""
-    """what to add. candidates: of --data, a directory of `candidates`, or any with several replies to one context. logs: of --logs. checkpoints: a reply
-    of each of two --checkpoints to the contexts of --data. Without it nothing is added"""
+    """what to add. candidates: of --data, a directory of `candidates`, or any with several replies to one context. logs: of --logs. checkpoints: a
+    reply of each of two --checkpoints to the contexts of --data. Without it nothing is added"""
     data: str = ""
     """a directory that `prepare` or `candidates` wrote"""
     logs: tuple[str, ...] = ()
@@ -98,17 +103,20 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
     """Adds, answers, exports; returns the counts. Raises ValueError or OSError for what the user can fix."""
     _check(config)
     found: dict[str, Any] = {"out": config.out}
-    log, segments = preferences.open_labels(config.out, config.database, create=bool(config.source))
+    folder = Path(config.out)
+    if config.source:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not config.labels and not (folder / LOG).is_file():
+        raise ValueError(f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with --source")
+    log, segments = LabelLog(config.labels or f"sqlite:///{folder / LOG}", create=bool(config.source)), Segments(folder / "clips")
     try:
         if config.source:
-            save_config(config, Path(config.out) / "prefer_replies.yaml")
+            save_config(replace(config, labels=log.name if config.labels else ""), folder / "prefer_replies.yaml")  # without the URL's password
             found["added"] = add_pairs(log, segments, chosen_pairs(contexts_of(config), config), config)
         if config.oracle:
             found["answered"] = answer(log, segments, config)
         if config.export:
-            from rl_dialog.preferences.exchange import write_trl
-
-            found["exported"] = write_trl(log, segments, config.export)
+            found["exported"] = export(log, segments, Path(config.export))
         return {**found, **log.counts()}
     finally:
         log.close()
@@ -139,7 +147,7 @@ def add_pairs(log: LabelLog, segments: Segments, pairs: Sequence[tuple[Reply, Re
     for pair, priority in zip(pairs, sure, strict=True):
         split = preferences.split_of(pair[0], validation=config.validation, seed=config.seed)
         first, second = (segments.add(replace(reply, source={**reply.source, "split": split})) for reply in pair)
-        queries.append({"first": first, "second": second, "task": config.task, "priority": -priority, "validation": split != "train"})
+        queries.append(NewQuery(first, second, task=config.task, priority=-priority, validation=split != "train"))
     log.add_queries(queries)
     return len(log.pairs()) - before
 
@@ -161,6 +169,13 @@ def answer(log: LabelLog, segments: Segments, config: PreferRepliesConfig) -> in
         if done == config.oracle_labels:
             break
     return done
+
+
+def export(log: LabelLog, segments: Segments, path: Path) -> int:
+    """Writes the preferences so far, whole or not at all; how many."""
+    rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in trl_rows(log.labels(), segments)]
+    write_text_atomically(path, "".join(rows))
+    return len(rows)
 
 
 def value(reply: Reply, reward: Reward) -> float | None:

@@ -179,7 +179,7 @@ def _imitation(config: TrainingConfig, player: Player, out: Path, settings: Imit
 
 def _reinforcement(config: TrainingConfig, player: Player, out: Path, start: ActPolicy | None) -> tuple[ActPolicy, dict[str, Any]]:
     from rl_dialog.cluster.data import connect
-    from rl_dialog.cluster.rllib import ActTrainer
+    from rl_dialog.cluster.rllib import PolicyTrainer
 
     run, epochs = _Run(out, config), 150 if config.epochs is None else config.epochs
     policy = run.latest_policy(shape_of(player.simulator)) if run.epoch else start
@@ -191,7 +191,7 @@ def _reinforcement(config: TrainingConfig, player: Player, out: Path, start: Act
     shape = {"workers": config.workers, "envs": config.envs, "seed": config.train_seed, "first_round": run.epoch, "renew_every": config.eval_every}
     with (
         connect(config.address or None, num_cpus=config.workers) if config.workers else nullcontext(),
-        ActTrainer(policy, make_envs, config.method, reward=reward, **shape) as trainer,
+        PolicyTrainer(policy, make_envs, config.method, reward=reward, **shape) as trainer,
         _logged(config, out, first=run.epoch) as log,
     ):
         if run.epoch:
@@ -240,7 +240,7 @@ class _Run:
     def save(self, epoch: int, policy: ActPolicy, metrics: dict[str, float], save_trainer: Callable[[Path], None] | None = None,
              reward: AdversarialReward | None = None) -> None:  # fmt: skip
         """Writes the checkpoint of an epoch, and which one is the best."""
-        from rl_dialog.models.checkpoint import write_atomically, write_json, write_text_atomically
+        from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 
         name = f"checkpoint-{epoch}"
         if metrics["eval/success"] > self.best_success:

@@ -42,11 +42,11 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, fit
 from rl_dialog.cluster.tune import REPLAYED, Halving, Report, Resources, is_first_worker, report_from_worker, run_trials, tune_callbacks
 from rl_dialog.config import ConfigError, load_config, read_yaml, run, save_config
+from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.shards import load_manifest
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.evaluation.held_out import decoding_of
 from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
-from rl_dialog.models.checkpoint import write_text_atomically
 
 REPORTS, STOPPED, ERROR = "reports.jsonl", "stopped.txt", "error.txt"
 Say = Callable[[str], None]

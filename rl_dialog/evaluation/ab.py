@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.document import Section, Table, write_document
 from rl_dialog.evaluation.intervals import Estimate, Measure, unpaired_difference
 from rl_dialog.evaluation.metrics import repeats
 from rl_dialog.evaluation.summary import Group, RunResult, as_json, figure_of, shown
-from rl_dialog.models.checkpoint import write_json
 from rl_dialog.rewards.words import words
 
 VOTES, TEXTS = ("replies", "voted", "up", "down", "vote"), ("words", "repeated", "seconds")

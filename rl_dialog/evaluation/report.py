@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.candidates import CLICK
@@ -15,7 +16,6 @@ from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.scoring import WAYS
 from rl_dialog.evaluation.summary import FIGURES, Figure, Group, RunResult, figure_of, shown
-from rl_dialog.models.checkpoint import write_json
 
 
 @dataclass

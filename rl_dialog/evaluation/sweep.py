@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from rl_dialog.data.files import write_json
 from rl_dialog.evaluation import sweep_plots as plots
 from rl_dialog.evaluation.comparison import FALLS
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.evaluation.plots import as_png, as_svg
-from rl_dialog.models.checkpoint import resolve, write_json
+from rl_dialog.models.checkpoint import resolve
 
 BEST = "best"  # folder with the winner's checkpoint
 TENSORBOARD = "tensorboard"  # folder with the curves and the HParams of every trial

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_dialog.data.files import write_json
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.evaluation.intervals import Estimate
@@ -28,7 +29,6 @@ from rl_dialog.evaluation.task_dialogs import (
     readings,
     shown_acts,
 )
-from rl_dialog.models.checkpoint import write_json
 
 FIRST = (*FIGURE, "turns", "return", "loops")
 MOST = 10  # rows of a list

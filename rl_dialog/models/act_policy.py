@@ -84,6 +84,8 @@ class MaskedBernoulli:
 class ActPolicy(nn.Module):
     """The policy and the value network; they share nothing."""
 
+    distribution = MaskedBernoulli
+
     def __init__(self, config: ActPolicyConfig) -> None:
         super().__init__()
         self.config = config
@@ -98,6 +100,10 @@ class ActPolicy(nn.Module):
     def values(self, states: Tensor) -> Tensor:
         """The expected discounted return from each state, in raw units of reward # (B,)"""
         return self.config.value_scale * self.value_network(states).squeeze(-1)
+
+    def optimized(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the optimizer that they belong to."""
+        return {"policy": list(self.policy.parameters()), "value": list(self.value_network.parameters())}
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Writes the checkpoint's two files into `directory`, which is made if needed."""

@@ -20,16 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Trajectory:
-    """A piece of one episode, as a learned reward sees it."""
-
-    observations: np.ndarray  # (n + 1, S): before each action and after the last
-    actions: np.ndarray  # (n, A)
-    log_probs: np.ndarray  # (n,) of the actions under the policy that took them
-    rewards: np.ndarray  # (n,) of the environment
-    terminated: bool  # the episode ended with the last action
+from rl_dialog.models.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

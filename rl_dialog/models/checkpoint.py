@@ -16,7 +16,6 @@ import copy
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rl_dialog.config import from_dict
+from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.policy import ModelConfig, Policy
@@ -159,28 +159,6 @@ def resolve(directory: str | Path) -> str:
             f"{directory}: expected a checkpoint (config.json) or a run folder (best, latest), found {sorted(p.name for p in path.iterdir())[:8]}"
         )
     return str(directory)
-
-
-def write_atomically(directory: Path, fill: Any) -> None:
-    """Calls `fill(temporary directory)` and renames it to `directory`, so that a killed process never leaves half a checkpoint."""
-    temporary = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    fill(temporary)
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(temporary, directory)
-
-
-def write_text_atomically(path: Path, text: str) -> None:
-    """The same for a small file."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Readable JSON; NaN and infinity become null."""
-    write_text_atomically(path, json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None), indent=1, ensure_ascii=False) + "\n")
 
 
 def _load_frozen(directory: Path) -> Prior:

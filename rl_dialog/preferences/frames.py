@@ -27,6 +27,17 @@ class Sheet:
     height: int
 
 
+def draw_pixels(observation: np.ndarray) -> np.ndarray:
+    """Observations that are pictures: colours (H, W, 3) as they are, of grey ones (H, W) or stacks of them (H, W, S) the newest, the last."""
+    if observation.dtype != np.uint8 or observation.ndim not in (2, 3):
+        raise ValueError(
+            f"expected pictures, uint8 (H, W), (H, W, 3) or (H, W, S), got {observation.dtype} {observation.shape}: say how to draw them"
+        )
+    if observation.ndim == 3 and observation.shape[2] == 3:
+        return observation
+    return np.repeat(observation.reshape(*observation.shape[:2], -1)[..., -1:], 3, axis=-1)
+
+
 def drawn_frames(clip: Clip, draw: Draw) -> np.ndarray:
     """uint8 (steps, H, W, 3): the steps that were taken, without the padding. Raises ValueError where `draw` returns something else."""
     frames = [np.asarray(draw(observation)) for observation in clip.observations[: clip.steps]]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_dialog.models.adversarial_reward import Trajectory
 from rl_dialog.models.reward_model import RewardModel
+from rl_dialog.models.trajectory import Trajectory
 from rl_dialog.preferences.segments import Clip, cut_clips
 
 
@@ -54,6 +54,11 @@ class LearnedReward:
             raise ValueError(f"expected a reward of version {self.version} or newer, got {version}")
         self.model, self.version = model, version
 
+    def renew(self, seed: int) -> None:
+        """All episodes start anew: what was kept of them is forgotten, and chance begins again."""
+        self._random = random.Random(seed)
+        self._rests = {}
+
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """The rewards of each trajectory's steps, float32 # (n,)"""
         for trajectory in trajectories:
@@ -76,6 +81,7 @@ class LearnedReward:
     def _cut(self, trajectory: Trajectory) -> None:
         """Whole clips of what is known of the episode; what remains waits for the rest, or is padded where there will be none."""
         rest = self._rests.pop(trajectory.episode, None)
+        ended = trajectory.terminated or trajectory.truncated
         n = len(trajectory.actions)
         observations, actions, rewards, start = trajectory.observations[:n], trajectory.actions, trajectory.rewards, trajectory.start
         if rest is not None and rest.start + len(rest.actions) == start:
@@ -84,11 +90,11 @@ class LearnedReward:
         elif start == 0:
             skipped = min(self._random.randrange(self.clip_length), n)
             observations, actions, rewards, start = observations[skipped:], actions[skipped:], rewards[skipped:], skipped
-        whole = len(actions) if trajectory.ended else len(actions) // self.clip_length * self.clip_length
+        whole = len(actions) if ended else len(actions) // self.clip_length * self.clip_length
         source = {"env": self.environment, "worker": trajectory.worker, "episode": trajectory.episode, "reward_version": self.version}
         for clip in cut_clips(observations[:whole], actions[:whole], rewards[:whole], length=self.clip_length, source=source, first=start):
             self._keep(clip)
-        if not trajectory.ended:
+        if not ended:
             self._rests[trajectory.episode] = _Rest(observations[whole:], actions[whole:], rewards[whole:], start + whole)
 
     def _keep(self, clip: Clip) -> None:

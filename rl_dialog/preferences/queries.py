@@ -8,7 +8,7 @@ broker.refill(clips.ids(), wanted=schedule.labels_wanted(steps), returns=returns
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -114,9 +114,11 @@ class QueryBroker:
         returns: np.ndarray | None = None,
         reward_version: int = 0,
         about: Mapping[str, Any] | None = None,
+        store: Callable[[Iterable[str]], None] = lambda ids: None,
     ) -> list[str]:
         """Expires old queries and adds new ones until `pool` are open (by default what the settings say for so many labellers), but no more than can
-        become `wanted` labels; the ids of the new ones. `clips` (newest last) and `returns` as in `choose`.
+        become `wanted` labels; the ids of the new ones. `clips` (newest last) and `returns` as in `choose`. `store` is called with the clips of the
+        new queries before they are offered: it writes their files.
 
         A late answer to a query that has expired counts, although another one was asked in its place: people's work is not thrown away.
         """
@@ -126,6 +128,7 @@ class QueryBroker:
         room = (2 * labellers * self.settings.prefetch if pool is None else pool) - open
         chosen = self.choose(clips, min(room, wanted - counts["labels"] - open), returns=returns)
         told = {"task": self.settings.task, "reward_version": reward_version, "about": about or {}}
+        store(dict.fromkeys(id for pair, _ in chosen for id in pair))
         ids = self.log.add_queries(NewQuery(*pair, priority=priority, **told) for pair, priority in chosen)
         self.asked.update(pair for pair, _ in chosen)
         return ids

@@ -13,7 +13,6 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -25,8 +24,7 @@ from rl_dialog.data.schema import Dialog, said
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.models.reward_model import preference_loss
 from rl_dialog.models.text_reward import Conversation, TextReward
-from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.segments import Reply, Segment, Segments
+from rl_dialog.preferences.segments import Reply, Segment
 from rl_dialog.training.optim import learning_rate_at, make_optimizer
 
 WARMUP = 0.1  # share of the steps
@@ -116,18 +114,6 @@ def group_of(reply: Reply) -> str:
 def split_of(reply: Reply, *, validation: float, test: float = 0.0, seed: int = 0) -> str:
     """The split that its data directory put it into, else that of its group."""
     return reply.source.get("split") or assign_split(Dialog("reply", [dict(m) for m in reply.context]), validation, test, seed=seed)
-
-
-def open_labels(folder: str | Path, database: str = "", *, create: bool = False) -> tuple[LabelLog, Segments]:
-    """The label log and the segments of a run's folder. `database`: the log's URL, where it is not the folder's labels.db.
-
-    Raises ValueError for a folder without labels, unless it is to be made.
-    """
-    path = Path(folder) / "labels.db"
-    if not create and not database and not path.is_file():
-        raise ValueError(f"{folder}: expected a folder of labelled replies, found no labels.db in it: fill one with pipelines.prefer_replies")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return LabelLog(database or f"sqlite:///{path}", create=create), Segments(Path(folder) / "clips")
 
 
 def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment]) -> list[ReplyPair]:

@@ -123,11 +123,8 @@ class RewardTrainer:
         return found
 
     def returns(self, clips: Sequence[Clip]) -> np.ndarray:
-        """Sums of each member's raw rewards, for the choice of queries # (M, clips)"""
-        self.model.eval()
-        with torch.inference_mode():
-            found = [self.model.returns(*_stacked([_arrays(clip) for clip in clips[i : i + 128]])) for i in range(0, len(clips), 128)]
-        return torch.cat(found, 1).numpy()
+        """`clip_returns` of the model # (M, clips)"""
+        return clip_returns(self.model, clips)
 
     def calibrate(self, clips: Iterable[Clip]) -> None:
         """The normaliser from the steps of these clips, padding left out."""
@@ -194,6 +191,14 @@ class RewardTrainer:
         ratio = metrics["validation_loss"] / max(metrics["loss"], 1e-8)
         factor = self.settings.l2_step if ratio > self.settings.l2_high else 1 / self.settings.l2_step if ratio < self.settings.l2_low else 1.0
         self.l2 = min(max(self.l2 * factor, LEAST_L2), MOST_L2)
+
+
+def clip_returns(model: RewardModel, clips: Sequence[Clip]) -> np.ndarray:
+    """Sums of each member's raw rewards over the clips' steps, for the choice of queries # (M, clips)"""
+    model.eval()
+    with torch.inference_mode():
+        found = [model.returns(*_stacked([_arrays(clip) for clip in clips[i : i + 128]])) for i in range(0, len(clips), 128)]
+    return torch.cat(found, 1).numpy()
 
 
 class _Pairs:

@@ -147,7 +147,7 @@ def _clip_bytes(clip: Clip) -> bytes:
 
 
 def _read_clip(path: Path) -> Clip:
-    with np.load(path, allow_pickle=False) as arrays:
+    with np.load(path) as arrays:  # pickles are refused by default
         meta = json.loads(str(arrays["meta"]))
         return Clip(restored(arrays), arrays["actions"], arrays["rewards"], meta["steps"], meta["source"])
 

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.method import Heads, Method
-from rl_dialog.models.checkpoint import save_policy, write_atomically, write_json, write_text_atomically
+from rl_dialog.models.checkpoint import save_policy
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose

@@ -39,6 +39,8 @@ class PPO:
     """subtract the state's value; without it returns are weights as they are, up to standardisation"""
     max_grad_norm: float = 10.0
     """clipping of each network's gradient"""
+    lr_zero_steps: int = 0
+    """steps of the environments after which the learning rates have fallen to zero, in a line; 0: they stay"""
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.passes) < 1 or not 0 <= self.minibatch_size <= self.batch_size:

@@ -17,7 +17,9 @@ from ray.rllib.utils.postprocessing.value_predictions import compute_value_targe
 from envs.multiwoz import MultiWOZVector, Options
 from pipelines.simulate_play import Player
 from pipelines.simulate_train import shape_of
-from rl_dialog.cluster.rllib import ActDistribution, DialogEnvRunner, LearnedRewards, StandardisedAdvantages, algorithm_config, metrics_of
+from rl_dialog.cluster.env_runner import VectorEnvRunner
+from rl_dialog.cluster.learner import ActDistribution, StandardisedAdvantages
+from rl_dialog.cluster.rllib import algorithm_config, metrics_of
 from rl_dialog.models.act_policy import ActPolicy, MaskedBernoulli
 from rl_dialog.training.policy_gradient import APPO, PG, PPO
 
@@ -38,11 +40,14 @@ def policy():
 def parts(policy, world, settings, reward=None, **run):
     """An env runner and a learner in this process; no Ray is started."""
     run = {"make_envs": partial(MultiWOZVector, world=world), "seed": 0, "first_round": 0, "renew_every": 1} | run
-    config = algorithm_config(policy, run, settings, reward)
+    config = algorithm_config(policy, run, settings)
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=ENVS)
     config.validate()
-    runner = DialogEnvRunner(config=config, worker_index=0)
-    return runner, config.build_learner(env=runner.env.unwrapped)
+    runner = VectorEnvRunner(config=config, worker_index=0)
+    learner = config.build_learner(env=runner.env.unwrapped)
+    if reward:
+        learner.learn_from(reward)
+    return runner, learner
 
 
 def update(learner, episodes, settings):
@@ -127,16 +132,10 @@ def test_learned_rewards_replace_the_environments(policy, world):
     assert all(np.asarray(each.get_rewards(slice(0, n))).tolist() == [7.0] * n for each, n in zip(episodes, sizes, strict=True))
 
 
-def test_a_reward_of_the_wrong_length_is_refused():
-    class Episode:
-        def __len__(self):
-            return 3
-
-    connector = LearnedRewards(reward=lambda trajectories: [np.zeros(5)])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rl_dialog.cluster.rllib._trajectory", lambda episode, steps: None)
-        with pytest.raises(ValueError, match="expected 2 rewards for an episode of 2 steps"):
-            connector(rl_module=None, batch={}, episodes=[Episode()])
+def test_a_reward_of_the_wrong_length_is_refused(policy, world):
+    runner, learner = parts(policy, world, PPO(), lambda trajectories: [np.zeros(500) for _ in trajectories])
+    with pytest.raises(ValueError, match=r"expected (\d+) rewards for an episode of \1 steps, got the shape \(500,\)"):
+        update(learner, runner.sample(num_timesteps=8), PPO())
 
 
 def test_nothing_sampled_is_an_error():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_dialog.models.adversarial_reward import AdversarialReward, AdversarialRewardConfig, Trajectory
+from rl_dialog.models.adversarial_reward import AdversarialReward, AdversarialRewardConfig
+from rl_dialog.models.trajectory import Trajectory
 
 STATES = np.eye(4, dtype=np.float32)
 ACTIONS = np.array([[1, 0], [1, 0], [0, 1], [1, 0]], np.int8)

@@ -15,19 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from rl_dialog.config import ConfigError
 from rl_dialog.data.batch import collate
+from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.methods import BC, ILQL, KLControl, UtteranceILQL
-from rl_dialog.models.checkpoint import (
-    freeze_prior,
-    load_policy,
-    load_prior,
-    method_name,
-    read_method,
-    resolve,
-    save_policy,
-    write_atomically,
-    write_json,
-    write_text_atomically,
-)
+from rl_dialog.models.checkpoint import freeze_prior, load_policy, load_prior, method_name, read_method, resolve, save_policy
 from rl_dialog.models.policy import Policy
 
 IDS = torch.tensor([[3, 77, 78, 79, 1, 4, 80]])

@@ -156,18 +156,18 @@ def test_l2_follows_the_ratio_of_the_losses(ratio, factor):
 
 
 def test_l2_holds_the_validation_loss_near_the_training_loss():
-    """Random labels can only be learned by heart: with adaptive L2 the gap stays smaller than without."""
+    """Random labels can only be learned by heart: with adaptive L2 the gap stays small."""
     segments, others = clips(80), clips(80, seed=1)
     rng = np.random.default_rng(0)
     given = [Label(str(i), each.first, each.second, float(rng.integers(2))) for i, each in enumerate(labels(segments, 100))]
     given += [Label(f"v{i}", each.first, each.second, float(rng.integers(2)), True) for i, each in enumerate(labels(others, 100))]
-    both = segments | others
     gaps = []
     for adaptive in (False, True):
         settings = {"adaptive_l2": adaptive, "l2": 1e-4 * adaptive, "noise": 0.0, "bagging": False, "learning_rate": 5e-3}
-        metrics = trainer(given, both, **settings).fit(60)
+        made = trainer(given, segments | others, config=RewardModelConfig((2,), 3, hidden=(64, 64), members=1), **settings)
+        metrics = made.fit(60)
         gaps.append(metrics["validation_loss"] / metrics["loss"])
-    assert gaps[0] > 4 and gaps[1] < 1.7, gaps
+    assert gaps[0] > 2 and gaps[1] < 1.5, gaps
 
 
 def test_a_resumed_fit_ends_with_the_same_weights(tmp_path):

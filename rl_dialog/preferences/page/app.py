@@ -1,11 +1,11 @@
 """The HTTP application on which people compare segments, and the live page of the run. Plain FastAPI, with or without Ray around it.
 
-    GET  /, /run                the two pages; /page/... their files, /page.json their settings
-    POST /v1/lease              the next pair for this labeller, leased; {"query": null} while there is none
-    POST /v1/renew, /v1/release leases go on while somebody is there, and end when the page is left
-    POST /v1/answers, /v1/undo  acknowledged after the log has committed; with an Idempotency-Key a request may be sent again
-    GET  /v1/segments/ID.png    all frames of a clip on one sheet
-    GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
+GET  /, /run                the two pages; /page/... their files, /page.json their settings
+POST /v1/lease              the next pair for this labeller, leased; {"query": null} while there is none
+POST /v1/renew, /v1/release leases go on while somebody is there, and end when the page is left
+POST /v1/answers, /v1/undo  acknowledged after the log has committed; with an Idempotency-Key a request may be sent again
+GET  /v1/segments/ID.png    all frames of a clip on one sheet
+GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
 """
 
 import logging
@@ -29,8 +29,7 @@ from starlette.exceptions import HTTPException
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.label_log import Query as Pair
-from rl_dialog.preferences.page.run_files import RunFiles, finite
-from rl_dialog.preferences.page.tokens import Tokens
+from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Segment, Segments
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -69,8 +68,7 @@ def create_page(
     segments: Segments,
     *,
     draw: Draw | None = None,
-    tokens: Tokens | None = None,
-    labeller: str = "local",
+    labeller: str | None = None,
     run: str | Path | None = None,
     title: str = "Which is better?",
     lease: float = 60.0,
@@ -78,9 +76,9 @@ def create_page(
 ) -> FastAPI:
     """The application.
 
-    draw: how observations of clips look; needed for clips. tokens: who may label; None: whoever sits at this machine, as `labeller`. run: the folder
-    with status.json and metrics.jsonl. lease: seconds that a pair is kept for somebody after the last sign of life. idle: seconds without a key or
-    a touch after which nobody counts as there.
+    draw: how observations of clips look; needed for clips. labeller: whoever sits at this machine needs no token and is called so; by default
+    everybody needs one of `log.add_labeller`. run: the folder with status.json and metrics.jsonl. lease: seconds that a pair is kept for somebody
+    after the last sign of life. idle: seconds without a key or a touch after which nobody counts as there.
     """
     files = RunFiles(run) if run is not None else None
     desk = _Desk(log, lease)
@@ -90,13 +88,13 @@ def create_page(
 
     def somebody(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
         """The labeller who asks."""
-        if tokens is None:
+        if labeller is not None:
             if request.url.hostname not in LOOPBACK:  # a web page whose name was pointed to this machine
                 raise HTTPException(403, f"without tokens this page answers to {', '.join(LOOPBACK)} only, not to {request.url.hostname}")
             return labeller
-        found = tokens.labeller(credentials.credentials) if credentials else None
+        found = log.labeller_of(credentials.credentials) if credentials else None
         if found is None:
-            wrong = "this token is not known or was revoked" if credentials else "expected a token: Authorization: Bearer lab-..."
+            wrong = "this token is not known or was revoked" if credentials else "expected a token: Authorization: Bearer rl-..."
             raise HTTPException(401, wrong, {"WWW-Authenticate": "Bearer"})
         return found
 
@@ -152,12 +150,11 @@ def create_page(
     @app.get("/v1/status")
     def status(who: Labeller) -> dict[str, Any]:
         told = files.status() if files else {}
-        mine = log.labellers().get(who)
-        return finite({"labeller": who, "counts": log.counts(), "mine": mine, **{name: told.get(name) for name in ("labels_wanted", "label_budget")}})
+        return {"labeller": who, "counts": log.counts(), **{name: told.get(name) for name in ("labels_wanted", "label_budget")}}
 
     @app.get("/v1/labellers")
     def labellers(_: Labeller) -> dict[str, Any]:
-        return finite({"labellers": log.labellers()})
+        return {"labellers": log.labellers()}
 
     @app.get("/v1/run")
     def run_status(_: Labeller) -> dict[str, Any]:
@@ -180,7 +177,7 @@ def create_page(
 
     @app.get("/page.json")
     def settings() -> dict[str, Any]:
-        return {"title": title, "needs_token": tokens is not None, "lease": lease, "idle": idle, "run": files is not None}
+        return {"title": title, "needs_token": labeller is None, "lease": lease, "idle": idle, "run": files is not None}
 
     @app.get("/", include_in_schema=False)
     def page() -> Response:
@@ -200,6 +197,10 @@ def create_page(
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         told = "; ".join(f"{'.'.join(map(str, one['loc'][1:])) or 'body'}: {one['msg']}" for one in error.errors()[:5])
         return JSONResponse({"error": {"message": told[:1000]}}, 400)
+
+    @app.exception_handler(PermissionError)
+    async def revoked(_: Request, error: PermissionError) -> Response:
+        return JSONResponse({"error": {"message": str(error)}}, 403)
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:
@@ -263,7 +264,7 @@ class _Desk:
         return {"label": label.number, "query": label.query}
 
     def undo(self, who: str) -> Pair | None:
-        pair = self.log.undo(who)
+        pair = self.log.undo(who, self.seconds)
         if pair is not None:
             self.leases[who][pair.id] = time.monotonic() + self.seconds
         return pair

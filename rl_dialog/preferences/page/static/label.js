@@ -9,7 +9,6 @@ const $ = (id) => document.getElementById(id);
 const READY = 2; // pairs held at a time: the one on the screen and the next
 const EMPTY = 1; // seconds between two questions for a pair while there is none
 const FLASH = 0.12; // seconds that an answer is shown before the next pair
-const UNDOS = 20; // answers that can be taken back one after the other
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const CHOICES = { left: "left is better", right: "right is better", tie: "equal", skip: "can’t tell" };
 const KEYS = {
@@ -21,7 +20,6 @@ const player = new Player(sides);
 const state = {
   settings: null, // what page.json says
   queue: [], // pairs that are ours, the first one is on the screen: {query, pictures: a promise}
-  past: kept.get("past") ?? [], // queries that were answered here, the latest last
   shown: null, // the entry of the queue whose pictures are on the screen
   busy: false, // an answer is being shown
   saved: 0, // answers of this visit that the log has
@@ -229,7 +227,7 @@ function tell(problem = "") {
   const { status, away, offline } = state;
   const ready = Boolean(state.shown) && !state.busy;
   for (const button of document.querySelectorAll(".choice")) button.disabled = !ready && !state.busy;
-  $("undo").disabled = !state.past.length;
+  $("undo").disabled = !state.settings || outbox.operations.some(({ kind }) => kind === "undo");
   $("waiting").hidden = Boolean(state.queue.length);
   if (!state.queue.length) {
     $("waiting-title").textContent = away ? "You were away" : offline ? "No connection" : "Waiting for the next pair";
@@ -292,7 +290,6 @@ async function choose(choice) {
     side.classList.toggle("chosen", side.id === choice || choice === "tie");
     side.classList.toggle("passed", choice === "skip" || (choice !== "tie" && side.id !== choice));
   }
-  remember(query);
   outbox.add({ kind: "answer", query: query.id, choice });
   say(`Your answer: ${CHOICES[choice]}.`);
   await pause(FLASH);
@@ -302,34 +299,33 @@ async function choose(choice) {
   fill();
 }
 
-function remember(query) {
-  state.past = [...state.past, query].slice(-UNDOS);
-  kept.set("past", state.past);
-}
-
-/** The last answer's pair comes back at once; the log is told after what is on its way to it. */
+/** Takes back this person's last answer: after what is on its way, so that it is the one they mean. Its pair comes back when the log says which. */
 function undo() {
-  if (state.busy || !state.past.length) return;
-  const query = state.past.at(-1);
-  state.past = state.past.slice(0, -1);
-  kept.set("past", state.past);
-  outbox.add({ kind: "undo", query: query.id });
-  const surplus = state.queue.slice(READY - 1).map((one) => one.query.id);
-  if (surplus.length) post("v1/release", { queries: surplus }).catch(() => {});
-  state.queue = [entry(query), ...state.queue.slice(0, READY - 1)];
-  say("Your last answer is taken back.");
-  present();
+  if ($("undo").disabled || state.busy) return;
+  outbox.add({ kind: "undo" });
 }
 
-function wasTaken(operation) {
-  state.saved += operation.kind === "undo" ? -1 : 1;
-  if (state.status) state.status.counts.labels += operation.choice === "skip" ? 0 : operation.kind === "undo" ? -1 : 1;
+function wasTaken({ kind, choice }, { query }) {
+  if (kind === "answer") {
+    state.saved += 1;
+    if (state.status && choice !== "skip") state.status.counts.labels += 1;
+  } else if (!query) {
+    notice("There is no answer to take back.");
+  } else {
+    state.saved = Math.max(0, state.saved - 1);
+    const others = state.queue.filter((one) => one.query.id !== query.id);
+    const surplus = others.splice(READY - 1).map((one) => one.query.id);
+    if (surplus.length) post("v1/release", { queries: surplus }).catch(() => {}); // else its lease ends by itself
+    state.queue = [entry(query), ...others];
+    say("Your last answer is taken back.");
+    present();
+  }
   tell();
 }
 
-function wasRefused(operation, error) {
-  notice(`${operation.kind === "undo" ? "It could not be taken back" : "An answer was not accepted"}: ${error.message}`);
-  state.queue = state.queue.filter(({ query }) => query.id !== operation.query);
+function wasRefused({ kind, query }, error) {
+  notice(`${kind === "undo" ? "It could not be taken back" : "An answer was not accepted"}: ${error.message}`);
+  state.queue = state.queue.filter((one) => one.query.id !== query);
   present();
   fill();
 }
@@ -381,9 +377,10 @@ setSpeed(kept.get("speed") ?? 1);
 for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
 $("help-button").addEventListener("click", () => $("help-dialog").showModal());
 $("me-button").addEventListener("click", async () => {
-  state.status = await get("v1/status").catch(() => state.status);
-  if (!state.status) return;
-  const { labeller, mine, counts } = state.status;
+  const [status, everybody] = await Promise.all([get("v1/status"), get("v1/labellers")]).catch((error) => [null, error]);
+  if (!status) return notice(everybody.message);
+  const { labeller, counts } = status;
+  const mine = everybody.labellers[labeller];
   const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
   const numbers = {
     labels: mine?.labels ?? 0,
@@ -408,7 +405,7 @@ function numberOf(name, value) {
 
 $("leave").addEventListener("click", () => {
   giveBack({ keepalive: true });
-  for (const name of ["token", "queue", "past", "outbox"]) kept.drop(name);
+  for (const name of ["token", "queue", "outbox"]) kept.drop(name);
   state.queue = [];
   outbox.operations = [];
   location.reload();

@@ -34,7 +34,7 @@ export class Outbox {
       const operation = this.operations[0];
       try {
         const { key, kind, query, choice } = operation;
-        const result = kind === "undo" ? await post("v1/undo", { query }, { key }) : await post("v1/answers", { query, choice }, { key });
+        const result = kind === "undo" ? await post("v1/undo", {}, { key }) : await post("v1/answers", { query, choice }, { key });
         this.failures = 0;
         this.problem = "";
         this.next();

@@ -1,4 +1,4 @@
-"""What a run tells of itself in its folder: status.json, replaced as a whole every second, and metrics.jsonl, which grows by a line per logged step."""
+"""What a run tells of itself in its folder: status.json, replaced as a whole every second, and metrics.jsonl, a line per logged step."""
 
 from __future__ import annotations
 

@@ -1,0 +1,238 @@
+"""Policies and values for control: numbers or pictures in, one of A actions or A real numbers out.
+
+    numbers (S,)        S-64-64 to the actions' distribution, another S-64-64-1 to the value; tanh; they share nothing
+    pictures (H, W, F)  bytes / 255, convolutions 8x8/4 32, 4x4/2 64, 3x3/1 64, linear 512, ReLU; a layer for the distribution, one for the value
+                        (the network of A2C; 1,687,719 parameters with 84 x 84 x 4 and 6 actions)
+
+    Discrete: logits # (B, A)                                      Categorical
+    Box:      means and logarithms of deviations # (B, 2 A)         DiagonalGaussian; the deviations are parameters and depend on no state
+
+Weights start orthogonal, with gain sqrt(2) before a non-linearity, 0.01 before actions and 1 before values; biases are 0.
+A checkpoint is a directory with `config.json` and `model.safetensors`. B observations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rl_dialog.config import from_dict
+
+FORMAT = 1
+CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, kernel, stride
+
+
+@dataclass(frozen=True)
+class ControlPolicyConfig:
+    """The shape of a `ControlPolicy`. Raises ValueError for sizes that do not fit."""
+
+    observation: tuple[int, ...]  # shape of one: (numbers,) or (height, width, frames)
+    actions: int  # how many, or how many numbers one has
+    discrete: bool = True
+    hidden: tuple[int, ...] = (64, 64)  # with pictures one layer, after the convolutions
+    value_scale: float = 1.0  # the value network's output is in units of this
+    log_std: float = 0.0  # of a Gaussian at the beginning
+
+    def __post_init__(self) -> None:
+        if len(self.observation) not in (1, 3) or min(*self.observation, *self.hidden, self.actions) < 1 or not self.hidden or self.value_scale <= 0:
+            raise ValueError(f"expected observations (numbers,) or (height, width, frames), positive sizes and value_scale, got {self}")
+        if self.pixels and len(self.hidden) != 1:
+            raise ValueError(f"expected one hidden layer after the convolutions, got {self.hidden}")
+
+    @property
+    def pixels(self) -> bool:
+        return len(self.observation) == 3
+
+
+class Categorical:
+    """One of A actions, by logits # (B, A)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.log_p = logits.log_softmax(-1)
+
+    def sample(self) -> Tensor:
+        """int64 # (B,): the argmax of log p plus Gumbel noise."""
+        return (self.log_p - torch.empty_like(self.log_p).exponential_().log()).argmax(-1)
+
+    def mode(self) -> Tensor:
+        return self.log_p.argmax(-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.log_p.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """In nats # (B,)"""
+        return -(self.log_p.exp() * self.log_p).sum(-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        """KL(self || other), in nats # (B,)"""
+        return (self.log_p.exp() * (self.log_p - other.log_p)).sum(-1)
+
+
+class DiagonalGaussian:
+    """A independent real numbers, by means and logarithms of standard deviations side by side # (B, 2 A)."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.mean, self.log_std = inputs.chunk(2, -1)
+
+    def sample(self) -> Tensor:
+        """float32 # (B, A)"""
+        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        scaled = (actions - self.mean) * (-self.log_std).exp()
+        return -(0.5 * scaled**2 + self.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """In nats # (B,)"""
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def kl(self, other: DiagonalGaussian) -> Tensor:
+        """KL(self || other), in nats # (B,)"""
+        variances = (2 * (self.log_std - other.log_std)).exp()
+        apart = (self.mean - other.mean) ** 2 * (-2 * other.log_std).exp()
+        return (0.5 * (variances + apart - 1) + other.log_std - self.log_std).sum(-1)
+
+
+class ControlPolicy(nn.Module):
+    """The policy and the value network."""
+
+    def __init__(self, config: ControlPolicyConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.distribution = Categorical if config.discrete else DiagonalGaussian
+        if config.pixels:
+            self.trunk = _convolutions(config)
+            self.policy, self.value_network = _linear(config.hidden[0], config.actions, 0.01), _linear(config.hidden[0], 1, 1.0)
+        else:
+            self.trunk = nn.Identity()
+            self.policy = _mlp(config.observation[0], *config.hidden, config.actions, gain=0.01)
+            self.value_network = _mlp(config.observation[0], *config.hidden, 1, gain=1.0)
+        if not config.discrete:
+            self.log_std = nn.Parameter(torch.full((config.actions,), config.log_std))
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """What the distribution is made from, and values # (B, A) or (B, 2 A); (B,)"""
+        hidden = self._hidden(observations)
+        return self._inputs(hidden), self._values(hidden)
+
+    def logits(self, observations: Tensor) -> Tensor:
+        """What the distribution is made from # (B, A) or (B, 2 A)"""
+        return self._inputs(self._hidden(observations))
+
+    def values(self, observations: Tensor) -> Tensor:
+        """The expected discounted return from each observation # (B,)"""
+        return self._values(self._hidden(observations))
+
+    def optimized(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the optimizer that they belong to: one for both networks where they share layers."""
+        if self.config.pixels:
+            return {"policy": list(self.parameters())}
+        value = list(self.value_network.parameters())
+        return {"policy": [each for each in self.parameters() if not any(each is other for other in value)], "value": value}
+
+    @torch.inference_mode()
+    def act(self, observations: np.ndarray, *, greedy: bool = True) -> np.ndarray:
+        """Actions as an environment takes them: the most probable ones, or drawn from torch's generator # (B,) or (B, A)"""
+        found = self.distribution(self.logits(torch.from_numpy(observations)))
+        return (found.mode() if greedy else found.sample()).numpy()
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Writes the checkpoint's two files into `directory`, which is made if needed."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()}, directory / "model.safetensors")
+        description = {"format": FORMAT, "model_type": "control_policy", **asdict(self.config)}
+        (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, *, expected: ControlPolicyConfig | None = None) -> ControlPolicy:
+        """The policy of a checkpoint directory, in eval mode.
+
+        `expected` is what the caller's environment needs. Raises ValueError where observations or actions differ, or the files are not those of a
+        ControlPolicy.
+        """
+        config = _read_config(directory)
+        needs = lambda each: (each.observation, each.actions, each.discrete)  # noqa: E731
+        if expected is not None and needs(config) != needs(expected):
+            raise ValueError(f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in another environment")
+        policy, path = cls(config), Path(directory) / "model.safetensors"
+        try:
+            policy.load_state_dict(load_file(path))
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise ValueError(f"{path}: expected the weights of {config}, got: {error}") from error
+        return policy.eval()
+
+    def _hidden(self, observations: Tensor) -> Tensor:
+        return self.trunk(observations.movedim(-1, 1).float() / 255 if self.config.pixels else observations)
+
+    def _inputs(self, hidden: Tensor) -> Tensor:
+        found = self.policy(hidden)
+        return found if self.config.discrete else torch.cat([found, self.log_std.expand_as(found)], -1)
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        return self.config.value_scale * self.value_network(hidden).squeeze(-1)
+
+
+def shape_of(envs: Any, **more: Any) -> ControlPolicyConfig:
+    """The shape of a policy for a vector of environments. `more`: other fields. Raises ValueError for actions that are neither Discrete nor a Box."""
+    observation, action = envs.single_observation_space, envs.single_action_space
+    if not hasattr(action, "n") and len(action.shape or ()) != 1:
+        raise ValueError(f"expected actions that are Discrete or a Box of one dimension, got {action}")
+    discrete = hasattr(action, "n")
+    if len(observation.shape) == 3:
+        more = {"hidden": (512,), **more}
+    return ControlPolicyConfig(tuple(observation.shape), int(action.n) if discrete else action.shape[0], discrete, **more)
+
+
+def _read_config(directory: str | Path) -> ControlPolicyConfig:
+    path = Path(directory) / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: expected the description of a control policy, got {error}; `prefer` writes one") from error
+    if not isinstance(values, dict) or values.get("model_type") != "control_policy" or values.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; `prefer` writes one")
+    return from_dict(ControlPolicyConfig, {name: value for name, value in values.items() if name not in ("format", "model_type")}, where=str(path))
+
+
+def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    return _orthogonal(layer, gain)
+
+
+def _orthogonal(layer: Any, gain: float) -> Any:
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _mlp(*sizes: int, gain: float) -> nn.Sequential:
+    """Linear layers with tanh between them; `gain`: of the last one."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True):
+        layers += [_linear(inputs, outputs, math.sqrt(2)), nn.Tanh()]
+    return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], gain))
+
+
+def _convolutions(config: ControlPolicyConfig) -> nn.Sequential:
+    height, width, channels = config.observation
+    layers: list[nn.Module] = []
+    for filters, kernel, stride in CONVOLUTIONS:
+        layers += [_orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)), nn.ReLU()]
+        height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
+    if min(height, width) < 1:
+        raise ValueError(f"expected pictures of at least 36 x 36, got {config.observation[0]} x {config.observation[1]}")
+    return nn.Sequential(*layers, nn.Flatten(), _linear(channels * height * width, config.hidden[0], math.sqrt(2)), nn.ReLU())
