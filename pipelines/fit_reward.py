@@ -164,8 +164,9 @@ def read_labels(config: FitRewardConfig) -> Labels:
 def divisions(labels: Labels, config: FitRewardConfig) -> Iterator[tuple[Labels, Labels]]:
     """(to fit, to judge by). Raises ValueError where there is nothing to fit."""
     if config.folds:
+        fold = _folds(labels, config)
         for number in range(config.folds):
-            yield labels.where(lambda reply, n=number: _fold(reply, config) != n), labels.where(lambda reply, n=number: _fold(reply, config) == n)
+            yield labels.where(lambda reply, n=number: fold[reply.id] != n), labels.where(lambda reply, n=number: fold[reply.id] == n)
         return
     split = {reply.id: preferences.split_of(reply, validation=config.validation, seed=config.seed) for reply in labels.replies}
     train = labels.where(lambda reply: split[reply.id] == "train")
@@ -283,9 +284,14 @@ def _dialogs(config: FitRewardConfig) -> Iterator[Dialog]:
         yield item
 
 
-def _fold(reply: Reply, config: FitRewardConfig) -> int:
-    digest = hashlib.sha256(f"{config.seed}\0{preferences.group_of(reply)}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % config.folds
+def _folds(labels: Labels, config: FitRewardConfig) -> dict[str, int]:
+    """The fold of each reply: conversations in the order of a hash, dealt out in turn. Raises ValueError for too few of them."""
+    group = {reply.id: preferences.group_of(reply) for reply in labels.replies}
+    order = sorted(set(group.values()), key=lambda name: hashlib.sha256(f"{config.seed}\0{name}".encode()).digest())
+    if len(order) < config.folds:
+        raise ValueError(f"--folds {config.folds}: expected at least as many conversations, got {len(order)}")
+    place = {name: n % config.folds for n, name in enumerate(order)}
+    return {id: place[name] for id, name in group.items()}
 
 
 def _measures(name: str, held_out: Labels, scores: Scores, units: dict[str, int], config: FitRewardConfig) -> dict[str, Measure]:
