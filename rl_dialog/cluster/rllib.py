@@ -214,6 +214,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
     sums, counts = sampled.get("outcome", {}), sampled.get("outcomes", {})
     outcomes = {name: _number(sums[name]) / ended for name in sums if (ended := _number(counts[name])) > 0}  # NaN where none ended
+    outcomes["episodes"] = _number(counts["return"]) if "return" in counts else 0.0
     return {"new_steps": _number(sampled["num_env_steps_sampled"]), **metrics, **outcomes}
 
 

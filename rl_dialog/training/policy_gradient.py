@@ -61,6 +61,21 @@ class PG(PPO):
 
 
 @dataclass(frozen=True)
+class A2C(PPO):
+    """Advantage actor-critic (Mnih et al. 2016) as PPO writes it: one step per batch of a few steps of each environment, so that there is nothing to
+    clip, and n-step returns (lambda 1)."""
+
+    batch_size: int = 80
+    minibatch_size: int = 0
+    passes: int = 1
+    gae_lambda: float = 1.0
+    entropy_coeff: float = 0.01
+    learning_rate: float = 7e-4
+    value_learning_rate: float = 7e-4
+    max_grad_norm: float = 0.5
+
+
+@dataclass(frozen=True)
 class APPO(PPO):
     """Asynchronous PPO: env runners never wait for the learner; V-trace corrects for the age of their policy."""
 
