@@ -92,6 +92,10 @@ class ActPolicy(nn.Module):
         self.policy = _mlp(config.state_size, *config.hidden, config.action_size)
         self.value_network = _mlp(config.state_size, *config.value_hidden, 1)
 
+    def forward(self, states: Tensor, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`logits` and `values` # (B, A), (B,)"""
+        return self.logits(states, masks), self.values(states)
+
     def logits(self, states: Tensor, masks: Tensor | None = None) -> Tensor:
         """Logits of a `MaskedBernoulli` # (B, A); without masks every act is possible."""
         logits = self.policy(states)
