@@ -217,6 +217,8 @@ class PPOPolicyLearner(PolicyLearner):
         self._weights_seq_no += 1
         episodes = training_data.episodes
         batch = self._learner_connector(rl_module=self.module, batch={}, episodes=episodes, shared_data={}, metrics=self.metrics)[DEFAULT_MODULE_ID]
+        if isinstance(self.network, ControlPolicy) and self.network.config.normalise_values:
+            self.network.fit_values(batch[Postprocessing.VALUE_TARGETS])
         n, parts = len(batch[Columns.ACTIONS]), []
         minibatches = max(1, round(n / settings.minibatch_size)) if settings.minibatch_size else 1
         for _ in range(settings.passes):
@@ -238,7 +240,7 @@ class PPOPolicyLearner(PolicyLearner):
         distribution = network.distribution(inputs)
         log_probs, entropy = distribution.log_prob(minibatch[Columns.ACTIONS]), distribution.entropy().mean()
         policy_loss = clipped_loss(log_probs, minibatch[Columns.ACTION_LOGP], minibatch[Postprocessing.ADVANTAGES], settings.clip)
-        value_loss = ((values - minibatch[Postprocessing.VALUE_TARGETS]) ** 2).mean() * settings.baseline
+        value_loss = (((values - minibatch[Postprocessing.VALUE_TARGETS]) / network.value_unit) ** 2).mean() * settings.baseline
         loss = policy_loss - settings.entropy_coeff * entropy + settings.value_coeff * value_loss
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()

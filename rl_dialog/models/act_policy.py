@@ -85,6 +85,7 @@ class ActPolicy(nn.Module):
     """The policy and the value network; they share nothing."""
 
     distribution = MaskedBernoulli
+    value_unit = 1.0  # what an error of a value is measured in
 
     def __init__(self, config: ActPolicyConfig) -> None:
         super().__init__()
