@@ -1,130 +1,306 @@
-"""A preference run: the roles of rl_dialog/preferences/roles.py and the learner, in one process or as Ray actors."""
+"""A preference run: its roles called in turn in one process, or as Ray actors of their own, which nobody waits for.
+
+    synchronous    learner, asker, labeller, teacher, learner, ...; the same settings give the same labels, losses and weights
+    asynchronous   each role in an actor; the supervisor gives each its next step when the last one is done
+
+In the asynchronous run what passes between roles goes through Ray's object store: a version of the reward is one immutable object, of which nobody
+ever sees half. Queues, by what may be lost: of clips there is one load in flight, and what comes while the asker is busy is dropped and counted;
+labels go to the log, which acknowledges none before it is on disk; the learner has one round in flight.
+
+A role whose process dies, or does not answer for `HEARTBEAT` seconds, is reported in events.jsonl and on stderr, and made again from what it keeps in
+the run's folder; after RESTARTS times without a step in between the run ends with an error.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
-from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
-from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
-from rl_dialog.models.control_policy import ControlPolicy, shape_of
-from rl_dialog.models.reward_model import RewardModel
-from rl_dialog.preferences.learned_reward import LearnedReward
-from rl_dialog.preferences.segments import Clip
-from rl_dialog.training.policy_gradient import PPO
+from rl_dialog.data.files import write_json
 
-Published = tuple[int, RewardModel]  # a version, and its weights and normaliser, which belong together
+HEARTBEAT = 10.0  # seconds
+RESTARTS = 3
+IDLE = 0.1  # seconds before a role that had nothing to do is asked again
+STARTING = 120.0  # seconds that a new role has to import and load
+
+Log = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
-class LearnerSettings:
-    """What the learner of a run depends on."""
+class Plan:
+    """What a run is for. Roles are constructors, so that they can be made in other processes, and again."""
 
-    environment: str
-    make_envs: MakeEnvs
-    ppo: PPO
-    clip_length: int
-    envs: int = 32
-    workers: int = 0
-    seed: int = 0
-    save_every: int = 20
-    learned: bool = True  # False: the environment's own reward
-    checkpoint: str = ""  # of a policy to start with
-    clips_per_round: int = 64
-    save_total_limit: int = 3
+    learner: Callable[[], Any] | None  # None: nothing is played or learned, only what is there is taught
+    asker: Callable[[], Any]
+    teacher: Callable[[], Any] | None  # None: labels are gathered only
+    labellers: Mapping[str, Callable[[], Any]]  # oracles, and pages on which people answer; the synchronous run has oracles only
+    wanted: Callable[[int], int]  # labels in all, after so many steps
+    steps: int  # that the policy learns from
+    budget: int
+    clips: int = 1000  # at hand, of the policy as it begins: more are not played before there is a reward
+    gather: int = 0  # stop when there are so many labels; 0: when the policy has learned
+    max_staleness: int = 0  # labels that the reward in use may not know yet before the learner waits for a new version; 0: it never waits
 
 
-class Learner:
-    """Trains the policy on the published reward, and cuts clips. Before the first version it only plays.
-
-    A folder that holds checkpoints is gone on from: policy, optimizers, steps and rounds.
-    """
-
-    def __init__(self, settings: LearnerSettings, folder: str | Path) -> None:
-        self.settings, self.folder = settings, Path(folder)
-        latest = self.folder / "latest"
-        self.round, self.gathered = 0, 0
-        source = self.folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
-        probe = settings.make_envs(1, worker=0)
-        shape = shape_of(probe)
-        probe.close()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            start = source or settings.checkpoint
-            policy = ControlPolicy.from_pretrained(start, expected=shape) if start else ControlPolicy(shape)
-        if source:
-            progress = json.loads((source / "trainer" / "progress.json").read_text(encoding="utf-8"))
-            self.round, self.gathered = progress["round"], progress["gathered"]
-        self.reward = LearnedReward(settings.clip_length, environment=settings.environment, keep=settings.clips_per_round)
-        more = {
-            "workers": settings.workers,
-            "envs": settings.envs,
-            "seed": settings.seed,
-            "first_round": self.round,
-            "renew_every": settings.save_every,
-        }
-        self.trainer = PolicyTrainer(policy, settings.make_envs, settings.ppo, reward=self.reward if settings.learned else None, **more)
-        if source:
-            self.trainer.load(source / "trainer")
-
-    @property
-    def steps(self) -> int:
-        """That were learned from."""
-        return self.trainer.steps
-
-    def step(self, published: Published | None = None) -> tuple[dict[str, float], list[Clip]]:
-        """One round with this version of the reward, or the one before if None; its metrics and the clips cut from it."""
-        if self.round % self.settings.save_every == 0:
-            self.reward.renew(self.settings.seed * 1_000_003 + self.round)
-        if published and published[0] > self.reward.version:
-            self.reward.use(published[1], published[0])
-        self.round += 1
-        if self.settings.learned and self.reward.model is None:
-            trajectories = self.trainer.sample()
-            self.reward(trajectories)
-            self.gathered += sum(len(each.actions) for each in trajectories)
-            metrics = {"steps": 0.0}
-        else:
-            metrics = {f"train/{name}": value for name, value in self.trainer.train().items()}
-        metrics |= {f"pref/{name}": value for name, value in self.reward.metrics.items()}
-        return metrics | {"pref/gathered_steps": self.gathered, "pref/reward_version": self.reward.version}, self.reward.take_clips()
-
-    def due(self) -> bool:
-        """Is this a round after which to save?"""
-        return self.round % self.settings.save_every == 0
-
-    def save(self) -> str:
-        """Writes `checkpoint-<steps>` and makes it the latest; its path."""
-        name = f"checkpoint-{self.steps}"
-
-        def fill(directory: Path) -> None:
-            self.trainer.policy().save_pretrained(directory)
-            self.trainer.save(directory / "trainer")
-            write_json(directory / "trainer" / "progress.json", {"round": self.round, "gathered": self.gathered, "steps": self.steps})
-
-        write_atomically(self.folder / name, fill)
-        write_text_atomically(self.folder / "latest", name)
-        for old in sorted(self.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))[: -self.settings.save_total_limit]:
-            shutil.rmtree(old)
-        return str(self.folder / name)
-
-
-def run_in_turn(learner: Any, asker: Any, labeller: Any, teacher: Any, *, steps: int, wanted: Callable[[int], int],
-                log: Callable[[int, dict[str, float]], None]) -> None:  # fmt: skip
-    """The synchronous run: one role after the other, in this process. The same settings give the same labels, losses and weights."""
-    while learner.steps < steps:
-        metrics, clips = learner.step(teacher.published())
-        asked = asker.step(clips, wanted=wanted(learner.steps), published=teacher.published())
-        labeller.step()
-        taught = teacher.step()
-        metrics |= {f"pref/{name}": value for name, value in (asked | taught).items()}
-        if learner.due():
+def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
+    """The synchronous run."""
+    learner, asker, teacher = plan.learner(), plan.asker(), plan.teacher and plan.teacher()
+    labellers = [make() for make in plan.labellers.values()]
+    while learner.steps < plan.steps:
+        published = teacher.published() if teacher else None
+        metrics, clips = learner.step(published)
+        steps, due = int(metrics.pop("steps")), metrics.pop("due")
+        asked = asker.step(clips, wanted=plan.wanted(steps), published=published)
+        for labeller in labellers:
+            labeller.step()
+        taught = teacher.step() if teacher else {}
+        log(steps, metrics | {f"pref/{name}": value for name, value in (asked | taught).items()})
+        if due:
             learner.save()
             asker.forget()
-        log(learner.steps, metrics)
+        if plan.gather and asked["labels"] >= plan.gather:
+            break
+    learner.save()
+    write_status(folder, plan, learner.steps, {name: value for name, value in (asked | taught).items()}, over=True)
+
+
+@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"health": 1})
+class RoleActor:
+    """One role in a process of its own."""
+
+    def __init__(self, make: Callable[[], Any], threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.role = make()
+
+    @ray.method(concurrency_group="health")
+    def pid(self) -> int:
+        """Answered while a step is under way."""
+        return os.getpid()
+
+    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.role, name)(*arguments, **named)
+
+
+@dataclass
+class Role:
+    """An actor, and what is under way with it."""
+
+    name: str
+    make: Callable[[], Any]
+    actor: Any = None
+    pid: int = 0
+    running: Any = None  # reference of the step's metrics
+    rest: Any = None  # of what else it returns, if two things
+    asked: Any = None  # reference of the heartbeat under way
+    heard: float = 0.0  # when it last answered, of time.monotonic
+    next: float = 0.0  # not before
+    failures: int = 0  # since its last finished step
+    restarts: int = 0
+    state: dict[str, float] = field(default_factory=dict)  # what its last step said
+
+
+class Supervisor:
+    """The asynchronous run, of the actors of one Plan. Raises RuntimeError where a role cannot be kept alive, and what a role raised."""
+
+    def __init__(self, plan: Plan, folder: Path, log: Log) -> None:
+        self.plan, self.folder, self.log = plan, folder, log
+        named = {"learner": plan.learner, "asker": plan.asker, "teacher": plan.teacher, **plan.labellers}
+        self.roles = {name: Role(name, make) for name, make in named.items() if make}
+        self.published: Any = None  # reference of (version, model)
+        self.version, self.known = 0, 0  # newest version; labels that it has seen
+        self.sent = 0  # the version that the learner has
+        self.steps, self.clips, self.dropped = 0, None, 0
+        self.events: deque[dict[str, Any]] = deque(maxlen=20)
+        self.over, self.told = False, 0.0
+        self.rates: deque[tuple[float, int]] = deque(maxlen=60)
+
+    def run(self) -> None:
+        """Until the policy has learned from so many steps, or so many labels are gathered."""
+        try:
+            for role in self.roles.values():
+                self._start(role)
+            while not self.over:
+                self._give_steps()
+                waiting = {role.running: role for role in self.roles.values() if role.running is not None}
+                ready, _ = ray.wait(list(waiting), timeout=0.05) if waiting else ([], [])
+                if not waiting:
+                    time.sleep(0.02)
+                for reference in ready:
+                    self._finish(waiting[reference])
+                self._check_health()
+                self._tell()
+            if "learner" in self.roles:
+                self._last(self.roles["learner"], "save")
+        finally:
+            for role in self.roles.values():
+                if role.actor is not None:
+                    ray.kill(role.actor)
+            self._tell(over=True)
+
+    # Steps
+
+    def _give_steps(self) -> None:
+        now = time.monotonic()
+        for role in self.roles.values():
+            if role.running is None and now >= role.next:
+                {"learner": self._give_learner, "asker": self._give_asker, "teacher": self._give_teacher}.get(role.name, self._give)(role)
+
+    def _give(self, role: Role) -> None:
+        role.running = role.actor.call.remote("step")
+
+    def _give_learner(self, role: Role) -> None:
+        """A round, unless clips would only be thrown away, or the reward in use is too old."""
+        counts = self.roles["asker"].state
+        behind = counts.get("labels", 0) - self.known
+        enough = self.version == 0 and counts.get("clips", 0) >= self.plan.clips
+        if enough or (self.version and 0 < self.plan.max_staleness < behind):
+            role.next = time.monotonic() + IDLE
+            return
+        published = self.published if self.version > self.sent else None
+        self.sent = self.version
+        role.running, role.rest = role.actor.call.options(num_returns=2).remote("step", published)
+
+    def _give_asker(self, role: Role) -> None:
+        clips, self.clips = self.clips, None
+        wanted = self.plan.wanted(self.steps)
+        role.running = role.actor.call.remote("step", clips if clips is not None else [], wanted=wanted, published=self.published)
+
+    def _give_teacher(self, role: Role) -> None:
+        role.running, role.rest = role.actor.call.options(num_returns=2).remote("teach")
+
+    def _finish(self, role: Role) -> None:
+        """Takes what a step returned. What a role raised ends the run: made again it would raise it again."""
+        reference, rest, role.running, role.rest = role.running, role.rest, None, None
+        try:
+            state = ray.get(reference)
+        except ray.exceptions.RayActorError:
+            return self._restart(role, "its process died")
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, ValueError | OSError | ImportError) else error
+            raise cause from error
+        role.failures, role.heard = 0, time.monotonic()
+        take = {"learner": self._take_learner, "asker": self._take_asker, "teacher": self._take_teacher}.get(role.name)
+        if take:
+            take(role, state, rest)
+        else:
+            role.state = state
+            role.next = time.monotonic() + IDLE * (not state.get("answered"))
+
+    def _take_learner(self, role: Role, state: dict[str, float], clips: Any) -> None:
+        if isinstance(state, str):  # it has saved
+            return
+        self.steps = int(state.pop("steps"))
+        role.state = state
+        if self.clips is not None:
+            self.dropped += 1
+        self.clips = clips  # the newest load; the one before was not fetched in time
+        counts, taught = self.roles["asker"].state, self.roles["teacher"].state if "teacher" in self.roles else {}
+        told = {f"pref/{name}": value for name, value in (counts | taught).items()}
+        newer = {"pref/staleness": counts.get("labels", 0) - self.known, "pref/loads_dropped": self.dropped, "pref/label_rate": self._rate(counts)}
+        self.log(self.steps, state | told | newer)
+        if self.steps >= self.plan.steps:
+            self.over = True
+        elif state["due"]:
+            role.running = role.actor.call.remote("save")
+
+    def _take_asker(self, role: Role, state: dict[str, float], _: Any) -> None:
+        role.state = state
+        role.next = time.monotonic() + (IDLE if self.clips is None else 0)
+        if self.plan.gather and state["labels"] >= self.plan.gather:
+            self.over = True
+
+    def _take_teacher(self, role: Role, state: dict[str, float], published: Any) -> None:
+        if state:
+            role.state, self.published = state, published
+            self.version, self.known = int(state["version"]), int(state["all_labels"])
+        else:
+            role.next = time.monotonic() + IDLE
+
+    def _last(self, role: Role, name: str) -> None:
+        """A call that the run does not end without."""
+        if role.running is not None:
+            ray.wait([role.running], timeout=600)
+        ray.get(role.actor.call.remote(name), timeout=600)
+
+    def _rate(self, counts: Mapping[str, float]) -> float:
+        """Labels per minute, over the last rounds."""
+        self.rates.append((time.monotonic(), int(counts.get("labels", 0))))
+        (then, before), (now, labels) = self.rates[0], self.rates[-1]
+        return 60 * (labels - before) / (now - then) if now > then else 0.0
+
+    # Health
+
+    def _start(self, role: Role) -> None:
+        role.actor = RoleActor.remote(role.make, 1)
+        role.asked, role.heard, role.pid = role.actor.pid.remote(), time.monotonic() + STARTING - HEARTBEAT, 0
+        role.running = role.rest = None
+        role.next = 0.0
+
+    def _restart(self, role: Role, why: str) -> None:
+        role.failures += 1
+        role.restarts += 1
+        self._report(role, why)
+        if role.failures > RESTARTS:
+            raise RuntimeError(
+                f"the role {role.name} died {role.failures} times without a step in between ({why}); RL_DIALOG_DEBUG=1 shows Ray's log"
+            )
+        ray.kill(role.actor)
+        self._start(role)
+        if role.name == "learner":
+            self.sent = 0  # it starts without a reward
+
+    def _check_health(self) -> None:
+        now = time.monotonic()
+        for role in self.roles.values():
+            if role.asked is not None and ray.wait([role.asked], timeout=0)[0]:
+                try:
+                    role.pid = ray.get(role.asked)
+                except ray.exceptions.RayActorError:
+                    if role.running is None:  # otherwise the step says so
+                        self._restart(role, "its process died")
+                    continue
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
+                role.asked, role.heard = None, max(now, role.heard)
+            elif role.asked is None and now - role.heard > 1:
+                role.asked = role.actor.pid.remote()
+            elif now - role.heard > HEARTBEAT:
+                self._restart(role, f"it did not answer for {HEARTBEAT:.0f} s")
+
+    def _report(self, role: Role, what: str) -> None:
+        event = {"time": time.time(), "role": role.name, "pid": role.pid, "what": what, "restarts": role.restarts}
+        self.events.append(event)
+        print(f"{role.name} (process {role.pid}): {what}; it is made again from the run's folder", file=sys.stderr, flush=True)
+        with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def _tell(self, *, over: bool = False) -> None:
+        """status.json, once a second."""
+        if time.monotonic() - self.told < 1 and not over:
+            return
+        self.told = time.monotonic()
+        now = time.monotonic()
+        roles = {
+            role.name: {"pid": role.pid, "restarts": role.restarts, "busy": role.running is not None, "silent": round(max(0.0, now - role.heard), 1)}
+            for role in self.roles.values()
+        }
+        counts = self.roles["asker"].state
+        more = {"staleness": int(counts.get("labels", 0)) - self.known, "reward_version": self.version, "roles": roles, "events": list(self.events)}
+        write_status(self.folder, self.plan, self.steps, counts | more, over=over)
+
+
+def write_status(folder: Path, plan: Plan, steps: int, more: Mapping[str, Any], *, over: bool) -> None:
+    """Replaces status.json."""
+    wanted = max(0, plan.wanted(steps) - int(more.get("labels", 0)))
+    known = {"time": time.time(), "steps": steps, "total_steps": plan.steps, "label_budget": plan.budget, "over": over}
+    write_json(folder / "status.json", {**more, **known, "labels_wanted": 0 if over else wanted})

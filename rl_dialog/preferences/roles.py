@@ -35,14 +35,15 @@ class Asker:
 
     Args:
         capacity: clips at hand; the oldest are forgotten.
+        least: clips at hand before the first query, so that the first labels are about many of them.
         labellers: who may be answering at once; the pool of open queries grows with them.
         pool: how many queries are open at once, in place of what the settings say.
     """
 
-    def __init__(self, log: LabelLog, segments: Segments, settings: QuerySettings, *, capacity: int = 1000, labellers: int = 1,
+    def __init__(self, log: LabelLog, segments: Segments, settings: QuerySettings, *, capacity: int = 1000, least: int = 2, labellers: int = 1,
                  pool: int | None = None, seed: int = 0) -> None:  # fmt: skip
         self.log, self.segments, self.settings = log, segments, settings
-        self.capacity, self.labellers, self.pool, self.seed = capacity, labellers, pool, seed
+        self.capacity, self.least, self.labellers, self.pool, self.seed = capacity, least, labellers, pool, seed
         self.broker = QueryBroker(log, settings, seed=seed)
         self.forget()
 
@@ -61,7 +62,7 @@ class Asker:
         ids = self.clips.ids()
         self.at_hand = {id: self.at_hand[id] for id in ids}
         version, model = published or (0, None)
-        if len(ids) > 1:
+        if len(ids) >= (2 if self.broker.asked else max(2, self.least)):
             returns = clip_returns(model, list(self.at_hand.values())) if model and self.settings.selection == "variance" else None
             write = lambda chosen: [self.segments.add(self.at_hand[id]) for id in chosen]  # noqa: E731
             told = {"wanted": wanted, "pool": self.pool, "labellers": self.labellers, "reward_version": version}
@@ -124,6 +125,10 @@ class Teacher:
         mean, std = self.trainer.model.mean.mean().item(), self.trainer.model.std.mean().item()
         spent = time.perf_counter() - began
         return {"version": self.version, **metrics, "all_labels": len(labels), "raw_mean": mean, "raw_std": std, "seconds": spent}
+
+    def teach(self) -> tuple[dict[str, float], tuple[int, RewardModel] | None]:
+        """A step, and the newest version."""
+        return self.step(), self.published()
 
     def published(self) -> tuple[int, RewardModel] | None:
         """The newest version, None before the first."""
