@@ -13,7 +13,7 @@ gaps, in the order in which they become visible.
 A query is open until as many labellers as it wants have answered: one, or two for a share `overlap` of the queries, for statistics. It has one label,
 the earliest standing answer that prefers something. A second opinion measures the labellers; it becomes the label when the first is revoked.
 
-label_tables.py has the columns, queries.py chooses the pairs, labeller_statistics.py says what labellers are worth.
+labels.py has queries and labels, label_tables.py the columns, label_statements.py the statements. queries.py chooses the pairs.
 """
 
 from __future__ import annotations
@@ -24,87 +24,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
-from sqlalchemy import Connection, Row, and_, case, delete, exists, func, insert, or_, select, text, update
+from sqlalchemy import Connection, delete, insert, select, text, update
 from sqlalchemy.engine import URL
 
 from rl_dialog.data.database import database_url, open_database, shown_url
-from rl_dialog.data.storable import check_storable, name_of
-from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
+from rl_dialog.data.storable import name_of
+from rl_dialog.preferences import label_statements as sql
+from rl_dialog.preferences.label_tables import ANSWERS, FIRST, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
 from rl_dialog.preferences.labeller_statistics import labeller_statistics
+from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Answer, Choice, Label, NewQuery, Query, pair_id
 
-Choice = Literal["left", "right", "tie", "skip"]
-PREFERENCES: dict[str, float | None] = {"left": 1.0, "right": 0.0, "tie": 0.5, "skip": None}  # of what is shown on the left
 LEASE = 60.0  # seconds
 VALIDATION = 0.2  # share of the segments whose labels are for validation
 LOCK = 0x726C_6C61_6265_6C  # of PostgreSQL, held by the one who writes
-
-
-@dataclass(frozen=True)
-class NewQuery:
-    """What `add_query` takes. Raises ValueError for what no database can hold, and for a segment compared with itself."""
-
-    first: str
-    second: str
-    id: str | None = None
-    task: str = ""
-    priority: float = 0.0
-    reward_version: int = 0
-    about: Mapping[str, Any] = field(default_factory=dict)
-    validation: bool | None = None
-
-    def __post_init__(self) -> None:
-        name_of(self.first, "first segment")
-        name_of(self.second, "second segment")
-        if self.id is not None:
-            name_of(self.id, "id of a query")
-        if self.first == self.second:
-            raise ValueError(f"expected two different segments, got {self.first} twice")
-        for name in ("task", "priority", "reward_version", "about"):
-            check_storable(getattr(self, name), name)
-
-
-@dataclass(frozen=True)
-class Query:
-    """A question as it is shown to one labeller, who holds it until `until`."""
-
-    id: str
-    first: str  # segments, here and below
-    second: str
-    swapped: bool  # the second one is shown on the left
-    task: str = ""
-    priority: float = 0.0
-    reward_version: int = 0
-    about: Mapping[str, Any] = field(default_factory=dict)
-    validation: bool = False
-    shown: float = 0.0  # seconds since 1970, here and below
-    until: float = 0.0
-
-    @property
-    def left(self) -> str:
-        return self.second if self.swapped else self.first
-
-    @property
-    def right(self) -> str:
-        return self.first if self.swapped else self.second
-
-
-@dataclass(frozen=True)
-class Label:
-    """An answer about (first, second), whatever side they were shown on."""
-
-    number: int  # of the answer: 1, 2, 3, ...
-    query: str
-    first: str
-    second: str
-    preference: float | None  # P(first preferred): 1, 0, 0.5 for a tie; None: incomparable
-    labeller: str
-    shown: float
-    answered: float
-    reward_version: int  # of the reward model when the query was made
-    validation: bool  # for validation, not for training
 
 
 class LabelLog:
@@ -144,18 +79,18 @@ class LabelLog:
         self._engine.dispose()
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """A transaction that changes something; no other one runs."""
+    def _writing(self) -> Iterator[tuple[Connection, float]]:
+        """A transaction that changes something, and the time at which it began; no other one runs."""
         with self._turn, self._writer.begin() as connection:
             if not self._sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-            yield connection
+            yield connection, self._clock()
 
     # Queries
 
     def is_validation(self, segment: str) -> bool:
         """The side of a segment. A pair is of two segments of one side, so that no segment is trained on and validated with."""
-        return _share("validation", segment) < self.validation
+        return sql.share("validation", segment) < self.validation
 
     def add_query(
         self,
@@ -178,10 +113,9 @@ class LabelLog:
 
     def add_queries(self, queries: Iterable[NewQuery]) -> list[str]:
         """`add_query` of each, in one transaction: all or none; their ids."""
-        now = self._clock()
-        rows = [self._query_row(query) | {"created": now} for query in queries]
-        with self._writing() as connection:
-            _insert_queries(connection, rows)
+        rows = [self._query_row(query) for query in queries]
+        with self._writing() as (connection, now):
+            sql.insert_queries(connection, [row | {"created": now} for row in rows])
         return [row["id"] for row in rows]
 
     def _query_row(self, query: NewQuery) -> dict[str, Any]:
@@ -194,7 +128,7 @@ class LabelLog:
                     "choose pairs with queries.py, or say `validation`"
                 )
         row = asdict(query) | {"id": query.id or pair_id(query.first, query.second), "validation": validation}
-        wanted = 2 if _share("overlap", row["id"]) < self._overlap else 1
+        wanted = 2 if sql.share("overlap", row["id"]) < self._overlap else 1
         return row | {"wanted": wanted, "missing": wanted}
 
     def pairs(self) -> set[tuple[str, str]]:
@@ -204,10 +138,9 @@ class LabelLog:
 
     def expire(self, seconds: float) -> int:
         """Open queries older than that, which nobody holds, are offered no more; how many. An answer that comes nevertheless counts."""
-        now = self._clock()
-        held = exists().where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
-        with self._writing() as connection:
-            return connection.execute(update(QUERIES).where(OPEN, QUERIES.c.created < now - seconds, ~held).values(expired=now)).rowcount
+        with self._writing() as (connection, now):
+            old = update(QUERIES).where(OPEN, QUERIES.c.created < now - seconds, ~sql.held(now))
+            return connection.execute(old.values(expired=now)).rowcount
 
     # Leases
 
@@ -217,26 +150,15 @@ class LabelLog:
 
     def lease_many(self, labeller: str, number: int, seconds: float = LEASE) -> list[Query]:
         """Up to `number` of them in one transaction."""
-        name_of(labeller, "name of a labeller")
-        now = self._clock()
-        holders = select(func.count()).where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now).scalar_subquery()
-        holds = exists().where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller == labeller)
-        has_answered = exists().where(ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
-        free = select(QUERIES).where(OPEN, holders < QUERIES.c.missing, ~holds, ~has_answered)
-        with self._writing() as connection:
-            _check_labeller(connection, labeller)
-            found = connection.execute(free.order_by(QUERIES.c.priority.desc(), QUERIES.c.number).limit(number)).all()
-            return _hold(connection, found, labeller, now, now + seconds)
+        with self._writing() as (connection, now):
+            sql.check_labeller(connection, labeller)
+            return sql.hold(connection, sql.find_free(connection, labeller, number, now), labeller, now, now + seconds)
 
     def renew(self, query_id: str, labeller: str, seconds: float = LEASE) -> bool:
         """Prolongs a lease, also one that has run out while nobody else took the query. False: it is answered, or another labeller holds it."""
-        now = self._clock()
-        others = select(func.count()).where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller)
-        free = select(QUERIES.c.number).where(QUERIES.c.id == query_id, others.scalar_subquery() < QUERIES.c.missing)
-        mine = update(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(free))
-        with self._writing() as connection:
-            _check_labeller(connection, labeller)
-            return connection.execute(mine.values(until=now + seconds)).rowcount > 0
+        with self._writing() as (connection, now):
+            sql.check_labeller(connection, labeller)
+            return sql.renew(connection, query_id, labeller, now, now + seconds)
 
     # Answers
 
@@ -254,11 +176,10 @@ class LabelLog:
         for _, choice in chosen:
             if choice not in PREFERENCES:
                 raise ValueError(f"expected one of {', '.join(PREFERENCES)} as the choice, got {choice!r}")
-        now = self._clock()
-        with self._writing() as connection:
-            _check_labeller(connection, labeller)
-            shown = _shown(connection, [query for query, _ in chosen], labeller)
-            number = _last_number(connection)
+        with self._writing() as (connection, now):
+            sql.check_labeller(connection, labeller)
+            shown = sql.find_shown(connection, [query for query, _ in chosen], labeller)
+            number = connection.scalar(select(sql.LAST_NUMBER))
             new: dict[str, dict[str, Any]] = {}
             for query, choice in chosen:
                 if query not in shown:
@@ -267,35 +188,55 @@ class LabelLog:
                     continue
                 if shown[query].shown is None:
                     raise ValueError(f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}: lease it first")
-                new[query] = _answer_row(shown[query], number + len(new) + 1, labeller, choice, now)
-            _insert_answers(connection, list(new.values()))
-            labels = {label.query: label for label in _labels(connection, ANSWERS.c.labeller == labeller, [query for query, _ in chosen])}
+                new[query] = sql.answer_row(shown[query], number + len(new) + 1, labeller, choice, now)
+            sql.insert_answers(connection, list(new.values()))
+            labels = {label.query: label for label in sql.find_labels(connection, ANSWERS.c.labeller == labeller, [query for query, _ in chosen])}
         return [labels[query] for query, _ in chosen]
 
     def undo(self, labeller: str, seconds: float = LEASE) -> Query | None:
         """Revokes the labeller's last answer that stands (its record stays) and leases the query to them again, shown as before. None: no answer."""
-        now = self._clock()
         last = select(ANSWERS.c.number, ANSWERS.c.query).where(ANSWERS.c.labeller == labeller, STANDS).order_by(ANSWERS.c.number.desc()).limit(1)
-        with self._writing() as connection:
-            _check_labeller(connection, labeller)
+        with self._writing() as (connection, now):
+            sql.check_labeller(connection, labeller)
             answer = connection.execute(last).first()
             if answer is None:
                 return None
             connection.execute(update(ANSWERS).where(ANSWERS.c.number == answer.number).values(revoked=now, reason="undo"))
-            _count_missing(connection, QUERIES.c.number == answer.query)
+            sql.count_missing(connection, QUERIES.c.number == answer.query)
             query = connection.execute(select(QUERIES).where(QUERIES.c.number == answer.query)).one()
-            return _hold(connection, [query], labeller, now, now + seconds)[0]
+            return sql.hold(connection, [query], labeller, now, now + seconds)[0]
 
     def labels(self) -> list[Label]:
         """The labels, one per query, in the order of the answers: standing answers that prefer something, the earliest of each query."""
         with self._engine.begin() as connection:
-            return _labels(connection, ANSWERS.c.number.in_(FIRST))
+            return sql.find_labels(connection, ANSWERS.c.number.in_(FIRST))
+
+    def answers(self) -> list[Answer]:
+        """Every answer ever given, in order: also those that are incomparable, late or revoked."""
+        with self._engine.begin() as connection:
+            found = select(*sql.LABEL, *(ANSWERS.c[name] for name in ("choice", "swapped", "late", "revoked", "reason"))).select_from(sql.ANSWERED)
+            return [Answer(*row) for row in connection.execute(found.order_by(ANSWERS.c.number))]
+
+    def add_labels(self, labels: Iterable[Label]) -> int:
+        """Labels from elsewhere, in one transaction: their queries where those are new, and the answers as they are, but numbered anew; how many.
+
+        What came in before is left out, also if it was revoked since. Raises ValueError for a preference other than 1, 0, 0.5 and None.
+        """
+        labels = list(labels)
+        for label in labels:
+            if label.preference not in CHOICES:
+                raise ValueError(f"expected a preference of 1, 0, 0.5 or None, got {label.preference!r} for the query {label.query!r}")
+            name_of(label.labeller, "name of a labeller")
+        asked = [NewQuery(each.first, each.second, each.query, reward_version=each.reward_version, validation=each.validation) for each in labels]
+        rows = [self._query_row(query) | {"created": label.shown} for query, label in zip(asked, labels, strict=True)]
+        with self._writing() as (connection, _):
+            sql.insert_queries(connection, rows)
+            return sql.insert_labels(connection, labels)
 
     def state(self) -> tuple[int, int]:
         """(answers, revocations) so far: changes whenever `labels()` would."""
-        revocations = select(func.count()).where(~STANDS).scalar_subquery()
         with self._engine.begin() as connection:
-            return tuple(connection.execute(select(func.coalesce(func.max(ANSWERS.c.number), 0), revocations)).one())
+            return tuple(connection.execute(select(sql.LAST_NUMBER, sql.number_of(ANSWERS, ~STANDS))).one())
 
     def counts(self) -> dict[str, int]:
         """How many
@@ -305,24 +246,22 @@ class LabelLog:
         - `labels`: `labels()`, with the `ties` among them; `skipped`: standing answers "incomparable"; `late`: standing answers that came after their
           query had all it wanted; `revoked`: answers
         """
-        now = self._clock()
-        fresh = and_(OPEN, QUERIES.c.missing == QUERIES.c.wanted)
-        held = exists().where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
+        held = sql.held(self._clock())
+        fresh = QUERIES.c.missing == QUERIES.c.wanted
         first = ANSWERS.c.number.in_(FIRST)
-        counted = {
-            "waiting": (QUERIES, and_(fresh, ~held)),
-            "leased": (QUERIES, and_(fresh, held)),
-            "second_opinions": (QUERIES, and_(OPEN, QUERIES.c.missing < QUERIES.c.wanted)),
-            "expired": (QUERIES, and_(QUERIES.c.expired.is_not(None), QUERIES.c.missing == QUERIES.c.wanted)),
-            "labels": (ANSWERS, first),
-            "ties": (ANSWERS, and_(first, ANSWERS.c.preference == 0.5)),
-            "skipped": (ANSWERS, and_(STANDS, ANSWERS.c.preference.is_(None))),
-            "late": (ANSWERS, and_(STANDS, ANSWERS.c.late)),
-            "revoked": (ANSWERS, ~STANDS),
+        columns = {
+            "waiting": sql.number_of(QUERIES, OPEN, fresh, ~held),
+            "leased": sql.number_of(QUERIES, OPEN, fresh, held),
+            "second_opinions": sql.number_of(QUERIES, OPEN, ~fresh),
+            "expired": sql.number_of(QUERIES, QUERIES.c.expired.is_not(None), fresh),
+            "labels": sql.number_of(ANSWERS, first),
+            "ties": sql.number_of(ANSWERS, first, ANSWERS.c.preference == 0.5),
+            "skipped": sql.number_of(ANSWERS, STANDS, ANSWERS.c.preference.is_(None)),
+            "late": sql.number_of(ANSWERS, STANDS, ANSWERS.c.late),
+            "revoked": sql.number_of(ANSWERS, ~STANDS),
         }
-        columns = [select(func.count()).select_from(table).where(which).scalar_subquery().label(name) for name, (table, which) in counted.items()]
         with self._engine.begin() as connection:
-            return connection.execute(select(*columns)).one()._asdict()
+            return connection.execute(select(*(column.label(name) for name, column in columns.items()))).one()._asdict()
 
     # Labellers
 
@@ -333,18 +272,18 @@ class LabelLog:
         """
         name_of(name, "name of a labeller")
         token = "rl-" + secrets.token_urlsafe(24)
-        with self._writing() as connection:
+        with self._writing() as (connection, now):
             known = connection.execute(select(LABELLERS).where(LABELLERS.c.name == name)).first()
             if known and known.hash and known.revoked is None:
                 raise ValueError(f"expected the name of somebody without a token, got {name!r}: revoke that token first, or choose another name")
             if known is None:
-                connection.execute(insert(LABELLERS).values(name=name, created=self._clock()))
+                connection.execute(insert(LABELLERS).values(name=name, created=now))
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(hash=_token_hash(token), revoked=None))
         return token
 
     def revoke_token(self, name: str) -> None:
         """From now on the labeller's token is nobody's; the labels stay."""
-        with self._writing() as connection:
+        with self._writing() as (connection, _):
             if not connection.execute(update(LABELLERS).where(LABELLERS.c.name == name, LABELLERS.c.hash.is_not(None)).values(hash=None)).rowcount:
                 raise KeyError(f"expected the name of somebody with a token, got {name!r}")
 
@@ -360,11 +299,10 @@ class LabelLog:
 
     def revoke_labeller(self, name: str, reason: str = "labeller revoked") -> int:
         """Revokes all answers of a labeller (their records stay) and lets them answer no more; how many. Their queries are open again."""
-        now = self._clock()
         name_of(name, "name of a labeller")
         name_of(reason, "reason")
         answered = select(ANSWERS.c.query).where(ANSWERS.c.labeller == name)
-        with self._writing() as connection:
+        with self._writing() as (connection, now):
             known = connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.name == name))
             if known is None:
                 if connection.execute(answered.limit(1)).first() is None:
@@ -373,125 +311,8 @@ class LabelLog:
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(revoked=now))
             revoked = connection.execute(update(ANSWERS).where(ANSWERS.c.labeller == name, STANDS).values(revoked=now, reason=reason)).rowcount
             connection.execute(delete(LEASES).where(LEASES.c.labeller == name))
-            _count_missing(connection, QUERIES.c.number.in_(answered))
+            sql.count_missing(connection, QUERIES.c.number.in_(answered))
         return revoked
-
-
-# The answers that are labels.
-FIRST = select(func.min(ANSWERS.c.number)).where(STANDS, ANSWERS.c.preference.is_not(None)).group_by(ANSWERS.c.query)
-
-
-def pair_id(first: str, second: str) -> str:
-    """The id of the query about a pair, in either order."""
-    return hashlib.sha256("\n".join(sorted((first, second))).encode()).hexdigest()[:32]
-
-
-def _share(purpose: str, key: str) -> float:
-    """A hash, uniform in [0, 1): what is drawn with it is the same in every process and after every restart."""
-    return int.from_bytes(hashlib.sha256(f"{purpose}\n{key}".encode()).digest()[:8], "big") / 2**64
-
-
-def _insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Those that are new. Raises ValueError for the id of another pair, and for a segment that is on the other side already."""
-    named = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
-    known: dict[str, set[str]] = {}
-    sides: dict[str, bool] = {}
-    columns = (QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation)
-    for part in _parts(named):
-        found = or_(QUERIES.c.id.in_(part), QUERIES.c.first.in_(part), QUERIES.c.second.in_(part))
-        for id, first, second, validation in connection.execute(select(*columns).where(found)):
-            known[id] = {first, second}
-            sides |= {first: validation, second: validation}
-    new = []
-    for row in rows:
-        pair = {row["first"], row["second"]}
-        if known.get(row["id"], pair) != pair:
-            raise ValueError(f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}")
-        if row["id"] in known:
-            continue
-        for segment in pair:
-            if sides.setdefault(segment, row["validation"]) != row["validation"]:
-                before, now = ("validation", "training") if sides[segment] else ("training", "validation")
-                raise ValueError(f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}")
-        known[row["id"]] = pair
-        new.append(row)
-    if new:
-        number = connection.scalar(select(func.coalesce(func.max(QUERIES.c.number), 0)))
-        connection.execute(insert(QUERIES), [row | {"number": number + i} for i, row in enumerate(new, 1)])
-
-
-def _hold(connection: Connection, queries: Sequence[Row], labeller: str, now: float, until: float) -> list[Query]:
-    """The sides are a hash of query and labeller: half of the showings are swapped, and a page that was left open shows what a newer one does."""
-    if not queries:
-        return []
-    rows = [
-        {"query": q.number, "labeller": labeller, "swapped": _share("swapped", f"{q.id}\n{labeller}") < 0.5, "shown": now, "until": until}
-        for q in queries
-    ]
-    connection.execute(delete(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_([q.number for q in queries])))
-    connection.execute(insert(LEASES), rows)
-    return [
-        Query(q.id, q.first, q.second, row["swapped"], q.task, q.priority, q.reward_version, q.about, q.validation, now, until)
-        for q, row in zip(queries, rows, strict=True)
-    ]
-
-
-def _check_labeller(connection: Connection, name: str) -> None:
-    if connection.execute(select(LABELLERS.c.name).where(LABELLERS.c.name == name, LABELLERS.c.revoked.is_not(None))).first():
-        raise PermissionError(f"the labeller {name!r} was revoked")
-
-
-def _shown(connection: Connection, ids: Sequence[str], labeller: str) -> dict[str, Row]:
-    """Each query with its lease to the labeller and their answer, where there are."""
-    lease = and_(LEASES.c.query == QUERIES.c.number, LEASES.c.labeller == labeller)
-    answer = and_(ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
-    columns = (QUERIES.c.id, QUERIES.c.number, QUERIES.c.missing, LEASES.c.swapped, LEASES.c.shown, ANSWERS.c.number.label("answer"))
-    query = select(*columns).select_from(QUERIES.outerjoin(LEASES, lease).outerjoin(ANSWERS, answer))
-    return {row.id: row for part in _parts(ids) for row in connection.execute(query.where(QUERIES.c.id.in_(part)))}
-
-
-def _answer_row(shown: Row, number: int, labeller: str, choice: Choice, now: float) -> dict[str, Any]:
-    preference = PREFERENCES[choice]
-    if preference is not None and shown.swapped:
-        preference = 1 - preference
-    row = {"number": number, "query": shown.number, "labeller": labeller, "choice": choice, "swapped": shown.swapped, "preference": preference}
-    return row | {"late": shown.missing == 0, "shown": shown.shown, "answered": now}
-
-
-def _insert_answers(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    connection.execute(insert(ANSWERS), rows)
-    labeller = rows[0]["labeller"]
-    for part in _parts([row["query"] for row in rows]):
-        connection.execute(delete(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(part)))
-        _count_missing(connection, QUERIES.c.number.in_(part))
-
-
-def _count_missing(connection: Connection, which: Any) -> None:
-    left = QUERIES.c.wanted - select(func.count()).where(ANSWERS.c.query == QUERIES.c.number, STANDS).scalar_subquery()
-    connection.execute(update(QUERIES).where(which).values(missing=case((left > 0, left), else_=0)))
-
-
-def _last_number(connection: Connection) -> int:
-    return connection.scalar(select(func.coalesce(func.max(ANSWERS.c.number), 0)))
-
-
-def _labels(connection: Connection, which: Any, queries: Sequence[str] | None = None) -> list[Label]:
-    """Standing answers, of these queries or all, as Labels."""
-    answer = (ANSWERS.c.preference, ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered)
-    columns = (ANSWERS.c.number, QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, *answer, QUERIES.c.reward_version, QUERIES.c.validation)
-    found = select(*columns).select_from(ANSWERS.join(QUERIES)).where(STANDS, which)
-    if queries is None:
-        return [Label(*row) for row in connection.execute(found.order_by(ANSWERS.c.number))]
-    return [Label(*row) for part in _parts(queries) for row in connection.execute(found.where(QUERIES.c.id.in_(part)))]
-
-
-def _parts(values: Iterable[Any], size: int = 1000) -> Iterator[list[Any]]:
-    """A statement takes some tens of thousands of values, and is slow long before."""
-    values = list(values)
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
 
 
 def _token_hash(token: str) -> str:

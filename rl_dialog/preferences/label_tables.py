@@ -5,7 +5,23 @@ Nothing of an answer is ever changed or deleted; it may be revoked.
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, and_, literal_column
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    func,
+    literal_column,
+    select,
+)
 
 METADATA = MetaData()
 NUMBER = BigInteger().with_variant(Integer, "sqlite")
@@ -56,6 +72,10 @@ ANSWERS = Table(
 # A query and a labeller have one standing answer at most, whatever happens.
 STANDS = ANSWERS.c.revoked.is_(None)
 Index("answers_that_stand", ANSWERS.c.query, ANSWERS.c.labeller, unique=True, sqlite_where=STANDS, postgresql_where=STANDS)
+PREFERS = and_(STANDS, ANSWERS.c.preference.is_not(None))
+Index("answers_that_prefer", ANSWERS.c.query, ANSWERS.c.number, sqlite_where=PREFERS, postgresql_where=PREFERS)
+# The answers that are labels: of each query the earliest.
+FIRST = select(func.min(ANSWERS.c.number)).where(PREFERS).group_by(ANSWERS.c.query)
 Index("answers_of_a_labeller", ANSWERS.c.labeller, ANSWERS.c.number)
 Index("answers_revoked", ANSWERS.c.revoked, sqlite_where=~STANDS, postgresql_where=~STANDS)
 LABELLERS = Table(

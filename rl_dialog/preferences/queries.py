@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rl_dialog.preferences.label_log import LabelLog, NewQuery
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.labels import NewQuery
 
 Pair = tuple[str, str]  # with the smaller id first
 TRIES = 20  # draws per wanted pair before all pairs are listed

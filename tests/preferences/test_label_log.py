@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rl_dialog.preferences.label_log import LabelLog, NewQuery
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.labels import NewQuery
 
 
 class Clock:

@@ -1,0 +1,185 @@
+"""The statements of the label log. Each function works within a transaction of `LabelLog`, which has the story."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, and_, case, delete, exists, func, insert, or_, select, update
+
+from rl_dialog.data.storable import is_storable, name_of
+from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, LEASES, OPEN, QUERIES, STANDS
+from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Query
+
+LAST_NUMBER = select(func.coalesce(func.max(ANSWERS.c.number), 0)).scalar_subquery()
+LABEL = (
+    *(ANSWERS.c.number, QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, ANSWERS.c.preference, ANSWERS.c.labeller, ANSWERS.c.shown),
+    *(ANSWERS.c.answered, QUERIES.c.reward_version, QUERIES.c.validation),
+)
+ANSWERED = ANSWERS.join(QUERIES)
+
+
+def share(purpose: str, key: str) -> float:
+    """A hash, uniform in [0, 1): what is drawn with it is the same in every process and after every restart."""
+    return int.from_bytes(hashlib.sha256(f"{purpose}\n{key}".encode()).digest()[:8], "big") / 2**64
+
+
+def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Those that are new. Raises ValueError for the id of another pair, and for a segment that is on the other side already."""
+    named = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
+    known: dict[str, set[str]] = {}
+    sides: dict[str, bool] = {}
+    columns = (QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation)
+    for part in parts(named):
+        found = or_(QUERIES.c.id.in_(part), QUERIES.c.first.in_(part), QUERIES.c.second.in_(part))
+        for id, first, second, validation in connection.execute(select(*columns).where(found)):
+            known[id] = {first, second}
+            sides |= {first: validation, second: validation}
+    new = []
+    for row in rows:
+        pair = {row["first"], row["second"]}
+        if known.get(row["id"], pair) != pair:
+            raise ValueError(f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}")
+        if row["id"] in known:
+            continue
+        for segment in pair:
+            if sides.setdefault(segment, row["validation"]) != row["validation"]:
+                before, now = ("validation", "training") if sides[segment] else ("training", "validation")
+                raise ValueError(f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}")
+        known[row["id"]] = pair
+        new.append(row)
+    if new:
+        number = connection.scalar(select(func.coalesce(func.max(QUERIES.c.number), 0)))
+        connection.execute(insert(QUERIES), [row | {"number": number + i} for i, row in enumerate(new, 1)])
+
+
+def held(now: float) -> Any:
+    """Somebody holds the query."""
+    return exists().where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
+
+
+def find_free(connection: Connection, labeller: str, number: int, now: float) -> Sequence[Row]:
+    """Open queries that the labeller can have: the best first."""
+    lease = and_(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
+    holders = select(func.count()).where(lease).scalar_subquery()
+    holds = exists().where(lease, LEASES.c.labeller == labeller)
+    has_answered = exists().where(ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
+    free = select(QUERIES).where(OPEN, holders < QUERIES.c.missing, ~holds, ~has_answered)
+    return connection.execute(free.order_by(QUERIES.c.priority.desc(), QUERIES.c.number).limit(number)).all()
+
+
+def renew(connection: Connection, query: str, labeller: str, now: float, until: float) -> bool:
+    others = select(func.count()).where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller)
+    free = select(QUERIES.c.number).where(QUERIES.c.id == query, others.scalar_subquery() < QUERIES.c.missing)
+    mine = update(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(free))
+    return is_storable(query) and connection.execute(mine.values(until=until)).rowcount > 0
+
+
+def hold(connection: Connection, queries: Sequence[Row], labeller: str, now: float, until: float) -> list[Query]:
+    """The sides are a hash of query and labeller: half of the showings are swapped, and a page that was left open shows what a newer one does."""
+    if not queries:
+        return []
+    rows = [
+        {"query": q.number, "labeller": labeller, "swapped": share("swapped", f"{q.id}\n{labeller}") < 0.5, "shown": now, "until": until}
+        for q in queries
+    ]
+    connection.execute(delete(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_([q.number for q in queries])))
+    connection.execute(insert(LEASES), rows)
+    return [
+        Query(q.id, q.first, q.second, row["swapped"], q.task, q.priority, q.reward_version, q.about, q.validation, now, until)
+        for q, row in zip(queries, rows, strict=True)
+    ]
+
+
+def check_labeller(connection: Connection, name: str) -> None:
+    name_of(name, "name of a labeller")
+    if connection.execute(select(LABELLERS.c.name).where(LABELLERS.c.name == name, LABELLERS.c.revoked.is_not(None))).first():
+        raise PermissionError(f"the labeller {name!r} was revoked")
+
+
+def find_shown(connection: Connection, ids: Sequence[str], labeller: str) -> dict[str, Row]:
+    """Each query with its lease to the labeller and their answer, where there are."""
+    lease = and_(LEASES.c.query == QUERIES.c.number, LEASES.c.labeller == labeller)
+    answer = and_(ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
+    columns = (QUERIES.c.id, QUERIES.c.number, QUERIES.c.missing, LEASES.c.swapped, LEASES.c.shown, ANSWERS.c.number.label("answer"))
+    query = select(*columns).select_from(QUERIES.outerjoin(LEASES, lease).outerjoin(ANSWERS, answer))
+    return {row.id: row for part in parts(filter(is_storable, ids)) for row in connection.execute(query.where(QUERIES.c.id.in_(part)))}
+
+
+def answer_row(shown: Row, number: int, labeller: str, choice: Choice, now: float) -> dict[str, Any]:
+    preference = PREFERENCES[choice]
+    if preference is not None and shown.swapped:
+        preference = 1 - preference
+    row = {"number": number, "query": shown.number, "labeller": labeller, "choice": choice, "swapped": shown.swapped, "preference": preference}
+    return row | {"late": shown.missing == 0, "shown": shown.shown, "answered": now}
+
+
+def insert_answers(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Of one labeller, whose leases end with them."""
+    if not rows:
+        return
+    connection.execute(insert(ANSWERS), rows)
+    labeller = rows[0]["labeller"]
+    for part in parts([row["query"] for row in rows]):
+        connection.execute(delete(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(part)))
+        count_missing(connection, QUERIES.c.number.in_(part))
+
+
+def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
+    """Those whose queries exist and whose labellers have no other answer to them."""
+    queries: dict[str, Row] = {}
+    known: set[tuple[int, str, float | None]] = set()  # query, labeller, and None where an answer stands or the time of a revoked one
+    columns = (ANSWERS.c.query, ANSWERS.c.labeller, ANSWERS.c.answered, ANSWERS.c.revoked)
+    for part in parts({label.query for label in labels}):
+        asked = select(QUERIES.c.id, QUERIES.c.number, QUERIES.c.first, QUERIES.c.missing).where(QUERIES.c.id.in_(part))
+        queries |= {row.id: row for row in connection.execute(asked)}
+        answered = select(*columns).join_from(ANSWERS, QUERIES).where(QUERIES.c.id.in_(part))
+        known |= {(row.query, row.labeller, None if row.revoked is None else row.answered) for row in connection.execute(answered)}
+    number = connection.scalar(select(LAST_NUMBER))
+    missing = {query.number: query.missing for query in queries.values()}
+    rows = []
+    for label in labels:
+        query = queries[label.query]
+        if known & {(query.number, label.labeller, None), (query.number, label.labeller, label.answered)}:
+            continue
+        known.add((query.number, label.labeller, None))
+        preference = label.preference
+        if preference is not None and label.first != query.first:  # the log has the pair the other way round
+            preference = 1 - preference
+        rows.append(
+            {"number": number + len(rows) + 1, "query": query.number, "labeller": label.labeller, "choice": CHOICES[preference], "swapped": False}
+            | {"preference": preference, "late": missing[query.number] == 0, "shown": label.shown, "answered": label.answered}
+        )
+        missing[query.number] = max(0, missing[query.number] - 1)
+    if rows:
+        connection.execute(insert(ANSWERS), rows)
+        for part in parts({row["query"] for row in rows}):
+            count_missing(connection, QUERIES.c.number.in_(part))
+    return len(rows)
+
+
+def count_missing(connection: Connection, which: Any) -> None:
+    """Whenever answers come or go."""
+    left = QUERIES.c.wanted - select(func.count()).where(ANSWERS.c.query == QUERIES.c.number, STANDS).scalar_subquery()
+    connection.execute(update(QUERIES).where(which).values(missing=case((left > 0, left), else_=0)))
+
+
+def number_of(table: Table, *which: Any) -> Any:
+    """How many rows, as a column."""
+    return select(func.count()).select_from(table).where(*which).scalar_subquery()
+
+
+def find_labels(connection: Connection, which: Any, queries: Sequence[str] | None = None) -> list[Label]:
+    """Standing answers, of these queries or all, as Labels."""
+    found = select(*LABEL).select_from(ANSWERED).where(STANDS, which)
+    if queries is None:
+        return [Label(*row) for row in connection.execute(found.order_by(ANSWERS.c.number))]
+    return [Label(*row) for part in parts(queries) for row in connection.execute(found.where(QUERIES.c.id.in_(part)))]
+
+
+def parts(values: Iterable[Any], size: int = 1000) -> Iterator[list[Any]]:
+    """A statement takes some tens of thousands of values, and is slow long before."""
+    values = list(values)
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
