@@ -207,7 +207,7 @@ class Single(Model):
 
 
 @pytest.mark.parametrize("model", [Single, Overlapping])
-@pytest.mark.parametrize(("examples", "steps"), [(8, 30), pytest.param(60, 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("examples", "steps"), [(8, 30), pytest.param(30, 50, marks=pytest.mark.slow)])
 def test_the_log_does_what_its_model_does(model, examples, steps):
     checked = settings(max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     run_state_machine_as_test(model, settings=checked)
