@@ -13,9 +13,9 @@ smaller, stayed or grew. An episode has 1000 steps and no other end.
 With `pixels` and `features` an episode begins with 1 to 30 steps of waiting, the reward of an action is the sign of its steps' sum, a picture is the
 maximum over the last two steps, and an episode has 243 to 250 actions. A policy that waits or moves at random earns 0, a greedy one 23.6 on average.
 
-Unlike the original, the end of an episode is a truncation: no observation tells when it comes, so values of the last state go on. Missing are its fake
-`lives()` and the environments' "NoFrameskip" names, which only served to get past the wrappers' checks. What else is odd there has an option:
-`clipped_start` and `dead_zone`.
+Unlike in the original, the end of an episode is a truncation: no observation tells when it comes, so the last state's value counts. Missing are its
+fake `lives()` and the environments' "NoFrameskip" names, which only served to get past the wrappers' checks. What else is odd there has an option:
+`clipped_start` and `dead_zone`. Its reward model's features are the columns and rows that are brightest, in 84ths; here they are exact.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def step_rewards(positions: np.ndarray) -> np.ndarray:
 
 
 def picture(position: np.ndarray) -> np.ndarray:
-    """The world with the dot, white on black, x-2..x+1 and y-2..y+1 # (210, 160, 3) bytes. Beyond the walls (x or y below 2) it is empty, as published."""
+    """The world with the dot, white on black, x-2..x+1 and y-2..y+1 # (210, 160, 3) bytes. With x or y below 2 it is empty, as published."""
     found = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     x, y = position
     found[y - 2 : y + 2, x - 2 : x + 2] = 255

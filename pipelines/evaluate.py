@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from envs import ENVS
+from envs import text_env
 from rl_dialog.config import run, to_dict
 from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import load_tokenizer
@@ -32,7 +32,7 @@ from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.held_out import HeldOut, HeldOutConfig, check_held_out, decoding_of, device_of, read_held_out, score_held_out
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 from rl_dialog.evaluation.report import Evaluation, write_replies, write_report
-from rl_dialog.evaluation.runs import Entry, find_entries, nearest
+from rl_dialog.evaluation.runs import Entry, find_entries
 from rl_dialog.evaluation.summary import Group, RunResult, as_json, baseline_of, compare
 from rl_dialog.models.checkpoint import method_name, read_method
 from rl_dialog.models.policy import Policy
@@ -126,7 +126,7 @@ def _each_checkpoint(
 
 
 def _evaluate_alone(directory: str, config: EvaluateConfig, held_out: HeldOut | None) -> RunResult:
-    with _player(config, ENVS[config.env] if config.env else None) as play:
+    with _player(config, text_env(config.env) if config.env else None) as play:
         return evaluate_checkpoint(directory, config, play, held_out)
 
 
@@ -205,15 +205,14 @@ def _check(config: EvaluateConfig) -> MakeEnv | None:
         raise ValueError("expected --out: a folder for the report")
     if not config.env and not config.data:
         raise ValueError("nothing to evaluate on: expected --env (an environment to talk in), --data (a directory that `prepare` wrote), or both")
-    if config.env and config.env not in ENVS:
-        raise ValueError(f"unknown env {config.env!r}: expected one of {', '.join(ENVS)}.{nearest(config.env, ENVS)}")
+    make_env = text_env(config.env) if config.env else None
     if config.episodes < 1 or config.batch_size < 1 or config.replicates < 1 or config.num_workers < 0:
         raise ValueError("expected episodes, batch_size and replicates of at least 1 and num_workers of at least 0")
     if config.side_by_side and config.num_workers:
         raise ValueError("expected side_by_side or num_workers: checkpoints that are evaluated at the same time play their own episodes")
     decoding_of(config).check()
     check_held_out(config)
-    return ENVS[config.env] if config.env else None
+    return make_env
 
 
 def _check_beta(config: EvaluateConfig, entries: Sequence[Entry]) -> None:

@@ -193,6 +193,8 @@ class Supervisor:
         if take:
             take(role, state, rest)
         else:
+            if state.get("url") and state != role.state:
+                print(f"label here: {state['url']}", file=sys.stderr, flush=True)
             role.state = state
             role.next = time.monotonic() + IDLE * (not state.get("answered"))
 
@@ -295,7 +297,14 @@ class Supervisor:
             for role in self.roles.values()
         }
         counts = self.roles["asker"].state
-        more = {"staleness": int(counts.get("labels", 0)) - self.known, "reward_version": self.version, "roles": roles, "events": list(self.events)}
+        pages = {name: role.state["url"] for name, role in self.roles.items() if "url" in role.state}
+        more = {
+            "pages": pages,
+            "staleness": int(counts.get("labels", 0)) - self.known,
+            "reward_version": self.version,
+            "roles": roles,
+            "events": list(self.events),
+        }
         write_status(self.folder, self.plan, self.steps, counts | more, over=over)
 
 

@@ -42,6 +42,12 @@ class PageServer:
         """Does it still serve?"""
         return self._thread.is_alive()
 
+    def step(self) -> dict[str, Any]:
+        """As a role of a run: where it serves. Raises RuntimeError where it does not any more."""
+        if not self.alive():
+            raise RuntimeError(f"the page at {self.url} ended by itself")
+        return {"url": self.url}
+
     def close(self) -> None:
         """Ends it, once its running requests are answered."""
         self._server.should_exit = True
