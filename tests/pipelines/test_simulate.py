@@ -132,6 +132,8 @@ def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == list(range(7))
     with pytest.raises(ValueError, match="holds a run with other train_seed"):
         main(SimulateConfig(**more, epochs=6, out=str(tmp_path / "halves"), resume=True, train_seed=1))
+    with pytest.raises(ValueError, match="holds a run with other envs, eval_every"):
+        main(SimulateConfig(**more | {"eval_every": 2}, epochs=6, out=str(tmp_path / "halves"), resume=True, envs=32))
 
 
 def successes(folder):
