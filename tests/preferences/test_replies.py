@@ -28,7 +28,7 @@ from rl_dialog.preferences.replies import (
 from rl_dialog.preferences.segments import Clip, Reply, Segments
 from rl_dialog.rewards.human import logged, vote
 
-WORDS = "red green blue yellow black white orange purple pink brown".split()
+WORDS = ["red", "green", "blue", "yellow", "black", "white", "orange", "purple", "pink", "brown"]
 
 
 def context(number):
