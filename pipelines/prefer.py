@@ -34,11 +34,13 @@ import yaml
 from envs import control_env
 from pipelines.label import drawing
 from rl_dialog.config import changed, read_yaml, run, save_config, to_dict
+from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.queries import QuerySettings
 from rl_dialog.preferences.reward_trainer import RewardTraining
 from rl_dialog.preferences.schedule import AnnotationSchedule
+from rl_dialog.preferences.segments import Segments
 from rl_dialog.training.logger import Logger, following
 from rl_dialog.training.policy_gradient import A2C, PPO
 
@@ -49,8 +51,14 @@ MODES = {
     "pretrain_reward_predictor": "pretrain",
     "train_policy_with_original_rewards": "original-rewards",
 }
-LATEST = ("checkpoint", "reward")  # what a run in `out` cannot be gone on with when they differ: see _check_same
-FIXED = ("env", "env_options", "model", "algorithm", "envs", "synchronous")
+FIXED = (
+    "env",  # a run is gone on with only where these are the same
+    "env_options",
+    "model",
+    "algorithm",
+    "envs",
+    "synchronous",
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class PreferConfig:
     """the rate of the other labels as the policy learns"""
     schedule_scale: float | None = None
     """steps after which the hyperbolic rate has halved; by default all steps"""
-    max_staleness: int = 0
+    max_staleness: int = 20
     """labels that the reward in use may not know yet before the policy waits; 0: it never waits"""
     envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
     """environments, of each worker"""
@@ -279,7 +287,6 @@ def make_learner(config: PreferConfig, out: Path, *, learned: bool = True) -> An
 
 def make_asker(config: PreferConfig, out: Path) -> Any:
     from rl_dialog.preferences.roles import Asker
-    from rl_dialog.preferences.segments import Segments
 
     task = config.queries.task or make_envs(config).func.task
     pool = config.budget if config.labeller == "oracle" else None
@@ -291,7 +298,6 @@ def make_asker(config: PreferConfig, out: Path) -> Any:
 def make_teacher(config: PreferConfig, out: Path) -> Any:
     from rl_dialog.cluster.preference_learner import reward_shape
     from rl_dialog.preferences.roles import Teacher
-    from rl_dialog.preferences.segments import Segments
 
     model = config.model
     shape = reward_shape(make_envs(config), hidden=model.hidden, **{name: getattr(model, name) for name in vars(model) if name != "hidden"})
@@ -302,7 +308,6 @@ def make_teacher(config: PreferConfig, out: Path) -> Any:
 
 def make_oracle(config: PreferConfig, out: Path) -> Any:
     from rl_dialog.preferences.roles import OracleLabeller
-    from rl_dialog.preferences.segments import Segments
 
     oracle = Oracle(**vars(config.oracle), seed=config.seed)
     return OracleLabeller(LabelLog(config.labels), Segments(out / "clips"), oracle)
@@ -311,7 +316,6 @@ def make_oracle(config: PreferConfig, out: Path) -> Any:
 def make_page(config: PreferConfig, out: Path) -> Any:
     from rl_dialog.preferences.page.app import create_page
     from rl_dialog.preferences.page.server import PageServer
-    from rl_dialog.preferences.segments import Segments
 
     open_to_all = config.page_host in ("127.0.0.1", "localhost", "::1")
     draw = drawing({"env": config.env})
@@ -341,7 +345,7 @@ def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
     if not teacher.version:
         raise ValueError(f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them")
-    return {**{name: metrics[name] for name in ("loss", "validation_accuracy", "labels") if name in metrics}, **_latest(out)}
+    return {**{name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics}, **_latest(out)}
 
 
 def _original(config: PreferConfig, out: Path) -> dict[str, Any]:
@@ -421,19 +425,15 @@ def _go_on(config: PreferConfig, out: Path) -> None:
 
 def take_over(source: Path, out: Path, labels: str) -> int:
     """Copies the labels of another run, with their clips; how many. Raises ValueError for a folder that is no run's."""
-    from rl_dialog.preferences.segments import Segments
-
     path = source / "prefer.yaml"
     if not path.is_file():
         raise ValueError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
-    theirs, ours = LabelLog(read_yaml(str(path))["labels"], create=False), LabelLog(labels)
-    there, here = Segments(source / "clips"), Segments(out / "clips")
+    (theirs, there), here = open_labels(source, read_yaml(str(path))["labels"]), Segments(out / "clips")
     taken = theirs.labels()
     for label in taken:
         for id in (label.first, label.second):
             here.add(there[id])
-    ours.take(taken)
-    return len(taken)
+    return LabelLog(labels).add_labels(taken)
 
 
 def _shown(value: Any, other: Any) -> str:

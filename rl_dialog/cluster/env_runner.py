@@ -6,10 +6,12 @@ pieces are cut out of the rows when a sample is complete, as views. N environmen
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
+import tree
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -79,10 +81,11 @@ class VectorEnvRunner(SingleAgentEnvRunner):
     @torch.no_grad()
     def _act(self, explore: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions # (N, ...), and what the learner needs to know of how they were chosen."""
-        inputs = self.module.forward_exploration({Columns.OBS: _tensors(self.observations)})[Columns.ACTION_DIST_INPUTS]
-        distribution = self.module.action_dist_cls.from_logits(inputs)
-        actions = (distribution if explore else distribution.to_deterministic()).sample()
-        return actions.numpy(), {Columns.ACTION_DIST_INPUTS: inputs.numpy(), Columns.ACTION_LOGP: distribution.logp(actions).numpy()}
+        network = self.module.network  # not by the module's own forward: it switches to eval mode and back every time
+        inputs = network.logits(*parts_of(tree.map_structure(torch.from_numpy, self.observations)))
+        distribution = network.distribution(inputs)
+        actions = distribution.sample() if explore else distribution.mode()
+        return actions.numpy(), {Columns.ACTION_DIST_INPUTS: inputs.numpy(), Columns.ACTION_LOGP: distribution.log_prob(actions).numpy()}
 
     def _for_env(self, actions: np.ndarray) -> np.ndarray:
         """A Gaussian knows no bounds; environments do."""
@@ -105,7 +108,8 @@ class VectorEnvRunner(SingleAgentEnvRunner):
     def _episodes(self, rows: list[dict[str, Any]]) -> list[SingleAgentEpisode]:
         """The pieces of episodes that T rows are made of; those that ended come first."""
         columns = {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0] if name != Columns.OBS}  # (N, T, ...)
-        observations = _stacked([*(row[Columns.OBS] for row in rows), self.observations])  # (N, T + 1, ...)
+        seen = [*(row[Columns.OBS] for row in rows), self.observations]
+        observations = tree.map_structure(lambda *each: np.stack(each, axis=1), *seen)  # (N, T + 1, ...)
         ended, going_on = [], []
         for i in range(self.num_envs):
             edges = np.diff(columns["starting"][i].astype(np.int8), prepend=1, append=1)
@@ -130,7 +134,7 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         outputs = {name: buffer(columns[name][i, first:end]) for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)}
         return SingleAgentEpisode(
             id_=f"{self.first_round}-{self.worker_index}-{i}-{self.episodes[i]}",
-            observations=buffer(_map(lambda x: x[i, first : end + 1], observations)),
+            observations=buffer(tree.map_structure(itemgetter((i, slice(first, end + 1))), observations)),
             infos=buffer([{}] * (n + 1)),
             actions=buffer(columns[Columns.ACTIONS][i, first:end]),
             rewards=buffer(columns[Columns.REWARDS][i, first:end].astype(np.float32)),
@@ -139,9 +143,12 @@ class VectorEnvRunner(SingleAgentEnvRunner):
             extra_model_outputs=outputs,
             t_started=int(self.started[i]),
             len_lookback_buffer=0,
-            observation_space=self.env.single_observation_space,
-            action_space=self.env.single_action_space,
         )
+
+
+def parts_of(observations: Any) -> tuple[Any, ...]:
+    """Observations, and masks of actions where there are some."""
+    return (observations["obs"], observations["action_mask"]) if isinstance(observations, dict) else (observations,)
 
 
 def trajectory_of(episode: SingleAgentEpisode) -> Trajectory:
@@ -149,10 +156,10 @@ def trajectory_of(episode: SingleAgentEpisode) -> Trajectory:
     steps, observations = slice(0, len(episode)), episode.get_observations(slice(0, len(episode) + 1))
     _, worker, env, _ = episode.id_.split("-")
     return Trajectory(
-        observations=observations["obs"] if isinstance(observations, dict) else observations,
+        observations=parts_of(observations)[0],
         actions=np.asarray(episode.get_actions(steps)),
         log_probs=np.asarray(episode.get_extra_model_outputs(Columns.ACTION_LOGP, steps)),
-        rewards=np.array(episode.get_rewards(steps)),  # a copy: they are about to be replaced
+        rewards=episode.get_rewards(steps),
         terminated=episode.is_terminated,
         truncated=episode.is_truncated,
         episode=episode.id_,
@@ -160,17 +167,3 @@ def trajectory_of(episode: SingleAgentEpisode) -> Trajectory:
         worker=int(worker),
         env=int(env),
     )
-
-
-def _map(change: Any, observations: Any) -> Any:
-    return {name: change(each) for name, each in observations.items()} if isinstance(observations, dict) else change(observations)
-
-
-def _tensors(observations: Any) -> Any:
-    return _map(torch.from_numpy, observations)
-
-
-def _stacked(rows: list[Any]) -> Any:
-    if isinstance(rows[0], dict):
-        return {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}
-    return np.stack(rows, axis=1)

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch
 from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
-from rl_dialog.models.reward_model import RewardModel
+from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
 from rl_dialog.preferences.learned_reward import LearnedReward
 from rl_dialog.preferences.segments import Clip
 from rl_dialog.training.policy_gradient import PPO
@@ -117,7 +118,7 @@ class Learner:
 
     def due(self) -> bool:
         """Is this a round after which to save?"""
-        return self.round % self.settings.save_every == 0
+        return self.steps > 0 and self.round % self.settings.save_every == 0
 
     def save(self) -> str:
         """Writes `checkpoint-<steps>` and makes it the latest; its path."""
@@ -133,3 +134,11 @@ class Learner:
         for old in sorted(self.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))[: -self.settings.save_total_limit]:
             shutil.rmtree(old)
         return str(self.folder / name)
+
+
+def reward_shape(make_envs: MakeEnvs, *, hidden: tuple[int, ...] = (), **more: Any) -> RewardModelConfig:
+    """The shape of a reward model for an environment. `more`: other fields. Without `hidden` it is (64, 64), after convolutions (64,)."""
+    envs = make_envs(1, worker=0)
+    policy = shape_of(envs)
+    envs.close()
+    return RewardModelConfig(policy.observation, policy.actions, policy.discrete, hidden=hidden or ((64,) if policy.pixels else (64, 64)), **more)

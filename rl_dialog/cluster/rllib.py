@@ -67,7 +67,8 @@ class PolicyTrainer:
         run = {"make_envs": make_envs, "seed": seed, "first_round": first_round, "renew_every": renew_every}
         config = algorithm_config(policy, run, settings)
         config.env_runners(num_env_runners=workers, num_envs_per_env_runner=envs)
-        logging.getLogger("ray.rllib").setLevel(logging.ERROR)
+        for name in ("ray.rllib", "ray._common.deprecation"):  # RLlib warns of what it does itself
+            logging.getLogger(name).setLevel(logging.ERROR)
         self.algorithm = config.build_algo() if workers else None
         if not workers:
             config.validate()
@@ -110,14 +111,14 @@ class PolicyTrainer:
     def policy(self) -> Policy:
         """A copy of the policy as it is now."""
         found = self.kind(self.shape)
-        found.load_state_dict(self._on_learner(lambda each: {name: value.clone() for name, value in _network(each).state_dict().items()}))
+        found.load_state_dict(self._on_learner(lambda each: {name: value.clone() for name, value in each.network.state_dict().items()}))
         return found.eval()
 
     def save(self, directory: Path) -> None:
         """Writes what a resumed run needs besides the policy: the state of its optimizers, and the number of steps."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "trainer.json").write_text(json.dumps({"steps": self.steps}) + "\n", encoding="utf-8")
-        self._on_learner(lambda learner: [save_optimizer(each, directory / f"{name}.safetensors") for name, each in learner.optimizers()])
+        self._on_learner(lambda learner: [save_optimizer(each, directory / f"{name}.safetensors") for name, each in learner.optimizers.items()])
 
     def load(self, directory: Path) -> None:
         """The inverse of `save`."""
@@ -125,24 +126,20 @@ class PolicyTrainer:
 
         def restore(learner: PolicyLearner) -> None:
             learner.earlier_steps = self.steps
-            for name, optimizer in learner.optimizers():
+            for name, optimizer in learner.optimizers.items():
                 load_optimizer(optimizer, directory / f"{name}.safetensors")
 
         self._on_learner(restore)
 
     def _train_here(self, seed: int) -> dict[str, Any]:
-        settings = self.settings
-        episodes = self.runner.sample(num_timesteps=settings.batch_size)
+        episodes = self.runner.sample(num_timesteps=self.settings.batch_size)
         steps = sum(map(len, episodes))
         _seed_minibatches(seed)
         learned = self.learner.update(
             training_data=TrainingData(episodes=episodes),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.steps - self.learner.earlier_steps + steps},
-            num_epochs=settings.passes,
-            minibatch_size=settings.minibatch_size or None,
-            shuffle_batch_per_epoch=True,
         )
-        self._on_learner(lambda learner: self.runner.module.network.load_state_dict(_network(learner).state_dict()))
+        self._on_learner(lambda learner: self.runner.module.network.load_state_dict(learner.network.state_dict()))
         return {"env_runners": {**self.runner.get_metrics(), "num_env_steps_sampled": steps}, "learners": learned}
 
     def _metrics(self, result: Mapping[str, Any]) -> dict[str, float]:
@@ -152,10 +149,6 @@ class PolicyTrainer:
 
     def _on_learner(self, use: Callable[[PolicyLearner], Any]) -> Any:
         return self.algorithm.learner_group.foreach_learner(use).result_or_errors[0].get() if self.algorithm else use(self.learner)
-
-
-def _network(learner: PolicyLearner) -> torch.nn.Module:
-    return learner.module[DEFAULT_MODULE_ID].unwrapped().network
 
 
 def _seed_minibatches(seed: int) -> None:
@@ -179,28 +172,26 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
     config.fault_tolerance(restart_failed_env_runners=True)
     config.debugging(seed=run["seed"], log_level="ERROR")
     config.reporting(min_time_s_per_iteration=0)
-    config.training(
-        lr=settings.learning_rate,
-        gamma=settings.gamma,
-        entropy_coeff=settings.entropy_coeff,
-        grad_clip=settings.max_grad_norm,
-        grad_clip_by="global_norm",
-        train_batch_size_per_learner=settings.batch_size,
-        clip_param=settings.clip,
-        use_kl_loss=False,
-        num_epochs=settings.passes,
-        minibatch_size=settings.minibatch_size or None,
-        shuffle_batch_per_epoch=True,
-    )
+    config.training(train_batch_size_per_learner=settings.batch_size, num_epochs=settings.passes, minibatch_size=settings.minibatch_size or None)
     if asynchronous:
         config.env_runners(rollout_fragment_length=settings.fragment)
-        config.training(vf_loss_coeff=1.0, broadcast_interval=1)
+        config.training(
+            gamma=settings.gamma,
+            entropy_coeff=settings.entropy_coeff,
+            grad_clip=settings.max_grad_norm,
+            grad_clip_by="global_norm",
+            clip_param=settings.clip,
+            use_kl_loss=False,
+            vf_loss_coeff=settings.value_coeff,
+            broadcast_interval=1,
+        )
         config.reporting(min_sample_timesteps_per_iteration=settings.batch_size)
-    else:  # without a limit to the value loss: returns are large, and beyond it there is no gradient
-        config.training(lambda_=settings.gae_lambda, vf_clip_param=float("inf"), vf_loss_coeff=1.0, use_critic=settings.baseline)
-    rates = {"policy": settings.learning_rate, "value": settings.value_learning_rate}
-    learning = {"rates": rates, "lr_zero_steps": settings.lr_zero_steps}
-    config.learners(num_learners=0, learner_class=APPOPolicyLearner if asynchronous else PPOPolicyLearner, learner_config_dict=learning)
+    config.learners(
+        num_learners=0,
+        learner_class=APPOPolicyLearner if asynchronous else PPOPolicyLearner,
+        learner_config_dict={"settings": settings},
+        add_default_connectors_to_learner_pipeline=asynchronous,
+    )
     return config
 
 
@@ -214,6 +205,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
     sums, counts = sampled.get("outcome", {}), sampled.get("outcomes", {})
     outcomes = {name: _number(sums[name]) / ended for name in sums if (ended := _number(counts[name])) > 0}  # NaN where none ended
+    outcomes["episodes"] = _number(counts["return"]) if "return" in counts else 0.0
     return {"new_steps": _number(sampled["num_env_steps_sampled"]), **metrics, **outcomes}
 
 

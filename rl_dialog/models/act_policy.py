@@ -85,12 +85,17 @@ class ActPolicy(nn.Module):
     """The policy and the value network; they share nothing."""
 
     distribution = MaskedBernoulli
+    value_unit = 1.0  # what an error of a value is measured in
 
     def __init__(self, config: ActPolicyConfig) -> None:
         super().__init__()
         self.config = config
         self.policy = _mlp(config.state_size, *config.hidden, config.action_size)
         self.value_network = _mlp(config.state_size, *config.value_hidden, 1)
+
+    def forward(self, states: Tensor, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`logits` and `values` # (B, A), (B,)"""
+        return self.logits(states, masks), self.values(states)
 
     def logits(self, states: Tensor, masks: Tensor | None = None) -> Tensor:
         """Logits of a `MaskedBernoulli` # (B, A); without masks every act is possible."""

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from rl_dialog.config import from_dict
 
 FORMAT = 1
+FOLLOWING = 0.1  # share of the newest batch in the statistics of values
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, kernel, stride
 
 
@@ -39,12 +40,12 @@ class ControlPolicyConfig:
     actions: int  # how many, or how many numbers one has
     discrete: bool = True
     hidden: tuple[int, ...] = (64, 64)  # with pictures one layer, after the convolutions
-    value_scale: float = 1.0  # the value network's output is in units of this
+    normalise_values: bool = True  # the value network's outputs have mean 0 and deviation 1 over recent targets, whatever the scale of rewards
     log_std: float = 0.0  # of a Gaussian at the beginning
 
     def __post_init__(self) -> None:
-        if len(self.observation) not in (1, 3) or min(*self.observation, *self.hidden, self.actions) < 1 or not self.hidden or self.value_scale <= 0:
-            raise ValueError(f"expected observations (numbers,) or (height, width, frames), positive sizes and value_scale, got {self}")
+        if len(self.observation) not in (1, 3) or min(*self.observation, *self.hidden, self.actions) < 1 or not self.hidden:
+            raise ValueError(f"expected observations (numbers,) or (height, width, frames), and positive sizes, got {self}")
         if self.pixels and len(self.hidden) != 1:
             raise ValueError(f"expected one hidden layer after the convolutions, got {self.hidden}")
 
@@ -120,6 +121,8 @@ class ControlPolicy(nn.Module):
             self.trunk = nn.Identity()
             self.policy = _mlp(config.observation[0], *config.hidden, config.actions, gain=0.01)
             self.value_network = _mlp(config.observation[0], *config.hidden, 1, gain=1.0)
+        self.register_buffer("value_mean", torch.zeros(()))
+        self.register_buffer("value_std", torch.zeros(()))  # 0: nothing was seen yet
         if not config.discrete:
             self.log_std = nn.Parameter(torch.full((config.actions,), config.log_std))
 
@@ -135,6 +138,24 @@ class ControlPolicy(nn.Module):
     def values(self, observations: Tensor) -> Tensor:
         """The expected discounted return from each observation # (B,)"""
         return self._values(self._hidden(observations))
+
+    @torch.no_grad()
+    def fit_values(self, targets: Tensor) -> None:
+        """Mean and deviation of values follow those of a batch of targets # (B,); values stay as they are (Pop-Art, van Hasselt et al. 2016)."""
+        old_mean, old_std, first = self.value_mean.clone(), self.value_std.clone(), self.value_std == 0
+        rate = 1.0 if first else FOLLOWING
+        self.value_mean.lerp_(targets.mean(), rate)
+        self.value_std.copy_(((1 - rate) * old_std**2 + rate * targets.var()).sqrt().clamp(min=1e-3))
+        if first:
+            return
+        last = self.value_network[-1] if isinstance(self.value_network, nn.Sequential) else self.value_network
+        last.bias.copy_((old_std * last.bias + old_mean - self.value_mean) / self.value_std)
+        last.weight.mul_(old_std / self.value_std)
+
+    @property
+    def value_unit(self) -> Tensor | float:
+        """What an error of a value is measured in."""
+        return self.value_std if self.config.normalise_values else 1.0
 
     def optimized(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the optimizer that they belong to: one for both networks where they share layers."""
@@ -183,7 +204,8 @@ class ControlPolicy(nn.Module):
         return found if self.config.discrete else torch.cat([found, self.log_std.expand_as(found)], -1)
 
     def _values(self, hidden: Tensor) -> Tensor:
-        return self.config.value_scale * self.value_network(hidden).squeeze(-1)
+        found = self.value_network(hidden).squeeze(-1)
+        return self.value_mean + self.value_std * found if self.config.normalise_values else found
 
 
 def shape_of(envs: Any, **more: Any) -> ControlPolicyConfig:

@@ -60,18 +60,21 @@ def held(now: float) -> Any:
 
 
 def find_free(connection: Connection, labeller: str, number: int, now: float) -> Sequence[Row]:
-    """Open queries that the labeller can have: the best first."""
-    lease = and_(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
-    holders = select(func.count()).where(lease).scalar_subquery()
-    holds = exists().where(lease, LEASES.c.labeller == labeller)
-    has_answered = exists().where(ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
-    free = select(QUERIES).where(OPEN, holders < QUERIES.c.missing, ~holds, ~has_answered)
+    """Open queries that the labeller can have: the best first.
+
+    Counts, where EXISTS would do: PostgreSQL looks each of them up, instead of joining all queries with all answers.
+    """
+    holds = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller == labeller)
+    answers = number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
+    holders = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
+    free = select(QUERIES).where(OPEN, holders < QUERIES.c.missing, holds == 0, answers == 0)
     return connection.execute(free.order_by(QUERIES.c.priority.desc(), QUERIES.c.number).limit(number)).all()
 
 
 def renew(connection: Connection, query: str, labeller: str, now: float, until: float) -> bool:
-    others = select(func.count()).where(LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller)
-    free = select(QUERIES.c.number).where(QUERIES.c.id == query, others.scalar_subquery() < QUERIES.c.missing)
+    """False where others hold the query, or it has all answers."""
+    others = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller)
+    free = select(QUERIES.c.number).where(QUERIES.c.id == query, others < QUERIES.c.missing)
     mine = update(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(free))
     return is_storable(query) and connection.execute(mine.values(until=until)).rowcount > 0
 
@@ -161,7 +164,7 @@ def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
 
 def count_missing(connection: Connection, which: Any) -> None:
     """Whenever answers come or go."""
-    left = QUERIES.c.wanted - select(func.count()).where(ANSWERS.c.query == QUERIES.c.number, STANDS).scalar_subquery()
+    left = QUERIES.c.wanted - number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, STANDS)
     connection.execute(update(QUERIES).where(which).values(missing=case((left > 0, left), else_=0)))
 
 

@@ -70,8 +70,8 @@ class Oracle:
         """The answer: 1 first, 0 second, 0.5 equally good."""
         if first.id > second.id:  # drawn for the pair in one order, whoever is first
             return 1.0 - self.preference(second, first)
-        rng = np.random.default_rng(list(hashlib.sha256(f"{self.seed} {first.id} {second.id}".encode()).digest()))
-        coin, tossed, drawn = rng.random(3)
+        digest = hashlib.sha256(f"{self.seed} {first.id} {second.id}".encode()).digest()
+        coin, tossed, drawn = (int.from_bytes(digest[start : start + 8], "big") / 2**64 for start in (0, 8, 16))  # uniform in [0, 1)
         if coin < self.noise:
             return float(tossed < 0.5)
         difference = self.value(first) - self.value(second)

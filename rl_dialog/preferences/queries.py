@@ -41,19 +41,16 @@ class ClipPool:
         """A clip that is here already is left where it is."""
         if id in self._order:
             return
-        slot = self.seen if len(self.slots) < self.capacity else self._slot()
+        place = self.seen % self.capacity if self.keep == "newest" else int(self._rng.integers(self.seen + 1))
         self.seen += 1
-        if slot == len(self.slots):
+        if len(self.slots) < self.capacity:
             self.slots.append(id)
-        elif slot < self.capacity:
-            del self._order[self.slots[slot]]
-            self.slots[slot] = id
+        elif place < self.capacity:
+            del self._order[self.slots[place]]
+            self.slots[place] = id
         else:
             return
         self._order[id] = None
-
-    def _slot(self) -> int:
-        return self.seen % self.capacity if self.keep == "newest" else int(self._rng.integers(self.seen + 1))
 
     @property
     def dropped(self) -> int:

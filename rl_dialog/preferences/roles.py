@@ -90,18 +90,24 @@ class Teacher:
 
     Args:
         folder: where versions are, `<folder>/<version>/`; the newest one is where a new Teacher goes on.
-        enough: comparable labels (for training) before the first version; the policy is not trained before.
+        enough: labels before the first version; the policy is not trained before.
         first_epochs, epochs: passes over the labels for the first version and for the later ones.
+        start: a version of another run, which is the first one here.
     """
 
     def __init__(self, log: LabelLog, segments: Segments, folder: str | Path, shape: RewardModelConfig, settings: RewardTraining, *,
-                 enough: int = 1, first_epochs: int = 200, epochs: int = 1, seed: int = 0) -> None:  # fmt: skip
+                 enough: int = 1, first_epochs: int = 200, epochs: int = 1,
+                 start: str = "", seed: int = 0) -> None:  # fmt: skip
         self.log, self.segments, self.folder = log, segments, Path(folder)
         self.enough, self.first_epochs, self.epochs = enough, first_epochs, epochs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.trainer = RewardTrainer(RewardModel(shape), settings, seed=seed)
         newest = newest_version(self.folder)
+        if start and not newest:
+            self.trainer.load(start)
+            self.version, newest = 1, 1
+            self._publish((0, 0))
         self.version = self.trainer.load(self.folder / str(newest)) if newest else 0
         self._seen: tuple[int, int] | None = None
         if newest:
@@ -114,7 +120,7 @@ class Teacher:
             return {}
         began, labels = time.perf_counter(), self.log.labels()
         self.trainer.set_labels(labels, self.segments)
-        if len(self.trainer.train_pairs) < (1 if self.version else self.enough):
+        if not self.trainer.train_pairs or (not self.version and len(labels) < self.enough):
             return {}
         metrics = self.trainer.fit(self.epochs if self.version else self.first_epochs)
         newest = dict.fromkeys(id for label in self.trainer.train_pairs[-REFERENCE:] for id in (label.first, label.second))

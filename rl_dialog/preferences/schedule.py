@@ -55,7 +55,7 @@ class AnnotationSchedule:
         rest = self.budget - self.initial
         if self.iterations:
             return self.initial + round(rest * self._rounds()[steps * (self.iterations + 1) // self.total_steps])
-        return self.initial + int(rest * self._integral(steps) / self._integral(self.total_steps))
+        return self.initial + int(rest * (self._integral(steps) / self._integral(self.total_steps)))
 
     def _integral(self, steps: int) -> float:
         """Of the rate, up to a factor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,26 @@ def make_optimizer(model: nn.Module, *, learning_rate: float, weight_decay: floa
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+class RMSprop(torch.optim.Optimizer):
+    """TensorFlow's: theta -= lr g / sqrt(s + eps) with s = decay s + (1 - decay) g^2, from s = 1 on.
+
+    PyTorch's adds eps to the root and starts at 0: its first steps are ten times as long.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, *, decay: float = 0.99, eps: float = 1e-5) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                square = self.state[parameter].setdefault("square", torch.ones_like(parameter))
+                square.lerp_(parameter.grad**2, 1 - group["decay"])
+                parameter.addcdiv_(parameter.grad, (square + group["eps"]).sqrt(), value=-group["lr"])
 
 
 def learning_rate_at(step: int, *, peak: float, warmup: int, total: int, schedule: Schedule) -> float:

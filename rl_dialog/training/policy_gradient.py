@@ -1,16 +1,23 @@
-"""Settings of the policy gradient methods; rl_dialog/cluster/rllib.py trains with them.
+"""Policy gradient methods: their settings, losses and advantages; rl_dialog/cluster/learner.py trains with them.
 
 PPO (Schulman et al. 2017), with A_t from GAE (2016) and standardised over the batch, rho = pi(a|s) / pi_old(a|s):
 
-    loss = -mean min(rho A, clip(rho, 1 - clip, 1 + clip) A) - entropy_coeff mean H(pi) + mean (v(s) - v_target)^2
+    loss = -mean min(rho A, clip(rho, 1 - clip, 1 + clip) A) - entropy_coeff mean H(pi) + value_coeff mean (v(s) - v_target)^2
 
-v_target is the lambda-return A + v. REINFORCE is the same with one pass over the whole batch (rho = 1), lambda = 1 and v = 0. APPO samples
-asynchronously; V-trace (Espeholt et al. 2018) corrects for the age of the policy that sampled.
+v_target is the lambda-return A + v. With one pass over the whole batch rho = 1: REINFORCE is that with lambda = 1 and v = 0, A2C (Mnih et al. 2016)
+with lambda = 1, n steps, and advantages as they are. APPO samples asynchronously; V-trace (Espeholt et al. 2018) corrects for the age of the policy
+that sampled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,14 @@ class PPO:
     """of the policy's Adam"""
     value_learning_rate: float = 3e-3
     """of the value network's Adam"""
+    value_coeff: float = 1.0
+    """weight of the value's loss; it makes a difference where both networks share layers"""
     baseline: bool = True
     """subtract the state's value; without it returns are weights as they are, up to standardisation"""
+    standardise: bool = True
+    """advantages with mean 0 and deviation 1 over a batch"""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop: TensorFlow's, as A2C was published with"""
     max_grad_norm: float = 10.0
     """clipping of each network's gradient"""
     lr_zero_steps: int = 0
@@ -61,6 +74,25 @@ class PG(PPO):
 
 
 @dataclass(frozen=True)
+class A2C(PPO):
+    """Advantage actor-critic as in OpenAI's baselines: one gradient step per batch, of n steps of each environment."""
+
+    batch_size: int = 80
+    """n times the number of environments: 5 * 16"""
+    minibatch_size: int = 0
+    passes: int = 1
+    gae_lambda: float = 1.0
+    entropy_coeff: float = 0.01
+    learning_rate: float = 7e-4
+    value_learning_rate: float = 7e-4
+    value_coeff: float = 0.25
+    """0.5 of half the squared error, as published"""
+    standardise: bool = False
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    max_grad_norm: float = 0.5
+
+
+@dataclass(frozen=True)
 class APPO(PPO):
     """Asynchronous PPO: env runners never wait for the learner; V-trace corrects for the age of their policy."""
 
@@ -76,3 +108,32 @@ class APPO(PPO):
             raise ValueError(f"expected no gae_lambda, because V-trace has none, got {self.gae_lambda}")
         if self.fragment < 1:
             raise ValueError(f"expected a fragment of at least 1 turn, got {self.fragment}")
+
+
+def generalised_advantages(
+    rewards: Sequence[np.ndarray], values: Sequence[np.ndarray], terminated: Sequence[bool], *, gamma: float, gae_lambda: float
+) -> list[np.ndarray]:
+    """A_t = d_t + gamma lambda A_t+1 with d_t = r_t + gamma v_t+1 - v_t, of pieces of episodes: float32 # (n,) each
+
+    Args:
+        rewards: (n,) each.
+        values: (n + 1,) each, of the states before each action and after the last.
+        terminated: whether the episode ended with the piece; then its last value counts as 0. Otherwise it stands for what comes after.
+    """
+    lengths = np.array([len(each) for each in rewards])
+    taken = np.arange(lengths.max()) < lengths[:, None]  # (E, T)
+    deltas = np.zeros(taken.shape)
+    for i, (r, v, ended) in enumerate(zip(rewards, values, terminated, strict=True)):
+        ahead = np.append(v[1:-1], 0.0 if ended else v[-1])
+        deltas[i, : len(r)] = r + gamma * ahead - v[:-1]
+    found, running = np.zeros(taken.shape, np.float32), np.zeros(len(lengths))
+    for t in reversed(range(taken.shape[1])):
+        running = deltas[:, t] + gamma * gae_lambda * running  # 0 after the end of a shorter piece
+        found[:, t] = running
+    return [each[:n] for each, n in zip(found, lengths, strict=True)]
+
+
+def clipped_loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """-mean min(rho A, clip(rho) A), of (B,) each."""
+    ratio = (log_probs - old_log_probs).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()

@@ -11,14 +11,12 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
-from ray.rllib.evaluation.postprocessing import Postprocessing
-from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
 
 from envs.multiwoz import MultiWOZVector, Options
 from pipelines.simulate_play import Player
 from pipelines.simulate_train import shape_of
 from rl_dialog.cluster.env_runner import VectorEnvRunner
-from rl_dialog.cluster.learner import ActDistribution, StandardisedAdvantages
+from rl_dialog.cluster.learner import ActDistribution
 from rl_dialog.cluster.rllib import algorithm_config, metrics_of
 from rl_dialog.models.act_policy import ActPolicy, MaskedBernoulli
 from rl_dialog.training.policy_gradient import APPO, PG, PPO
@@ -50,28 +48,14 @@ def parts(policy, world, settings, reward=None, **run):
     return runner, learner
 
 
-def update(learner, episodes, settings):
+def update(learner, episodes):
     data = TrainingData(episodes=episodes)
     steps = {"num_env_steps_sampled_lifetime": sum(map(len, episodes))}
-    learner.update(training_data=data, timesteps=steps, num_epochs=settings.passes, minibatch_size=settings.minibatch_size or None)
+    learner.update(training_data=data, timesteps=steps)
 
 
 def network(learner):
     return learner.module[DEFAULT_MODULE_ID].unwrapped().network
-
-
-def test_advantages_by_hand():
-    """r = [1, 1], v = 0, gamma = lambda = 1: A = [2, 1]. With an artificial last step, and two episodes as if each were alone."""
-    one = {"values": np.zeros(3), "rewards": np.array([1.0, 1, 0]), "terminateds": np.array([False, True, False]), "truncateds": np.zeros(3, bool)}
-    alone = compute_value_targets(**one, gamma=1.0, lambda_=1.0)
-    assert alone[:2].tolist() == [2, 1]
-    other = one | {"values": np.array([0.5, -1, 2]), "rewards": np.array([3.0, -2, 0])}
-    both = {name: np.concatenate([one[name], other[name]]) for name in one}
-    separately = [compute_value_targets(**each, gamma=0.9, lambda_=0.8) for each in (one, other)]
-    taken = [0, 1, 3, 4]  # the artificial steps' own targets are used nowhere
-    np.testing.assert_allclose(compute_value_targets(**both, gamma=0.9, lambda_=0.8)[taken], np.concatenate(separately)[taken], rtol=1e-6)
-    # other: delta_1 = -2 + 1 = -1, delta_0 = 3 + .9 * -1 - .5 = 1.6; A_1 = -1, A_0 = 1.6 + .72 * -1 = .88; targets A + v
-    np.testing.assert_allclose(separately[1][:2], [0.88 + 0.5, -1 - 1], rtol=1e-6)
 
 
 def test_the_distribution_is_ours():
@@ -109,7 +93,7 @@ def test_a_round_can_be_repeated_and_another_is_different(policy, world):
 @pytest.mark.parametrize("settings", [PPO(batch_size=64, minibatch_size=16), PG(batch_size=64), PPO(batch_size=64, minibatch_size=0, passes=1)])
 def test_an_update_moves_the_policy(settings, policy, world):
     runner, learner = parts(policy, world, settings)
-    update(learner, runner.sample(num_timesteps=64), settings)
+    update(learner, runner.sample(num_timesteps=64))
     moved = {name: not torch.equal(value, policy.state_dict()[name]) for name, value in network(learner).state_dict().items()}
     assert all(on for name, on in moved.items() if name.startswith("policy."))
     assert all(on == settings.baseline for name, on in moved.items() if name.startswith("value_network."))
@@ -126,7 +110,7 @@ def test_learned_rewards_replace_the_environments(policy, world):
     runner, learner = parts(policy, world, settings, reward)
     episodes = runner.sample(num_timesteps=32)
     before, sizes = [np.asarray(each.get_rewards()).tolist() for each in episodes], [len(each) for each in episodes]
-    update(learner, episodes, settings)
+    update(learner, episodes)
     assert [len(each.actions) for each in told] == sizes and [each.rewards.tolist() for each in told] == before
     assert all(len(each.observations) == len(each.actions) + 1 and len(each.log_probs) == len(each.actions) for each in told)
     assert all(np.asarray(each.get_rewards(slice(0, n))).tolist() == [7.0] * n for each, n in zip(episodes, sizes, strict=True))
@@ -135,7 +119,7 @@ def test_learned_rewards_replace_the_environments(policy, world):
 def test_a_reward_of_the_wrong_length_is_refused(policy, world):
     runner, learner = parts(policy, world, PPO(), lambda trajectories: [np.zeros(500) for _ in trajectories])
     with pytest.raises(ValueError, match=r"expected (\d+) rewards for an episode of \1 steps, got the shape \(500,\)"):
-        update(learner, runner.sample(num_timesteps=8), PPO())
+        update(learner, runner.sample(num_timesteps=8))
 
 
 def test_nothing_sampled_is_an_error():
@@ -147,10 +131,3 @@ def test_nothing_sampled_is_an_error():
 def test_bad_settings_are_refused(kind, wrong):
     with pytest.raises(ValueError, match="expected"):
         kind(**wrong)
-
-
-def test_advantages_are_standardised_over_the_turns_that_were_taken():
-    """[1, 3] have mean 2 and deviation sqrt(2); the step that RLlib adds does not count."""
-    batch = {"module": {Postprocessing.ADVANTAGES: torch.tensor([1.0, 3, 100]), Columns.LOSS_MASK: torch.tensor([True, True, False])}}
-    found = StandardisedAdvantages()(rl_module=None, batch=batch, episodes=[])["module"][Postprocessing.ADVANTAGES]
-    torch.testing.assert_close(found[:2], torch.tensor([-1.0, 1]) / 2**0.5)

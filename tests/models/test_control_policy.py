@@ -70,9 +70,25 @@ def test_both_at_once_are_each_alone(config):
     assert inputs.abs().max() < 0.5  # the first actions are nearly uniform, or near 0
 
 
+@pytest.mark.parametrize("config", [PIXELS, ControlPolicyConfig((2,), 5)])
+def test_values_keep_their_units(config):
+    """The first targets set mean and deviation; later ones change them, and the network so that values stay."""
+    torch.manual_seed(0)
+    policy = ControlPolicy(config)
+    seen = torch.randint(0, 256, (3, *config.observation), dtype=torch.uint8) if config.pixels else torch.randn(3, *config.observation)
+    policy.fit_values(torch.tensor([90.0, 110.0]))
+    assert policy.value_mean == 100 and abs(policy.value_unit - 200**0.5) < 1e-4 and ((policy.values(seen) - 100).abs() < 60).all()
+    before = policy.values(seen)
+    policy.fit_values(torch.tensor([-2000.0, 3000.0]))
+    assert abs(policy.value_mean - 140) < 1e-3 and policy.value_unit > 1000
+    torch.testing.assert_close(policy.values(seen), before, rtol=1e-4, atol=1e-2)
+    policy.fit_values(torch.full((4,), 7.0))
+    assert policy.values(seen).isfinite().all()
+
+
 def test_a_checkpoint_is_what_was_saved(tmp_path):
     torch.manual_seed(0)
-    policy = ControlPolicy(ControlPolicyConfig((2,), 2, discrete=False, hidden=(8,), value_scale=3.0))
+    policy = ControlPolicy(ControlPolicyConfig((2,), 2, discrete=False, hidden=(8,)))
     policy.save_pretrained(tmp_path)
     found = ControlPolicy.from_pretrained(tmp_path, expected=ControlPolicyConfig((2,), 2, discrete=False))
     assert found.config == policy.config and not found.training and {each.name for each in tmp_path.iterdir()} == {"config.json", "model.safetensors"}

@@ -202,6 +202,12 @@ def create_page(
     async def revoked(_: Request, error: PermissionError) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, 403)
 
+    @app.exception_handler(ValueError)
+    async def wrong(_: Request, error: ValueError) -> Response:
+        """A file of the run, or a clip, is not what it should be: it says which."""
+        logging.getLogger(__name__).error("%s", error)
+        return JSONResponse({"error": {"message": str(error)}}, 500)
+
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:
         logging.getLogger(__name__).error("a request failed", exc_info=error)

@@ -52,9 +52,9 @@ export const short = (value) => {
 };
 const trimmed = (value, digits) => String(Number(value.toPrecision(digits)));
 
-/** Round numbers from low to high, about four of them. */
+/** Round numbers from low to high, three to five of them. */
 export function ticks(low, high) {
-  const rough = (high - low) / 3;
+  const rough = (high - low) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((size) => size >= rough * 0.999);
   const found = [];

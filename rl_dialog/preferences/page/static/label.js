@@ -166,12 +166,14 @@ addEventListener("beforeunload", (event) => outbox.size && event.preventDefault(
 
 // ---- The screen
 
-/** Shows the first pair of the queue, or that there is none. */
-async function present() {
+/** Shows the first pair of the queue, or that there is none. `why` is told to screen readers with it. */
+async function present(why = "") {
   kept.set("queue", state.queue.map(({ query }) => query));
   const first = state.queue[0] ?? null;
   if (state.shown === first && first) return tell();
   state.shown = null;
+  for (const side of sides) side.classList.remove("chosen", "passed");
+  for (const button of document.querySelectorAll(".choice")) button.classList.remove("pressed");
   if (!first) player.clear();
   $("pair").hidden = !first;
   tell();
@@ -183,8 +185,6 @@ async function present() {
   if (state.queue[0] !== first || state.shown === first) return;
   const { query } = first;
   $("task").textContent = query.task;
-  for (const side of sides) side.classList.remove("chosen", "passed");
-  for (const button of document.querySelectorAll(".choice")) button.classList.remove("pressed");
   const clips = query.left.kind === "clip";
   $("pair").classList.toggle("clips", clips);
   $("pair").classList.toggle("replies", !clips);
@@ -192,7 +192,7 @@ async function present() {
   if (clips) showClips(query, found);
   else showReplies(query);
   state.shown = first;
-  say(`${query.task ? `${query.task} ` : ""}A new pair of ${clips ? "clips" : "replies"}.`);
+  say(`${why}${query.task ? `${query.task} ` : ""}A pair of ${clips ? "clips" : "replies"}.`);
   tell();
 }
 
@@ -236,7 +236,7 @@ function tell(problem = "") {
   }
   const waiting = outbox.size;
   const many = `${waiting} answer${waiting === 1 ? "" : "s"}`;
-  if (waiting && outbox.problem) notice(`${outbox.problem} ${many} kept here; they are sent again by themselves. Leave this page open.`, "unsent");
+  if (waiting && outbox.problem) notice(`${outbox.problem} ${many} ${waiting === 1 ? "is" : "are"} kept here and sent again. Leave this page open.`, "unsent");
   else if ($("notice").dataset.kind === "unsent") notice("");
   $("saved").textContent = waiting ? `${many} being saved` : state.saved ? `${state.saved} saved` : "";
   showStatus(status);
@@ -317,8 +317,7 @@ function wasTaken({ kind, choice }, { query }) {
     const surplus = others.splice(READY - 1).map((one) => one.query.id);
     if (surplus.length) post("v1/release", { queries: surplus }).catch(() => {}); // else its lease ends by itself
     state.queue = [entry(query), ...others];
-    say("Your last answer is taken back.");
-    present();
+    present("Your last answer is taken back. ");
   }
   tell();
 }

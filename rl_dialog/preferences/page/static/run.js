@@ -7,21 +7,26 @@ const $ = (id) => document.getElementById(id);
 const EVERY = 2; // seconds
 const STALE = 10; // seconds without a word of the run after which something is wrong
 
-// Known metrics in the order in which they are read, by the end of their names; everything else follows under its own name.
-const KNOWN = [
-  [/return|episode_reward/, /predict|learned/, "Return (true)"],
-  [/(predicted|learned)_(return|reward)/, null, "Predicted reward"],
-  [/entropy/, /coef/, "Policy entropy"],
-  [/labels_per_(minute|hour|second)|label_rate/, null, "Label rate"],
-  [/(^|[/_])labels$/, null, "Labels"],
-  [/accuracy/, null, "Accuracy without ties"],
-  [/reward_version|(^|\/)version$/, null, "Reward version"],
-  [/staleness/, null, "Staleness of the reward"],
-  [/depth|queue|waiting/, /drop/, "Queues"],
-  [/drop/, /out/, "Dropped"],
-  [/tie/, null, "Ties"],
-  [/loss/, null, "Loss"],
+// Charts in the order in which they are read: title, {metric: its name in the chart}. Every other metric has a chart of its own below them.
+const CHARTS = [
+  ["Return (true reward)", { "train/return": "training", "eval/return": "greedy", "eval/return_sampled": "sampled" }],
+  ["Predicted reward per step", { "pref/reward_mean": "mean", "pref/reward_std": "spread" }],
+  ["Policy entropy", { "train/entropy": "entropy" }],
+  ["Labels", { "pref/labels": "given", "pref/labels_wanted": "wanted" }],
+  ["Labels per minute", { "pref/label_rate": "rate" }],
+  ["Accuracy without ties", { "pref/validation_accuracy": "validation", "pref/accuracy": "training" }],
+  ["Loss per label", { "pref/loss": "training", "pref/validation_loss": "validation" }],
+  ["Reward version", { "pref/reward_version": "in use", "pref/version": "newest" }],
+  ["Staleness, labels", { "pref/staleness": "unknown to the reward" }],
+  ["Queues", { "pref/clips": "clips", "pref/waiting": "pairs waiting", "pref/leased": "pairs held" }],
+  ["Dropped", { "pref/clips_dropped": "clips", "pref/loads_dropped": "loads" }],
+  ["Predicted against true reward", { "pref/reward_correlation": "correlation" }],
 ];
+// Numbers of status.json in the order in which they are read; every other one follows under its own name. "": said elsewhere.
+const NOW = {
+  steps: "steps", total_steps: "steps in all", labels: "labels", label_budget: "label budget", labels_wanted: "wanted now", waiting: "pairs waiting",
+  leased: "pairs held", reward_version: "reward version", staleness: "staleness, labels", clips: "clips at hand", clips_dropped: "clips dropped", time: "", over: "",
+};
 
 const series = new Map(); // metric -> Series
 const charts = new Map(); // group -> Chart
@@ -71,28 +76,30 @@ async function update() {
 function forget() {
   series.clear();
   charts.clear();
-  $("charts").replaceChildren();
+  for (const id of ["charts", "other-charts"]) $(id).replaceChildren();
 }
 
 // ---- Now
 
-const words = (name) => name.replace(/[_/]+/g, " ").replace(/^./, (letter) => letter.toUpperCase());
+const words = (name) => spaced(name).replace(/^./, (letter) => letter.toUpperCase());
 const isTable = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 function showNow({ name, status, counts }) {
-  const { age, ...told } = status;
+  const { age, over, events, ...told } = status;
   if (name) document.title = $("name").textContent = name;
-  const late = age !== undefined && age > STALE;
-  $("age").textContent = age === undefined ? "" : late ? `silent for ${ago(age)}` : "live";
+  const late = age > STALE && !over;
+  $("age").textContent = age === undefined ? "" : over ? "over" : late ? `silent for ${ago(age)}` : "live";
   $("age").classList.toggle("stale", late);
-  const plain = Object.entries(told).filter(([, value]) => !isTable(value));
-  const own = { labels: counts.labels, waiting: counts.waiting, "being answered": counts.leased };
-  const tiles = [...plain, ...Object.entries(own).filter(([key]) => !(key in told))];
-  fill($("now"), tiles.map(([key, value]) => row(words(key), shown(value), "div")));
-  const parts = Object.entries(told).filter(([, value]) => isTable(value) && Object.keys(value).length);
-  fill($("parts"), parts.map(([key, value]) => part(words(key), value)));
+  const all = { ...counts, ...told };
+  const names = [...Object.keys(NOW).filter((key) => NOW[key] && key in all), ...Object.keys(all).filter((key) => !(key in NOW))];
+  fill($("now"), names.filter((key) => !isTable(all[key])).map((key) => row(NOW[key] ?? spaced(key), shown(all[key]), "div")));
+  fill($("parts"), names.filter((key) => isTable(all[key]) && Object.keys(all[key]).length).map((key) => part(words(key), all[key])));
+  $("events").hidden = !events?.length;
+  fill($("event-list"), [...(events ?? [])].reverse().map(({ time, role, what, restarts }) => element("li", `${clock(time)}  ${role}: ${what}; start ${restarts + 1}`)));
 }
 
+const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString();
+const spaced = (name) => name.replace(/[_/]+/g, " ");
 const ago = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`);
 const shown = (value) => (Array.isArray(value) ? value.map(shown).join(", ") || "–" : typeof value === "boolean" ? (value ? "yes" : "no") : isTable(value) ? told(value) : short(value));
 const told = (table) => Object.entries(table).map(([key, value]) => `${key.replace(/_/g, " ")} ${shown(value)}`).join(" · ");
@@ -114,9 +121,32 @@ function row(name, value, wrap) {
 
 function part(title, table) {
   const made = element("div", undefined, "card");
+  made.append(element("h3", title), Object.values(table).every(isTable) ? tableOf(table) : listOf(table));
+  return made;
+}
+
+function listOf(values) {
   const list = element("dl");
-  list.append(...Object.entries(table).flatMap(([key, value]) => row(words(key), shown(value))));
-  made.append(element("h3", title), list);
+  list.append(...Object.entries(values).flatMap(([key, value]) => row(words(key), shown(value))));
+  return list;
+}
+
+/** Rows by name, with a column for everything that one of them says. */
+function tableOf(rows) {
+  const columns = [...new Set(Object.values(rows).flatMap(Object.keys))];
+  const made = element("table");
+  const head = element("tr");
+  head.append(element("th", ""), ...columns.map((column) => element("th", spaced(column))));
+  const body = Object.entries(rows).map(([name, values]) => {
+    const one = element("tr");
+    one.append(element("td", spaced(name)), ...columns.map((column) => element("td", shown(values[column]))));
+    return one;
+  });
+  for (const [tag, lines] of [["thead", [head]], ["tbody", body]]) {
+    const place = element(tag);
+    place.append(...lines);
+    made.append(place);
+  }
   return made;
 }
 
@@ -146,46 +176,45 @@ function showPeople(labellers) {
 
 // ---- Curves
 
-/** The chart that a metric belongs to: names with three parts (a/b/c) share one with their siblings. */
-function groupOf(name) {
-  const parts = name.split("/");
-  return parts.length > 2 ? parts.slice(0, -1).join("/") : name;
-}
-
-function titleOf(group) {
-  const place = KNOWN.findIndex(([fits, not]) => fits.test(group) && !(not && not.test(group)));
-  return place < 0 ? [KNOWN.length, words(group.split("/").slice(1).join(" ") || group)] : [place, KNOWN[place][2]];
+/** The charts of the metrics that there are: [title, {metric: name}, known or not]. Unknown names of three parts, a/b/c, share one with their siblings. */
+function groups() {
+  const found = CHARTS.map(([title, names]) => [title, Object.fromEntries(Object.entries(names).filter(([name]) => series.has(name))), true]);
+  const known = new Set(CHARTS.flatMap(([, names]) => Object.keys(names)));
+  const others = new Map();
+  for (const name of [...series.keys()].filter((one) => !known.has(one)).sort()) {
+    const parts = name.split("/");
+    const group = parts.length > 2 ? parts.slice(0, -1).join("/") : name;
+    if (!others.has(group)) others.set(group, {});
+    if (Object.keys(others.get(group)).length < 6) others.get(group)[name] = spaced(parts.at(-1));
+  }
+  return [...found.filter(([, names]) => Object.keys(names).length), ...[...others].map(([group, names]) => [words(group), names, false])];
 }
 
 function showCurves() {
-  const groups = new Map();
-  for (const name of series.keys()) groups.set(groupOf(name), [...(groups.get(groupOf(name)) ?? []), name]);
-  $("no-curves").hidden = groups.size > 0;
-  for (const [group, names] of groups) {
-    const known = charts.get(group);
-    if (known?.lines.length === Math.min(6, names.length)) {
-      known.draw();
-      continue;
+  const all = groups();
+  $("no-curves").hidden = all.length > 0;
+  $("others").hidden = all.every(([, , known]) => known);
+  for (const [place, [title, names, known]] of all.entries()) {
+    const grid = $(known ? "charts" : "other-charts");
+    let chart = charts.get(title);
+    if (chart?.lines.length !== Object.keys(names).length) {
+      chart?.figure.remove();
+      chart = chartOf(title, names);
+      charts.set(title, chart);
     }
-    known?.figure.remove();
-    charts.set(group, chartOf(group, names.slice(0, 6)));
+    chart.figure.dataset.place = place;
+    const after = [...grid.children].find((figure) => Number(figure.dataset.place) > place || !figure.dataset.place);
+    if (chart.figure.parentElement !== grid) grid.insertBefore(chart.figure, after ?? null);
+    chart.draw();
   }
-  const order = (figure) => Number(figure.dataset.place);
-  const sorted = [...$("charts").children].sort((a, b) => order(a) - order(b) || a.dataset.group.localeCompare(b.dataset.group));
-  sorted.forEach((figure, n) => $("charts").children[n] !== figure && $("charts").insertBefore(figure, $("charts").children[n]));
 }
 
-function chartOf(group, names) {
-  const [place, title] = titleOf(group);
+function chartOf(title, names) {
   const figure = element("figure", undefined, "card");
-  Object.assign(figure.dataset, { place, group });
   const caption = element("figcaption");
   caption.append(element("b", title), element("span", "", "last"));
-  figure.append(caption, element("p", group, "name"), element("div", undefined, "legend"));
-  $("charts").append(figure);
-  const chart = new Chart(figure, title, names.map((name) => [name.split("/").at(-1).replace(/_/g, " "), series.get(name)]));
-  chart.draw();
-  return chart;
+  figure.append(caption, element("p", Object.keys(names).join(", "), "name"), element("div", undefined, "legend"));
+  return new Chart(figure, title, Object.entries(names).map(([metric, name]) => [name, series.get(metric)]));
 }
 
 begin();

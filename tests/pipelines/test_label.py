@@ -1,0 +1,277 @@
+"""The verb `label` as people run it: keys in a pseudo terminal, lines through a pipe, the page as a process; what becomes of the pair they had."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import httpx
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipelines.label import LabelConfig, drawing, main
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.segments import Clip, Reply, Segments
+from rl_dialog.preferences.terminal import half_blocks
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*38;2;(\d+);(\d+);(\d+)")
+
+
+class Folder:
+    """A run's folder. The ground of clip n is (n, 2 n, 0)."""
+
+    def __init__(self, path):
+        self.path, self.log, self.segments = path, LabelLog(f"sqlite:///{path}/labels.db", validation=0.0), Segments(path / "clips")
+        self.clips = {}
+
+    def clip(self, steps=6):
+        n = 20 + len(self.clips)
+        frames = np.full((6, 16, 12, 3), (n, 2 * n, 0), np.uint8)
+        self.clips[n] = self.segments.add(Clip(frames, np.zeros(6, np.int64), np.zeros(6, np.float32), steps))
+        return self.clips[n]
+
+    def ask(self, number=1, **given):
+        return [self.log.add_query(self.clip(), self.clip(), task="Which is brighter?", **given) for _ in range(number)]
+
+    def free(self):
+        """Is there a pair that nobody has?"""
+        return self.log.counts()["waiting"] > 0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = Folder(tmp_path)
+    yield made
+    made.log.close()
+
+
+def command(folder, *arguments):
+    return [sys.executable, "-m", "pipelines.label", "--run", str(folder.path), *arguments]
+
+
+class Terminal:
+    """A program in a pseudo terminal of 80 by 24 characters."""
+
+    def __init__(self, arguments):
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        take_the_terminal = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # noqa: E731
+        self.process = subprocess.Popen(
+            arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, preexec_fn=take_the_terminal
+        )
+        os.close(theirs)
+
+    def until(self, text):
+        """What is written until `text` comes."""
+        seen, deadline = "", time.monotonic() + 60
+        while text not in seen:
+            assert select.select([self.ours], [], [], max(0.0, deadline - time.monotonic()))[0], f"{text!r} did not come, but {seen[-2000:]!r}"
+            seen += os.read(self.ours, 65536).decode("utf-8", "replace")
+        return seen
+
+    def watch(self, seconds):
+        """Reads what is shown: a terminal that nobody reads stops the program."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if select.select([self.ours], [], [], 0.05)[0]:
+                os.read(self.ours, 65536)
+
+    def press(self, keys):
+        os.write(self.ours, keys.encode())
+
+    def end(self):
+        """The line of JSON at the end."""
+        seen = self.until("}\r\n")
+        assert self.process.wait(30) == 0
+        return json.loads(seen[seen.rindex("{") :])
+
+    def close(self):
+        os.close(self.ours)
+
+
+@pytest.fixture
+def terminal(folder):
+    """terminal(*arguments): `label` in a pseudo terminal."""
+    begun = []
+
+    def start(*arguments):
+        begun.append(Terminal(command(folder, "--labeller", "ann", *arguments)))
+        return begun[-1]
+
+    yield start
+    for each in begun:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+def eventually(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def test_keys_in_a_terminal(folder, terminal):
+    (query,) = folder.ask(1)
+    me = terminal()
+    frame = me.until("Which is brighter?")
+    frame += me.until("6/6")
+    left = folder.clips[int(COLOUR.search(frame[frame.index("Left") :]).group(1))]
+    assert "▀" in frame and "48;2;" in frame, "two pixels to a character"
+    me.press("L")
+    assert "1 answered" in me.until("1 answered") and folder.log.labels()[0].query == query
+    me.press("u")
+    me.until("Taken back.")
+    eventually(lambda: folder.log.state() == (1, 1))
+    me.press("\x1b[D")  # the left arrow
+    me.until("Saved: left.")
+    (label,) = folder.log.labels()
+    assert (label.first if label.preference == 1 else label.second) == left and label.labeller == "ann"
+    me.until("Waiting for the next pair")
+    folder.log.add_query(folder.clip(), folder.clip(steps=3))
+    me.until("the episode ends")
+    me.press("zq")
+    assert me.end() == {"labeller": "ann", "answers": 2, "undone": 1, "labels": 1}
+    assert folder.free(), "the pair on the screen goes back"
+    me.close()
+
+
+def test_the_lease_goes_on_while_somebody_thinks_and_ends_with_the_break(folder, terminal):
+    folder.ask(1)
+    me = terminal("--lease", "2")
+    me.until("Left")
+    me.watch(3)
+    assert folder.log.lease("bob") is None
+    me.press("p")
+    me.until("A break")
+    assert folder.log.lease("bob", 0.1) is not None
+    me.watch(0.2)
+    me.press("x")
+    me.until("Which is brighter?")
+    assert not folder.free()
+    me.press("\x03")
+    assert me.end()["answers"] == 0 and folder.free()
+    me.close()
+
+
+def test_a_terminal_that_goes_away_gives_the_pair_back(folder, terminal):
+    folder.ask(1)
+    me = terminal("--idle", "1")
+    me.until("No key for 1 s")
+    assert folder.free()
+    me.press("x")
+    eventually(lambda: not folder.free())
+    me.close()
+    me.process.wait(30)
+    assert folder.free()
+
+
+def test_lines_through_a_pipe(folder):
+    """Every answer of the original, in either case, and what is none is asked again."""
+    folder.ask(6)
+    folder.log.add_query(*(folder.segments.add(Reply([{"role": "user", "content": "hello"}], text)) for text in ("hi", "go")), priority=1.0)
+    lines = "l\nL\nR\nE\n\nwhat\ns\nu\nQ\n"
+    done = subprocess.run(command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"labeller": "ann", "answers": 6, "undone": 1, "labels": 4}
+    assert "user> hello" in done.stdout and "'what' means nothing here" in done.stdout and "The conversation so far" in done.stdout
+    counts = folder.log.counts()
+    assert (counts["labels"], counts["ties"], counts["skipped"], counts["revoked"], counts["waiting"]) == (4, 1, 1, 1, 2)
+    # The end of the input is an end like any other.
+    assert subprocess.run(command(folder, "--labeller", "bob"), input="", capture_output=True, text=True, timeout=60).returncode == 0
+    assert folder.log.counts()["waiting"] == 2
+
+
+def test_who_reads_the_output_goes_away(folder):
+    folder.ask(3)
+    process = subprocess.Popen(command(folder, "--labeller", "ann"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline()
+    eventually(lambda: folder.log.counts()["leased"] == 1)
+    process.stdout.close()
+    process.stdin.write(b"l\n")
+    process.stdin.flush()
+    process.wait(30)
+    assert b"Traceback" not in process.stderr.read()
+    assert folder.log.counts()["leased"] == 0 and folder.log.counts()["labels"] == 1, "the answer counts, the next pair goes back"
+    process.stdin.close()
+    process.stderr.close()
+
+
+def test_half_blocks():
+    frame = np.zeros((2, 2, 3), np.uint8)
+    frame[0, 0], frame[1, 1] = (255, 0, 0), (0, 0, 255)
+    (row,) = half_blocks(frame, 2, 9).rows
+    assert [(cell.text, str(cell.style)) for cell in row] == [("▀", "rgb(255,0,0) on rgb(0,0,0)"), ("▀", "rgb(0,0,0) on rgb(0,0,255)")]
+    (row,) = half_blocks(np.zeros((2, 8, 3), np.uint8), 8, 9).rows
+    assert [cell.text for cell in row] == ["▀" * 8], "neighbours that are alike are one piece"
+    for height, width in ((210, 160), (84, 84), (10, 400), (400, 10)):
+        picture = half_blocks(np.zeros((height, width, 3), np.uint8), 36, 16)
+        shown = picture.width / (2 * len(picture.rows))
+        assert picture.width <= 36 and len(picture.rows) <= 16 and (0.8 < shown * height / width < 1.25 or 1 in (picture.width, len(picture.rows)))
+    grey = half_blocks(np.repeat(np.linspace(0, 255, 10, dtype=np.uint8)[None, :, None], 2, 0).repeat(3, -1), 10, 1, colours=False)
+    assert grey.rows[0][0].text == "  ░░▒▒▓▓██"
+    console = Console(width=20, file=open(os.devnull, "w"))  # noqa: SIM115
+    assert console.measure(picture).maximum == picture.width
+
+
+def test_what_cannot_be_labelled(folder, monkeypatch):
+    run = str(folder.path)
+    for config, says in (
+        (LabelConfig(), "--run: expected the folder of a run"),
+        (LabelConfig(run=f"{run}/nothing"), "--run: expected the folder of a run"),
+        (LabelConfig(run=run, lease=0.5), "at least 1 second"),
+        (LabelConfig(run=run, token="rl-wrong"), "--token: expected the token of a labeller"),
+        (LabelConfig(run=run, revoke="nobody"), "nobody"),
+        (LabelConfig(run=run, page=True), "--new_token NAME"),
+        (LabelConfig(run=run, page=True, open=True, host="0.0.0.0"), "--open: expected --host 127.0.0.1"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            main(config)
+    monkeypatch.setenv("RL_DIALOG_TOKEN", "rl-wrong")
+    with pytest.raises(ValueError, match="--token: expected"):
+        main(LabelConfig(run=run))
+
+
+def test_how_observations_look():
+    dot = drawing({"env": "moving_dot_position"})(np.zeros(2, np.float32))
+    assert dot.shape == (210, 160, 3) and dot[105, 80].tolist() == [255, 255, 255]
+    stack = np.zeros((84, 84, 4), np.uint8)
+    stack[3, 5] = (1, 2, 3, 200)
+    for settings in ({}, {"env": "pong"}, {"env": {"name": "enduro"}}):
+        assert drawing(settings)(stack)[3, 5].tolist() == [200, 200, 200]
+    with pytest.raises(ValueError, match="expected pictures"):
+        drawing({})(np.zeros(2, np.float32))
+
+
+def test_tokens_and_the_page(folder):
+    folder.ask(2)
+    made = main(LabelConfig(run=str(folder.path), new_token="ann"))
+    with pytest.raises(ValueError, match="without a token"):
+        main(LabelConfig(run=str(folder.path), new_token="ann"))
+    with subprocess.Popen(command(folder, "--page", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        ready = json.loads(process.stdout.readline())
+        client = httpx.Client(base_url=ready["ready"], headers={"Authorization": f"Bearer {made['token']}"})
+        assert ready["needs_token"] is True and client.get("/run").status_code == 200
+        query = client.post("/v1/lease", json={}).json()["query"]
+        assert client.post("/v1/answers", json={"query": query["id"], "choice": "left"}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        told = json.loads(process.stdout.read())
+        assert process.wait(30) == 0 and told["labels"] == 1 and made["token"] not in process.stderr.read()
+    line = subprocess.run(command(folder, "--token", made["token"]), input="r\nq\n", capture_output=True, text=True, timeout=60).stdout.splitlines()[
+        -1
+    ]
+    assert json.loads(line) == {"labeller": "ann", "answers": 1, "undone": 0, "labels": 2}
+    assert main(LabelConfig(run=str(folder.path), revoke="ann")) == {"labeller": "ann", "revoked": 2} and folder.log.labels() == []
