@@ -19,7 +19,11 @@ from rl_dialog.preferences.exchange import open_labels
 
 
 def talk(number, text, **said):
-    context = [{"role": "user", "content": f"what about {number}?"}, {"role": "assistant", "content": "hm", "weight": 0}, {"role": "user", "content": "so?"}]
+    context = [
+        {"role": "user", "content": f"what about {number}?"},
+        {"role": "assistant", "content": "hm", "weight": 0},
+        {"role": "user", "content": "so?"},
+    ]
     return Dialog(f"{number}:{text}", [*context, {"role": "assistant", "content": text, **said}])
 
 
@@ -91,7 +95,9 @@ def test_candidates_and_the_order_of_a_reward_model(tmp_path):
             dialogs.append(dialog)
     data(dialogs, tmp_path / "data")
     torch.manual_seed(0)
-    TextReward.new(["what about 012345? one of ours the human's another one"], hidden_size=32, vocab_size=300, max_length=64).save_pretrained(tmp_path / "m")
+    TextReward.new(["what about 012345? one of ours the human's another one"], hidden_size=32, vocab_size=300, max_length=64).save_pretrained(
+        tmp_path / "m"
+    )
     settings = {"source": "candidates", "data": str(tmp_path / "data"), "reward_model": str(tmp_path / "m")}
     assert run(tmp_path, **settings, human=False)["added"] == 6
     assert run(tmp_path, **settings, pairs_per_context=3)["added"] == 12
