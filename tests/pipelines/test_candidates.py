@@ -343,7 +343,7 @@ def test_openings_are_left_out_where_the_template_cannot_ask_for_them(world, tmp
         ({"out": ""}, "expected --out"),
         ({"splits": ("test",)}, "with train"),
         ({"similarity": "token_f"}, "Did you mean token_f1?"),
-        ({"reward_model": "nowhere/model"}, "found nothing there"),
+        ({"reward_model": "./nowhere"}, "found nothing there"),
         ({"similarity": "meteor"}, "apt-get install wordnet-base"),
         ({"threshold": float("nan")}, "a finite --threshold"),
         ({"num_candidates": 5, "do_sample": False}, "num_beams 1 for 5: set num_beams 5"),

@@ -146,7 +146,7 @@ def test_only_its_own_models_are_replaced(logs, tmp_path):
         (["--out", "x", "--logs", "LOGS", "--above", "7", "--objective", "both"], "expected good and bad replies, got 0 good ones of 160"),
         (["--out", "x", "--logs", "ALONE"], "found none among 2 rated: try --objective ratings"),
         (["--out", "x", "--logs", "BROKEN"], r"broken.jsonl.*`prepare` puts such records into quarantine"),
-        (["--out", "x", "--logs", "LOGS", "--base", "models/nowhere"], "found nothing there"),
+        (["--out", "x", "--logs", "LOGS", "--base", "./nowhere"], "found nothing there"),
     ],
 )
 def test_mistakes_are_explained(arguments, told, logs, tmp_path, monkeypatch):

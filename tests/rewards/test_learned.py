@@ -70,6 +70,6 @@ def test_prepare_wants_the_model_and_names_it(model):
     with pytest.raises(ValueError, match=r"--rewards.learned: expected the model that it asks, --scorers reward_model=DIR"):
         weights_of(PrepareConfig(rewards=weights, quiet=True))
     with pytest.raises(ValueError, match="found nothing there"):
-        weights_of(PrepareConfig(rewards=weights, scorers=("reward_model=models/nowhere",), quiet=True))
+        weights_of(PrepareConfig(rewards=weights, scorers=("reward_model=./nowhere",), quiet=True))
     with pytest.raises(ValueError, match="--label_weights: expected a classifier"):
         make_scorers([f"reward_model={model}"], label_weights={"good": 1.0})
