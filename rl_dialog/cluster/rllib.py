@@ -84,7 +84,11 @@ class PolicyTrainer:
             self.algorithm.stop()
 
     def train(self) -> dict[str, float]:
-        """One round; its metrics: `steps` so far, the loss's parts, the sampled episodes' mean outcomes. Raises RuntimeError if nothing came back."""
+        """One round. Raises RuntimeError if nothing came back.
+
+        Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended the mean `return` and `length` with the
+        environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these.
+        """
         seed = self.seed * STRIDE + self.round
         self.round += 1
         if not self.algorithm:
@@ -204,7 +208,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
     sums, counts = sampled.get("outcome", {}), sampled.get("outcomes", {})
     outcomes = {name: _number(sums[name]) / ended for name in sums if (ended := _number(counts[name])) > 0}  # NaN where none ended
-    return {"new_steps": _number(sampled["num_env_steps_sampled"]), **metrics, **outcomes}
+    return {"new_steps": _number(sampled["num_env_steps_sampled"]), "episodes": _number(counts.get("return", 0)), **metrics, **outcomes}
 
 
 def _number(value: Any) -> float:

@@ -60,6 +60,8 @@ class PPO:
             raise ValueError(f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}")
         if not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1) or min(self.clip, self.learning_rate, self.value_learning_rate) <= 0:
             raise ValueError(f"expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got {self}")
+        if self.optimizer not in ("adam", "rmsprop") or min(self.entropy_coeff, self.value_coeff, self.lr_zero_steps) < 0 or self.max_grad_norm <= 0:
+            raise ValueError(f"expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive max_grad_norm, got {self}")
 
 
 @dataclass(frozen=True)
