@@ -53,11 +53,12 @@ class PolicyTrainer:
         reward: a learned reward; by default the environment's. It is called in this process, with each batch before it is learned from; where it
             returns None the environment's rewards stay.
         workers, envs: env runner actors, and environments of each. Without workers this process samples and learns, and no Ray is started.
+        device: where the learner works and, without workers, the policy acts; workers are CPU processes.
         first_round, renew_every: the round to start with, and how often episodes start anew; 0: only in the first round.
     """
 
     def __init__(self, policy: Policy, make_envs: MakeEnvs, settings: PPO, *, reward: LearnedReward | None = None, workers: int = 1,
-                 envs: int = 64, seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
+                 envs: int = 64, device: str = "cpu", seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
         if workers < 0 or envs < 1:
             raise ValueError(f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}")
         if not workers and isinstance(settings, APPO):
@@ -73,6 +74,8 @@ class PolicyTrainer:
             config.validate()
             self.runner = VectorEnvRunner(config=config, worker_index=0)
             self.learner = config.build_learner(env=self.runner.env.unwrapped)
+            self.runner.module.network.to(device)
+        self._on_learner(lambda learner: learner.network.to(device))
         if reward:  # not by the config, which is copied and sent to the env runners
             self._on_learner(lambda learner: learner.learn_from(reward))
 
@@ -101,8 +104,8 @@ class PolicyTrainer:
         self.round += 1
         if self.algorithm:
             size = self.settings.batch_size
-            episodes = synchronous_parallel_sample(
-                worker_set=self.algorithm.env_runner_group, max_env_steps=size, _uses_new_env_runners=True, _return_metrics=False
+            episodes, _ = synchronous_parallel_sample(  # with its metrics, or the next round would count them
+                worker_set=self.algorithm.env_runner_group, max_env_steps=size, _uses_new_env_runners=True, _return_metrics=True
             )
         else:
             episodes = self.runner.sample(num_timesteps=self.settings.batch_size)
@@ -114,7 +117,9 @@ class PolicyTrainer:
     def policy(self) -> Policy:
         """A copy of the policy as it is now."""
         found = self.kind(self.shape)
-        found.load_state_dict(self._on_learner(lambda each: {name: value.clone() for name, value in each.network.state_dict().items()}))
+        found.load_state_dict(
+            self._on_learner(lambda each: {name: value.detach().cpu().clone() for name, value in each.network.state_dict().items()})
+        )
         return found.eval()
 
     def save(self, directory: Path) -> None:

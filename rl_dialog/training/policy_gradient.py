@@ -112,6 +112,12 @@ class APPO(PPO):
             raise ValueError(f"expected a fragment of at least 1 turn, got {self.fragment}")
 
 
+# What MovingDot and Atari games start from. With few numbers to see, steps are dear and updates cheap; envs: 16, 32 and 16 of them.
+POSITION = PPO(batch_size=1600, gamma=0.9, gae_lambda=0.9, entropy_coeff=0.01, learning_rate=3e-3, max_grad_norm=0.5)
+FEATURES = PPO(entropy_coeff=0.01, value_learning_rate=1e-3, max_grad_norm=0.5)
+PIXELS = PPO(batch_size=1024, clip=0.1, entropy_coeff=0.01, learning_rate=2.5e-4, value_coeff=0.5, max_grad_norm=0.5)
+
+
 def generalised_advantages(
     rewards: Sequence[np.ndarray], values: Sequence[np.ndarray], terminated: Sequence[bool], *, gamma: float, gae_lambda: float
 ) -> list[np.ndarray]:

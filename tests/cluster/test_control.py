@@ -149,3 +149,41 @@ def test_it_learns():
     with trainer(PPO(batch_size=600, minibatch_size=100, passes=4, learning_rate=3e-3, value_learning_rate=3e-3, gamma=0.9), envs=30) as each:
         returns = [each.train()["return"] for _ in range(10)]
     assert np.mean(returns[-3:]) > 3 * max(returns[0], 8), returns
+
+
+@pytest.mark.gpu
+def test_it_learns_on_an_accelerator():
+    with trainer(PPO(**SMALL), device="cuda") as each:
+        before = weights(each)
+        assert np.isfinite(list(each.train().values())).all() and not same(before, weights(each))
+
+
+@pytest.mark.slow
+def test_two_workers_sample_learn_and_go_on(tmp_path):
+    """With Ray: frozen sampling, trajectories of both workers, and a resumed run that is the uninterrupted one."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    try:
+        shape = {"workers": 2, "envs": 2, "renew_every": 2}
+        told = []
+        with trainer(**shape, reward=lambda trajectories: told.extend(trajectories)) as whole:
+            before = weights(whole)
+            found = whole.sample()
+            assert same(before, weights(whole)) and whole.steps == 0 and {each.worker for each in found} == {1, 2}
+            assert sum(len(each.actions) for each in found) >= 120 and not told
+            whole.train()
+            assert {(each.worker, each.env) for each in told} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+            assert whole.steps == sum(len(each.actions) for each in told)
+        with trainer(PPO(**SMALL, lr_zero_steps=1000), **shape) as whole:
+            expected, wanted = [whole.train() for _ in range(4)], weights(whole)
+        with trainer(PPO(**SMALL, lr_zero_steps=1000), **shape) as half:
+            half.train(), half.train()
+            half.save(tmp_path / "trainer")
+            half.policy().save_pretrained(tmp_path)
+        policy = ControlPolicy.from_pretrained(tmp_path)
+        with trainer(PPO(**SMALL, lr_zero_steps=1000), policy=policy, first_round=2, **shape) as rest:
+            rest.load(tmp_path / "trainer")
+            assert [rest.train(), rest.train()] == expected[2:] and same(weights(rest), wanted)
+    finally:
+        ray.shutdown()
