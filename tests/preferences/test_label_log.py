@@ -418,7 +418,7 @@ def test_who_skips_leaves_the_label_to_the_second_opinion(open_log):
     log = open_log(overlap=1.0)
     ask(log, 1)
     answer(log, "ann", "skip")
-    assert log.labels() == [] and log.counts()["second_opinions"] == 1
+    assert log.labels() == [] and log.counts()["second_opinions"] == 1 and log.lease("ann") is None
     label = answer(log, "bob")
     assert log.labels() == [label] and log.counts() | {"skipped": 1, "labels": 1} == log.counts()
 
