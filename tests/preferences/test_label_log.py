@@ -391,6 +391,30 @@ def test_a_log_and_a_store_of_chats_share_a_database(store_url):
     assert Store(store_url, create=False).counts()["chats"] == 0
 
 
+@pytest.mark.postgres
+def test_a_lost_connection_is_made_anew(postgres_url):
+    log, admin = LabelLog(postgres_url), LabelLog(postgres_url)
+    ask(log, 2)
+    label = answer(log, "ann")
+    with admin._engine.begin() as connection:
+        connection.execute(sqlalchemy.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"))
+    assert log.answer(label.query, "ann", "left") == label and answer(log, "ann").number == 2
+    log.close()
+    admin.close()
+
+
+def test_a_writer_that_hangs_stops_the_others_with_an_error(open_log, monkeypatch):
+    for module in ("data.database", "preferences.label_log"):
+        monkeypatch.setattr(f"rl_dialog.{module}.WAIT", 0.5)
+    log, hanging = open_log(), open_log()
+    ask(log, 1)
+    with hanging._writing():
+        assert log.counts()["waiting"] == 1  # readers never wait
+        with pytest.raises(sqlalchemy.exc.OperationalError, match="locked|lock timeout"):
+            log.lease("ann")
+    assert log.lease("ann") is not None
+
+
 def test_a_share_is_a_share(tmp_path):
     for given in ({"overlap": -0.1}, {"validation": 1.5}):
         with pytest.raises(ValueError, match="expected a share from 0 to 1"):
