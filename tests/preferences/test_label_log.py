@@ -323,7 +323,7 @@ def test_undo_races_with_leases(open_log, clock):
 
     def work(log, name):
         try:
-            for _ in range(12):
+            for _ in range(6):
                 if query := log.lease(name):
                     hold_and_answer(log, query, name, "left")
                 if query := log.undo(name):
