@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from rl_dialog.preferences.frames import draw_pixels, sheet
-from rl_dialog.preferences.page.app import STATIC
-from rl_dialog.preferences.page.server import PageLabellers, PageServer
+from rl_dialog.preferences.page.app import STATIC, create_page
+from rl_dialog.preferences.page.server import PageServer
 
 TEXT = re.compile(r"<script(?![^>]*src=)|\son\w+=|\sstyle=|<style|javascript:")
 
@@ -332,9 +332,9 @@ def test_a_segment_that_is_gone_costs_one_pair_only(page, labelled_run):
 
 
 def test_a_server_says_where_it_is_and_what_is_wrong(labelled_run):
-    role = PageLabellers(labelled_run.log, labelled_run.segments, labeller="me")
+    role = PageServer(create_page(labelled_run.log, labelled_run.segments, labeller="me"))
     try:
-        assert httpx.get(f"{role.url}/health").status_code == 200 and role.step() == {"answered": 0}
+        assert httpx.get(f"{role.url}/health").status_code == 200 and role.step() == {"url": role.url}
         with pytest.raises(ValueError, match="free port"):
             PageServer(None, port=int(role.url.rsplit(":", 1)[1]))
         with pytest.raises(ValueError, match="address of this machine"):
