@@ -149,6 +149,7 @@ def test_keys_in_a_terminal(folder, terminal):
     me.close()
 
 
+@pytest.mark.slow
 def test_the_lease_goes_on_while_somebody_thinks_and_ends_with_the_break(folder, terminal):
     folder.ask(1)
     me = terminal("--lease", "2")
