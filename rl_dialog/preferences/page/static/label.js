@@ -96,7 +96,7 @@ function entry(query) {
   return { query, pictures: pictures(query) };
 }
 
-/** The pictures of both sides; tried again until they are there. */
+/** The pictures of both sides; tried again until they are there. A pair whose pictures the server does not have is put aside; its lease just ends. */
 async function pictures(query) {
   if (query.left.kind !== "clip") return [];
   for (;;) {
@@ -105,9 +105,17 @@ async function pictures(query) {
     } catch (error) {
       if (!state.queue.some((one) => one.query === query)) return [];
       notice(`A clip could not be loaded: ${error.message}`);
+      if (error.status) return putAside(query);
       await pause(2);
     }
   }
+}
+
+function putAside(query) {
+  state.queue = state.queue.filter((one) => one.query !== query);
+  present();
+  fill();
+  return [];
 }
 
 /** While somebody is there, the leases go on; when nobody is, the pairs go back for others. */
@@ -406,10 +414,11 @@ function numberOf(name, value) {
 }
 
 $("leave").addEventListener("click", () => {
+  $("me-dialog").close();
+  if (outbox.size) return notice("Your last answers are not saved yet: wait a moment, then leave.");
   giveBack({ keepalive: true });
-  for (const name of ["token", "queue", "outbox"]) kept.drop(name);
+  for (const name of ["token", "queue"]) kept.drop(name);
   state.queue = [];
-  outbox.operations = [];
   location.reload();
 });
 
