@@ -9,6 +9,7 @@ Differences are to the first folder's policy. rl_dialog/evaluation/task_dialogs.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,14 @@ def main(config: AnalyseConfig) -> dict[str, Any]:
         raise ValueError("expected --out: a folder for the report")
     if config.replicates < 1:
         raise ValueError(f"expected --replicates of at least 1, got {config.replicates}")
-    comparison = compare_tasks(_read(config.simulated), replicates=config.replicates, seed=config.seed)
+    found = _read(config.simulated)
+    options = {name: _options(Path(folder)) for name, (folder, _) in found.items()}
+    comparison = compare_tasks(found, options=options, replicates=config.replicates, seed=config.seed)
     paths = write_task_report(comparison, Path(config.out))
     if not config.quiet:
         console = Console(highlight=False, width=None if Console().is_terminal else 150)
+        if comparison.other_options:
+            console.print(comparison.other_options, markup=False)
         for section in sections(comparison):
             if section.table and section.title in ("Measures", "Difference", "Domains", "Why dialogs fail", "Missed bookings", "Loops"):
                 table = ShownTable(*section.table.columns, title=section.title)
@@ -71,6 +76,12 @@ def _read(folders: tuple[str, ...]) -> dict[str, tuple[str, list[Any]]]:
             raise ValueError(f"--simulated: two folders are called {name}; name them: a={found[name][0]} b={folder}")
         found[name] = folder, read_task_dialogs(path)
     return found
+
+
+def _options(folder: Path) -> dict[str, Any] | None:
+    """The user options of a run that are not the defaults; None where its results do not tell them."""
+    path = folder / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("options") if path.is_file() else None
 
 
 def _triple(value: Any) -> list[float | None] | None:

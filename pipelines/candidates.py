@@ -33,7 +33,17 @@ from transformers.utils import logging as transformers_logging
 
 from pipelines.prepare import PrepareConfig
 from pipelines.prepare import main as prepare
-from rl_dialog.cluster.candidates import Drawing, Keys, describe_drawing, figures_of, generate_and_score, is_current, write_contexts, write_dialogs
+from rl_dialog.cluster.candidates import (
+    Drawing,
+    Keys,
+    Scoring,
+    describe_drawing,
+    figures_of,
+    generate_and_score,
+    is_current,
+    write_contexts,
+    write_dialogs,
+)
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import run, save_config
 from rl_dialog.data.files import write_json
@@ -42,10 +52,12 @@ from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.data.tokenize import TemplateError, encode_prompt, load_tokenizer
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import REWARDS
 from rl_dialog.rewards.similarity import similarity
 
-VERSION = 1  # of what is kept in candidates/: another one is not used again
+VERSION = 1  # of the texts kept in candidates/: another one is not used again
+SCORED = 2  # the same of their scores
 KEY = "key.json"
 NOT_THE_MODEL = ("README.md", "metrics.json")  # files of a checkpoint that change no text
 
@@ -74,8 +86,10 @@ class CandidatesConfig(Decoding):
     """what a reply earns: token_f1, chrf, bleu, meteor, embedding, bert_score or bleurt (rl_dialog/rewards/README.md)"""
     similarity_path: str = ""
     """the WordNet folder, encoder or BLEURT checkpoint of the similarities that need one"""
+    reward_model: str = ""
+    """a model of `fit_reward`: what it says of a reply is the reward, of the human's reply too, and the similarity is reported beside it"""
     threshold: float | None = None
-    """reward 1 above this similarity and 0 otherwise; by default the similarity is the reward"""
+    """reward 1 above this similarity (or score of the reward model) and 0 otherwise; by default the similarity (or score) is the reward"""
     max_length: int = 1024
     """longest row in tokens of the data that is written, less where the policy has fewer positions; contexts are cut on the left"""
     shard_contexts: int = 256
@@ -118,8 +132,8 @@ def main(config: CandidatesConfig) -> dict[str, Any]:
         started = time.perf_counter()
         with _progress(total, kept, config.quiet) as progress:
             pools = {"generators": config.num_generators, "scorers": config.num_scorers, "use_gpu": config.use_gpu}
-            score = (config.similarity, _similarity_path(config))
-            fresh = generate_and_score(work, files, drawing, keys, score=score, **pools, progress=progress)
+            scoring = Scoring(config.similarity, _similarity_path(config), _reward_model(config))
+            fresh = generate_and_score(work, files, drawing, keys, scoring=scoring, **pools, progress=progress)
         seconds = time.perf_counter() - started
         if not config.quiet:
             print(f"{total:,} contexts answered; writing training data")
@@ -128,7 +142,7 @@ def main(config: CandidatesConfig) -> dict[str, Any]:
         prepared = prepare(_prepare_config(config, work, policy))
     figures = _figures(work, files, config.num_candidates) | {"skipped": plan["skipped"]}
     about = {"data": config.data, "policy": config.policy, "generator": generator, "keys": asdict(keys), "ingredients": ingredients}
-    settings = {"similarity": config.similarity, "similarity_path": config.similarity_path, "threshold": config.threshold}
+    settings = {name: getattr(config, name) for name in ("similarity", "similarity_path", "reward_model", "threshold")}
     _publish(work / "prepared", out, about | settings | figures)
     save_config(config, out / "candidates.yaml")
     speed = {"generated_contexts": fresh, "contexts_per_s": round(fresh / seconds, 2) if fresh else None}
@@ -156,6 +170,8 @@ def _check(config: CandidatesConfig) -> None:
             raise ValueError(f"expected --{name} of at least {least}, got {value}")
     check_draws(_decoding(config), count=config.num_candidates, tries=config.tries)
     similarity(config.similarity, path=_similarity_path(config))
+    if config.reward_model:
+        TextReward.from_pretrained(_reward_model(config))
     load_manifest(config.data)
     _check_vocabulary(Path(resolve(config.policy)))
 
@@ -187,7 +203,11 @@ def _ingredients(config: CandidatesConfig, drawing: Drawing) -> dict[str, Any]:
     texts = {"version": VERSION, "model": _fingerprints(Path(drawing.policy)), "data": {s: _sha256(Path(config.data) / s) for s in shards}}
     path = _similarity_path(config)
     read = _fingerprints(Path(path)) if Path(path).is_dir() and path else path
-    found = {"texts": texts | {"settings": settings}, "scores": {"version": VERSION, "similarity": config.similarity, "path": read}}
+    scores = {"version": SCORED, "similarity": config.similarity, "path": read}
+    if config.reward_model:
+        model = Path(config.reward_model)
+        scores["reward_model"] = _fingerprints(model) if model.is_dir() else config.reward_model
+    found = {"texts": texts | {"settings": settings}, "scores": scores}
     return json.loads(json.dumps(found))  # as it is read back
 
 
@@ -198,6 +218,11 @@ def _similarity_path(config: CandidatesConfig) -> str:
         return config.similarity_path
     is_run = (path / "best").is_file() or (path / "latest").is_file()
     return str(Path(resolve(path) if is_run else path).absolute())
+
+
+def _reward_model(config: CandidatesConfig) -> str:
+    """Absolute where it is a folder, because workers do not share the driver's working directory."""
+    return str(Path(config.reward_model).absolute()) if config.reward_model and Path(config.reward_model).is_dir() else config.reward_model
 
 
 def _fingerprints(directory: Path) -> dict[str, str]:
@@ -303,7 +328,9 @@ def _figures(work: Path, files: Sequence[str], count: int) -> dict[str, Any]:
     totals = {name: sum(shard[name] for shard in shards) for name in ("contexts", "candidates", "duplicates", "empty", "unfinished")}
     similarity = sum(shard["similarity"] for shard in shards) / totals["candidates"] if totals["candidates"] else None
     missing = totals["contexts"] * count - totals["candidates"]
-    return {**totals, "missing": missing, "mean_similarity": None if similarity is None else round(similarity, 4)}
+    found = {**totals, "missing": missing, "mean_similarity": None if similarity is None else round(similarity, 4)}
+    learned = [shard["learned"] for shard in shards if shard["learned"] is not None]
+    return found | ({"mean_learned": round(sum(learned) / totals["candidates"], 4)} if learned and totals["candidates"] else {})
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from envs.multiwoz.rollout import Respond
 from envs.multiwoz.templates import Speaker
 from pipelines.simulate import measure, table
 from pipelines.simulate_play import responder
-from rl_dialog.config import run, save_config
+from rl_dialog.config import changed, run, save_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.evaluation.generation import Decoding, stream
 
@@ -89,9 +89,10 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     }
     began = time.perf_counter()
     policy = responder(config.system, simulator)
-    if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts"):
+    if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual"):
         raise ValueError(
-            "--placeholders, --mistakes, --nlu acts: expected with --system rule or a task policy, a language model writes its own words"
+            "--placeholders, --mistakes, --nlu acts, --templates auto_manual: expected with --system rule or a task policy; a language model writes "
+            "its own words, and hears those that its logs were made of"
         )
     met = _checkpoint_meetings(config, simulator, readers) if policy is None else _module_meetings(config, simulator, readers, policy)
     meetings = list(tqdm(met, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
@@ -103,7 +104,8 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     notes = config.placeholders or policy is None
     if meetings[0].user.turns[0].text is not None:
         write_jsonl((Dialog.from_record(record(meeting, simulator, notes=notes)) for meeting in meetings), out / "dialogs.jsonl")
-    results = {"world": simulator.world.source, "system": config.system, "episodes": config.episodes, "seed": config.seed, "figures": figures}
+    about = {"world": simulator.world.source, "system": config.system, "episodes": config.episodes, "seed": config.seed}
+    results = {**about, "options": changed(config.options), "figures": figures}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     save_config(config, out / "converse.yaml")
     if not config.quiet:

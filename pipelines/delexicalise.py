@@ -5,7 +5,8 @@
 
 A reply's annotated values become placeholders, `[hotel_name] is in the [hotel_area]`; before it stands what the tracker makes of the user's annotated
 acts. Nobody rated these dialogs: a reply earns -1, and the last one +80 when by the annotations every slot that the goal asks for was told and every
-booking got a reference, else -40. Dialogs without annotations or without a goal are counted and left out.
+booking got a reference, else -40. Dialogs without annotations or without a goal are counted and left out; records that cannot be read are counted
+and go to quarantine.jsonl.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from envs.multiwoz.acts import GOAL_DOMAIN, GOAL_SLOT, Acts
 from envs.multiwoz.environment import FAILURE, SUCCESS, TURN
 from envs.multiwoz.lexical import PLACES, note, placeholder
 from envs.multiwoz.tracker import DialogState
-from pipelines.fit_nlu import acts_of
+from pipelines.fit_nlu import acts_of, read_logs, write_quarantine
 from rl_dialog.config import run, save_config
 from rl_dialog.data.labelled import located
-from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import Dialog, write_jsonl
 
 
@@ -37,7 +37,7 @@ class DelexicaliseConfig:
     world: str = ""
     """folder with MultiWOZ's files, whose databases the notes are about"""
     out: str = ""
-    """folder for dialogs.jsonl; an earlier one there is replaced"""
+    """folder for dialogs.jsonl and quarantine.jsonl; earlier ones there are replaced"""
     quiet: bool = False
     """print only the JSON line"""
 
@@ -48,20 +48,19 @@ def main(config: DelexicaliseConfig) -> dict[str, Any]:
         if not getattr(config, name):
             raise ValueError(f"expected --{name}, got none")
     simulator = Simulator(load_world(config.world), Options())
-    logs, bad, _ = find_logs(config.logs)
-    items = [*bad, *(item for log in logs for item in read_log(log))]
-    if broken := [item for item in items if isinstance(item, Bad)]:
-        raise ValueError(f"{broken[0].file} {broken[0].where}: {broken[0].reason}")
-    found = [delexicalised(item, simulator) for item in tqdm(items, unit="dialog", disable=True if config.quiet else None)]
+    given, bad = read_logs(config.logs)
+    found = [delexicalised(dialog, simulator) for dialog in tqdm(given, unit="dialog", disable=True if config.quiet else None)]
     dialogs = [dialog for dialog in found if dialog is not None]
     if not dialogs:
-        raise ValueError(f"expected dialogs with acts and goals, found none in {', '.join(config.logs)}")
+        why = f"; the first of {len(bad)} records that cannot be read is {bad[0]}" if bad else ""
+        raise ValueError(f"expected dialogs with acts and goals, found none in {', '.join(config.logs)}{why}")
     out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    write_quarantine(bad, out)
     write_jsonl(dialogs, out / "dialogs.jsonl")
     save_config(config, out / "delexicalise.yaml")
     ends = Counter(dialog.meta["outcome"]["success"] for dialog in dialogs)
-    figures = {"dialogs": len(dialogs), "left_out": len(found) - len(dialogs), "success": round(ends[True] / len(dialogs), 4)}
+    counts = {"dialogs": len(dialogs), "left_out": len(found) - len(dialogs), "quarantined": len(bad)}
+    figures = {**counts, "success": round(ends[True] / len(dialogs), 4)}
     return {**figures, "replies": sum(len(dialog.replies) for dialog in dialogs), "out": str(out / "dialogs.jsonl")}
 
 

@@ -37,6 +37,7 @@ from rl_dialog.evaluation.summary import Group, RunResult, as_json, baseline_of,
 from rl_dialog.models.checkpoint import method_name, read_method
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import REWARDS, choose_rewards
+from rl_dialog.rewards.scorers import make_scorers
 
 MakeEnv = Callable[[], Any]
 Player = Callable[[Policy, Any, str, float | None], list[Episode]]  # policy, tokenizer, its checkpoint and beta -> the episodes it played
@@ -144,7 +145,11 @@ def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | N
     if held_out:
         score_held_out(result, policy, tokenizer, held_out, config)
     trained = [name for name in held_out.trained if name in REWARDS] if held_out else []
-    result.score(choose_rewards([*trained, *config.rewards]))
+    scorers = make_scorers([f"reward_model={config.reward_model}"] if config.reward_model else [])
+    asked = ["learned"] if config.reward_model else []
+    if "learned" in trained and not asked:
+        result.notes["learned"] = "the reward model that the data was prepared with is not known here: --reward_model"
+    result.score(choose_rewards([*trained, *config.rewards, *asked], scorers=scorers))
     return result
 
 

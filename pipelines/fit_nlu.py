@@ -5,15 +5,16 @@
     python -m pipelines.fit_nlu --out models/nlu --logs DIR/val.json.zip --encoder bert-base-uncased      a pretrained encoder
 
 `converse --nlu models/nlu` lets simulated users and systems read with it. Precision, recall and F1 on held-out dialogs, for both sides and each of
-their intents, go to metrics.json. The model is described in rl_dialog/models/nlu.py.
+their intents, go to metrics.json, records of the logs that cannot be read to quarantine.jsonl. The model is described in rl_dialog/models/nlu.py.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +93,13 @@ def main(config: FitNluConfig) -> dict[str, Any]:
     _check(config)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    sources = {"logs": list(logged_turns(config.logs))} if config.logs else {}
+    dialogs, bad = read_logs(config.logs)
+    sources = {"logs": logged_turns(dialogs)} if config.logs else {}
+    if config.logs and not sources["logs"]:
+        why = f"; the first of {len(bad)} records that cannot be read is {bad[0]}" if bad else ""
+        raise ValueError(
+            f"expected dialogs with acts (MultiWOZ's annotations, or what `simulate` wrote), found none in {', '.join(config.logs)}{why}"
+        )
     count = (0 if config.logs else 1000) if config.simulated is None else config.simulated
     if count:
         sources["simulated"] = list(simulated_turns(load_world(config.world), count, templates=config.templates, seed=SIMULATED_SEED + config.seed))
@@ -108,6 +115,7 @@ def main(config: FitNluConfig) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     nlu.save(config.out)
     save_config(config, Path(config.out) / "fit_nlu.yaml")
+    write_quarantine(bad, Path(config.out))
     nlu = load_nlu(config.out)  # what is judged is what was saved
     figures = {name: judge(nlu, part) for name, part in held_out.items() if part}
     sizes = {"turns": len(turns), "tags": len(labels.tags), "acts": len(labels.acts), "parameters": sum(p.numel() for p in nlu.parameters())}
@@ -115,21 +123,25 @@ def main(config: FitNluConfig) -> dict[str, Any]:
     if not config.quiet:
         print(table(figures), flush=True)
     headline = {f"{name}_{side}_f1": figures[name][side]["f1"] for name in figures for side in ("user", "system") if side in figures[name]}
-    return {"out": config.out, **headline, **sizes, "seconds": round(seconds, 1)}
+    return {"out": config.out, **headline, **sizes, "quarantined": len(bad), "seconds": round(seconds, 1)}
 
 
-def logged_turns(paths: Iterable[str]) -> Iterator[LabelledTurn]:
-    """The annotated turns of logs. Raises ValueError for logs that cannot be read or have no acts."""
+def read_logs(paths: Iterable[str | Path]) -> tuple[list[Dialog], list[Bad]]:
+    """The dialogs of logs, and what could not be read. Raises ValueError for paths where there is nothing."""
     logs, bad, _ = find_logs([str(path) for path in paths])
-    found = 0
-    for item in [*bad, *(item for log in logs for item in read_log(log))]:
-        if isinstance(item, Bad):
-            raise ValueError(f"{item.file} {item.where}: {item.reason}")
-        for turn in turns_of(item):
-            found += 1
-            yield turn
-    if not found:
-        raise ValueError(f"expected dialogs with acts (MultiWOZ's annotations, or what `simulate` wrote), found none in {', '.join(map(str, paths))}")
+    items = [item for log in logs for item in read_log(log)]
+    return [item for item in items if isinstance(item, Dialog)], [*bad, *(item for item in items if isinstance(item, Bad))]
+
+
+def write_quarantine(bad: Sequence[Bad], out: Path) -> None:
+    """What could not be read, one record per line, in quarantine.jsonl; an earlier one there is replaced."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "quarantine.jsonl").write_text("".join(json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in bad), encoding="utf-8")
+
+
+def logged_turns(dialogs: Iterable[Dialog]) -> list[LabelledTurn]:
+    """The annotated turns of dialogs."""
+    return [turn for dialog in dialogs for turn in turns_of(dialog)]
 
 
 def turns_of(dialog: Dialog) -> Iterator[LabelledTurn]:

@@ -131,7 +131,7 @@ class PreferConfig:
     """the rate of the other labels as the policy learns"""
     schedule_scale: float | None = None
     """steps after which the hyperbolic rate has halved; by default all steps"""
-    max_staleness: int = 0
+    max_staleness: int = 20
     """labels that the reward in use may not know yet before the policy waits; 0: it never waits"""
     envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
     """environments, of each worker"""
@@ -345,7 +345,7 @@ def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
     if not teacher.version:
         raise ValueError(f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them")
-    return {**{name: metrics[name] for name in ("loss", "validation_accuracy", "labels") if name in metrics}, **_latest(out)}
+    return {**{name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics}, **_latest(out)}
 
 
 def _original(config: PreferConfig, out: Path) -> dict[str, Any]:

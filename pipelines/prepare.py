@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from pipelines.prepare_rewards import fit, given_normalisers, kinds_of, label_weights_of, reward_figures, reward_tables, scorer_names, weights_of
 from rl_dialog.cluster.data import connect, peak_kib
-from rl_dialog.cluster.scoring import WORK, Scored, Scoring, describe, fingerprint, score_logs
+from rl_dialog.cluster.scoring import WORK, Scored, Scoring, fingerprint, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.config import run, save_config, to_dict
 from rl_dialog.data.database import database_url, shown_url
@@ -257,9 +257,9 @@ def _check(config: PrepareConfig) -> None:
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
     if config.strict and bad:
-        raise ValueError(f"{describe(bad[0])} (a strict run stops at the first bad file)")
+        raise ValueError(f"{bad[0]} (a strict run stops at the first bad file)")
     if not logs:
-        reason = f"; the first of {len(bad)} bad files is {describe(bad[0])}" if bad else ""
+        reason = f"; the first of {len(bad)} bad files is {bad[0]}" if bad else ""
         raise ValueError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and config.overwrite:
@@ -271,7 +271,7 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
     if not total:
         silent = sum(count["no_reply"] for count in scored.counts.values())
         quarantined = len(bad) + sum(count["quarantined"] for count in scored.counts.values())
-        first = scored.first_bad or (describe(bad[0]) if bad else "")
+        first = scored.first_bad or (str(bad[0]) if bad else "")
         reason = f"; the first quarantined one is {first}" if first else ""
         raise ValueError(f"expected at least one dialog with an assistant reply, got {silent} without a reply and {quarantined} quarantined{reason}")
     if not scored.dialogs["train"]:

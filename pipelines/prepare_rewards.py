@@ -39,8 +39,10 @@ def weights_of(config: PrepareConfig) -> dict[str, float]:
     for name, weight in weights.items():
         if not math.isfinite(weight):
             raise ValueError(f"expected a finite weight for --rewards.{name}, got {weight}")
-    choose_rewards(weights, compat=config.compat)
-    make_scorers(config.scorers, label_weights=label_weights_of(config))
+    scorers = make_scorers(config.scorers, label_weights=label_weights_of(config))
+    choose_rewards(weights, compat=config.compat, scorers=scorers)
+    if "learned" in weights and scorers["reward_model"] is BUILT_IN["reward_model"]:
+        raise ValueError("--rewards.learned: expected the model that it asks, --scorers reward_model=DIR (pipelines.fit_reward makes one)")
     return weights
 
 

@@ -32,7 +32,7 @@ from envs.multiwoz.rollout import Played, dialog_record, transcripts_hash
 from envs.multiwoz.templates import Speaker
 from pipelines.simulate_play import Player, conversations
 from pipelines.simulate_train import TrainingConfig, train
-from rl_dialog.config import run, save_config
+from rl_dialog.config import changed, run, save_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 
@@ -67,7 +67,7 @@ def main(config: SimulateConfig) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     write_jsonl((Dialog.from_record(dialog_record(each, speakers)) for each in played), out / "dialogs.jsonl")
     results = {"world": world.source, "policy": config.policy, "episodes": config.episodes, "seed": config.seed, **trained, "figures": figures}
-    results["transcripts"] = transcripts_hash(played)
+    results |= {"options": changed(options), "transcripts": transcripts_hash(played)}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     save_config(config, out / "simulate.yaml")
     if not config.quiet:

@@ -222,6 +222,7 @@ class _Run:
         self.best, self.best_success, self.epoch = "", -1.0, 0
         if config.policy not in ("mle", "rule") and out.name != "imitation":
             self.of["settings"] = json.loads(json.dumps(asdict(config.method)))
+            self.of |= {name: getattr(config, name) for name in ("envs", "eval_every", "eval_episodes")}  # conversations start anew every eval_every
         if config.resume and (out / "latest").is_file():
             self._continue()
 

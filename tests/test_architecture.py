@@ -16,9 +16,9 @@ OURS = ("rl_dialog", "envs", "pipelines")
 ALLOWED = {
     "config": set(),
     "data": {"config"},
-    "rewards": {"config", "data"},
     "methods": {"config", "data"},
     "models": {"config", "data", "methods"},
+    "rewards": {"config", "data", "models"},  # a learned reward is a model
     "training": {"config", "data", "methods", "models"},
     "evaluation": {"config", "data", "rewards", "methods", "models", "training"},
     "preferences": {"config", "data", "rewards", "methods", "models", "training"},

@@ -3,6 +3,7 @@
     driver       data directory -> contexts/train-00000.parquet    what was said before a reply, and the human's reply: a Dialog each
     Generator    contexts       -> texts/train-00000.parquet       the human's reply and the policy's, distinct  (key: model, data, settings)
     Scorer       texts          -> train-00000.parquet             with a similarity to the human's reply        (key: texts, similarity)
+                                                                   and what a reward model says of it, if asked  (and the model)
     tasks        scores         -> dialogs/train-00000.parquet     a Dialog per candidate, its reward thresholded (not kept)
 
 A shard is written whole or not at all and carries its key, so a killed run goes on with the missing shards, another similarity scores the same
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # importing it takes torch, which a scorer and the tasks can 
 
 CONTEXTS = ARROW_SCHEMA.append(pa.field("number", pa.int64()))  # number: which reply of its split, counted from 0
 TEXTS = pa.schema([("context", pa.string()), ("candidate", pa.int32()), ("text", pa.string()), ("finished", pa.bool_())])
-SCORES = TEXTS.append(pa.field("similarity", pa.float64()))
+SCORES = TEXTS.append(pa.field("similarity", pa.float64())).append(pa.field("learned", pa.float64()))  # learned: null without a reward model
 KEY, SUMMARY = b"rl_dialog.key", b"rl_dialog.summary"  # in a shard's metadata
 
 PLAN = pa.schema([("file", pa.string())])
@@ -50,6 +51,15 @@ class Drawing:
     seed: int
     batch_size: int
     device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How candidates are scored."""
+
+    similarity: str
+    path: str = ""  # of the similarity's model
+    reward_model: str = ""  # a directory that `fit_reward` wrote: what a reply earns, instead of its similarity
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ def generate_and_score(
     drawing: Drawing,
     keys: Keys,
     *,
-    score: tuple[str, str],
+    scoring: Scoring,
     generators: int | None = None,
     scorers: int | None = None,
     use_gpu: bool = False,
@@ -109,7 +119,7 @@ def generate_and_score(
         arguments = {"folder": str(folder), "drawing": drawing, "key": keys.texts}
         gpu = {"num_gpus": 1} if use_gpu else {}
         shards = shards.map_batches(Generator, compute=pool(generators, len(missing)), fn_constructor_kwargs=arguments, **settings, **gpu)
-    arguments = {"folder": str(folder), "score": score, "keys": keys}
+    arguments = {"folder": str(folder), "scoring": scoring, "keys": keys}
     shards = shards.map_batches(Scorer, compute=pool(scorers, len(waiting)), fn_constructor_kwargs=arguments, **settings)
     fresh = 0
     with errors_of_workers():
@@ -165,15 +175,18 @@ class Generator:
 
 
 class Scorer:
-    """An actor that compares the candidates of a shard with the human's replies."""
+    """An actor that compares the candidates of a shard with the human's replies, and asks the reward model."""
 
-    def __init__(self, folder: str, score: tuple[str, str], keys: Keys) -> None:
-        name, path = score
-        self.folder, self.keys, self.similarity = Path(folder), keys, similarity(name, path=path)
-        if path:
+    def __init__(self, folder: str, scoring: Scoring, keys: Keys) -> None:
+        self.folder, self.keys, self.similarity, self.reward_model = Path(folder), keys, similarity(scoring.similarity, path=scoring.path), None
+        if scoring.path or scoring.reward_model:
             import torch
 
             torch.set_num_threads(1)
+        if scoring.reward_model:
+            from rl_dialog.models.text_reward import TextReward
+
+            self.reward_model = TextReward.from_pretrained(scoring.reward_model)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         [row] = table.to_pylist()
@@ -184,14 +197,20 @@ class Scorer:
         generated = [r for r in rows if r["candidate"]]
         found = self.similarity([r["text"] for r in generated], [humans[r["context"]] for r in generated])
         for r in rows:
-            r["similarity"] = 1.0  # the human's own
+            r["similarity"], r["learned"] = 1.0, None  # the human's own
         for r, value in zip(generated, found, strict=True):
             r["similarity"] = value
+        if self.reward_model:
+            contexts = {c["id"]: Dialog.from_row(c).messages[:-1] for c in pq.read_table(self.folder / "contexts" / row["file"]).to_pylist()}
+            said = ([*contexts[r["context"]], {"role": "assistant", "content": r["text"]}] for r in rows)
+            for r, value in zip(rows, self.reward_model.score(said), strict=True):
+                r["learned"] = value
         figures |= {
             "candidates": len(generated),
             "empty": sum(not r["text"] for r in generated),
             "unfinished": sum(not r["finished"] for r in generated),
             "similarity": sum(found),
+            "learned": sum(r["learned"] for r in generated) if self.reward_model else None,
         }
         write_shard(pa.Table.from_pylist(rows, SCORES), self.folder / row["file"], self.keys.scores, figures)
         return pa.Table.from_pylist([{"file": row["file"], "contexts": figures["contexts"]}], DONE)
@@ -221,13 +240,19 @@ def _dialogs_of_shard(table: pa.Table, *, folder: str, name: str, threshold: flo
 def candidate_dialog(context: dict[str, Any], candidate: dict[str, Any], *, name: str, threshold: float | None, generator: str) -> Dialog:
     """A row of CONTEXTS and a row of SCORES to the Dialog that training reads: the context, never trained on, and the candidate with its reward."""
     dialog, k = Dialog.from_row(context), candidate["candidate"]
-    reply = {"role": "assistant", "content": candidate["text"], "reward": reward_of(candidate, threshold), "rewards": {name: candidate["similarity"]}}
+    rewards = {name: candidate["similarity"]} | ({} if candidate["learned"] is None else {"learned": candidate["learned"]})
+    reply = {"role": "assistant", "content": candidate["text"], "reward": reward_of(candidate, threshold), "rewards": rewards}
     meta = dialog.meta | {"context": dialog.id, "candidate": k, "generator": generator if k else "human"}
     return Dialog(f"{dialog.id}:{k}", [*dialog.messages[:-1], reply], dialog.source, dialog.split, goal=dialog.goal, meta=meta)
 
 
 def reward_of(candidate: dict[str, Any], threshold: float | None) -> float:
-    """The similarity, or whether it is above the threshold (0 or 1); 1 for the human's reply, 0 for an empty one of the policy's."""
+    """The similarity, or whether it is above the threshold (0 or 1); 1 for the human's reply, 0 for an empty one of the policy's.
+
+    With a reward model what that says of a reply, or whether it is above the threshold: of the human's and of an empty one, too.
+    """
+    if candidate["learned"] is not None:
+        return candidate["learned"] if threshold is None else float(candidate["learned"] > threshold)
     if not candidate["candidate"]:
         return 1.0
     if not candidate["text"]:

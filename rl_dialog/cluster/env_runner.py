@@ -159,7 +159,7 @@ def trajectory_of(episode: SingleAgentEpisode) -> Trajectory:
         observations=parts_of(observations)[0],
         actions=np.asarray(episode.get_actions(steps)),
         log_probs=np.asarray(episode.get_extra_model_outputs(Columns.ACTION_LOGP, steps)),
-        rewards=np.array(episode.get_rewards(steps)),  # a copy: they are about to be replaced
+        rewards=episode.get_rewards(steps),
         terminated=episode.is_terminated,
         truncated=episode.is_truncated,
         episode=episode.id_,

@@ -28,6 +28,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.learner.utils import make_target_network
 from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, TargetNetworkAPI, ValueFunctionAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import Tensor, nn
@@ -133,7 +134,7 @@ class LearnedRewards(ConnectorV2):
         for episode, rewards in zip(episodes, found, strict=True) if found is not None else ():
             if np.shape(rewards) != (len(episode),):
                 raise ValueError(f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape {np.shape(rewards)}")
-            episode.set_rewards(new_data=np.asarray(rewards, np.float32), at_indices=slice(0, len(episode)))
+            episode.rewards = InfiniteLookbackBuffer(np.asarray(rewards, np.float32))  # what came from another process cannot be written to
         return batch
 
 
@@ -146,9 +147,12 @@ class TrainingBatch(ConnectorV2):
 
     def __call__(self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any) -> dict[str, Any]:
         settings, steps = self.settings, [len(each) for each in episodes]
-        observations = [tree.map_structure(torch.from_numpy, each.get_observations(slice(0, len(each) + 1))) for each in episodes]
+        pieces = [each.get_observations(slice(0, n + 1)) for each, n in zip(episodes, steps, strict=True)]  # with the states after them
+        seen = tree.map_structure(lambda *each: torch.from_numpy(np.concatenate(each)), *pieces)
+        ends = np.cumsum([n + 1 for n in steps])
+        parts = [tree.map_structure(itemgetter(slice(end - n - 1, end)), seen) for n, end in zip(steps, ends, strict=True)]
         with torch.no_grad():
-            values = [rl_module[DEFAULT_MODULE_ID].compute_values({Columns.OBS: each}).numpy() for each in observations]  # (n + 1,) each
+            values = [rl_module[DEFAULT_MODULE_ID].compute_values({Columns.OBS: each}).numpy() for each in parts]  # (n + 1,) each
         rewards, ended = [each.get_rewards() for each in episodes], [each.is_terminated for each in episodes]
         advantages = generalised_advantages(rewards, values, ended, gamma=settings.gamma, gae_lambda=settings.gae_lambda)
         flat, expected = np.concatenate(advantages), np.concatenate([v[:-1] for v in values])
@@ -162,7 +166,8 @@ class TrainingBatch(ConnectorV2):
             Postprocessing.VALUE_TARGETS: targets,
             Columns.VF_PREDS: expected,
         }
-        before = tree.map_structure(lambda *pieces: torch.cat([each[:n] for each, n in zip(pieces, steps, strict=True)]), *observations)
+        acted = np.delete(np.arange(ends[-1]), ends - 1)
+        before = tree.map_structure(itemgetter(acted), seen)
         return {DEFAULT_MODULE_ID: {Columns.OBS: before, **{name: torch.from_numpy(each) for name, each in arrays.items()}}}
 
 

@@ -118,7 +118,7 @@ class Learner:
 
     def due(self) -> bool:
         """Is this a round after which to save?"""
-        return self.round % self.settings.save_every == 0
+        return self.steps > 0 and self.round % self.settings.save_every == 0
 
     def save(self) -> str:
         """Writes `checkpoint-<steps>` and makes it the latest; its path."""

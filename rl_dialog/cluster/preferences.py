@@ -31,6 +31,7 @@ from rl_dialog.data.files import write_json
 HEARTBEAT = 10.0  # seconds
 RESTARTS = 3
 IDLE = 0.1  # seconds before a role that had nothing to do is asked again
+FRUITLESS = 1000  # rounds
 STARTING = 120.0  # seconds that a new role has to import and load
 
 Log = Callable[[int, dict[str, float]], None]
@@ -56,22 +57,26 @@ def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
     """The synchronous run."""
     learner, asker, teacher = plan.learner(), plan.asker(), plan.teacher and plan.teacher()
     labellers = [make() for make in plan.labellers.values()]
+    fruitless, asked, taught = 0, {}, {}
     while learner.steps < plan.steps:
         published = teacher.published() if teacher else None
         metrics, clips = learner.step(published)
         steps, due = int(metrics.pop("steps")), metrics.pop("due")
         asked = asker.step(clips, wanted=plan.wanted(steps), published=published)
-        for labeller in labellers:
-            labeller.step()
+        answered = sum(labeller.step()["answered"] for labeller in labellers)
+        asked |= asker.log.counts()  # with these answers
         taught = teacher.step() if teacher else {}
         log(steps, metrics | {f"pref/{name}": value for name, value in (asked | taught).items()})
         if due:
             learner.save()
             asker.forget()
+        fruitless = 0 if answered or steps else fruitless + 1
+        if fruitless == FRUITLESS:
+            raise RuntimeError(f"{FRUITLESS} rounds were played and no label came of them: {asked['clips']} different clips at hand")
         if plan.gather and asked["labels"] >= plan.gather:
             break
     learner.save()
-    write_status(folder, plan, learner.steps, {name: value for name, value in (asked | taught).items()}, over=True)
+    write_status(folder, plan, learner.steps, asked | taught, over=True)
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"health": 1})

@@ -160,7 +160,7 @@ def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
         for item in read_log(log, max_line_bytes=scoring.max_line_bytes):
             if isinstance(item, Bad):
                 if scoring.strict:
-                    raise ValueError(f"{describe(item)} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
+                    raise ValueError(f"{item} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
                 chunk.add(entry["index"], "bad", json.dumps(asdict(item), ensure_ascii=False))
             else:
                 chunk.add(entry["index"], "dialog", item.to_json())
@@ -266,7 +266,7 @@ class Scorer:
             "characters": characters,
             "hashes": max((trailing_hashes(d.id) for d in chunk.dialogs), default=0),
             "worker_kib": max(chunk.worker_kib, peak_kib()),
-            "first_bad": describe(Bad(**json.loads(chunk.bad[0]))) if chunk.bad else None,
+            "first_bad": str(Bad(**json.loads(chunk.bad[0]))) if chunk.bad else None,
         }
         row = {
             "group": rows[0]["group"],
@@ -338,11 +338,6 @@ def trailing_hashes(identifier: str) -> int:
     """2 for "a##7": how many "#" stand before the number at the end of an id."""
     stem = identifier.rstrip("0123456789")
     return len(stem) - len(stem.rstrip("#")) if stem != identifier else 0
-
-
-def describe(bad: Bad) -> str:
-    """`file:where: reason` of a quarantined record."""
-    return f"{bad.file}:{bad.where}: {bad.reason}" if bad.where else f"{bad.file}: {bad.reason}"
 
 
 def fingerprint(log: LogFile) -> dict[str, dict[str, Any]]:

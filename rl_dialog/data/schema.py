@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,11 @@ class Dialog:
             goal=json.loads(row["goal"]),
             meta=json.loads(row["meta"]),
         )
+
+
+def said(message: Mapping[str, Any]) -> str:
+    """What a message says: its text, or where it only calls tools the JSON of the calls."""
+    return message["content"] if message["content"] is not None else json.dumps(message["tool_calls"], ensure_ascii=False)
 
 
 def to_table(dialogs: Sequence[Dialog]) -> pa.Table:

@@ -183,11 +183,20 @@ def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizer
     if not messages:  # transformers renders no empty conversation
         first = {"role": "assistant", "content": "\ue000"}
         return _encode(tokenizer, _opening(_text(tokenizer, [first]), first, tokenizer))[-max_length:]
+    return _latest(messages, tokenizer, max_length=max_length, prompt=True)
+
+
+def encode_conversation(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> list[int]:
+    """Token ids of messages as they stand, the last one's end of turn included, cut by the rule of `encode_prompt`. Raises TemplateError."""
+    return _latest(messages, tokenizer, max_length=max_length, prompt=False)
+
+
+def _latest(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int, prompt: bool) -> list[int]:
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
 
     @lru_cache
     def without(drop: int) -> list[int]:
-        return _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=True))
+        return _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=prompt))
 
     drops = range(max(1, len(messages) - lead))  # 0 to all but the last message; the more are left out, the shorter the prompt
     first = 0 if len(without(0)) <= max_length else bisect_left(drops, True, key=lambda drop: len(without(drop)) <= max_length)

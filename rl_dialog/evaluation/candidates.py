@@ -20,12 +20,14 @@ from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, 
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards.similarity import Similarity, similarity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CLICK = "click"
+REWARD_MODEL = "reward model"
 WORDS = ("token_f1", "chrf", "bleu")  # similarities that read no files
 
 
@@ -72,11 +74,12 @@ def make_candidates(
     count: int,
     similarities: Mapping[str, Similarity],
     ranker: Policy | None = None,
+    reward_model: TextReward | None = None,
     click_threshold: float = 0.6,
     seed: int = 0,
     batch_size: int = 128,
 ) -> Candidates:
-    """Generates `count` replies to each context and scores them; `ranker` is another policy whose critic ranks them too.
+    """Generates `count` replies to each context and scores them; `ranker`, another policy's critic, and a `reward_model` rank them too.
 
     Raises ValueError without a context, for fewer than one reply, or for a ranker with other tokens.
     """
@@ -93,6 +96,8 @@ def make_candidates(
             raise ValueError(f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it ranks, got {sizes[1]}")
         table = critic_table(ranker, tokenizer, conversations, replies, decoding)
         critic |= {f"ranker's {way}": values for way, values in table.items()}
+    if reward_model is not None:
+        critic[REWARD_MODEL] = reward_table(reward_model, conversations, replies)
     return Candidates(list(contexts), replies, near, critic, click_threshold)
 
 
@@ -144,6 +149,12 @@ def critic_table(
         rows += [Row.of_reply(prompt, [*reply.tokens, *([end] if reply.finished else [])]) for reply in candidates]
     scores = score_replies(policy, LoggedReplies(rows, np.arange(len(rows)), len(rows)))
     return {way: values.reshape(len(replies), -1) for way, values in critic_scores(scores).items()}
+
+
+def reward_table(reward_model: TextReward, conversations: Sequence[list[Message]], replies: Sequence[Sequence[Reply]]) -> np.ndarray:
+    """(C, N) score of each candidate behind its context."""
+    said = [[*messages, {"role": "assistant", "content": reply.text}] for messages, row in zip(conversations, replies, strict=True) for reply in row]
+    return np.asarray(reward_model.score(said)).reshape(len(replies), -1)
 
 
 def top_k(scores: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, critic_scor
 from rl_dialog.evaluation.summary import Answer, RunResult
 from rl_dialog.models.checkpoint import load_prior, resolve
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards.similarity import Similarity
 
 
@@ -50,6 +51,8 @@ class HeldOutConfig(Decoding):
     """a candidate more similar than this counts as a click"""
     ranker: str = ""
     """checkpoint whose critic ranks every policy's candidates too (Sodhi et al. 2023 let ilql's V rank those of others)"""
+    reward_model: str = ""
+    """a model of `fit_reward`: it ranks the candidates, too, and is the reward `learned`"""
     ope: tuple[str, ...] = ()
     """estimates of the return from logs alone: fqe, dm, wis, pdwis"""
     behaviour: str = ""
@@ -83,6 +86,7 @@ class HeldOut:
     trained: list[str]  # rewards with a weight in the training data
     similarities: dict[str, Similarity] = field(default_factory=dict)
     ranker: Policy | None = None
+    reward_model: TextReward | None = None
     train: list[Dialog] = field(default_factory=list)  # what fitted Q evaluation learns from
     behaviour: Behaviour | None = None
     rows: dict[tuple[str, int, str], LoggedReplies] = field(default_factory=dict)
@@ -133,6 +137,7 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     if config.candidates:
         found.similarities = read_similarities(config.similarities, config.similarity_path)
         found.ranker = load_for_decoding(existing(config.ranker)).to(device_of(config)) if config.ranker else None
+        found.reward_model = TextReward.from_pretrained(config.reward_model).to(device_of(config)) if config.reward_model else None
     if "fqe" in config.ope:
         found.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
     if {"wis", "pdwis"} & set(config.ope):
@@ -160,8 +165,8 @@ def score_held_out(result: RunResult, policy: Policy, tokenizer: Any, held_out: 
     if config.ope:
         _estimate_return(result, policy, tokenizer, scores, logged, held_out, config)
     if config.candidates:
-        how = {"similarities": held_out.similarities, "ranker": held_out.ranker, "click_threshold": config.click_threshold}
-        how |= {"seed": config.seed, "batch_size": config.batch_size}
+        how = {"similarities": held_out.similarities, "ranker": held_out.ranker, "reward_model": held_out.reward_model}
+        how |= {"click_threshold": config.click_threshold, "seed": config.seed, "batch_size": config.batch_size}
         result.candidates = make_candidates(policy, tokenizer, held_out.contexts, decoding_of(config), count=config.candidates, **how)
         result.measures |= candidate_measures(result.candidates)
     result.answers = _answer(result, policy, tokenizer, held_out, config)

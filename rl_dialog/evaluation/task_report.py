@@ -43,6 +43,7 @@ class TaskRun:
     folder: str
     dialogs: list[TaskDialog]
     group: Group
+    options: Mapping[str, Any] | None = None  # of its simulated users, those that are not the defaults; None: not known
 
     @property
     def by_key(self) -> dict[tuple[int, ...], TaskDialog]:
@@ -56,15 +57,26 @@ class TaskComparison:
     runs: list[TaskRun]
     differences: dict[str, dict[str, Estimate]]  # policy -> figure -> its difference
 
+    @property
+    def other_options(self) -> str:
+        """What to know where the policies met the same goals under other options; "" where they are the same, as far as is known."""
+        known = {run.name: run.options for run in self.runs if run.options is not None}
+        if all(options == first for first in list(known.values())[:1] for options in known.values()):
+            return ""
+        told = "; ".join(f"{name}: {_settings(options) or 'the defaults'}" for name, options in known.items())
+        return f"These runs had the same goals, but other user options, which are part of every difference between them. {told}."
 
-def compare_tasks(found: Mapping[str, tuple[str, list[TaskDialog]]], *, replicates: int, seed: int) -> TaskComparison:
-    """`found`: name -> (folder, dialogs). Raises ValueError for policies that did not meet the same users."""
+
+def compare_tasks(
+    found: Mapping[str, tuple[str, list[TaskDialog]]], *, replicates: int, seed: int, options: Mapping[str, Mapping[str, Any] | None] | None = None
+) -> TaskComparison:
+    """`found`: name -> (folder, dialogs); `options`: name -> those of its users. Raises ValueError for policies that did not have the same goals."""
     runs = []
     for name, (folder, dialogs) in found.items():
         dialogs = sorted(dialogs, key=lambda dialog: dialog.key)
         group = Group(name, "", [RunResult(name, folder, name, measures(dialogs))])
         group.summarise(replicates=replicates, seed=seed)
-        runs.append(TaskRun(name, folder, dialogs, group))
+        runs.append(TaskRun(name, folder, dialogs, group, (options or {}).get(name)))
     first = runs[0]
     for run in runs[1:]:
         if [(d.key, d.goal) for d in run.dialogs] != [(d.key, d.goal) for d in first.dialogs]:
@@ -116,6 +128,7 @@ def _differences(comparison: TaskComparison) -> list[Section]:
     names = [name for name in FIRST if any(name in change for change in comparison.differences.values())]
     rows = [[run.name, *(shown(comparison.differences[run.name].get(name), figure_of(name), signed=True) for name in names)] for run in others]
     text = [f"Each policy minus {first.name}, user by user: the same goals and the same chance of the user. Paired 95 % bootstrap intervals."]
+    text += [comparison.other_options] if comparison.other_options else []
     groups = [Group(run.name, "", [], comparison.differences[run.name]) for run in others]
     png = plots.panels(groups, {name: f"{figure_of(name).title} - {first.name}" for name in ("success", "turns", "return")}, zero=True)
     table = Table(["policy", *(figure_of(name).title for name in names)], rows)
@@ -265,6 +278,10 @@ def _wish(goal: Mapping[str, Any]) -> str:
         asked = [f"{slot}?" for slot in wish.get("reqt", {})]
         parts.append(f"{domain}: " + ", ".join(wanted + asked))
     return "; ".join(parts)
+
+
+def _settings(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
 
 
 def _share(part: int, whole: int) -> str:

@@ -107,7 +107,7 @@ class RewardTrainer:
             if held_out and (self.settings.adaptive_l2 or epoch == epochs - 1):
                 metrics |= {f"validation_{name}": value for name, value in self.evaluate(held_out).items()}
                 self._steer_l2(metrics)
-        return metrics | {"updates": self.updates, "labels": len(self.train_pairs), "l2": self.l2}
+        return metrics | {"updates": self.updates, "training_labels": len(self.train_pairs), "l2": self.l2}
 
     @torch.no_grad()
     def evaluate(self, pairs: _Pairs) -> dict[str, float]:

@@ -19,6 +19,7 @@ from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_e
 from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.human import logged, rating, vote
+from rl_dialog.rewards.learned import learned
 from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
 from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment, toxicity, toxicity_level, toxicity_noised
 from rl_dialog.rewards.scorers import BUILT_IN, Scorer, with_scorers
@@ -41,6 +42,7 @@ REWARDS: dict[str, Reward] = {
     "vote": vote,
     "rating": rating,
     "logged": logged,
+    "learned": learned,
     "sentiment": sentiment,
     "sentiment_transition": sentiment_transition,
     "sentiment_sum": sentiment_sum,

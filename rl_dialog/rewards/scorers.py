@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -28,14 +28,17 @@ HASHED = 256  # numbers in the built-in encoder's vector of a word
 
 
 class Scorer:
-    """text -> what `score` says of it, remembered. While it collects, unknown texts give `blank` and are scored together by `score_collected`."""
+    """text -> what `score` says of it, remembered. While it collects, unknown texts give `blank` and are scored together by `score_collected`.
 
-    def __init__(self, name: str, score: Callable[[list[str]], Sequence[Any]], blank: Any) -> None:
+    A text may also be a whole conversation: a tuple of (role, content).
+    """
+
+    def __init__(self, name: str, score: Callable[[list[Any]], Sequence[Any]], blank: Any) -> None:
         self.name, self.score, self.blank = name, score, blank
-        self.known: dict[str, Any] = {}
-        self.collected: dict[str, None] | None = None
+        self.known: dict[Hashable, Any] = {}
+        self.collected: dict[Hashable, None] | None = None
 
-    def __call__(self, text: str) -> Any:
+    def __call__(self, text: Hashable) -> Any:
         if text not in self.known:
             if self.collected is not None:
                 self.collected[text] = None
@@ -66,7 +69,7 @@ def make_scorers(chosen: Sequence[str] = (), *, label_weights: Mapping[str, floa
     for name, path in paths.items():
         if name not in BUILT_IN or not path:
             raise ValueError(f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name")
-    if label_weights and not any(name != "encoder" and not _is_tfidf(path) for name, path in paths.items()):
+    if label_weights and not any(name in LABELS and not _is_tfidf(path) for name, path in paths.items()):
         raise ValueError("--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH")
     return {name: _model(name, paths[name], label_weights or {}) if name in paths else scorer for name, scorer in BUILT_IN.items()}
 
@@ -153,7 +156,9 @@ VADER = Scorer("VADER", lambda texts: [_analyser().polarity_scores(text)["compou
 HASHED_WORDS = Scorer("hashed words", lambda texts: [_hashed_words(text) for text in texts], np.zeros((0, HASHED)))
 INSULT_LIST = Scorer("list of insults", lambda texts: [float(not INSULTS.isdisjoint(parts(text))) for text in texts], 0.0)  # a floor, not a judge
 INSULT_LEVEL = Scorer(INSULT_LIST.name, lambda texts: toxicity_levels([[INSULT_LIST(text)] for text in texts], [2]), 0)
+NO_MODEL = Scorer("none", lambda conversations: [None] * len(conversations), None)  # a learned reward has nothing to say before it was learned
 BUILT_IN: dict[str, Scorer] = {"sentiment": VADER, "encoder": HASHED_WORDS, "toxicity": INSULT_LIST, "toxicity_level": INSULT_LEVEL}
+BUILT_IN["reward_model"] = NO_MODEL
 
 
 # Models.
@@ -164,6 +169,8 @@ def _is_tfidf(path: str) -> bool:
 
 
 def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
+    if name == "reward_model":
+        return _reward_model(path)
     if _is_tfidf(path) and name != "encoder":
         classifier = TfidfClassifier.load(path)
         if name == "toxicity_level":
@@ -180,6 +187,18 @@ def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
             raise ValueError(f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights {label_weights}")
         return Scorer(path, lambda texts: toxicity_levels(classifier(texts), weights), 0)
     return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)
+
+
+def _reward_model(path: str) -> Scorer:
+    """The score of a conversation's last message."""
+    from rl_dialog.models.text_reward import TextReward
+
+    reward = TextReward.from_pretrained(path)
+
+    def score(conversations: list[tuple[tuple[str, str], ...]]) -> list[float]:
+        return reward.score([{"role": role, "content": content} for role, content in turns] for turns in conversations)
+
+    return Scorer(path, score, 0.0)
 
 
 def _token_vectors(path: str, encoder: Any) -> Scorer:

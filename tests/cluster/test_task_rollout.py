@@ -44,12 +44,21 @@ def test_chunks_do_not_depend_on_the_workers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rule", "network"])
-def test_any_number_of_workers_holds_the_same_conversations(kind, cluster, player, policy):
-    policy = policy if kind == "network" else None
-    hashes = {n: transcripts_hash(conversations(player, policy, EPISODES, seed=5, workers=n)) for n in (0, 1, 2, 4)}
-    assert len(set(hashes.values())) == 1, hashes
-    assert transcripts_hash(conversations(player, policy, EPISODES, seed=6)) != hashes[0]
+def test_any_number_of_workers_holds_the_same_conversations(cluster, player, policy):
+    """The rule policy and a network, on the same workers."""
+    policies = {"rule": None, "network": policy}
+    expected = {name: transcripts_hash(conversations(player, each, EPISODES, seed=5)) for name, each in policies.items()}
+    for count in (1, 2, 4):
+        with Workers(partial(Player, "", Options()), count) as workers:
+            assert {name: transcripts_hash(played(workers, each)) for name, each in policies.items()} == expected, count
+    assert transcripts_hash(conversations(player, None, EPISODES, seed=5, workers=2)) == expected["rule"]  # in their order, too
+    assert transcripts_hash(conversations(player, policy, EPISODES, seed=6)) != expected["network"]
+
+
+def played(workers, policy):
+    """All conversations in the order of their numbers, of which workers finish some before others."""
+    done = dict((chunk[0], found) for chunk, found in workers.play_chunks(split(EPISODES), policy, 5))
+    return [each for first in sorted(done) for each in done[first]]
 
 
 class Mortal:
@@ -71,11 +80,10 @@ def test_a_worker_killed_in_the_middle_costs_no_conversation_and_doubles_none(cl
     """Its chunk is played again by its successor: the batch is complete, every episode is there once, and all are as they would have been."""
     marker = tmp_path / "killed"
     with Workers(partial(Mortal, marker), 2) as workers:
-        done = dict((chunk[0], played) for chunk, played in workers.play_chunks(split(EPISODES), policy, 5))
+        found = played(workers, policy)
     assert marker.exists()
-    played = [each for first in sorted(done) for each in done[first]]
-    assert [each.episode for each in played] == list(EPISODES)
-    assert transcripts_hash(played) == transcripts_hash(conversations(player, policy, EPISODES, seed=5))
+    assert [each.episode for each in found] == list(EPISODES)
+    assert transcripts_hash(found) == transcripts_hash(conversations(player, policy, EPISODES, seed=5))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from envs.multiwoz import Options
 from pipelines.analyse import AnalyseConfig, main
 from pipelines.converse import ConverseConfig
 from pipelines.converse import main as converse
@@ -28,7 +29,7 @@ def test_a_worse_system_is_seen_to_be_worse(tmp_path):
         assert bad["figures"][name]["value"] == pytest.approx(results[name]["value"], abs=1e-4), name
     assert {"inform_f1_all_slots", "inform_recall", "success/hotel"} <= results.keys() & bad["figures"].keys() and "inform_f1" not in bad["figures"]
     assert bad["figures"]["inform_f1_all_slots/hotel"]["value"] < found["policies"][0]["figures"]["inform_f1_all_slots/hotel"]["value"]
-    assert bad["missed_bookings"]
+    assert bad["missed_bookings"] and "other user options" not in (tmp_path / "report" / "tasks.md").read_text()
     assert sum(bad["failures"].values()) == round(60 * (1 - results["success"]["value"]))
     assert bad["understood"]["system"] and "Who succeeds where" in done.stdout or (tmp_path / "report" / "tasks.md").read_text()
 
@@ -37,6 +38,11 @@ def test_dialogs_in_acts_and_bad_input(tmp_path):
     simulate(SimulateConfig(out=str(tmp_path / "acts"), episodes=30, quiet=True))
     told = main(AnalyseConfig(simulated=(str(tmp_path / "acts"),), out=str(tmp_path / "report"), quiet=True))
     assert told["differences"] == {} and told["success"]["acts"][0] > 0.8
+    simulate(SimulateConfig(out=str(tmp_path / "noisy"), episodes=30, options=Options(noise=0.3), quiet=True))
+    main(AnalyseConfig(simulated=(str(tmp_path / "acts"), str(tmp_path / "noisy")), out=str(tmp_path / "report"), quiet=True))
+    assert "other user options, which are part of every difference between them. acts: the defaults; noisy: noise 0.3." in (
+        tmp_path / "report" / "tasks.md"
+    ).read_text(encoding="utf-8")
     for config, message in (
         ({}, "expected --simulated"),
         ({"simulated": ("x",)}, "expected --out"),

@@ -107,7 +107,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path):
 @pytest.mark.slow
 def test_the_circle_closes(tmp_path, capsys):
     """Small, so nothing is said about who is better: tests/learning is for that."""
-    sizes = {"dialogs": 200, "chats": 40, "ab_chats": 60, "users": 8, "bc_steps": 40, "steps": 30}
+    sizes = {"dialogs": 120, "chats": 24, "ab_chats": 40, "users": 8, "bc_steps": 20, "steps": 15}
     found = main(CircleConfig(out=str(tmp_path / "out"), quiet=True, **sizes))
     assert capsys.readouterr().out == "" and not ray.is_initialized()
     store = Store(found["store"])
@@ -115,21 +115,21 @@ def test_the_circle_closes(tmp_path, capsys):
 
     # No request failed: main raises otherwise. Every reply that a user was given is in the store, and every vote.
     during = found["chats_during_rollout"]
-    assert during >= 1 and store.counts()["chats"] == len(dialogs) == store.counts()["ratings"] == 40 + during + 60
+    assert during >= 1 and store.counts()["chats"] == len(dialogs) == store.counts()["ratings"] == 24 + during + 40
     counts = store.counts()
     assert found["requests"] == 2 * counts["chats"] + counts["turns"] + counts["votes"]
 
     # The votes of the first chats, and nothing else, are the rewards that the successor learnt from.
     learnt = {dialog.id: dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out" / "served", split)}
-    assert list(learnt) and set(learnt) == {dialog.id for dialog in dialogs[:40]}
-    for dialog in dialogs[:40]:
+    assert list(learnt) and set(learnt) == {dialog.id for dialog in dialogs[:24]}
+    for dialog in dialogs[:24]:
         given = [dialog.messages[i].get("feedback", {}).get("vote") for i in dialog.replies]
         assert [learnt[dialog.id].messages[i].get("rewards", {}).get("vote") for i in dialog.replies] == given
         assert [learnt[dialog.id].messages[i].get("reward") or 0.0 for i in dialog.replies] == [vote or 0.0 for vote in given]
 
     # The successor got its half of the new chats, and every chat was answered by the model drawn for it.
-    assert {dialog.meta["drawn"] for dialog in dialogs[:40]} == {"bc"}
-    assert 12 <= sum(dialog.meta["drawn"] == "mc" for dialog in dialogs[40 + during :]) <= 48  # less likely than 1 in 100,000 otherwise
+    assert {dialog.meta["drawn"] for dialog in dialogs[:24]} == {"bc"}
+    assert 6 <= sum(dialog.meta["drawn"] == "mc" for dialog in dialogs[24 + during :]) <= 34  # less likely than 1 in 100,000 otherwise
     assert all(dialog.messages[i]["model"] == dialog.meta["drawn"] for dialog in dialogs for i in dialog.replies)
     assert {dialog.meta["checkpoint"].rsplit("/", 2)[1] for dialog in dialogs} == {"bc", "mc"}
 

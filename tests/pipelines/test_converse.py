@@ -67,7 +67,7 @@ def test_a_checkpoint_meets_the_same_users(tmp_path):
         ([], "expected --out"),
         (["--out", "x", "--episodes", "0"], "expected --episodes of at least 1, got 0"),
         (["--out", "x", "--system", "runs/none"], "runs/none"),
-        (["--out", "x", "--system", "lm", "--mistakes", "0.1"], "--mistakes, --nlu acts: expected with --system rule or a task policy"),
+        (["--out", "x", "--system", "lm", "--mistakes", "0.1"], "--nlu acts, --templates auto_manual: expected with --system rule or a task policy"),
         (["--out", "x", "--nlu", "acts", "--placeholders"], "--nlu acts: expected without words"),
         (["--out", "x", "--user_nlu", "acts"], "expected --nlu acts for both sides"),
         (["--out", "x", "--nlu", "nowhere"], "nowhere: expected a folder that `python -m pipelines.fit_nlu` wrote"),

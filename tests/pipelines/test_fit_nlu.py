@@ -11,7 +11,7 @@ import pytest
 from envs.multiwoz import Options
 from pipelines.converse import ConverseConfig
 from pipelines.converse import main as converse
-from pipelines.fit_nlu import FitNluConfig, acts_of, logged_turns, main, simulated_turns
+from pipelines.fit_nlu import FitNluConfig, acts_of, logged_turns, main, read_logs, simulated_turns
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 
@@ -42,10 +42,22 @@ def test_logs_with_placeholders_teach_no_values(tmp_path):
     dialog = Dialog("a", [{"role": "user", "content": "east", "acts": [["Inform", "Hotel", "Area", "east"]]},
                           {"role": "assistant", "content": "[hotel_name]", "acts": [["Inform", "Hotel", "Name", "inn"]]}])  # fmt: skip
     write_jsonl([dialog], tmp_path / "dialogs.jsonl")
-    assert [turn.text for turn in logged_turns([tmp_path / "dialogs.jsonl"])] == ["east"]
-    write_jsonl([Dialog("b", [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])], tmp_path / "dialogs.jsonl")
-    with pytest.raises(ValueError, match="expected dialogs with acts"):
-        list(logged_turns([tmp_path / "dialogs.jsonl"]))
+    dialogs, bad = read_logs([tmp_path / "dialogs.jsonl"])
+    assert [turn.text for turn in logged_turns(dialogs)] == ["east"] and not bad
+
+
+def test_records_that_cannot_be_read_are_quarantined(tmp_path):
+    """And told where nothing else is left."""
+    logs, small = tmp_path / "dialogs.jsonl", {"hidden_size": 32, "num_hidden_layers": 1, "num_train_epochs": 0.1, "min_count": 1, "quiet": True}
+    turns = [{"role": "user", "content": "in the east", "acts": [["Inform", "Hotel", "Area", "east"]]}, {"role": "assistant", "content": "y"}]
+    write_jsonl([Dialog(f"a{i}", turns) for i in range(40)], logs)
+    with open(logs, "a", encoding="utf-8") as file:
+        file.write('{"id": "b", "messages": [{"role": "nobody"}]}\n')
+    assert main(FitNluConfig(logs=(str(logs),), out=str(tmp_path / "nlu"), **small))["quarantined"] == 1
+    assert json.loads((tmp_path / "nlu/quarantine.jsonl").read_text())["where"].startswith("line 41")
+    logs.write_text(logs.read_text().splitlines()[-1] + "\n" + json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n")
+    with pytest.raises(ValueError, match="expected dialogs with acts.*the first of 1 records that cannot be read is .*line 1"):
+        main(FitNluConfig(logs=(str(logs),), out=str(tmp_path / "none"), **small))
 
 
 @pytest.mark.parametrize(
@@ -82,5 +94,5 @@ def test_the_generated_town_end_to_end(tmp_path):
 def test_the_corpus_has_turns_to_learn_from():
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
-    found = list(logged_turns([DATA / "val.json.zip"]))
+    found = logged_turns(read_logs([DATA / "val.json.zip"])[0])
     assert len(found) > 14_000 and len({turn.dialog for turn in found}) == 999

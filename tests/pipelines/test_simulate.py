@@ -132,6 +132,8 @@ def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == list(range(7))
     with pytest.raises(ValueError, match="holds a run with other train_seed"):
         main(SimulateConfig(**more, epochs=6, out=str(tmp_path / "halves"), resume=True, train_seed=1))
+    with pytest.raises(ValueError, match="holds a run with other envs, eval_every"):
+        main(SimulateConfig(**more | {"eval_every": 2}, epochs=6, out=str(tmp_path / "halves"), resume=True, envs=32))
 
 
 def successes(folder):
@@ -142,10 +144,9 @@ def successes(folder):
 @pytest.mark.parametrize("policy", ["pg", "appo", "gdpl"])
 def test_the_other_methods_run_to_the_end(policy, tmp_path):
     """And change the policy they start from, and log how."""
-    config = SimulateConfig(
-        policy=policy, mle=Imitation(epochs=1), rule_episodes=60, eval_every=2, eval_episodes=20, episodes=20, epochs=2, workers=1
-    )
-    found = main(replace(config, batch_size=256, envs=16, out=str(tmp_path), quiet=True))
+    config = SimulateConfig(policy=policy, mle=Imitation(epochs=1), rule_episodes=60, eval_every=2, eval_episodes=20, episodes=20, epochs=2)
+    workers = int(policy == "appo")  # the others need none, and ppo above has two
+    found = main(replace(config, batch_size=256, envs=16, workers=workers, out=str(tmp_path), quiet=True))
     assert found["episodes"] == 20 and found["train_seconds"] > 0
     ends = [load_file(path / "model.safetensors") for path in (tmp_path / "imitation" / "checkpoint-1", tmp_path / "checkpoint-2")]
     assert any(not torch.equal(value, ends[1][name]) for name, value in ends[0].items())

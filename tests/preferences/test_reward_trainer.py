@@ -99,7 +99,7 @@ def test_incomparable_and_validation_labels_are_not_learned_from():
     metrics = beside.fit(3)
     for a, b in zip(alone.model.parameters(), beside.model.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert metrics["labels"] == 20 and metrics["validation_loss"] > metrics["loss"]
+    assert metrics["training_labels"] == 20 and metrics["validation_loss"] > metrics["loss"]
     with pytest.raises(ValueError, match="expected labels to learn from"):
         trainer([*nothing, *lies], segments).fit()
 

@@ -56,6 +56,10 @@ class Bad:
         for name, length in (("file", 4096), ("where", SHOWN), ("reason", 5 * SHOWN), ("source", SHOWN), ("excerpt", SHOWN)):
             object.__setattr__(self, name, _writable(getattr(self, name), length))
 
+    def __str__(self) -> str:
+        """`file:where: reason`."""
+        return f"{self.file}:{self.where}: {self.reason}" if self.where else f"{self.file}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Skipped:

@@ -1,0 +1,400 @@
+"""A reward model over replies, from preferences or ratings: what `prepare --scorers reward_model=DIR` and `candidates --reward_model DIR` ask.
+
+    python -m pipelines.fit_reward --run runs/replies --out models/reward                    answers of the labelling page (prefer_replies)
+    python -m pipelines.fit_reward --logs preferences.jsonl --out models/reward              TRL's prompt, chosen, rejected
+    python -m pipelines.fit_reward --logs taskmaster4/reward --out models/reward --folds 5   replies rated 0 or 1, several to a context
+    python -m pipelines.fit_reward --data data/chats --reward vote --out models/reward --base runs/bc     a prepared directory and its splits
+
+The model: any encoder or language model of transformers with one output (`--base`), or a small new encoder. It is judged on conversations that it was
+not fitted to, beside judges that cost nothing: the longer reply, the words of the reply, and with `--policy` the likelihood of a policy. With
+`--folds` every conversation is judged once, and the model that is kept learns from all of them. rl_dialog/preferences/README.md has the figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
+
+from rl_dialog.config import run, save_config
+from rl_dialog.data.files import write_atomically, write_json
+from rl_dialog.data.readers import Bad, find_logs, read_log
+from rl_dialog.data.schema import SPLITS, Dialog
+from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
+from rl_dialog.evaluation.generation import load_for_decoding
+from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
+from rl_dialog.evaluation.reply_judges import calibration, choice_measures, pair_accuracy, reward_measures
+from rl_dialog.evaluation.reward_report import auc_with_interval
+from rl_dialog.evaluation.scoring import rank_replies
+from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.text_reward import TextReward
+from rl_dialog.preferences import replies as preferences
+from rl_dialog.preferences.exchange import open_labels
+from rl_dialog.preferences.replies import Fitting, Rating, ReplyPair
+from rl_dialog.preferences.segments import Reply
+from rl_dialog.rewards import apply_rewards, choose_rewards
+from rl_dialog.rewards.tfidf import TfidfClassifier
+from rl_dialog.rewards.words import words
+
+MODEL = "reward model"
+SETTINGS = "fit_reward.yaml"  # in the model's folder: this one may be replaced
+
+Scores = dict[str, float]  # reply id -> score
+
+
+@dataclass(frozen=True)
+class FitRewardConfig:
+    """What to learn from, and how."""
+
+    out: str = ""
+    """folder for the model; one that this command wrote is replaced"""
+    run: str = ""
+    """a folder of labelled replies that `prefer_replies` filled"""
+    labels: str = ""
+    """with --run: URL of the label log; by default labels.db in the folder"""
+    logs: tuple[str, ...] = ()
+    """files and folders: TRL's preferences, rated replies, chats with votes"""
+    data: str = ""
+    """a directory that `prepare` wrote; its splits hold"""
+    reward: str = "logged"
+    """with --logs and --data: what tells good replies from bad (logged, vote, or another reward)"""
+    above: float = 0.0
+    """a rated reply is good when its reward is above this"""
+    objective: Literal["pairs", "ratings", "both"] = "pairs"
+    """pairs: Bradley and Terry on replies to one context. ratings: a logistic regression on good and bad replies of all contexts. both: their sum"""
+    most_per_context: int = 8
+    """pairs made of the rated replies to one context"""
+    base: str = ""
+    """a pretrained encoder or language model, a folder or hub name, or a policy's run; by default a small encoder is trained from nothing"""
+    hidden_size: int = 64
+    """without --base: its width"""
+    num_hidden_layers: int = 2
+    """without --base: its layers"""
+    vocab_size: int = 4096
+    """without --base: size of the tokenizer"""
+    max_length: int = 256
+    """tokens of context and reply; of longer ones the oldest messages are left out"""
+    fitting: Fitting = field(default_factory=Fitting)
+    """how it learns"""
+    validation: float = 0.1
+    """share of the conversations that are held out to judge by; not of --data and --run, which have their splits"""
+    split: str = ""
+    """the split to judge by, validation or test; by default both"""
+    folds: int = 0
+    """judge on so many parts of the conversations, each by a model of the others, and keep a model of all; 0 judges on one split"""
+    policy: str = ""
+    """a checkpoint whose likelihood (mean log-probability of a token) is judged beside the model"""
+    seed: int = 0
+    """the new weights, the order of the labels, the held-out conversations"""
+    device: str = ""
+    """where it learns; by default a GPU if there is one"""
+    quiet: bool = False
+    """print only the JSON line"""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Pairs, and rated replies that pairs may have been made of."""
+
+    pairs: list[ReplyPair]
+    ratings: list[Rating]
+
+    def where(self, keep: Any) -> Labels:
+        """Those of replies that `keep` says yes to."""
+        return Labels([pair for pair in self.pairs if keep(pair.first)], [rating for rating in self.ratings if keep(rating.reply)])
+
+    @property
+    def replies(self) -> list[Reply]:
+        return [*(reply for pair in self.pairs for reply in (pair.first, pair.second)), *(rating.reply for rating in self.ratings)]
+
+
+def main(config: FitRewardConfig) -> dict[str, Any]:
+    """Fits, judges and saves; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    _check(config)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    began = time.perf_counter()
+    labels = read_labels(config)
+    held_out, scores = Labels([], []), {}
+    for train, test in divisions(labels, config):
+        model = fitted(train, config)
+        found = judges(model, train, test, config)
+        scores = {name: scores.get(name, {}) | values for name, values in found.items()}
+        held_out = Labels(held_out.pairs + test.pairs, held_out.ratings + test.ratings)
+    if config.folds:
+        model, train = fitted(labels, config), labels
+    figures = judged(held_out, scores, config)
+    sizes = {"pairs": len(train.pairs), "ratings": len(train.ratings), "conversations": len({preferences.group_of(r) for r in train.replies})}
+    about = {"fitted_to": sizes, "held_out": figures, "parameters": sum(p.numel() for p in model.model.parameters())}
+    write_atomically(Path(config.out), lambda folder: _write(folder, model, config, about))
+    if not config.quiet:
+        print(table(figures), flush=True)
+    return {"out": config.out, **sizes, **headline(figures), "seconds": round(time.perf_counter() - began, 1)}
+
+
+def read_labels(config: FitRewardConfig) -> Labels:
+    """What people, or a corpus, said of replies. Raises ValueError where there is too little to learn from."""
+    pairs, ratings = [], []
+    if config.run:
+        log, segments = open_labels(config.run, config.labels)
+        pairs = preferences.pairs_of_labels(log.labels(), segments)
+        log.close()
+    if config.logs or config.data:
+        ratings = list(_ratings(config))
+        pairs += preferences.pairs_of_ratings(ratings, most_per_context=config.most_per_context)
+    where = config.run or config.data or ", ".join(config.logs)
+    good = sum(rating.value > config.above for rating in ratings)
+    if config.objective != "ratings" and not pairs:
+        hint = ": try --objective ratings" if 0 < good < len(ratings) else ""
+        raise ValueError(f"{where}: expected two replies to one context of which one is preferred, found none among {len(ratings)} rated{hint}")
+    if config.objective != "pairs" and not 0 < good < len(ratings):
+        raise ValueError(f"{where}: --objective {config.objective}: expected good and bad replies, got {good} good ones of {len(ratings)} rated")
+    return Labels(pairs, ratings)
+
+
+def divisions(labels: Labels, config: FitRewardConfig) -> Iterator[tuple[Labels, Labels]]:
+    """(to fit, to judge by). Raises ValueError where there is nothing to fit."""
+    if config.folds:
+        for number in range(config.folds):
+            yield labels.where(lambda reply, n=number: _fold(reply, config) != n), labels.where(lambda reply, n=number: _fold(reply, config) == n)
+        return
+    split = {reply.id: preferences.split_of(reply, validation=config.validation, seed=config.seed) for reply in labels.replies}
+    train = labels.where(lambda reply: split[reply.id] == "train")
+    test = labels.where(lambda reply: split[reply.id] == config.split if config.split else split[reply.id] != "train")
+    if not (train.ratings if config.objective == "ratings" else train.pairs):
+        raise ValueError(f"expected preferences to learn from in the train split, got none; there are {len(labels.pairs)} pairs in all")
+    yield train, test
+
+
+def fitted(labels: Labels, config: FitRewardConfig) -> TextReward:
+    """A model of these labels."""
+    torch.manual_seed(config.seed)  # of the new weights
+    if config.base:
+        reward = TextReward.from_base(resolve(config.base) if Path(config.base).is_dir() else config.base, max_length=config.max_length)
+    else:
+        shape = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_length")}
+        texts = (message["content"] for reply in labels.replies for message in preferences.conversation_of(reply))
+        reward = TextReward.new(texts, **shape)
+    reward.model.to(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    pairs = labels.pairs if config.objective != "ratings" else []
+    ratings = [(rating.reply, rating.value > config.above) for rating in labels.ratings] if config.objective != "pairs" else []
+    with tqdm(unit="step", disable=True if config.quiet else None) as bar:
+        preferences.fit(reward, pairs, ratings, settings=config.fitting, seed=config.seed, progress=lambda *said: _show(bar, *said))
+    return reward
+
+
+def judges(model: TextReward, train: Labels, test: Labels, config: FitRewardConfig) -> dict[str, Scores]:
+    """Judge -> what it says of every held-out reply."""
+    replies = {reply.id: reply for reply in test.replies}
+    found = {MODEL: preferences.score(model, list(replies.values()))}
+    found["longer reply"] = {id: float(len(words(reply.text))) for id, reply in replies.items()}
+    texts = [(pair.first.text, pair.preference > 0.5) for pair in train.pairs] + [(pair.second.text, pair.preference < 0.5) for pair in train.pairs]
+    texts = [(rating.reply.text, rating.value > config.above) for rating in train.ratings] or texts
+    try:
+        classifier = TfidfClassifier.fit(*map(list, zip(*texts, strict=True)))
+        found["words of the reply"] = {id: classifier([reply.text])[0] for id, reply in replies.items()}
+    except ValueError:  # too few texts to count words in: one judge less
+        pass
+    if config.policy:
+        found["likelihood"] = likelihoods(config.policy, list(replies.values()))
+    return found
+
+
+def likelihoods(checkpoint: str, replies: Sequence[Reply]) -> Scores:
+    """The mean log-probability of a token of each reply under a policy."""
+    policy, tokenizer = load_for_decoding(checkpoint), load_tokenizer(resolve(checkpoint))
+    positions = getattr(policy.config, "max_position_embeddings", None) or 1024
+    ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    said = [[*tokenizer(reply.text, add_special_tokens=False)["input_ids"], *ends][: positions // 2] for reply in replies]
+    prompts = [encode_prompt([*r.context], tokenizer, max_length=positions - len(ids)) for r, ids in zip(replies, said, strict=True)]
+    values = rank_replies(policy, prompts, said, by="mean log-probability") if replies else []
+    return {reply.id: float(value) for reply, value in zip(replies, values, strict=True)}
+
+
+def judged(held_out: Labels, scores: dict[str, Scores], config: FitRewardConfig) -> dict[str, Any]:
+    """Figures of all judges with 95 % intervals over conversations, and the model's advantage over each other judge."""
+    units = {group: n for n, group in enumerate(dict.fromkeys(preferences.group_of(reply) for reply in held_out.replies))}
+    measures = {name: _measures(name, held_out, values, units, config) for name, values in scores.items()}
+    contexts = _mixed(held_out.ratings, config)
+    found: dict[str, Any] = {"pairs": len(held_out.pairs), "contexts": len(contexts), "conversations": len(units), "judges": {}, "advantage": {}}
+    for name, values in scores.items():
+        found["judges"][name] = {key: _figure(estimate([measure])) for key, measure in measures[name].items()}
+        if found_auc := _auc(held_out, values, name, config):
+            found["judges"][name]["auc"] = found_auc
+        if name != MODEL:
+            pairs = ((key, measures[MODEL][key], measures[name][key]) for key in ("accuracy", "chosen_good") if key in measures[name])
+            found["advantage"][name] = {key: _figure(difference([ours], [theirs])) for key, ours, theirs in pairs}
+    if held_out.pairs and MODEL in scores:
+        apart, preferred = _apart(held_out.pairs, scores[MODEL])
+        error, bins = calibration(apart, preferred)
+        found["calibration"] = {"error": None if error is None else round(error, 4), "bins": bins}
+    return found
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The judges, one line each."""
+    keys = ("accuracy", "chosen_good", "random_good", "auc")
+    lines = [
+        f"held out: {figures['pairs']} pairs, {figures['contexts']} contexts with good and bad replies, {figures['conversations']} conversations"
+    ]
+    lines.append(f"{'judge':<20}" + "".join(f"{key:>24}" for key in keys))
+    lines += [f"{name:<20}" + "".join(f"{_shown(found.get(key)):>24}" for key in keys) for name, found in figures["judges"].items()]
+    return "\n".join(lines)
+
+
+def headline(figures: dict[str, Any]) -> dict[str, Any]:
+    """What people ask for first."""
+    own = figures["judges"].get(MODEL, {})
+    shown = {key: own[key] for key in ("accuracy", "loss", "tie_share", "chosen_good", "random_good", "auc") if own.get(key)}
+    return {"held_out_pairs": figures["pairs"], **shown, "calibration_error": figures.get("calibration", {}).get("error")}
+
+
+def _ratings(config: FitRewardConfig) -> Iterator[Rating]:
+    """The replies that the reward applies to."""
+    for dialog in _dialogs(config):
+        for i, reply in preferences.replies_of(dialog):
+            value = dialog.messages[i].get("rewards", {}).get(config.reward)
+            if value is not None:
+                yield Rating(reply, value)
+
+
+def _dialogs(config: FitRewardConfig) -> Iterator[Dialog]:
+    if config.data:
+        known = load_manifest(config.data)["rewards"]["components"]
+        if config.reward not in known:
+            raise ValueError(f"--reward {config.reward}: expected one of {', '.join(known)}, with which {config.data} was prepared")
+        for split in SPLITS:
+            yield from read_dialogs(config.data, split)
+    rewards = choose_rewards([config.reward])
+    logs, bad, _ = find_logs(config.logs) if config.logs else ([], [], [])
+    for item in (*bad, *(item for log in logs for item in read_log(log))):
+        if isinstance(item, Bad):
+            raise ValueError(f"{item.file} {item.where}: {item.reason} (`prepare` puts such records into quarantine: --data)")
+        apply_rewards(item, rewards, {config.reward: 1.0})
+        yield item
+
+
+def _fold(reply: Reply, config: FitRewardConfig) -> int:
+    digest = hashlib.sha256(f"{config.seed}\0{preferences.group_of(reply)}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % config.folds
+
+
+def _measures(name: str, held_out: Labels, scores: Scores, units: dict[str, int], config: FitRewardConfig) -> dict[str, Measure]:
+    found: dict[str, Measure] = {}
+    if held_out.pairs:
+        unit = np.array([units[preferences.group_of(pair.first)] for pair in held_out.pairs])
+        first, second = (np.array([scores[getattr(pair, side).id] for pair in held_out.pairs]) for side in ("first", "second"))
+        preferred = np.array([pair.preference for pair in held_out.pairs])
+        found["accuracy"] = pair_accuracy(first, second, preferred, unit)
+        if name == MODEL:  # the others' numbers are no log-odds
+            found |= reward_measures(first - second, preferred, unit, noise=config.fitting.noise)
+    if contexts := _mixed(held_out.ratings, config):
+        tables = [(np.array([scores[r.reply.id] for r in rated]), np.array([float(r.value > config.above) for r in rated])) for rated in contexts]
+        found |= choice_measures(tables, np.array([units[preferences.group_of(rated[0].reply)] for rated in contexts]))
+    return found
+
+
+def _mixed(ratings: Sequence[Rating], config: FitRewardConfig) -> list[list[Rating]]:
+    """The contexts with good and bad replies."""
+    return [found for found in preferences.by_context(ratings) if len({rating.value > config.above for rating in found}) == 2]
+
+
+def _auc(held_out: Labels, scores: Scores, name: str, config: FitRewardConfig) -> list[float] | None:
+    """Over ratings of all contexts; not for scores that preferences within a context alone have fixed, which have no common zero."""
+    good = np.array([rating.value > config.above for rating in held_out.ratings], bool)
+    if len(set(good.tolist())) < 2 or (name == MODEL and config.objective == "pairs"):
+        return None
+    owner = np.array([preferences.group_of(rating.reply) for rating in held_out.ratings])
+    found = auc_with_interval(np.array([scores[rating.reply.id] for rating in held_out.ratings]), good, owner)
+    return [round(value, 4) for value in found]
+
+
+def _apart(pairs: Sequence[ReplyPair], scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([scores[p.first.id] - scores[p.second.id] for p in pairs]), np.array([p.preference for p in pairs])
+
+
+def _figure(found: Estimate | None) -> list[float | None] | None:
+    return found and [None if value is None else round(value, 4) for value in (found.value, found.low, found.high)]
+
+
+def _shown(figure: list[float | None] | None) -> str:
+    if not figure:
+        return ""
+    value, low, high = figure
+    return f"{value:.3f}" if low is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _write(folder: Path, model: TextReward, config: FitRewardConfig, about: dict[str, Any]) -> None:
+    model.model.cpu()
+    model.save_pretrained(folder)
+    save_config(config, folder / SETTINGS)
+    write_json(folder / "metrics.json", about)
+    (folder / "README.md").write_text(_card(config, about), encoding="utf-8")
+
+
+def _card(config: FitRewardConfig, about: dict[str, Any]) -> str:
+    source = config.run or config.data or ", ".join(Path(path).name for path in config.logs)
+    sizes = about["fitted_to"]
+    lines = [
+        f"# {Path(config.out).name}",
+        "",
+        "A reward model over replies, fitted by rl_dialog: it scores the last message of a conversation.",
+        "",
+        f"- labels: {Path(source).name}: {sizes['pairs']} pairs, {sizes['ratings']} ratings, {sizes['conversations']} conversations",
+        f"- objective: {config.objective}; base: {config.base or 'none, a new encoder'}; {about['parameters']:,} parameters; seed {config.seed}",
+        "",
+        "On conversations that it was not fitted to, with 95 % intervals over conversations:",
+        "",
+        *("    " + line for line in table(about["held_out"]).splitlines()),
+        "",
+        "```bash",
+        "python -m pipelines.prepare --logs LOGS --out DATA --rewards.learned 1 --scorers reward_model=THIS_FOLDER",
+        "python -m pipelines.candidates --data DATA --policy RUN --out OUT --reward_model THIS_FOLDER",
+        "```",
+        "",
+        "`rl_dialog.models.text_reward.TextReward.from_pretrained(folder).score(conversations)` gives the scores; so does",
+        "`transformers.AutoModelForSequenceClassification` (num_labels 1) on what the tokenizer's chat template renders.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _show(bar: tqdm, step: int, steps: int, loss: float) -> None:
+    bar.total = steps
+    bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    bar.update(step - bar.n)
+
+
+def _check(config: FitRewardConfig) -> None:
+    if not config.out:
+        raise ValueError("expected --out: the folder for the model")
+    if sum(map(bool, (config.run, config.logs, config.data))) != 1:
+        raise ValueError("expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)")
+    if config.labels and not config.run:
+        raise ValueError("--labels: expected --run, the folder with the replies that the labels are about")
+    if config.data and config.folds:
+        raise ValueError("--folds: expected --run or --logs; a prepared directory is judged by its own splits")
+    if config.split not in ("", "validation", "test"):
+        raise ValueError(f"expected --split validation or test, or neither for both, got {config.split!r}")
+    if not 0 <= config.validation < 1 or config.folds < 0 or config.folds == 1:
+        raise ValueError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, got {config.validation} and {config.folds}")
+    for name, least in (("most_per_context", 1), ("hidden_size", 1), ("num_hidden_layers", 1), ("max_length", 16), ("vocab_size", 300), ("seed", 0)):
+        if getattr(config, name) < least:
+            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+    if not config.base and config.hidden_size % 32:
+        raise ValueError(f"expected --hidden_size to be a multiple of 32 (the width of an attention head), got {config.hidden_size}")
+    out = Path(config.out)
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / SETTINGS).is_file())):
+        raise ValueError(f"{out} exists and is no reward model that this command wrote, so it is left alone: choose another --out")
+
+
+if __name__ == "__main__":
+    run(FitRewardConfig, main)

@@ -1,0 +1,156 @@
+"""A reward model over text: a transformer with one output reads a conversation and scores its last message, the reply.
+
+    score(context, reply) = w . h(<|user|> ... <|end|><|assistant|> reply <|end|>)     h: the last token's state of an LM, an encoder's pooled one
+
+The directory of a saved model is a `from_pretrained` directory of `AutoModelForSequenceClassification` with num_labels 1, as TRL's reward trainer
+writes it, so its models load here and ours there. Scores have no zero: preferences within a context fix differences only (Bradley and Terry 1952).
+rl_dialog/preferences/replies.py fits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rl_dialog.data.schema import said
+from rl_dialog.data.tokenize import encode_conversation, load_tokenizer, require_hub_name_or_directory, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+BATCH = 64
+MAX_TOKENS = 4096  # for models that name no limit of their own
+
+Conversation = Sequence[Mapping[str, Any]]  # messages with role and content; the last one is the reply
+
+
+class TextReward:
+    """A model with one output, its tokenizer with its chat template, and the longest input in tokens."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, max_length: int | None = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        positions = getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS
+        self.max_length = min(max_length or MAX_TOKENS, tokenizer.model_max_length, positions)
+
+    def encode(self, conversation: Conversation) -> list[int]:
+        """The rendered conversation as tokens. Of a longer one the oldest messages are left out, the system prompt stays. Raises TemplateError."""
+        plain = [{"role": message["role"], "content": said(message)} for message in conversation]
+        return encode_conversation(plain, self.tokenizer, max_length=self.max_length)
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Scores of B encoded conversations # (B,)"""
+        length = max(map(len, rows))
+        ids = torch.full((len(rows), length), self.model.config.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
+        device = self.model.device
+        return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.squeeze(-1).float()
+
+    @torch.inference_mode()
+    def score(self, conversations: Iterable[Conversation]) -> list[float]:
+        """The score of each conversation's last message, in eval mode. Conversations of similar length share a batch."""
+        self.model.eval()
+        rows = [self.encode(conversation) for conversation in conversations]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        found = [0.0] * len(rows)
+        for start in range(0, len(order), BATCH):
+            part = order[start : start + BATCH]
+            for i, value in zip(part, self([rows[i] for i in part]).tolist(), strict=True):
+                found[i] = value
+        return found
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Writes what `from_pretrained` reads; the longest input is the tokenizer's `model_max_length`."""
+        self.tokenizer.model_max_length = self.max_length
+        self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> TextReward:
+        """A trained reward model, ours or TRL's, in eval mode. Raises ValueError for anything else."""
+        from safetensors import SafetensorError
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        require_hub_name_or_directory(path)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(path))
+            model, report = AutoModelForSequenceClassification.from_pretrained(str(path), dtype=torch.float32, output_loading_info=True)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ValueError(f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one ({error})") from error
+        if model.config.num_labels != 1 or report["missing_keys"]:
+            why = f"its files lack {sorted(report['missing_keys'])[0]}" if report["missing_keys"] else f"it has {model.config.num_labels} outputs"
+            raise ValueError(
+                f"{path}: expected a trained reward model with one output, got a model of which {why}: fit one with pipelines.fit_reward"
+            )
+        if tokenizer.chat_template is None:
+            raise ValueError(f"{path}: expected a tokenizer with a chat template, which renders context and reply as the model was trained on them")
+        return cls(_padded(model, tokenizer), tokenizer).eval()
+
+    @classmethod
+    def from_base(cls, base: str, *, max_length: int) -> TextReward:
+        """A pretrained encoder or language model (a hub name or folder, a checkpoint of ours too) with a new head. Raises ValueError.
+
+        A tokenizer without a chat template gets ours. Where `base` is a reward model itself, its head goes on learning.
+        """
+        from safetensors import SafetensorError
+        from transformers import AutoModelForSequenceClassification
+
+        require_hub_name_or_directory(base)
+        tokenizer = load_tokenizer(base)
+        try:
+            model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, num_labels=1, ignore_mismatched_sizes=True)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise ValueError(f"--base {base}: expected an encoder or a language model that transformers can give a scalar head ({error})") from error
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
+        return cls(_padded(model, tokenizer), tokenizer, max_length=max_length)
+
+    @classmethod
+    def new(
+        cls, texts: Iterable[str], *, hidden_size: int = 64, num_hidden_layers: int = 2, vocab_size: int = 4096, max_length: int = 256
+    ) -> TextReward:
+        """A small untrained encoder (ModernBERT) with a byte-level tokenizer made from the texts."""
+        from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+        tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
+        config = ModernBertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden_size,
+            intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
+            num_hidden_layers=num_hidden_layers,
+            num_attention_heads=max(1, hidden_size // 32),
+            max_position_embeddings=max_length,
+            global_attn_every_n_layers=1,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=None,
+            cls_token_id=None,
+            sep_token_id=None,
+            classifier_pooling="mean",
+            num_labels=1,
+        )
+        return cls(ModernBertForSequenceClassification(config), tokenizer, max_length=max_length)
+
+    def eval(self) -> TextReward:
+        """Without dropout; itself."""
+        self.model.eval()
+        return self
+
+    def to(self, device: Any) -> TextReward:
+        """On another device; itself."""
+        self.model.to(device)
+        return self
+
+
+def _padded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """With a padding token: language models find the last token of a reply by it."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model

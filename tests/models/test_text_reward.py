@@ -1,0 +1,116 @@
+"""The reward model over text: what it reads, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from rl_dialog.models.text_reward import TextReward
+
+TALK = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "how are you today?"}]
+TALKS = [
+    TALK,
+    [*TALK, {"role": "user", "content": "x" * 50}, {"role": "assistant", "content": "that is all"}],
+    [*TALK[:1], {"role": "assistant", "content": ""}],
+]
+
+
+def new(**settings):
+    torch.manual_seed(0)
+    return TextReward.new(["hello there, how are you today?", "that is all"] * 5, hidden_size=32, vocab_size=300, **settings)
+
+
+@pytest.fixture
+def like_trl(tokenizer, tmp_path):
+    """A causal LM with a scalar head whose padding is its end of sequence, as TRL's reward trainer saves it."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 128}
+    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.eos_token_id, **shape)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "trl")
+    tokenizer.save_pretrained(tmp_path / "trl")
+    return tmp_path / "trl"
+
+
+def test_a_batch_scores_as_each_alone():
+    reward = new().eval()
+    together = reward.score(TALKS)
+    assert together == pytest.approx([reward.score([talk])[0] for talk in TALKS], abs=1e-5)
+    assert len({round(value, 4) for value in together}) == 3
+
+
+def test_the_reply_and_its_context_both_count():
+    reward = new().eval()
+    other_reply, other_context = [TALK[0], {"role": "assistant", "content": "no"}], [{"role": "user", "content": "bye"}, TALK[1]]
+    assert len({round(value, 4) for value in reward.score([TALK, other_reply, other_context])}) == 3
+
+
+def test_what_is_saved_is_a_from_pretrained_directory(tmp_path):
+    reward = new(max_length=40).eval()
+    reward.save_pretrained(tmp_path)
+    again = TextReward.from_pretrained(tmp_path)
+    assert again.score(TALKS) == reward.score(TALKS) and again.max_length == 40
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    ids = tokenizer.apply_chat_template(TALK, return_dict=True, return_tensors="pt")
+    assert model.config.num_labels == 1 and model(**ids).logits.item() == pytest.approx(reward.score([TALK])[0], abs=1e-5)
+
+
+def test_models_of_trl_load(like_trl):
+    reward = TextReward.from_pretrained(like_trl)
+    tokenizer, model = AutoTokenizer.from_pretrained(like_trl), AutoModelForSequenceClassification.from_pretrained(like_trl).eval()
+    alone = [model(**tokenizer.apply_chat_template(talk, return_dict=True, return_tensors="pt")).logits.item() for talk in TALKS]
+    assert reward.score(TALKS) == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_policy_becomes_a_reward_model(checkpoints, tmp_path):
+    reward = TextReward.from_base(checkpoints["bc"], max_length=64)
+    assert reward.model.config.num_labels == 1
+    trunk = TextReward.from_base(checkpoints["bc"], max_length=64).model.base_model.state_dict()
+    assert all(torch.equal(value, trunk[name]) for name, value in reward.model.base_model.state_dict().items())  # of the policy, not new
+    reward.eval().save_pretrained(tmp_path)
+    assert TextReward.from_pretrained(tmp_path).score(TALKS) == reward.score(TALKS)
+
+
+def test_of_long_conversations_the_system_prompt_and_the_end_are_read():
+    reward = new(max_length=40)
+    system, old = {"role": "system", "content": "be brief"}, {"role": "user", "content": "something long ago " * 20}
+    cut = reward.encode([system, old, *TALK])
+    assert len(cut) <= 40 and cut == reward.encode([system, *TALK])
+    assert reward.encode([{"role": "user", "content": "y"}, {"role": "assistant", "content": "z" * 200}])[-1] == reward.tokenizer.eos_token_id
+
+
+def test_a_tool_call_is_read_as_its_json():
+    reward = new()
+    call = [{"function": {"name": "menu", "arguments": "{}"}}]
+    written = {"role": "assistant", "content": json.dumps(call)}
+    assert reward.encode([TALK[0], {"role": "assistant", "content": None, "tool_calls": call}]) == reward.encode([TALK[0], written])
+
+
+def test_what_is_no_reward_model_is_refused(checkpoints, like_trl, tmp_path):
+    with pytest.raises(ValueError, match="expected a trained reward model with one output, got a model of which its files lack"):
+        TextReward.from_pretrained(checkpoints["bc"])
+    with pytest.raises(ValueError, match="found nothing there"):
+        TextReward.from_pretrained(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="expected a reward model"):
+        TextReward.from_pretrained(tmp_path / "empty")
+    config = json.loads((like_trl / "config.json").read_text())
+    (like_trl / "config.json").write_text(json.dumps(config | {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}}))
+    with pytest.raises(ValueError, match="expected"):
+        TextReward.from_pretrained(like_trl)
+
+
+def test_damaged_weights_and_a_missing_template_are_refused(like_trl, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(like_trl)
+    tokenizer.chat_template = None
+    (like_trl / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(like_trl)
+    with pytest.raises(ValueError, match="chat template"):
+        TextReward.from_pretrained(like_trl)
+    (like_trl / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="expected a reward model"):
+        TextReward.from_pretrained(like_trl)
+    with pytest.raises(ValueError, match="--base"):
+        TextReward.from_base(str(like_trl), max_length=10)

@@ -1,0 +1,215 @@
+"""Labels that go out and come in: JSONL of our own, TRL's preferences."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rl_dialog.data.readers import find_logs, read_log
+from rl_dialog.data.splits import split_key
+from rl_dialog.preferences.exchange import add_pairs, open_labels, read_labels, trl_rows, write_labels
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.labels import NewQuery
+from rl_dialog.preferences.segments import Clip, Reply, Segments
+
+CONTEXT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def log(store_url):
+    opened = LabelLog(store_url, validation=0.0)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def other_log(tmp_path):
+    opened = LabelLog(f"sqlite:///{tmp_path}/other.db", validation=0.0)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def segments(tmp_path):
+    return Segments(tmp_path / "clips")
+
+
+def fill(log, choices):
+    """One query, answer and labeller after the other."""
+    log.add_queries(NewQuery(f"a{i}", f"b{i}", reward_version=i, validation=i % 2 == 1) for i in range(len(choices)))
+    for i, choice in enumerate(choices):
+        query = log.lease(f"labeller {i % 2}")
+        log.answer(query.id, f"labeller {i % 2}", choice)
+
+
+def unnumbered(labels):
+    return [replace(label, number=0) for label in labels]
+
+
+def test_labels_go_out_and_come_in_once(log, other_log, tmp_path):
+    fill(log, ["left", "right", "tie", "skip", "left"])
+    log.undo("labeller 0")
+    path = tmp_path / "labels.jsonl"
+    assert write_labels(log.labels(), path) == 3
+    assert json.loads(path.read_text().splitlines()[1]) == json.loads(json.dumps(vars(log.labels()[1])))
+    assert list(read_labels(path)) == log.labels()
+    other_log.add_query("x", "y")
+    other_log.answer(other_log.lease("me").id, "me", "left")
+    assert other_log.add_labels(read_labels(path)) == 3
+    assert unnumbered(other_log.labels()[1:]) == unnumbered(log.labels()) and other_log.state() == (4, 0)
+    assert other_log.add_labels(read_labels(path)) == 0 and other_log.lease("me") is None
+    other_log.revoke_labeller("labeller 0")
+    assert other_log.add_labels(read_labels(path)) == 0  # what was revoked does not come back
+    assert write_labels(log.answers(), path) == 5
+    assert [label.preference for label in read_labels(path)] == [answer.preference for answer in log.answers() if answer.revoked is None]
+
+
+def test_a_label_of_a_query_that_is_answered_already(log, other_log):
+    log.add_query("a", "b")
+    mine = log.answer(log.lease("ann").id, "ann", "tie")
+    other_log.add_query("b", "a")  # the other way round
+    theirs = other_log.answer(other_log.lease("bob").id, "bob", "left")
+    assert other_log.labels()[0].first == "b" and log.add_labels([theirs]) == 1
+    assert log.labels() == [mine] and log.counts()["late"] == 1 and log.labellers()["bob"]["shared"] == 1
+    assert log.answers()[1].preference == 1 - theirs.preference
+    log.undo("ann")
+    (label,) = log.labels()
+    prefers = label.first if label.preference == 1 else label.second
+    assert label.labeller == "bob" and prefers == (theirs.first if theirs.preference == 1 else theirs.second)
+
+
+def test_a_label_for_an_open_query_answers_it(log, other_log):
+    fill(other_log, ["left"])
+    log.add_query("a0", "b0", validation=False)
+    assert log.counts()["waiting"] == 1 and log.add_labels(other_log.labels()) == 1
+    assert log.counts() | {"waiting": 0, "labels": 1, "late": 0} == log.counts() and log.lease("ann") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"preference": 0.7}, "expected a preference of 1, 0, 0.5 or None, got 0.7"),
+        ({"labeller": ""}, "name of a labeller"),
+        ({"first": "b0"}, "two different segments"),
+        ({"query": "\0"}, "id of a query"),
+    ],
+)
+def test_labels_that_are_none_leave_nothing(log, other_log, change, told):
+    fill(other_log, ["left", "left"])
+    one, other = other_log.labels()
+    with pytest.raises(ValueError, match=told):
+        log.add_labels([one, replace(other, **{"second": "b0", "first": "x"} | change)])
+    assert log.answers() == [] and log.pairs() == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "no json", "[]", "{}", '{"query": "q"}', "BAD preference", "BAD validation", "BAD first", "BAD shown"],
+)
+def test_lines_that_are_no_labels(log, tmp_path, line):
+    fill(log, ["left", "tie"])
+    path = tmp_path / "labels.jsonl"
+    write_labels(log.labels(), path)
+    first, second = path.read_text().splitlines()
+    if line.startswith("BAD"):
+        line = json.dumps(json.loads(second) | {line.split()[1]: "yes" if line != "BAD first" else 3})
+    path.write_text(f"{first}\n{line}\n")
+    with pytest.raises(ValueError, match=r"labels.jsonl:2: expected a label, a JSON object with number, query, first, second, preference, labeller"):
+        list(read_labels(path))
+
+
+# Replies
+
+
+def label_replies(log, segments, choices):
+    """A label for each choice: of two replies to one context, "good i" and "bad i"."""
+    for i, choice in enumerate(choices):
+        replies = [Reply(CONTEXT, text, {"model": "bot"}) for text in (f"good {i}", f"bad {i}")]
+        log.add_query(*(segments.add(reply) for reply in replies), validation=False)
+        query = log.lease("ann")
+        log.answer(query.id, "ann", choice if choice in ("tie", "skip") else "left" if query.left == replies[0].id else "right")
+
+
+def test_replies_as_rows_of_trl(log, segments):
+    label_replies(log, segments, ["good", "tie", "skip", "good"])
+    rows = list(trl_rows(log.labels(), segments))
+    assert rows == [
+        {"prompt": CONTEXT, "chosen": [{"role": "assistant", "content": f"good {i}"}], "rejected": [{"role": "assistant", "content": f"bad {i}"}]}
+        | {"chosen_reward": 1.0, "rejected_reward": 0.0, "ids": [Reply(CONTEXT, f"{name} {i}").id for name in ("good", "bad")]}
+        for i in (0, 3)
+    ]
+
+
+def test_rows_of_trl_are_read_by_prepare_and_come_back_as_labels(log, other_log, segments, tmp_path):
+    label_replies(log, segments, ["good"] * 8)
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in trl_rows(log.labels(), segments)))
+    dialogs = [dialog for file in find_logs([str(path)])[0] for dialog in read_log(file)]
+    assert [(dialog.messages[-1]["content"], dialog.messages[-1]["reward"]) for dialog in dialogs[:2]] == [("good 0", 1.0), ("bad 0", 0.0)]
+
+    elsewhere = Segments(tmp_path / "elsewhere")
+    assert add_pairs([str(path)], other_log, elsewhere, labeller="trl") == (8, [])
+    assert list(trl_rows(other_log.labels(), elsewhere)) == list(trl_rows(log.labels(), segments))
+    assert {label.preference for label in other_log.labels()} == {0.0, 1.0}  # which one is first says nothing
+    assert add_pairs([str(path)], other_log, elsewhere, labeller="trl") == (0, [])
+    assert len(other_log.labels()) == 8 and other_log.labels()[0].labeller == "trl"
+
+
+def test_pairs_of_one_conversation_are_on_one_side(store_url, segments, tmp_path):
+    log = LabelLog(store_url, validation=0.5)
+    rows = [{"prompt": f"question {i // 4}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(80)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert add_pairs([str(path)], log, segments) == (80, [])
+    sides = {}
+    for label in log.labels():
+        sides.setdefault(segments[label.first].context[0]["content"], set()).add(label.validation)
+    assert len(sides) == 20 and all(len(side) == 1 for side in sides.values()) and {True} in sides.values() and {False} in sides.values()
+    dialog = next(read_log(find_logs([str(path)])[0][0]))
+    assert log.is_validation(split_key(dialog)) == next(iter(sides["question 0"]))
+    log.close()
+
+
+def test_what_is_no_pair_is_told(log, segments, tmp_path):
+    rows = [
+        {"prompt": "hi", "chosen": "yes", "rejected": "no"},
+        {"prompt": "hi", "chosen": "same", "rejected": "same"},
+        {"prompt": "hi", "chosen": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}
+        | {"rejected": "d"},
+        {"prompt": "hi", "completion": "a reply", "label": True},
+        {"prompt": "hi", "chosen": 7, "rejected": "no"},
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    count, bad = add_pairs([str(path)], log, segments)
+    assert count == 1 == len(log.labels()) and len(bad) == 4
+    told = " ".join(each.reason for each in bad)
+    assert "expected two different replies" in told and "one message each" in told and "expected a pair of replies" in told
+
+
+def test_labels_of_clips_and_of_different_contexts_are_no_rows(log, segments):
+    clip = [Clip(np.full((2, 3), i, np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32), 2) for i in range(2)]
+    log.add_query(*map(segments.add, clip))
+    label = log.answer(log.lease("ann").id, "ann", "left")
+    with pytest.raises(ValueError, match="expected labels of replies, got one of clips"):
+        list(trl_rows([label], segments))
+    one, other = segments.add(Reply(CONTEXT, "a")), segments.add(Reply(CONTEXT[1:], "b"))
+    with pytest.raises(ValueError, match="expected two replies to one context"):
+        list(trl_rows([replace(label, first=one, second=other)], segments))
+
+
+def test_the_labels_of_a_run(tmp_path, store_url):
+    with pytest.raises(ValueError, match="found nothing at"):
+        open_labels(tmp_path)
+    LabelLog(f"sqlite:///{tmp_path}/labels.db").close()
+    id = Segments(tmp_path / "clips").add(Reply(CONTEXT, "a"))
+    log, segments = open_labels(tmp_path)
+    assert log.labels() == [] and segments[id].text == "a"
+    log.close()
+    LabelLog(store_url).close()
+    log, _ = open_labels(tmp_path, store_url)
+    assert log.counts()["labels"] == 0
+    log.close()
