@@ -22,6 +22,7 @@ const state = {
   queue: [], // pairs that are ours, the first one is on the screen: {query, pictures: a promise}
   shown: null, // the entry of the queue whose pictures are on the screen
   busy: false, // an answer is being shown
+  answered: new Set(), // queries that were answered here
   saved: 0, // answers of this visit that the log has
   away: false,
   active: Date.now(), // when somebody last did something
@@ -95,7 +96,7 @@ function entry(query) {
   return { query, pictures: pictures(query) };
 }
 
-/** The pictures of both sides; tried again until they are there. */
+/** The pictures of both sides; tried again until they are there. A pair whose pictures the server does not have is put aside; its lease just ends. */
 async function pictures(query) {
   if (query.left.kind !== "clip") return [];
   for (;;) {
@@ -104,9 +105,17 @@ async function pictures(query) {
     } catch (error) {
       if (!state.queue.some((one) => one.query === query)) return [];
       notice(`A clip could not be loaded: ${error.message}`);
+      if (error.status) return putAside(query);
       await pause(2);
     }
   }
+}
+
+function putAside(query) {
+  state.queue = state.queue.filter((one) => one.query !== query);
+  present();
+  fill();
+  return [];
 }
 
 /** While somebody is there, the leases go on; when nobody is, the pairs go back for others. */
@@ -124,7 +133,7 @@ async function renew() {
   try {
     const { held } = await post("v1/renew", { queries });
     state.offline = false;
-    const lost = queries.filter((id) => !held.includes(id));
+    const lost = queries.filter((id) => !held.includes(id) && !state.answered.has(id)); // an answer may have overtaken this request
     if (lost.includes(state.shown?.query.id)) notice("The pair went to somebody else while this page was out of reach. Here is another one.");
     state.queue = state.queue.filter(({ query }) => !lost.includes(query.id));
     present();
@@ -232,7 +241,7 @@ function tell(problem = "") {
   if (!state.queue.length) {
     $("waiting-title").textContent = away ? "You were away" : offline ? "No connection" : "Waiting for the next pair";
     const none = status?.labels_wanted === 0 ? "No label is wanted just now. When one is, a pair appears here by itself." : "It appears here by itself.";
-    $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem ? `${problem} Trying again …` : none;
+    $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem || offline ? `${problem} Trying again …`.trim() : none;
   }
   const waiting = outbox.size;
   const many = `${waiting} answer${waiting === 1 ? "" : "s"}`;
@@ -290,6 +299,7 @@ async function choose(choice) {
     side.classList.toggle("chosen", side.id === choice || choice === "tie");
     side.classList.toggle("passed", choice === "skip" || (choice !== "tie" && side.id !== choice));
   }
+  state.answered.add(query.id);
   outbox.add({ kind: "answer", query: query.id, choice });
   say(`Your answer: ${CHOICES[choice]}.`);
   await pause(FLASH);
@@ -317,6 +327,7 @@ function wasTaken({ kind, choice }, { query }) {
     const surplus = others.splice(READY - 1).map((one) => one.query.id);
     if (surplus.length) post("v1/release", { queries: surplus }).catch(() => {}); // else its lease ends by itself
     state.queue = [entry(query), ...others];
+    state.answered.delete(query.id);
     present("Your last answer is taken back. ");
   }
   tell();
@@ -403,10 +414,11 @@ function numberOf(name, value) {
 }
 
 $("leave").addEventListener("click", () => {
+  $("me-dialog").close();
+  if (outbox.size) return notice("Your last answers are not saved yet: wait a moment, then leave.");
   giveBack({ keepalive: true });
-  for (const name of ["token", "queue", "outbox"]) kept.drop(name);
+  for (const name of ["token", "queue"]) kept.drop(name);
   state.queue = [];
-  outbox.operations = [];
   location.reload();
 });
 
