@@ -42,7 +42,7 @@ from rl_dialog.preferences.reward_trainer import RewardTraining
 from rl_dialog.preferences.schedule import AnnotationSchedule
 from rl_dialog.preferences.segments import Segments
 from rl_dialog.training.logger import Logger, following
-from rl_dialog.training.policy_gradient import A2C, PPO
+from rl_dialog.training.policy_gradient import A2C, FEATURES, PIXELS, PPO
 
 # What users of the 2018 reproduction type, and what it is called here.
 MODES = {
@@ -130,7 +130,7 @@ class PreferConfig:
     schedule: Literal["hyperbolic", "constant"] = "hyperbolic"
     """the rate of the other labels as the policy learns"""
     schedule_scale: float | None = None
-    """steps after which the hyperbolic rate has halved; by default all steps"""
+    """steps after which the hyperbolic rate has halved; by default what suits the environment"""
     max_staleness: int = 20
     """labels that the reward in use may not know yet before the policy waits; 0: it never waits"""
     envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
@@ -159,7 +159,7 @@ class PreferConfig:
     """how it is fitted"""
     first_epochs: Annotated[int, tyro.conf.arg(aliases=["--n-initial-epochs"])] = 200
     """passes over the initial labels"""
-    epochs: int = 2
+    epochs: int = 4
     """passes over all labels whenever there are new ones"""
     queries: QuerySettings = QuerySettings()
     """what is asked"""
@@ -196,12 +196,21 @@ class Suited:
     initial: int
     envs: int
     ppo: PPO
+    schedule_scale: float
     eval_every: int = 0
 
 
-ATARI = Suited(10_000_000, 5500, 500, 16, PPO(batch_size=2048, learning_rate=2.5e-4, value_learning_rate=2.5e-4, entropy_coeff=0.01))
-DOT = Suited(150_000, 1500, 300, 32, PPO(batch_size=1024, learning_rate=1e-3, value_learning_rate=1e-3, entropy_coeff=0.01), eval_every=10_000)
-SUITED = {"moving_dot": DOT, "pong": ATARI, "enduro": ATARI, "atari": ATARI}
+ATARI = Suited(10_000_000, 5500, 500, 16, PIXELS, schedule_scale=1_250_000)
+# Rewards that are learned while the policy changes: a shorter horizon and a slower policy than the true reward would need.
+DOT = replace(FEATURES, gamma=0.9, learning_rate=3e-4, entropy_coeff=0.003, batch_size=1024)
+FRAMES = Suited(150_000, 3000, 400, 32, replace(DOT, learning_rate=5e-4), schedule_scale=50_000, eval_every=10_000)
+SUITED = {  # by the environment and its observations
+    "moving_dot": FRAMES,
+    "moving_dot position": Suited(250_000, 700, 250, 32, DOT, schedule_scale=30_000, eval_every=10_000),
+    "pong": ATARI,
+    "enduro": ATARI,
+    "atari": ATARI,
+}
 
 
 def main(config: PreferConfig) -> dict[str, Any]:
@@ -217,7 +226,8 @@ def main(config: PreferConfig) -> dict[str, Any]:
 
 def resolved(config: PreferConfig) -> PreferConfig:
     """With defaults that suit the environment, and the original's names of settings carried over to ours."""
-    suited = SUITED.get(config.env, DOT)
+    observations = make_envs(config).keywords.get("observations", "")
+    suited = SUITED.get(f"{config.env} {observations}", SUITED.get(config.env, FRAMES))
     given = {"learning_rate": config.lr, "entropy_coeff": config.ent_coef}
     if config.lr_zero_million_timesteps is not None:
         given["lr_zero_steps"] = int(config.lr_zero_million_timesteps * 1e6)
@@ -235,6 +245,7 @@ def resolved(config: PreferConfig) -> PreferConfig:
         envs=suited.envs if config.envs is None else config.envs,
         ppo=replace(suited.ppo, **changed(config.ppo), **given) if config.algorithm == "ppo" else config.ppo,
         a2c=replace(config.a2c, **given) if config.algorithm == "a2c" else config.a2c,
+        schedule_scale=suited.schedule_scale if config.schedule_scale is None else config.schedule_scale,
         eval_every=suited.eval_every if config.eval_every is None else config.eval_every,
         lr=None,
         ent_coef=None,
