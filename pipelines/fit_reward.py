@@ -14,41 +14,29 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
+from pipelines.fit_reward_judges import Scores, headline, judged, judges, table
 from rl_dialog.config import run, save_config
 from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
-from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
-from rl_dialog.evaluation.generation import load_for_decoding
-from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
-from rl_dialog.evaluation.reply_judges import calibration, choice_measures, pair_accuracy, reward_measures
-from rl_dialog.evaluation.reward_report import auc_with_interval
-from rl_dialog.evaluation.scoring import rank_replies
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.exchange import open_labels
-from rl_dialog.preferences.replies import Fitting, Rating, ReplyPair
-from rl_dialog.preferences.segments import Reply
+from rl_dialog.preferences.replies import Fitting, Preferences, Rating
 from rl_dialog.rewards import apply_rewards, choose_rewards
-from rl_dialog.rewards.tfidf import TfidfClassifier
-from rl_dialog.rewards.words import words
 
-MODEL = "reward model"
 SETTINGS = "fit_reward.yaml"  # in the model's folder: this one may be replaced
-
-Scores = dict[str, float]  # reply id -> score
 
 
 @dataclass(frozen=True)
@@ -101,22 +89,6 @@ class FitRewardConfig:
     """print only the JSON line"""
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Pairs, and rated replies that pairs may have been made of."""
-
-    pairs: list[ReplyPair]
-    ratings: list[Rating]
-
-    def where(self, keep: Any) -> Labels:
-        """Those of replies that `keep` says yes to."""
-        return Labels([pair for pair in self.pairs if keep(pair.first)], [rating for rating in self.ratings if keep(rating.reply)])
-
-    @property
-    def replies(self) -> list[Reply]:
-        return [*(reply for pair in self.pairs for reply in (pair.first, pair.second)), *(rating.reply for rating in self.ratings)]
-
-
 def main(config: FitRewardConfig) -> dict[str, Any]:
     """Fits, judges and saves; returns headline figures. Raises ValueError or OSError for what the user can fix."""
     _check(config)
@@ -124,12 +96,13 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     began = time.perf_counter()
     labels = read_labels(config)
-    held_out, scores = Labels([], []), {}
+    held_out = Preferences([], [])
+    scores: dict[str, Scores] = {}
     for train, test in divisions(labels, config):
         model = fitted(train, config)
         found = judges(model, train, test, config)
         scores = {name: scores.get(name, {}) | values for name, values in found.items()}
-        held_out = Labels(held_out.pairs + test.pairs, held_out.ratings + test.ratings)
+        held_out = Preferences(held_out.pairs + test.pairs, held_out.ratings + test.ratings)
     if config.folds:
         model, train = fitted(labels, config), labels
     figures = judged(held_out, scores, config)
@@ -141,7 +114,7 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     return {"out": config.out, **sizes, **headline(figures), "seconds": round(time.perf_counter() - began, 1)}
 
 
-def read_labels(config: FitRewardConfig) -> Labels:
+def read_labels(config: FitRewardConfig) -> Preferences:
     """What people, or a corpus, said of replies. Raises ValueError where there is too little to learn from."""
     pairs, ratings = [], []
     if config.run:
@@ -158,24 +131,27 @@ def read_labels(config: FitRewardConfig) -> Labels:
         raise ValueError(f"{where}: expected two replies to one context of which one is preferred, found none among {len(ratings)} rated{hint}")
     if config.objective != "pairs" and not 0 < good < len(ratings):
         raise ValueError(f"{where}: --objective {config.objective}: expected good and bad replies, got {good} good ones of {len(ratings)} rated")
-    return Labels(pairs, ratings)
+    return Preferences(pairs, ratings)
 
 
-def divisions(labels: Labels, config: FitRewardConfig) -> Iterator[tuple[Labels, Labels]]:
+def divisions(labels: Preferences, config: FitRewardConfig) -> Iterator[tuple[Preferences, Preferences]]:
     """(to fit, to judge by). Raises ValueError where there is nothing to fit."""
     if config.folds:
+        fold = _folds(labels, config)
         for number in range(config.folds):
-            yield labels.where(lambda reply, n=number: _fold(reply, config) != n), labels.where(lambda reply, n=number: _fold(reply, config) == n)
+            yield labels.where(lambda reply, n=number: fold[reply.id] != n), labels.where(lambda reply, n=number: fold[reply.id] == n)
         return
-    split = {reply.id: preferences.split_of(reply, validation=config.validation, seed=config.seed) for reply in labels.replies}
-    train = labels.where(lambda reply: split[reply.id] == "train")
-    test = labels.where(lambda reply: split[reply.id] == config.split if config.split else split[reply.id] != "train")
+    split: dict[str, str] = {}  # of a conversation: its replies may have come from several places
+    for reply in labels.replies:
+        split.setdefault(preferences.group_of(reply), preferences.split_of(reply, validation=config.validation, seed=config.seed))
+    kept = ("validation", "test") if not config.split else (config.split,)
+    train, test = (labels.where(lambda reply, of=of: split[preferences.group_of(reply)] in of) for of in (("train",), kept))
     if not (train.ratings if config.objective == "ratings" else train.pairs):
         raise ValueError(f"expected preferences to learn from in the train split, got none; there are {len(labels.pairs)} pairs in all")
     yield train, test
 
 
-def fitted(labels: Labels, config: FitRewardConfig) -> TextReward:
+def fitted(labels: Preferences, config: FitRewardConfig) -> TextReward:
     """A model of these labels."""
     torch.manual_seed(config.seed)  # of the new weights
     if config.base:
@@ -190,72 +166,6 @@ def fitted(labels: Labels, config: FitRewardConfig) -> TextReward:
     with tqdm(unit="step", disable=True if config.quiet else None) as bar:
         preferences.fit(reward, pairs, ratings, settings=config.fitting, seed=config.seed, progress=lambda *said: _show(bar, *said))
     return reward
-
-
-def judges(model: TextReward, train: Labels, test: Labels, config: FitRewardConfig) -> dict[str, Scores]:
-    """Judge -> what it says of every held-out reply."""
-    replies = {reply.id: reply for reply in test.replies}
-    found = {MODEL: preferences.score(model, list(replies.values()))}
-    found["longer reply"] = {id: float(len(words(reply.text))) for id, reply in replies.items()}
-    texts = [(pair.first.text, pair.preference > 0.5) for pair in train.pairs] + [(pair.second.text, pair.preference < 0.5) for pair in train.pairs]
-    texts = [(rating.reply.text, rating.value > config.above) for rating in train.ratings] or texts
-    try:
-        classifier = TfidfClassifier.fit(*map(list, zip(*texts, strict=True)))
-        found["words of the reply"] = {id: classifier([reply.text])[0] for id, reply in replies.items()}
-    except ValueError:  # too few texts to count words in: one judge less
-        pass
-    if config.policy:
-        found["likelihood"] = likelihoods(config.policy, list(replies.values()))
-    return found
-
-
-def likelihoods(checkpoint: str, replies: Sequence[Reply]) -> Scores:
-    """The mean log-probability of a token of each reply under a policy."""
-    policy, tokenizer = load_for_decoding(checkpoint), load_tokenizer(resolve(checkpoint))
-    positions = getattr(policy.config, "max_position_embeddings", None) or 1024
-    ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    said = [[*tokenizer(reply.text, add_special_tokens=False)["input_ids"], *ends][: positions // 2] for reply in replies]
-    prompts = [encode_prompt([*r.context], tokenizer, max_length=positions - len(ids)) for r, ids in zip(replies, said, strict=True)]
-    values = rank_replies(policy, prompts, said, by="mean log-probability") if replies else []
-    return {reply.id: float(value) for reply, value in zip(replies, values, strict=True)}
-
-
-def judged(held_out: Labels, scores: dict[str, Scores], config: FitRewardConfig) -> dict[str, Any]:
-    """Figures of all judges with 95 % intervals over conversations, and the model's advantage over each other judge."""
-    units = {group: n for n, group in enumerate(dict.fromkeys(preferences.group_of(reply) for reply in held_out.replies))}
-    measures = {name: _measures(name, held_out, values, units, config) for name, values in scores.items()}
-    contexts = _mixed(held_out.ratings, config)
-    found: dict[str, Any] = {"pairs": len(held_out.pairs), "contexts": len(contexts), "conversations": len(units), "judges": {}, "advantage": {}}
-    for name, values in scores.items():
-        found["judges"][name] = {key: _figure(estimate([measure])) for key, measure in measures[name].items()}
-        if found_auc := _auc(held_out, values, name, config):
-            found["judges"][name]["auc"] = found_auc
-        if name != MODEL:
-            pairs = ((key, measures[MODEL][key], measures[name][key]) for key in ("accuracy", "chosen_good") if key in measures[name])
-            found["advantage"][name] = {key: _figure(difference([ours], [theirs])) for key, ours, theirs in pairs}
-    if held_out.pairs and MODEL in scores:
-        apart, preferred = _apart(held_out.pairs, scores[MODEL])
-        error, bins = calibration(apart, preferred)
-        found["calibration"] = {"error": None if error is None else round(error, 4), "bins": bins}
-    return found
-
-
-def table(figures: dict[str, Any]) -> str:
-    """The judges, one line each."""
-    keys = ("accuracy", "chosen_good", "random_good", "auc")
-    lines = [
-        f"held out: {figures['pairs']} pairs, {figures['contexts']} contexts with good and bad replies, {figures['conversations']} conversations"
-    ]
-    lines.append(f"{'judge':<20}" + "".join(f"{key:>24}" for key in keys))
-    lines += [f"{name:<20}" + "".join(f"{_shown(found.get(key)):>24}" for key in keys) for name, found in figures["judges"].items()]
-    return "\n".join(lines)
-
-
-def headline(figures: dict[str, Any]) -> dict[str, Any]:
-    """What people ask for first."""
-    own = figures["judges"].get(MODEL, {})
-    shown = {key: own[key] for key in ("accuracy", "loss", "tie_share", "chosen_good", "random_good", "auc") if own.get(key)}
-    return {"held_out_pairs": figures["pairs"], **shown, "calibration_error": figures.get("calibration", {}).get("error")}
 
 
 def _ratings(config: FitRewardConfig) -> Iterator[Rating]:
@@ -283,54 +193,14 @@ def _dialogs(config: FitRewardConfig) -> Iterator[Dialog]:
         yield item
 
 
-def _fold(reply: Reply, config: FitRewardConfig) -> int:
-    digest = hashlib.sha256(f"{config.seed}\0{preferences.group_of(reply)}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % config.folds
-
-
-def _measures(name: str, held_out: Labels, scores: Scores, units: dict[str, int], config: FitRewardConfig) -> dict[str, Measure]:
-    found: dict[str, Measure] = {}
-    if held_out.pairs:
-        unit = np.array([units[preferences.group_of(pair.first)] for pair in held_out.pairs])
-        first, second = (np.array([scores[getattr(pair, side).id] for pair in held_out.pairs]) for side in ("first", "second"))
-        preferred = np.array([pair.preference for pair in held_out.pairs])
-        found["accuracy"] = pair_accuracy(first, second, preferred, unit)
-        if name == MODEL:  # the others' numbers are no log-odds
-            found |= reward_measures(first - second, preferred, unit, noise=config.fitting.noise)
-    if contexts := _mixed(held_out.ratings, config):
-        tables = [(np.array([scores[r.reply.id] for r in rated]), np.array([float(r.value > config.above) for r in rated])) for rated in contexts]
-        found |= choice_measures(tables, np.array([units[preferences.group_of(rated[0].reply)] for rated in contexts]))
-    return found
-
-
-def _mixed(ratings: Sequence[Rating], config: FitRewardConfig) -> list[list[Rating]]:
-    """The contexts with good and bad replies."""
-    return [found for found in preferences.by_context(ratings) if len({rating.value > config.above for rating in found}) == 2]
-
-
-def _auc(held_out: Labels, scores: Scores, name: str, config: FitRewardConfig) -> list[float] | None:
-    """Over ratings of all contexts; not for scores that preferences within a context alone have fixed, which have no common zero."""
-    good = np.array([rating.value > config.above for rating in held_out.ratings], bool)
-    if len(set(good.tolist())) < 2 or (name == MODEL and config.objective == "pairs"):
-        return None
-    owner = np.array([preferences.group_of(rating.reply) for rating in held_out.ratings])
-    found = auc_with_interval(np.array([scores[rating.reply.id] for rating in held_out.ratings]), good, owner)
-    return [round(value, 4) for value in found]
-
-
-def _apart(pairs: Sequence[ReplyPair], scores: Scores) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([scores[p.first.id] - scores[p.second.id] for p in pairs]), np.array([p.preference for p in pairs])
-
-
-def _figure(found: Estimate | None) -> list[float | None] | None:
-    return found and [None if value is None else round(value, 4) for value in (found.value, found.low, found.high)]
-
-
-def _shown(figure: list[float | None] | None) -> str:
-    if not figure:
-        return ""
-    value, low, high = figure
-    return f"{value:.3f}" if low is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+def _folds(labels: Preferences, config: FitRewardConfig) -> dict[str, int]:
+    """The fold of each reply: conversations in the order of a hash, dealt out in turn. Raises ValueError for too few of them."""
+    group = {reply.id: preferences.group_of(reply) for reply in labels.replies}
+    order = sorted(set(group.values()), key=lambda name: hashlib.sha256(f"{config.seed}\0{name}".encode()).digest())
+    if len(order) < config.folds:
+        raise ValueError(f"--folds {config.folds}: expected at least as many conversations, got {len(order)}")
+    place = {name: n % config.folds for n, name in enumerate(order)}
+    return {id: place[name] for id, name in group.items()}
 
 
 def _write(folder: Path, model: TextReward, config: FitRewardConfig, about: dict[str, Any]) -> None:

@@ -8,13 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import ab, analyse, chat, circle, compare, converse, evaluate, prepare, simulate, talk, train, tune
+from pipelines import (
+    ab,
+    analyse,
+    candidates,
+    chat,
+    circle,
+    compare,
+    converse,
+    evaluate,
+    fit_reward,
+    label,
+    prefer_replies,
+    prepare,
+    simulate,
+    talk,
+    train,
+    tune,
+)
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIGS = {
     "prepare": (prepare.PrepareConfig, None),
+    "candidates": (candidates.CandidatesConfig, None),
+    "prefer_replies": (prefer_replies.PreferRepliesConfig, None),
+    "label": (label.LabelConfig, None),
+    "fit_reward": (fit_reward.FitRewardConfig, None),
     "train": (train.TrainConfig, train.CHOICES),
     "evaluate": (evaluate.EvaluateConfig, None),
     "chat": (chat.ChatConfig, None),

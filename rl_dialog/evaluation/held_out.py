@@ -39,8 +39,9 @@ class HeldOutConfig(Decoding):
     """most dialogs of the split to score; 0 takes all"""
     contexts: int = 32
     """held-out contexts to answer; 0 answers none"""
-    context_replies: Literal["last", "all"] = "last"
-    """what a context comes before: the last reply of a dialog, or any of its replies (a random choice of `contexts` of them)"""
+    context_replies: Literal["last", "all", "good"] = "last"
+    """what a context comes before: the last reply of a dialog, or any of its replies (a random choice of `contexts` of them), or any that earned more
+    than 0"""
     candidates: int = 0
     """replies per context to compare with the logged one, and to let the policy's critic rank; 0 makes none"""
     similarities: tuple[str, ...] = WORDS
@@ -146,11 +147,11 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
 
 
 def _contexts(dialogs: Sequence[Dialog], count: int, *, which: str = "last", seed: int = 0) -> list[tuple[Dialog, int]]:
-    """The first `count` last replies of dialogs, or so many of all replies, drawn by `seed` and in their order; every context once."""
+    """The first `count` last replies of dialogs, or so many of all (or all good) replies, drawn by `seed` and in their order; every context once."""
     found: dict[str, tuple[Dialog, int]] = {}
     for dialog in dialogs:
         for i in dialog.replies[-1:] if which == "last" else dialog.replies:
-            if i:
+            if i and (which != "good" or (dialog.messages[i].get("reward") or 0) > 0):
                 found.setdefault(json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i))
     every = list(found.values())
     if which == "last" or len(every) <= count:

@@ -5,7 +5,8 @@
     random_good   the same for a reply chosen by chance: the share of good ones among all
     auc           how often a good reply of any context scores above a bad one of any
 
-`reward_measures` are those that need a probability. The unit of every interval is the conversation, since pairs within one are alike.
+`log_odds_measures` and `calibration` are for models whose score differences are log-odds.
+The unit of every interval is the conversation, since pairs within one are alike.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def choice_measures(contexts: Sequence[tuple[np.ndarray, np.ndarray]], unit: np.
     return {"chosen_good": _per_unit(np.array(chosen), unit, unit), "random_good": _per_unit(np.array(at_random), unit, unit)}
 
 
-def reward_measures(difference: np.ndarray, preferred: np.ndarray, unit: np.ndarray, *, noise: float) -> dict[str, Measure]:
+def log_odds_measures(difference: np.ndarray, preferred: np.ndarray, unit: np.ndarray, *, noise: float) -> dict[str, Measure]:
     """Of score differences (P,): the loss per label that was trained on, and the share of ties."""
-    p = (1 - noise) / (1 + np.exp(-difference)) + noise / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        loss = -(np.where(preferred > 0, preferred * np.log(p), 0) + np.where(preferred < 1, (1 - preferred) * np.log1p(-p), 0))
+    with np.errstate(divide="ignore"):  # the logarithm of no noise
+        log_p, log_not_p = (np.logaddexp(np.log1p(-noise) - np.logaddexp(0, -apart), np.log(noise / 2)) for apart in (difference, -difference))
+    loss = -preferred * log_p - (1 - preferred) * log_not_p
     return {"loss": _per_unit(loss, unit, unit), "tie_share": _per_unit((preferred == 0.5).astype(float), unit, unit)}
 
 

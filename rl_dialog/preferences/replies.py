@@ -63,6 +63,22 @@ class Rating:
 
 
 @dataclass(frozen=True)
+class Preferences:
+    """What people said: pairs, and ratings, which pairs may have been made of."""
+
+    pairs: list[ReplyPair]
+    ratings: list[Rating]
+
+    def where(self, keep: Callable[[Reply], bool]) -> Preferences:
+        """Those of replies that `keep` says yes to."""
+        return Preferences([pair for pair in self.pairs if keep(pair.first)], [rating for rating in self.ratings if keep(rating.reply)])
+
+    @property
+    def replies(self) -> list[Reply]:
+        return [*(reply for pair in self.pairs for reply in (pair.first, pair.second)), *(rating.reply for rating in self.ratings)]
+
+
+@dataclass(frozen=True)
 class Fitting:
     """How a reward model over text is fitted. Raises ValueError for a number out of its range."""
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rl_dialog.evaluation.intervals import difference, estimate
-from rl_dialog.evaluation.reply_judges import calibration, choice_measures, pair_accuracy, reward_measures
+from rl_dialog.evaluation.reply_judges import calibration, choice_measures, log_odds_measures, pair_accuracy
 from rl_dialog.models.reward_model import preference_loss
 
 
@@ -22,10 +22,11 @@ def test_the_loss_is_that_of_training_and_of_the_specification():
     """Values of Bradley and Terry's loss, with and without 10 % noise, for a first reply that is preferred."""
     apart = np.array([0.0, 2.0, -5.0, -10.0])
     for noise, losses in ((0.0, [0.693147, 0.126928, 5.006715, 10.000045]), (0.1, [0.693147, 0.171124, 2.881983, 2.994915])):
-        each = [reward_measures(apart[i : i + 1], np.ones(1), np.zeros(1), noise=noise)["loss"].value for i in range(4)]
+        each = [log_odds_measures(apart[i : i + 1], np.ones(1), np.zeros(1), noise=noise)["loss"].value for i in range(4)]
         assert each == pytest.approx(losses, abs=1e-6)
+    assert log_odds_measures(np.array([-1000.0]), np.ones(1), np.zeros(1), noise=0.0)["loss"].value == pytest.approx(1000)
     apart, preferred = np.random.default_rng(0).normal(0, 3, 50), np.random.default_rng(1).choice([0, 0.5, 1], 50)
-    measures = reward_measures(apart, preferred, np.arange(50), noise=0.1)
+    measures = log_odds_measures(apart, preferred, np.arange(50), noise=0.1)
     trained = preference_loss(torch.tensor(apart), torch.zeros(50), torch.tensor(preferred), noise=0.1).mean().item()
     assert measures["loss"].value == pytest.approx(trained) and measures["tie_share"].value == np.mean(preferred == 0.5)
 

@@ -30,6 +30,7 @@ from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.methods import BC, METHODS
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards.similarity import token_f1
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
@@ -211,6 +212,30 @@ def test_another_threshold_and_another_similarity_use_the_texts_again(made, worl
     assert [row["text"] for row in table(out)] == [row["text"] for row in table(made[0])]
 
 
+def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
+    """The texts are used again; what each reply earns is what the model says of it behind its context, the human's too; another model is asked."""
+    out, model = tmp_path / "out", tmp_path / "model"
+    shutil.copytree(made[0], out)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        TextReward.new(
+            ["hello there, thank you, that is all", "what about 0123456789 ?"], hidden_size=32, vocab_size=300, max_length=64
+        ).save_pretrained(model)
+        headline = main(config_of(world, out, reward_model=str(model), threshold=None))
+        reward = TextReward.from_pretrained(model)
+        assert headline["generated_contexts"] == 0
+        dialogs = [dialog for split in SPLITS for dialog in read_dialogs(out, split)]
+        said = reward.score([dialog.messages for dialog in dialogs])
+        for dialog, value in zip(dialogs, said, strict=True):
+            reply = dialog.messages[-1]
+            assert reply["reward"] == reply["rewards"]["learned"] == pytest.approx(value, abs=1e-5) and "token_f1" in reply["rewards"]
+        generated = [value for dialog, value in zip(dialogs, said, strict=True) if dialog.meta["candidate"]]
+        assert headline["mean_learned"] == pytest.approx(sum(generated) / len(generated), abs=1e-4)
+        assert [row["text"] for row in table(out)] == [row["text"] for row in table(made[0])]
+    main(config_of(world, out, threshold=0.6))  # and back to the similarity
+    assert all("learned" not in dialog.messages[-1]["rewards"] for dialog in read_dialogs(out, "train"))
+
+
 @pytest.mark.slow
 def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     """The same settings, path and data; one weight more or less."""
@@ -279,20 +304,24 @@ def test_a_limit_takes_contexts_at_even_distances_and_the_same_replies(made, wor
 
 
 def test_rewards():
-    def row(similarity, k=1, text="x"):
-        return {"candidate": k, "text": text, "similarity": similarity}
+    def row(similarity, k=1, text="x", learned=None):
+        return {"candidate": k, "text": text, "similarity": similarity, "learned": learned}
 
     assert [reward_of(row(s), 0.6) for s in (0.6, 0.600001, -0.2, 1.0)] == [0.0, 1.0, 0.0, 1.0]  # strictly above
     assert [reward_of(row(s), None) for s in (0.6, -0.2)] == [0.6, -0.2]
     assert reward_of(row(0.0, k=0, text=""), 0.6) == 1.0, "the human is always right"
     assert reward_of(row(0.0, text=""), -1.0) == 0.0
+    assert [reward_of(row(1.0, k=k, text=text, learned=-2.5), None) for k, text in ((0, "x"), (1, "x"), (1, ""))] == [-2.5] * 3
+    assert [reward_of(row(1.0, k=k, learned=0.3), 0.2) for k in (0, 1)] == [1.0, 1.0] and reward_of(row(1.0, k=0, learned=0.2), 0.2) == 0.0
 
 
 def test_an_empty_candidate_stays_empty(world, tokenizer):
     from rl_dialog.data.tokenize import tokenize
 
     context = Dialog("d:1", [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], split="train").to_row() | {"number": 0}
-    dialog = candidate_dialog(context, {"candidate": 2, "text": "", "similarity": 0.0}, name="token_f1", threshold=None, generator="bc:1")
+    dialog = candidate_dialog(
+        context, {"candidate": 2, "text": "", "similarity": 0.0, "learned": None}, name="token_f1", threshold=None, generator="bc:1"
+    )
     assert dialog == Dialog.from_row(dialog.to_row())
     assert dialog.messages[-1] == {"role": "assistant", "content": "", "reward": 0.0, "rewards": {"token_f1": 0.0}}
     [row] = tokenize(dialog, tokenizer)
@@ -314,6 +343,7 @@ def test_openings_are_left_out_where_the_template_cannot_ask_for_them(world, tmp
         ({"out": ""}, "expected --out"),
         ({"splits": ("test",)}, "with train"),
         ({"similarity": "token_f"}, "Did you mean token_f1?"),
+        ({"reward_model": "nowhere/model"}, "found nothing there"),
         ({"similarity": "meteor"}, "apt-get install wordnet-base"),
         ({"threshold": float("nan")}, "a finite --threshold"),
         ({"num_candidates": 5, "do_sample": False}, "num_beams 1 for 5: set num_beams 5"),

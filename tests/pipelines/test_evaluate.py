@@ -19,6 +19,7 @@ from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.methods import BC, ILQL, KLControl
 from rl_dialog.models.checkpoint import save_policy
+from rl_dialog.models.text_reward import TextReward
 
 SHORT = {"episodes": 6, "max_new_tokens": 6, "max_prompt_length": 100, "contexts": 4, "replicates": 200, "quiet": True, "device": "cpu"}
 
@@ -236,6 +237,29 @@ def test_candidates_from_checkpoints_to_report(runs, data, tmp_path):
     assert (out / "plots" / "candidates.png").read_bytes().startswith(b"\x89PNG")
     assert len(result["candidates"]) == 4
     check_candidates(out / "candidates" / "bc-seed0-best.csv", out / "replies.csv", figures)
+
+
+def test_a_reward_model_ranks_candidates_and_judges_replies(runs, data, tmp_path):
+    """What it puts first is its own best, and `learned` is what it says of the answers."""
+    torch.manual_seed(0)
+    TextReward.new(["hello there, sure, that is all?"], hidden_size=32, vocab_size=300, max_length=64).save_pretrained(tmp_path / "model")
+    with_model = {"reward_model": str(tmp_path / "model")}
+    result = main(
+        EvaluateConfig(checkpoints=(f"{runs['bc-seed0']}/checkpoint-1",), data=data, out=str(tmp_path / "out"), **SHORT | CANDIDATES | with_model)
+    )
+    [group] = json.loads((tmp_path / "out" / "metrics.json").read_text())["groups"]
+    (path,) = (tmp_path / "out" / "candidates").iterdir()
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    reward = TextReward.from_pretrained(tmp_path / "model")
+    first = []
+    for row in rows:
+        context = [dict(zip(("role", "content"), line.split(": ", 1), strict=True)) for line in row["context"].splitlines()]
+        scores = reward.score([[*context, {"role": "assistant", "content": row[f"response_{k}"]}] for k in (1, 2, 3)])
+        first.append(float(row[f"token_f1_{1 + scores.index(max(scores))}"]))
+    assert group["figures"]["ranked/reward model/token_f1@1"]["value"] == pytest.approx(sum(first) / len(first))
+    assert "gain/reward model/token_f1@1" in group["figures"] and "reward/learned" in group["figures"]
+    assert "reward model" in (tmp_path / "out" / "report.md").read_text() and result["checkpoints"] == 1
 
 
 def check_candidates(path, replies, figures):

@@ -1,0 +1,75 @@
+"""The reward of a model that learned from preferences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipelines.prepare import PrepareConfig
+from pipelines.prepare_rewards import scorer_names, weights_of
+from rl_dialog.data.schema import Dialog
+from rl_dialog.models.text_reward import TextReward
+from rl_dialog.rewards import apply_rewards, choose_rewards
+from rl_dialog.rewards.learned import learned
+from rl_dialog.rewards.scorers import in_batches, make_scorers
+
+CALL = [{"function": {"name": "menu", "arguments": "{}"}}]
+
+
+@pytest.fixture
+def model(tmp_path):
+    torch.manual_seed(0)
+    TextReward.new(["hello there, how are you", "that is all"], hidden_size=32, vocab_size=300, max_length=64).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def talk(number):
+    return Dialog(
+        f"d{number}",
+        [
+            {"role": "assistant", "content": "welcome"},
+            {"role": "user", "content": f"hello {number}"},
+            {"role": "assistant", "content": None, "tool_calls": CALL, "weight": 0},
+            {"role": "assistant", "content": "how are you"},
+            {"role": "user", "content": "fine"},
+            {"role": "assistant", "content": "that is all"},
+        ],
+    )
+
+
+def test_each_reply_is_scored_behind_everything_before_it(model):
+    scorers = make_scorers([f"reward_model={model}"])
+    dialog = talk(1)
+    opening, middle, last = learned(dialog, reward_model=scorers["reward_model"])
+    reward = TextReward.from_pretrained(model)
+    assert opening is None
+    assert [middle, last] == pytest.approx(reward.score([dialog.messages[:4], dialog.messages[:6]]), abs=1e-5)
+    assert middle != pytest.approx(learned(talk(2), reward_model=scorers["reward_model"])[1], abs=1e-5)  # the context counts
+
+
+def test_dialogs_scored_together_are_scored_as_alone(model):
+    alone = [learned(talk(n), reward_model=make_scorers([f"reward_model={model}"])["reward_model"]) for n in range(5)]
+    scorers = make_scorers([f"reward_model={model}"])
+    rewards = choose_rewards(["learned"], scorers=scorers)
+    together = [
+        apply_rewards(dialog, rewards, {"learned": 1.0})[:, 0].tolist()
+        for dialog in in_batches([talk(n) for n in range(5)], list(rewards.values()), [scorers["reward_model"]])
+    ]
+    for found, expected in zip(together, alone, strict=True):
+        assert found[1:] == pytest.approx(expected[1:], abs=1e-5)
+
+
+def test_it_does_not_apply_without_a_model():
+    assert learned(talk(1)) == [None, None, None]
+
+
+def test_prepare_wants_the_model_and_names_it(model):
+    weights = {"learned": 1.0}
+    config = PrepareConfig(rewards=weights, scorers=(f"reward_model={model}",), quiet=True)
+    assert weights_of(config) == weights and scorer_names(config, weights) == {"learned": model}
+    with pytest.raises(ValueError, match=r"--rewards.learned: expected the model that it asks, --scorers reward_model=DIR"):
+        weights_of(PrepareConfig(rewards=weights, quiet=True))
+    with pytest.raises(ValueError, match="found nothing there"):
+        weights_of(PrepareConfig(rewards=weights, scorers=("reward_model=models/nowhere",), quiet=True))
+    with pytest.raises(ValueError, match="--label_weights: expected a classifier"):
+        make_scorers([f"reward_model={model}"], label_weights={"good": 1.0})
