@@ -263,6 +263,23 @@ def test_a_page_that_is_loaded_again_goes_on_where_it_was(labels, sit_down):
     assert label.preference is not None
 
 
+def test_undo_in_a_hurry(labels, sit_down):
+    """Whatever is pressed before the pair is back is not taken for an answer to another one."""
+    labels.ask(4)
+    ann = sit_down("ann", labels.url())
+    pair = ann.ready()
+    for key in ("l", "u", "r", "r"):
+        ann.press(key)
+    eventually(lambda: labels.log.counts()["revoked"] == 1 and ann.ready() == pair)
+    assert labels.log.state() == (1, 1)
+    ann.answer("R")
+    ann.saved(1)
+    (label,) = labels.log.labels()
+    assert agrees(label, pair, "right")
+    ann.ready()
+    eventually(lambda: labels.log.counts()["leased"] == 2)
+
+
 @pytest.mark.slow
 def test_clips_loop_with_speed_pause_and_an_end(labels, sit_down):
     labels.log.add_query(labels.clip(), labels.clip(steps=5))

@@ -76,13 +76,15 @@ async function fill() {
     try {
       const { query } = await post("v1/lease");
       state.offline = false;
-      if (query) {
+      if (query && (state.away || state.queue.length >= READY)) {
+        release([query.id]); // meanwhile somebody left, or took an answer back
+      } else if (query) {
         state.queue.push(entry(query));
         present();
-        continue;
+      } else {
+        tell();
+        await pause(EMPTY);
       }
-      tell();
-      await pause(document.hidden ? 5 * EMPTY : EMPTY);
     } catch (error) {
       state.offline = !error.status;
       tell(error.message);
@@ -153,8 +155,9 @@ function leave() {
   present();
 }
 
-function giveBack(options) {
-  const queries = state.queue.map(({ query }) => query.id);
+const giveBack = (options) => release(state.queue.map(({ query }) => query.id), options);
+
+function release(queries, options) {
   if (queries.length) post("v1/release", { queries }, options).catch(() => {}); // else the leases end by themselves
 }
 
@@ -231,23 +234,26 @@ function showReplies(query) {
   $("context").scrollTop = $("context").scrollHeight;
 }
 
+/** Is an answer being taken back? Until its pair is there again, no other one is answered. */
+const undoing = () => outbox.operations.some(({ kind }) => kind === "undo");
+
 /** Everything that says how it stands. */
 function tell(problem = "") {
   const { status, away, offline } = state;
-  const ready = Boolean(state.shown) && !state.busy;
-  for (const button of document.querySelectorAll(".choice")) button.disabled = !ready && !state.busy;
-  $("undo").disabled = !state.settings || outbox.operations.some(({ kind }) => kind === "undo");
+  for (const button of document.querySelectorAll(".choice")) button.disabled = !state.busy && (!state.shown || undoing());
+  $("undo").disabled = !state.settings || undoing();
   $("waiting").hidden = Boolean(state.queue.length);
   if (!state.queue.length) {
     $("waiting-title").textContent = away ? "You were away" : offline ? "No connection" : "Waiting for the next pair";
     const none = status?.labels_wanted === 0 ? "No label is wanted just now. When one is, a pair appears here by itself." : "It appears here by itself.";
     $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem || offline ? `${problem} Trying again …`.trim() : none;
   }
-  const waiting = outbox.size;
+  const waiting = outbox.operations.filter(({ kind }) => kind === "answer").length;
   const many = `${waiting} answer${waiting === 1 ? "" : "s"}`;
-  if (waiting && outbox.problem) notice(`${outbox.problem} ${many} ${waiting === 1 ? "is" : "are"} kept here and sent again. Leave this page open.`, "unsent");
+  const fate = waiting ? `${many} ${waiting === 1 ? "is" : "are"} kept here and sent again.` : "Your last answer is taken back when it can be reached.";
+  if (outbox.size && outbox.problem) notice(`${outbox.problem} ${fate} Leave this page open.`, "unsent");
   else if ($("notice").dataset.kind === "unsent") notice("");
-  $("saved").textContent = waiting ? `${many} being saved` : state.saved ? `${state.saved} saved` : "";
+  $("saved").textContent = undoing() ? "taking back …" : waiting ? `${many} being saved` : state.saved ? `${state.saved} saved` : "";
   showStatus(status);
 }
 
@@ -291,7 +297,7 @@ async function watch() {
 // ---- Answers
 
 async function choose(choice) {
-  if (!state.shown || state.busy) return;
+  if (!state.shown || state.busy || undoing()) return;
   state.busy = true;
   const { query } = state.shown;
   document.querySelector(`.choice[data-choice="${choice}"]`).classList.add("pressed");
@@ -310,9 +316,9 @@ async function choose(choice) {
 }
 
 /** Takes back this person's last answer: after what is on its way, so that it is the one they mean. Its pair comes back when the log says which. */
-function undo() {
-  if ($("undo").disabled || state.busy) return;
-  outbox.add({ kind: "undo" });
+async function undo() {
+  while (state.busy) await pause(FLASH / 4);
+  if (state.settings && !undoing()) outbox.add({ kind: "undo" });
 }
 
 function wasTaken({ kind, choice }, { query }) {
@@ -324,8 +330,8 @@ function wasTaken({ kind, choice }, { query }) {
   } else {
     state.saved = Math.max(0, state.saved - 1);
     const others = state.queue.filter((one) => one.query.id !== query.id);
-    const surplus = others.splice(READY - 1).map((one) => one.query.id);
-    if (surplus.length) post("v1/release", { queries: surplus }).catch(() => {}); // else its lease ends by itself
+    release(others.splice(READY - 1).map((one) => one.query.id));
+    state.away = false;
     state.queue = [entry(query), ...others];
     state.answered.delete(query.id);
     present("Your last answer is taken back. ");
