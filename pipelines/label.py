@@ -4,6 +4,7 @@
     python -m pipelines.label --run runs/dot --new_token ann                   a labeller's access token, shown once
     python -m pipelines.label --run runs/dot --page --host 0.0.0.0             the page, for everybody with a token
     python -m pipelines.label --run runs/dot --page --open                     the page for yourself: this machine only, without tokens
+    python -m pipelines.label --run runs/dot --page --backend ray              the page on Ray Serve, which starts it anew when it dies
 
 The run may be under way (`prefer` writes the pairs) or over. Any number of people label at once, nobody gets a pair that another one has.
 """
@@ -16,15 +17,15 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
-from envs.moving_dot import MovingDotVector
+from envs import control_env
 from rl_dialog.config import read_yaml, run
 from rl_dialog.preferences.frames import Draw, draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
@@ -46,6 +47,10 @@ class LabelConfig:
     """in place of a name: label in the terminal as the labeller whose token this is; RL_DIALOG_TOKEN says the same unseen by others"""
     page: bool = False
     """serve the page until Ctrl-C"""
+    backend: Literal["local", "ray"] = "local"
+    """local: one plain process serves the page; ray: Ray Serve on a cluster, where the page's address ends in /labels/"""
+    address: str | None = None
+    """a running Ray cluster; by default RAY_ADDRESS, else a Ray is started for the page"""
     host: str = "127.0.0.1"
     """address of the page"""
     port: int = 8001
@@ -74,14 +79,14 @@ def main(config: LabelConfig) -> dict[str, Any]:
     if config.lease < 1 or config.idle < 1:
         raise ValueError(f"expected at least 1 second as --lease and --idle, got {config.lease:g} and {config.idle:g}")
     settings = read_yaml(str(folder / "prefer.yaml")) if (folder / "prefer.yaml").is_file() else {}
-    log = LabelLog(config.labels or settings.get("labels") or f"sqlite:///{folder / 'labels.db'}")
+    url = config.labels or settings.get("labels") or f"sqlite:///{folder / 'labels.db'}"
+    log = LabelLog(url)
     try:
         if config.new_token:
             return {"labeller": config.new_token, "token": log.add_labeller(config.new_token)}
         if config.revoke:
             return {"labeller": config.revoke, "revoked": log.revoke_labeller(config.revoke)}
-        segments, draw = Segments(folder / "clips"), drawing(settings)
-        return _serve(config, log, segments, draw) if config.page else _label(config, log, segments, draw)
+        return _serve(config, log, url, drawing(settings)) if config.page else _label(config, log, drawing(settings))
     except (KeyError, PermissionError) as error:
         raise ValueError(error.args[0]) from None
     finally:
@@ -89,50 +94,67 @@ def main(config: LabelConfig) -> dict[str, Any]:
 
 
 def drawing(settings: dict[str, Any]) -> Draw:
-    """How observations of a run look, by its prefer.yaml: those of MovingDot may be positions, all others are pictures."""
-    env = settings.get("env", "")
-    name = env.get("name", "") if isinstance(env, dict) else env
-    return MovingDotVector.draw if str(name).startswith("moving_dot") else draw_pixels
+    """How observations of a run look: as the environment of its prefer.yaml says; without one they are pictures."""
+    return control_env(settings["env"]).draw if "env" in settings else draw_pixels
 
 
-def _label(config: LabelConfig, log: LabelLog, segments: Segments, draw: Draw) -> dict[str, Any]:
+def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
     from rl_dialog.preferences.terminal import TerminalLabeller
 
     token = config.token or os.environ.get("RL_DIALOG_TOKEN", "")
     labeller = log.labeller_of(token) if token else _name(config)
     if labeller is None:
         raise ValueError("--token: expected the token of a labeller, got one that nobody has or that was revoked")
-    with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
-        terminal = TerminalLabeller(log, segments, labeller, draw=draw, files=RunFiles(config.run), lease=config.lease, idle=config.idle)
+    with _handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # they end it as Ctrl-C does
+        more = {"draw": draw, "files": RunFiles(config.run), "lease": config.lease, "idle": config.idle}
+        terminal = TerminalLabeller(log, Segments(Path(config.run) / "clips"), labeller, **more)
         return terminal.run()
 
 
-def _serve(config: LabelConfig, log: LabelLog, segments: Segments, draw: Draw) -> dict[str, Any]:
-    from rl_dialog.preferences.page.app import create_page
-    from rl_dialog.preferences.page.server import PageServer
-
+def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str, Any]:
     if config.open and not _is_loopback(config.host):
         raise ValueError(f"--open: expected --host 127.0.0.1, got {config.host}: who is not at this machine needs a token (--new_token NAME)")
     if not config.open and not any(one["active"] for one in log.labellers().values()):
         raise ValueError("expected somebody with a token: make one with --new_token NAME, or serve this machine alone with --open")
-    name = _name(config) if config.open else None
-    app = create_page(log, segments, draw=draw, labeller=name, run=config.run, title=config.title, lease=config.lease, idle=config.idle)
-    end = threading.Event()
-    before = {number: signal.signal(number, lambda *_: end.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    options = {"draw": draw, "title": config.title, "lease": config.lease, "idle": config.idle, "labeller": _name(config) if config.open else None}
+    place = _on_ray(config, url, options) if config.backend == "ray" else _here(config, log, options)
+    with place as (address, alive), _told_to_end() as end:  # in this order: Ray has a handler of its own for termination signals
+        print(json.dumps({"ready": address, "run": f"{address}run", "needs_token": not config.open}), flush=True)
+        say = Console(quiet=config.quiet, stderr=True, highlight=False).print
+        say(f"labels   {address}{'' if config.open else '#token=YOUR_TOKEN'}\nthe run  {address}run")
+        while not end.wait(0.5):
+            if not alive():
+                raise OSError("the page's server ended by itself; what it said before has the reason")
+    return {"page": address, **log.counts()}
+
+
+@contextmanager
+def _here(config: LabelConfig, log: LabelLog, options: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """The page in this process: its address, and whether it is still there."""
+    from rl_dialog.preferences.page.app import create_page
+    from rl_dialog.preferences.page.server import PageServer
+
+    app = create_page(log, Segments(Path(config.run) / "clips"), run=config.run, **options)
     server = PageServer(app, host=config.host, port=config.port)
     try:
-        print(json.dumps({"ready": server.url, "run": f"{server.url}/run", "needs_token": name is None}), flush=True)
-        say = Console(quiet=config.quiet, stderr=True, highlight=False).print
-        say(f"labels   {server.url}/{'#token=YOUR_TOKEN' if name is None else ''}\nthe run  {server.url}/run")
-        while server.alive() and not end.wait(0.5):
-            pass
+        yield f"{server.url}/", server.alive
     finally:
         server.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if not end.is_set():
-        raise OSError("the page's server ended by itself; what it said before has the reason")
-    return {"page": server.url, **log.counts()}
+
+
+@contextmanager
+def _on_ray(config: LabelConfig, url: str, options: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """The same on Ray Serve."""
+    from rl_dialog.cluster.data import connect
+    from rl_dialog.cluster.label_page import page_runs, serve_page, stop_page
+
+    with connect(config.address):
+        address = serve_page(url, config.run, host=config.host, port=config.port, **options)
+        try:
+            yield address, page_runs
+        finally:
+            if page_runs():
+                stop_page()
 
 
 def _name(config: LabelConfig) -> str:
@@ -147,14 +169,21 @@ def _is_loopback(host: str) -> bool:
 
 
 @contextmanager
-def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
-    """These signals end the block as Ctrl-C does."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+def _told_to_end() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and a termination signal set."""
+    end = threading.Event()
+    with _handling(lambda *_: end.set(), signal.SIGINT, signal.SIGTERM):
+        yield end
+
+
+@contextmanager
+def _handling(handler: Callable[..., Any], *numbers: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 if __name__ == "__main__":

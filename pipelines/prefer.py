@@ -42,7 +42,7 @@ from rl_dialog.preferences.reward_trainer import RewardTraining
 from rl_dialog.preferences.schedule import AnnotationSchedule
 from rl_dialog.preferences.segments import Segments
 from rl_dialog.training.logger import Logger, following
-from rl_dialog.training.policy_gradient import A2C, PPO
+from rl_dialog.training.policy_gradient import A2C, FEATURES, PIXELS, PPO
 
 # What users of the 2018 reproduction type, and what it is called here.
 MODES = {
@@ -130,9 +130,9 @@ class PreferConfig:
     schedule: Literal["hyperbolic", "constant"] = "hyperbolic"
     """the rate of the other labels as the policy learns"""
     schedule_scale: float | None = None
-    """steps after which the hyperbolic rate has halved; by default all steps"""
-    max_staleness: int = 20
-    """labels that the reward in use may not know yet before the policy waits; 0: it never waits"""
+    """steps after which the hyperbolic rate has halved; by default what suits the environment"""
+    max_staleness: int = 10
+    """labels that the reward in use may not know yet before the policy waits for it (with an oracle: of those wanted); 0: it never waits"""
     envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
     """environments, of each worker"""
     workers: int = 0
@@ -159,7 +159,7 @@ class PreferConfig:
     """how it is fitted"""
     first_epochs: Annotated[int, tyro.conf.arg(aliases=["--n-initial-epochs"])] = 200
     """passes over the initial labels"""
-    epochs: int = 2
+    epochs: int = 4
     """passes over all labels whenever there are new ones"""
     queries: QuerySettings = QuerySettings()
     """what is asked"""
@@ -196,12 +196,33 @@ class Suited:
     initial: int
     envs: int
     ppo: PPO
+    schedule_scale: float
+    reward: RewardTraining
+    model: ModelSettings = ModelSettings()
     eval_every: int = 0
 
 
-ATARI = Suited(10_000_000, 5500, 500, 16, PPO(batch_size=2048, learning_rate=2.5e-4, value_learning_rate=2.5e-4, entropy_coeff=0.01))
-DOT = Suited(150_000, 1500, 300, 32, PPO(batch_size=1024, learning_rate=1e-3, value_learning_rate=1e-3, entropy_coeff=0.01), eval_every=10_000)
-SUITED = {"moving_dot": DOT, "pong": ATARI, "enduro": ATARI, "atari": ATARI}
+ATARI = Suited(
+    10_000_000,
+    5500,
+    500,
+    16,
+    PIXELS,
+    schedule_scale=1_250_000,
+    reward=RewardTraining(learning_rate=2e-4, adaptive_l2=True),
+    model=ModelSettings(dropout=0.5, action_input="none", scale=0.05),
+)
+# Rewards that are learned while the policy changes: a shorter horizon and a slower policy than the true reward would need.
+DOT = replace(FEATURES, gamma=0.9, learning_rate=3e-4, entropy_coeff=0.003, batch_size=1024)
+FITTED = RewardTraining(learning_rate=3e-3)
+FRAMES = Suited(150_000, 3000, 400, 32, replace(DOT, learning_rate=5e-4), schedule_scale=50_000, reward=FITTED, eval_every=10_000)
+SUITED = {  # by the environment and its observations
+    "moving_dot": FRAMES,
+    "moving_dot position": Suited(250_000, 700, 250, 32, DOT, schedule_scale=30_000, reward=FITTED, eval_every=10_000),
+    "pong": ATARI,
+    "enduro": ATARI,
+    "atari": ATARI,
+}
 
 
 def main(config: PreferConfig) -> dict[str, Any]:
@@ -217,24 +238,30 @@ def main(config: PreferConfig) -> dict[str, Any]:
 
 def resolved(config: PreferConfig) -> PreferConfig:
     """With defaults that suit the environment, and the original's names of settings carried over to ours."""
-    suited = SUITED.get(config.env, DOT)
+    # The learning rate falls to zero at the end: a policy that has arrived is not to be led astray by what the reward gets wrong.
+    observations = make_envs(config).keywords.get("observations", "")
+    suited = SUITED.get(f"{config.env} {observations}", SUITED.get(config.env, FRAMES))
     given = {"learning_rate": config.lr, "entropy_coeff": config.ent_coef}
     if config.lr_zero_million_timesteps is not None:
         given["lr_zero_steps"] = int(config.lr_zero_million_timesteps * 1e6)
-    given = {name: value for name, value in given.items() if value is not None}
     steps = config.steps if config.million_timesteps is None else int(config.million_timesteps * 1e6)
+    steps = suited.steps if steps is None else steps
+    given = {name: value for name, value in ({"lr_zero_steps": steps} | given).items() if value is not None}
     budget = config.budget if config.budget is not None else suited.budget
     return replace(
         config,
         mode=MODES.get(config.mode, config.mode),
         labeller="oracle" if config.synthetic_prefs else config.labeller,
         labels=config.labels or f"sqlite:///{Path(config.out) / 'labels.db'}",
-        steps=suited.steps if steps is None else steps,
+        steps=steps,
         budget=budget,
         initial_labels=min(suited.initial, budget) if config.initial_labels is None else config.initial_labels,
         envs=suited.envs if config.envs is None else config.envs,
-        ppo=replace(suited.ppo, **changed(config.ppo), **given) if config.algorithm == "ppo" else config.ppo,
-        a2c=replace(config.a2c, **given) if config.algorithm == "a2c" else config.a2c,
+        ppo=replace(suited.ppo, **(given | changed(config.ppo))) if config.algorithm == "ppo" else config.ppo,
+        reward=replace(suited.reward, **changed(config.reward)),
+        model=replace(suited.model, **changed(config.model)),
+        a2c=replace(config.a2c, **(given | changed(config.a2c))) if config.algorithm == "a2c" else config.a2c,
+        schedule_scale=suited.schedule_scale if config.schedule_scale is None else config.schedule_scale,
         eval_every=suited.eval_every if config.eval_every is None else config.eval_every,
         lr=None,
         ent_coef=None,
@@ -272,6 +299,7 @@ def plan_of(config: PreferConfig, out: Path) -> Any:
         clips=config.clips,
         gather=config.initial_labels if config.mode == "gather" else 0,
         max_staleness=config.max_staleness,
+        paced=config.labeller == "oracle",
     )
 
 

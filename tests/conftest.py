@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import uuid
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported; these models are too small to share between cores
@@ -134,13 +133,24 @@ def _postgres_programs():
     return Path(found).resolve().parent if found else None
 
 
-@pytest.fixture
-def postgres_url(postgres_server):
-    """The URL of an empty database."""
+@pytest.fixture(scope="session")
+def postgres_database(postgres_server):
+    """The URL of a database. (Each new one is 7 MB in 300 files.)"""
     programs, folder = postgres_server
-    name = f"test_{uuid.uuid4().hex}"
-    subprocess.run([str(programs / "createdb"), "-h", str(folder), "-U", "postgres", name], check=True, timeout=60)
-    return f"postgresql://postgres:hunter2@/{name}?host={folder}"
+    subprocess.run([str(programs / "createdb"), "-h", str(folder), "-U", "postgres", "test_all"], check=True, timeout=60)
+    return f"postgresql://postgres:hunter2@/test_all?host={folder}"
+
+
+@pytest.fixture
+def postgres_url(postgres_database):
+    """The URL of an empty database."""
+    import psycopg
+
+    with psycopg.connect(postgres_database, autocommit=True) as connection:
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()")
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return postgres_database
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -82,10 +82,12 @@ class VectorEnvRunner(SingleAgentEnvRunner):
     def _act(self, explore: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions # (N, ...), and what the learner needs to know of how they were chosen."""
         network = self.module.network  # not by the module's own forward: it switches to eval mode and back every time
-        inputs = network.logits(*parts_of(tree.map_structure(torch.from_numpy, self.observations)))
+        device = next(network.parameters()).device
+        inputs = network.logits(*parts_of(tree.map_structure(lambda each: torch.from_numpy(each).to(device), self.observations)))
         distribution = network.distribution(inputs)
         actions = distribution.sample() if explore else distribution.mode()
-        return actions.numpy(), {Columns.ACTION_DIST_INPUTS: inputs.numpy(), Columns.ACTION_LOGP: distribution.log_prob(actions).numpy()}
+        outputs = {Columns.ACTION_DIST_INPUTS: inputs, Columns.ACTION_LOGP: distribution.log_prob(actions)}
+        return actions.cpu().numpy(), {name: each.cpu().numpy() for name, each in outputs.items()}
 
     def _for_env(self, actions: np.ndarray) -> np.ndarray:
         """A Gaussian knows no bounds; environments do."""

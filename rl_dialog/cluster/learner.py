@@ -147,12 +147,13 @@ class TrainingBatch(ConnectorV2):
 
     def __call__(self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any) -> dict[str, Any]:
         settings, steps = self.settings, [len(each) for each in episodes]
+        device = next(rl_module[DEFAULT_MODULE_ID].parameters()).device
         pieces = [each.get_observations(slice(0, n + 1)) for each, n in zip(episodes, steps, strict=True)]  # with the states after them
-        seen = tree.map_structure(lambda *each: torch.from_numpy(np.concatenate(each)), *pieces)
+        seen = tree.map_structure(lambda *each: torch.from_numpy(np.concatenate(each)).to(device), *pieces)
         ends = np.cumsum([n + 1 for n in steps])
         parts = [tree.map_structure(itemgetter(slice(end - n - 1, end)), seen) for n, end in zip(steps, ends, strict=True)]
         with torch.no_grad():
-            values = [rl_module[DEFAULT_MODULE_ID].compute_values({Columns.OBS: each}).numpy() for each in parts]  # (n + 1,) each
+            values = [rl_module[DEFAULT_MODULE_ID].compute_values({Columns.OBS: each}).cpu().numpy() for each in parts]  # (n + 1,) each
         rewards, ended = [each.get_rewards() for each in episodes], [each.is_terminated for each in episodes]
         advantages = generalised_advantages(rewards, values, ended, gamma=settings.gamma, gae_lambda=settings.gae_lambda)
         flat, expected = np.concatenate(advantages), np.concatenate([v[:-1] for v in values])
@@ -166,9 +167,9 @@ class TrainingBatch(ConnectorV2):
             Postprocessing.VALUE_TARGETS: targets,
             Columns.VF_PREDS: expected,
         }
-        acted = np.delete(np.arange(ends[-1]), ends - 1)
+        acted = torch.from_numpy(np.delete(np.arange(ends[-1]), ends - 1)).to(device)
         before = tree.map_structure(itemgetter(acted), seen)
-        return {DEFAULT_MODULE_ID: {Columns.OBS: before, **{name: torch.from_numpy(each) for name, each in arrays.items()}}}
+        return {DEFAULT_MODULE_ID: {Columns.OBS: before, **{name: torch.from_numpy(each).to(device) for name, each in arrays.items()}}}
 
 
 class PolicyLearner(TorchLearner):
@@ -209,7 +210,7 @@ class PolicyLearner(TorchLearner):
 
 
 class PPOPolicyLearner(PolicyLearner):
-    """PPO's update in one loop over tensors: RLlib's own spends ten times as long on each minibatch of a small network."""
+    """PPO's update in one loop over tensors: of small networks RLlib's own makes half as many steps in the same time."""
 
     def build(self) -> None:
         super().build()
@@ -227,7 +228,7 @@ class PPOPolicyLearner(PolicyLearner):
         n, parts = len(batch[Columns.ACTIONS]), []
         minibatches = max(1, round(n / settings.minibatch_size)) if settings.minibatch_size else 1
         for _ in range(settings.passes):
-            for chosen in torch.randperm(n).tensor_split(minibatches) if minibatches > 1 else [slice(None)]:
+            for chosen in torch.randperm(n).to(batch[Columns.ACTIONS].device).tensor_split(minibatches) if minibatches > 1 else [slice(None)]:
                 parts.append(self._step(tree.map_structure(itemgetter(chosen), batch), settings))
         names = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY)
         metrics = {name: torch.stack(values).mean().item() for name, values in zip(names, zip(*parts, strict=True), strict=True)}

@@ -51,6 +51,7 @@ class Plan:
     clips: int = 1000  # at hand, of the policy as it begins: more are not played before there is a reward
     gather: int = 0  # stop when there are so many labels; 0: when the policy has learned
     max_staleness: int = 0  # labels that the reward in use may not know yet before the learner waits for a new version; 0: it never waits
+    paced: bool = False  # labels come as fast as they are wanted: the learner waits for those that are wanted, not only for those that are there
 
 
 def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
@@ -166,7 +167,8 @@ class Supervisor:
     def _give_learner(self, role: Role) -> None:
         """A round, unless clips would only be thrown away, or the reward in use is too old."""
         counts = self.roles["asker"].state
-        behind = counts.get("labels", 0) - self.known
+        due = self.plan.wanted(self.steps) if self.plan.paced else counts.get("labels", 0)
+        behind = due - self.known
         enough = self.version == 0 and counts.get("clips", 0) >= self.plan.clips
         if enough or (self.version and 0 < self.plan.max_staleness < behind):
             role.next = time.monotonic() + IDLE

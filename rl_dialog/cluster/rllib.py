@@ -53,11 +53,12 @@ class PolicyTrainer:
         reward: a learned reward; by default the environment's. It is called in this process, with each batch before it is learned from; where it
             returns None the environment's rewards stay.
         workers, envs: env runner actors, and environments of each. Without workers this process samples and learns, and no Ray is started.
+        device: where the learner works and, without workers, the policy acts; workers are CPU processes.
         first_round, renew_every: the round to start with, and how often episodes start anew; 0: only in the first round.
     """
 
     def __init__(self, policy: Policy, make_envs: MakeEnvs, settings: PPO, *, reward: LearnedReward | None = None, workers: int = 1,
-                 envs: int = 64, seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
+                 envs: int = 64, device: str = "cpu", seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
         if workers < 0 or envs < 1:
             raise ValueError(f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}")
         if not workers and isinstance(settings, APPO):
@@ -67,13 +68,14 @@ class PolicyTrainer:
         run = {"make_envs": make_envs, "seed": seed, "first_round": first_round, "renew_every": renew_every}
         config = algorithm_config(policy, run, settings)
         config.env_runners(num_env_runners=workers, num_envs_per_env_runner=envs)
-        for name in ("ray.rllib", "ray._common.deprecation"):  # RLlib warns of what it does itself
-            logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger("ray.rllib").setLevel(logging.ERROR)
         self.algorithm = config.build_algo() if workers else None
         if not workers:
             config.validate()
             self.runner = VectorEnvRunner(config=config, worker_index=0)
             self.learner = config.build_learner(env=self.runner.env.unwrapped)
+            self.runner.module.network.to(device)
+        self._on_learner(lambda learner: learner.network.to(device))
         if reward:  # not by the config, which is copied and sent to the env runners
             self._on_learner(lambda learner: learner.learn_from(reward))
 
@@ -85,7 +87,11 @@ class PolicyTrainer:
             self.algorithm.stop()
 
     def train(self) -> dict[str, float]:
-        """One round; its metrics: `steps` so far, the loss's parts, the sampled episodes' mean outcomes. Raises RuntimeError if nothing came back."""
+        """One round. Raises RuntimeError if nothing came back.
+
+        Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended the mean `return` and `length` with the
+        environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these.
+        """
         seed = self.seed * STRIDE + self.round
         self.round += 1
         if not self.algorithm:
@@ -98,8 +104,8 @@ class PolicyTrainer:
         self.round += 1
         if self.algorithm:
             size = self.settings.batch_size
-            episodes = synchronous_parallel_sample(
-                worker_set=self.algorithm.env_runner_group, max_env_steps=size, _uses_new_env_runners=True, _return_metrics=False
+            episodes, _ = synchronous_parallel_sample(  # with its metrics, or the next round would count them
+                worker_set=self.algorithm.env_runner_group, max_env_steps=size, _uses_new_env_runners=True, _return_metrics=True
             )
         else:
             episodes = self.runner.sample(num_timesteps=self.settings.batch_size)
@@ -111,7 +117,9 @@ class PolicyTrainer:
     def policy(self) -> Policy:
         """A copy of the policy as it is now."""
         found = self.kind(self.shape)
-        found.load_state_dict(self._on_learner(lambda each: {name: value.clone() for name, value in each.network.state_dict().items()}))
+        found.load_state_dict(
+            self._on_learner(lambda each: {name: value.detach().cpu().clone() for name, value in each.network.state_dict().items()})
+        )
         return found.eval()
 
     def save(self, directory: Path) -> None:
@@ -205,8 +213,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
     sums, counts = sampled.get("outcome", {}), sampled.get("outcomes", {})
     outcomes = {name: _number(sums[name]) / ended for name in sums if (ended := _number(counts[name])) > 0}  # NaN where none ended
-    outcomes["episodes"] = _number(counts["return"]) if "return" in counts else 0.0
-    return {"new_steps": _number(sampled["num_env_steps_sampled"]), **metrics, **outcomes}
+    return {"new_steps": _number(sampled["num_env_steps_sampled"]), "episodes": _number(counts.get("return", 0)), **metrics, **outcomes}
 
 
 def _number(value: Any) -> float:

@@ -180,7 +180,7 @@ def deploy(args: dict[str, Any], *, host: str, port: int, patience: float = 300.
     settings = ServeSettings(**{name: value for name, value in args.items() if name in ServeSettings.__dataclass_fields__})
     http = {"host": host, "port": port, "request_timeout_s": settings.request_timeout + 30}
     try:
-        with _quiet():
+        with quiet():
             serve.start(proxy_location="EveryNode", http_options=http)
     except ray.exceptions.RayActorError:  # a proxy that was slow to start, on a busy machine; Serve starts another, which `_deploy` waits for
         logging.getLogger("ray.serve").warning("an HTTP proxy did not start in time; waiting for the next")
@@ -199,7 +199,7 @@ def _deploy(args: dict[str, Any], patience: float) -> None:
     config = {name: args.get(name, {}) for name in IN_PLACE}
     board, noted = _board(), {}
     ray.get(board.forget.remote(), timeout=30)  # what was said of the same models before; replicas say every few seconds what they have
-    with _quiet():
+    with quiet():
         target = serve.RunTarget(build(args), name=APP, route_prefix="/")
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     deadline = time.monotonic() + patience
@@ -251,7 +251,7 @@ class ProxyErrors:
 
 def stop() -> None:
     """Ends the application once its running requests are answered. Serve itself goes on, as it may carry others; `serve shutdown` ends it."""
-    with _quiet():
+    with quiet():
         serve.delete(APP)
     with suppress(ValueError):
         ray.kill(ray.get_actor(BOARD, namespace="serve"))
@@ -304,7 +304,7 @@ def _message() -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Serve logs every step of a deployment at INFO."""
     logger = logging.getLogger("ray.serve")
     level = logger.level

@@ -102,8 +102,8 @@ class AdversarialReward(nn.Module):
 
 
 def _turns(each: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    observations = torch.from_numpy(np.asarray(each.observations, np.float32))
+    observations = torch.from_numpy(np.array(each.observations, np.float32))  # a copy: what another process sent cannot be written to
     goes_on = torch.ones(len(each.actions))
     if each.terminated:
         goes_on[-1] = 0
-    return observations[:-1], torch.from_numpy(np.asarray(each.actions, np.float32)), observations[1:], goes_on
+    return observations[:-1], torch.from_numpy(np.array(each.actions, np.float32)), observations[1:], goes_on

@@ -30,7 +30,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, text, update
 from sqlalchemy.engine import URL
 
-from rl_dialog.data.database import database_url, open_database, shown_url
+from rl_dialog.data.database import WAIT, database_url, open_database, shown_url
 from rl_dialog.data.storable import name_of
 from rl_dialog.preferences import label_statements as sql
 from rl_dialog.preferences.label_tables import ANSWERS, FIRST, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
@@ -40,6 +40,9 @@ from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Answer, Choice, L
 LEASE = 60.0  # seconds
 VALIDATION = 0.2  # share of the segments whose labels are for validation
 LOCK = 0x726C_6C61_6265_6C  # of PostgreSQL, held by the one who writes
+
+
+_TAKE_TURN = text("SELECT set_config('lock_timeout', :wait, true), pg_advisory_xact_lock(:lock)")  # as long as SQLite waits, and no longer
 
 
 class LabelLog:
@@ -83,7 +86,7 @@ class LabelLog:
         """A transaction that changes something, and the time at which it began; no other one runs."""
         with self._turn, self._writer.begin() as connection:
             if not self._sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+                connection.execute(_TAKE_TURN, {"wait": f"{WAIT}s", "lock": LOCK})
             yield connection, self._clock()
 
     # Queries

@@ -87,7 +87,8 @@ def hold(connection: Connection, queries: Sequence[Row], labeller: str, now: flo
         {"query": q.number, "labeller": labeller, "swapped": share("swapped", f"{q.id}\n{labeller}") < 0.5, "shown": now, "until": until}
         for q in queries
     ]
-    connection.execute(delete(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_([q.number for q in queries])))
+    for part in parts([q.number for q in queries]):
+        connection.execute(delete(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(part)))
     connection.execute(insert(LEASES), rows)
     return [
         Query(q.id, q.first, q.second, row["swapped"], q.task, q.priority, q.reward_version, q.about, q.validation, now, until)

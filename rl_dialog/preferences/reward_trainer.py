@@ -3,7 +3,7 @@
     trainer = RewardTrainer(RewardModel(config), RewardTraining(), seed=0)
     trainer.set_labels(labels, segments)    # of a LabelLog; the oldest beyond max_labels are forgotten
     metrics = trainer.fit(epochs=200)       # passes over the labels
-    trainer.calibrate(clips)                # the normaliser: mean 0 over the steps of these clips
+    trainer.calibrate()                     # the normaliser: mean 0 over the steps of the newest labels' clips
     trainer.save(folder)                    # and .load: weights, optimizer, chance, and how far it is
 
 Each member of the ensemble sees its own resample of the labels (bagging): label i counts Poisson(1) times for member m, drawn once from the ids, so
@@ -14,7 +14,7 @@ Validation labels, whose clips are in no training label, are never trained on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,11 +126,13 @@ class RewardTrainer:
         """`clip_returns` of the model # (M, clips)"""
         return clip_returns(self.model, clips)
 
-    def calibrate(self, clips: Iterable[Clip]) -> None:
-        """The normaliser from the steps of these clips, padding left out."""
-        steps = [(clip.observations[: clip.steps], clip.actions[: clip.steps]) for clip in clips]
-        observations, actions = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps, strict=True))
-        self.model.fit_normaliser(observations, actions)
+    def calibrate(self, labels: int = 100) -> None:
+        """The normaliser from the steps of the clips of the newest training labels, padding left out."""
+        newest = dict.fromkeys(id for label in self.train_pairs[-labels:] for id in (label.first, label.second))
+        clips = [self.clips[id] for id in newest]
+        observations = np.concatenate([restored(clip)[: clip["steps"]] for clip in clips])
+        actions = np.concatenate([clip["actions"][: clip["steps"]] for clip in clips])
+        self.model.fit_normaliser(torch.from_numpy(observations), torch.from_numpy(actions))
 
     def save(self, directory: str | Path, *, version: int = 0) -> None:
         """Writes the model as `save_pretrained` does, and beside it what is needed to go on."""

@@ -27,7 +27,6 @@ from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, 
 from rl_dialog.preferences.segments import Clip, Segments
 
 KEPT_VERSIONS = 3
-REFERENCE = 100  # labels whose clips the normaliser is made from: the newest ones
 
 
 class Asker:
@@ -123,8 +122,7 @@ class Teacher:
         if not self.trainer.train_pairs or (not self.version and len(labels) < self.enough):
             return {}
         metrics = self.trainer.fit(self.epochs if self.version else self.first_epochs)
-        newest = dict.fromkeys(id for label in self.trainer.train_pairs[-REFERENCE:] for id in (label.first, label.second))
-        self.trainer.calibrate(self.segments[id] for id in newest)
+        self.trainer.calibrate()
         self.version += 1
         self._publish(state)
         self._seen = state

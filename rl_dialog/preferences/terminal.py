@@ -216,6 +216,7 @@ def half_blocks(frame: np.ndarray, columns: int, rows: int, *, colours: bool = T
     across, down = max(1, round(width * scale)), max(1, round(height * scale / 2))
     kind = Image.Resampling.BOX if scale < 1 else Image.Resampling.NEAREST
     pixels = np.asarray(Image.fromarray(frame).resize((across, 2 * down), kind))
+    pixels = (pixels * (frame.max() / max(1, pixels.max()))).astype(np.uint8)  # what is small and bright is not averaged away
     if not colours:
         bright = pixels.reshape(down, 2, across, 3).mean((1, 3)) / 256 * len(SHADES)
         return Picture([[Cell("".join(SHADES[int(value)] for value in row))] for row in bright], across)

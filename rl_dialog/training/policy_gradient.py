@@ -60,6 +60,8 @@ class PPO:
             raise ValueError(f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}")
         if not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1) or min(self.clip, self.learning_rate, self.value_learning_rate) <= 0:
             raise ValueError(f"expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got {self}")
+        if self.optimizer not in ("adam", "rmsprop") or min(self.entropy_coeff, self.value_coeff, self.lr_zero_steps) < 0 or self.max_grad_norm <= 0:
+            raise ValueError(f"expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive max_grad_norm, got {self}")
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,12 @@ class APPO(PPO):
             raise ValueError(f"expected no gae_lambda, because V-trace has none, got {self.gae_lambda}")
         if self.fragment < 1:
             raise ValueError(f"expected a fragment of at least 1 turn, got {self.fragment}")
+
+
+# What MovingDot and Atari games start from. With few numbers to see, steps are dear and updates cheap; envs: 16, 32 and 16 of them.
+POSITION = PPO(batch_size=1600, gamma=0.9, gae_lambda=0.9, entropy_coeff=0.01, learning_rate=3e-3, max_grad_norm=0.5)
+FEATURES = PPO(entropy_coeff=0.01, value_learning_rate=1e-3, max_grad_norm=0.5)
+PIXELS = PPO(batch_size=1024, clip=0.1, entropy_coeff=0.01, learning_rate=2.5e-4, value_coeff=0.5, max_grad_norm=0.5)
 
 
 def generalised_advantages(

@@ -149,6 +149,7 @@ def test_keys_in_a_terminal(folder, terminal):
     me.close()
 
 
+@pytest.mark.slow
 def test_the_lease_goes_on_while_somebody_thinks_and_ends_with_the_break(folder, terminal):
     folder.ask(1)
     me = terminal("--lease", "2")
@@ -246,11 +247,11 @@ def test_what_cannot_be_labelled(folder, monkeypatch):
 
 
 def test_how_observations_look():
-    dot = drawing({"env": "moving_dot_position"})(np.zeros(2, np.float32))
+    dot = drawing({"env": "moving_dot"})(np.zeros(2, np.float32))
     assert dot.shape == (210, 160, 3) and dot[105, 80].tolist() == [255, 255, 255]
     stack = np.zeros((84, 84, 4), np.uint8)
     stack[3, 5] = (1, 2, 3, 200)
-    for settings in ({}, {"env": "pong"}, {"env": {"name": "enduro"}}):
+    for settings in ({}, {"env": "pong"}, {"env": "enduro"}, {"env": "moving_dot"}):
         assert drawing(settings)(stack)[3, 5].tolist() == [200, 200, 200]
     with pytest.raises(ValueError, match="expected pictures"):
         drawing({})(np.zeros(2, np.float32))
@@ -264,7 +265,7 @@ def test_tokens_and_the_page(folder):
     with subprocess.Popen(command(folder, "--page", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         ready = json.loads(process.stdout.readline())
         client = httpx.Client(base_url=ready["ready"], headers={"Authorization": f"Bearer {made['token']}"})
-        assert ready["needs_token"] is True and client.get("/run").status_code == 200
+        assert ready["needs_token"] is True and httpx.get(ready["run"]).status_code == 200
         query = client.post("/v1/lease", json={}).json()["query"]
         assert client.post("/v1/answers", json={"query": query["id"], "choice": "left"}).status_code == 200
         process.send_signal(signal.SIGTERM)

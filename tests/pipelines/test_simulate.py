@@ -140,8 +140,7 @@ def successes(folder):
     return [dialog.meta["outcome"]["success"] for dialog in read_jsonl(folder / "dialogs.jsonl")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["pg", "appo", "gdpl"])
+@pytest.mark.parametrize("policy", ["pg", "gdpl", pytest.param("appo", marks=pytest.mark.slow)])
 def test_the_other_methods_run_to_the_end(policy, tmp_path):
     """And change the policy they start from, and log how."""
     config = SimulateConfig(policy=policy, mle=Imitation(epochs=1), rule_episodes=60, eval_every=2, eval_episodes=20, episodes=20, epochs=2)

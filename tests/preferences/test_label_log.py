@@ -323,7 +323,7 @@ def test_undo_races_with_leases(open_log, clock):
 
     def work(log, name):
         try:
-            for _ in range(12):
+            for _ in range(6):
                 if query := log.lease(name):
                     hold_and_answer(log, query, name, "left")
                 if query := log.undo(name):
@@ -391,6 +391,30 @@ def test_a_log_and_a_store_of_chats_share_a_database(store_url):
     assert Store(store_url, create=False).counts()["chats"] == 0
 
 
+@pytest.mark.postgres
+def test_a_lost_connection_is_made_anew(postgres_url):
+    log, admin = LabelLog(postgres_url), LabelLog(postgres_url)
+    ask(log, 2)
+    label = answer(log, "ann")
+    with admin._engine.begin() as connection:
+        connection.execute(sqlalchemy.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"))
+    assert log.answer(label.query, "ann", "left") == label and answer(log, "ann").number == 2
+    log.close()
+    admin.close()
+
+
+def test_a_writer_that_hangs_stops_the_others_with_an_error(open_log, monkeypatch):
+    for module in ("data.database", "preferences.label_log"):
+        monkeypatch.setattr(f"rl_dialog.{module}.WAIT", 0.5)
+    log, hanging = open_log(), open_log()
+    ask(log, 1)
+    with hanging._writing():
+        assert log.counts()["waiting"] == 1  # readers never wait
+        with pytest.raises(sqlalchemy.exc.OperationalError, match="locked|lock timeout"):
+            log.lease("ann")
+    assert log.lease("ann") is not None
+
+
 def test_a_share_is_a_share(tmp_path):
     for given in ({"overlap": -0.1}, {"validation": 1.5}):
         with pytest.raises(ValueError, match="expected a share from 0 to 1"):
@@ -418,7 +442,7 @@ def test_who_skips_leaves_the_label_to_the_second_opinion(open_log):
     log = open_log(overlap=1.0)
     ask(log, 1)
     answer(log, "ann", "skip")
-    assert log.labels() == [] and log.counts()["second_opinions"] == 1
+    assert log.labels() == [] and log.counts()["second_opinions"] == 1 and log.lease("ann") is None
     label = answer(log, "bob")
     assert log.labels() == [label] and log.counts() | {"skipped": 1, "labels": 1} == log.counts()
 

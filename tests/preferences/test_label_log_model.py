@@ -53,13 +53,17 @@ class Model(RuleBasedStateMachine):
         self.folder.cleanup()
 
     @initialize()
+    def start(self):
+        self.open()
+        for pair in range(2):
+            self.add(pair, 0.0)
+
     def open(self):
-        if self.log:
-            self.log.close()
         self.log = LabelLog(f"sqlite:///{self.folder.name}/labels.db", validation=0.0, clock=lambda: self.now, overlap=self.overlap)
 
     @rule()
     def restart(self):
+        self.log.close()
         self.open()
 
     @rule(seconds=st.sampled_from([1.0, 10.0]))

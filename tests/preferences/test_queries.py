@@ -119,11 +119,11 @@ def test_pairs_stay_on_one_side_in_the_proportion_of_the_sides(open_log):
     log = open_log(validation=0.2)
     clips = names(400)
     broker = QueryBroker(log, QuerySettings(recency=0.3))
-    for _ in range(50):
-        broker.refill(clips, wanted=10_000, pool=10_000 if len(broker.asked) > 900 else len(broker.asked) + 20)
-    sides = [(log.is_validation(one), log.is_validation(other)) for one, other in list(log.pairs())[:1000]]
-    assert all(one == other for one, other in sides)
-    queries = log.lease_many("ann", 1000)
+    for filled in range(20, 1001, 20):
+        assert len(broker.refill(clips, wanted=10_000, pool=filled)) == 20
+    assert all(log.is_validation(one) == log.is_validation(other) for one, other in log.pairs())
+    queries = log.lease_many("ann", 2000)
+    assert len(queries) == 1000
     assert all(query.validation == log.is_validation(query.first) for query in queries)
     assert abs(np.mean([query.validation for query in queries]) - 0.2) < 0.05
 

@@ -178,7 +178,7 @@ def test_a_resumed_fit_ends_with_the_same_weights(tmp_path):
     whole.fit(6)
     begun = trainer(given, segments, config=config)
     begun.fit(2)
-    begun.calibrate(segments.values())
+    begun.calibrate()
     begun.save(tmp_path, version=4)
     torch.manual_seed(99)
     resumed = RewardTrainer(RewardModel(config), RewardTraining(), seed=0)
@@ -208,15 +208,20 @@ def test_pictures_give_the_same_as_stacks_or_compact():
     assert made.fit(1)["loss"] > 0
 
 
-def test_the_normaliser_ignores_padding():
-    segments = list(clips(3).values())
+def test_the_normaliser_is_of_the_newest_clips_without_their_padding():
+    segments = clips(6)
     padded = Clip(np.full((LENGTH, 2), 50, np.float32), np.zeros(LENGTH, np.int64), np.zeros(LENGTH, np.float32), 1)
-    made = trainer(labels(clips(8), 3), clips(8))
-    made.calibrate([*segments, padded])
-    by_hand = np.concatenate(
-        [made.model(torch.from_numpy(c.observations[: c.steps]), torch.from_numpy(c.actions[: c.steps])).detach() for c in (*segments, padded)], 1
-    )
-    np.testing.assert_allclose(made.model.mean.numpy(), by_hand.mean(1), rtol=1e-4)
+    segments[padded.id] = padded
+    ids = list(segments)
+    given = [Label("old", ids[0], ids[1], 1.0), Label("new", ids[2], ids[3], 0.0), Label("newest", ids[4], padded.id, 1.0)]
+    made = trainer(given, segments)
+    made.calibrate(labels=2)
+    used = [segments[id] for id in (ids[2], ids[3], ids[4], padded.id)]
+    raw = [made.model(torch.from_numpy(clip.observations[: clip.steps]), torch.from_numpy(clip.actions[: clip.steps])).detach() for clip in used]
+    by_hand = torch.cat(raw, 1)
+    assert by_hand.shape == (3, 3 * LENGTH + 1)
+    torch.testing.assert_close(made.model.mean, by_hand.mean(1))
+    torch.testing.assert_close(made.model.std, by_hand.std(1))
 
 
 @pytest.mark.parametrize("wrong", [{"noise": 1.0}, {"batch_size": 0}, {"l2": -1.0}, {"l2_low": 2.0}, {"l2_step": 1.0}, {"learning_rate": 0.0}])

@@ -9,10 +9,6 @@ from typing import Any
 
 import uvicorn
 
-from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.page.app import create_page
-from rl_dialog.preferences.segments import Segments
-
 
 class PageServer:
     """Serves an application from a thread until `close`. `url` is where. Raises ValueError for an address that is not free or not this machine's."""
@@ -53,25 +49,3 @@ class PageServer:
         self._server.should_exit = True
         self._thread.join(15)
         self._socket.close()
-
-
-class PageLabellers:
-    """The people at the page, as a role of a run: it serves from the moment it is made, and a step only says how it goes."""
-
-    def __init__(self, log: LabelLog, segments: Segments, *, host: str = "127.0.0.1", port: int = 0, **page: Any) -> None:
-        """page: arguments of `create_page`."""
-        self.server = PageServer(create_page(log, segments, **page), host=host, port=port)
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def step(self) -> dict[str, float]:
-        """Nothing waits for people: `answered` is 0. Raises RuntimeError where the server has ended."""
-        if not self.server.alive():
-            raise RuntimeError(f"the page at {self.url} ended by itself; the log has the reason")
-        return {"answered": 0}
-
-    def close(self) -> None:
-        """Ends the server."""
-        self.server.close()

@@ -22,6 +22,7 @@ const state = {
   queue: [], // pairs that are ours, the first one is on the screen: {query, pictures: a promise}
   shown: null, // the entry of the queue whose pictures are on the screen
   busy: false, // an answer is being shown
+  answered: new Set(), // queries that were answered here
   saved: 0, // answers of this visit that the log has
   away: false,
   active: Date.now(), // when somebody last did something
@@ -75,13 +76,15 @@ async function fill() {
     try {
       const { query } = await post("v1/lease");
       state.offline = false;
-      if (query) {
+      if (query && (state.away || state.queue.length >= READY)) {
+        release([query.id]); // meanwhile somebody left, or took an answer back
+      } else if (query) {
         state.queue.push(entry(query));
         present();
-        continue;
+      } else {
+        tell();
+        await pause(EMPTY);
       }
-      tell();
-      await pause(document.hidden ? 5 * EMPTY : EMPTY);
     } catch (error) {
       state.offline = !error.status;
       tell(error.message);
@@ -95,7 +98,7 @@ function entry(query) {
   return { query, pictures: pictures(query) };
 }
 
-/** The pictures of both sides; tried again until they are there. */
+/** The pictures of both sides; tried again until they are there. A pair whose pictures the server does not have is put aside; its lease just ends. */
 async function pictures(query) {
   if (query.left.kind !== "clip") return [];
   for (;;) {
@@ -104,9 +107,17 @@ async function pictures(query) {
     } catch (error) {
       if (!state.queue.some((one) => one.query === query)) return [];
       notice(`A clip could not be loaded: ${error.message}`);
+      if (error.status) return putAside(query);
       await pause(2);
     }
   }
+}
+
+function putAside(query) {
+  state.queue = state.queue.filter((one) => one.query !== query);
+  present();
+  fill();
+  return [];
 }
 
 /** While somebody is there, the leases go on; when nobody is, the pairs go back for others. */
@@ -124,7 +135,7 @@ async function renew() {
   try {
     const { held } = await post("v1/renew", { queries });
     state.offline = false;
-    const lost = queries.filter((id) => !held.includes(id));
+    const lost = queries.filter((id) => !held.includes(id) && !state.answered.has(id)); // an answer may have overtaken this request
     if (lost.includes(state.shown?.query.id)) notice("The pair went to somebody else while this page was out of reach. Here is another one.");
     state.queue = state.queue.filter(({ query }) => !lost.includes(query.id));
     present();
@@ -144,8 +155,9 @@ function leave() {
   present();
 }
 
-function giveBack(options) {
-  const queries = state.queue.map(({ query }) => query.id);
+const giveBack = (options) => release(state.queue.map(({ query }) => query.id), options);
+
+function release(queries, options) {
   if (queries.length) post("v1/release", { queries }, options).catch(() => {}); // else the leases end by themselves
 }
 
@@ -222,23 +234,26 @@ function showReplies(query) {
   $("context").scrollTop = $("context").scrollHeight;
 }
 
+/** Is an answer being taken back? Until its pair is there again, no other one is answered. */
+const undoing = () => outbox.operations.some(({ kind }) => kind === "undo");
+
 /** Everything that says how it stands. */
 function tell(problem = "") {
   const { status, away, offline } = state;
-  const ready = Boolean(state.shown) && !state.busy;
-  for (const button of document.querySelectorAll(".choice")) button.disabled = !ready && !state.busy;
-  $("undo").disabled = !state.settings || outbox.operations.some(({ kind }) => kind === "undo");
+  for (const button of document.querySelectorAll(".choice")) button.disabled = !state.busy && (!state.shown || undoing());
+  $("undo").disabled = !state.settings || undoing();
   $("waiting").hidden = Boolean(state.queue.length);
   if (!state.queue.length) {
     $("waiting-title").textContent = away ? "You were away" : offline ? "No connection" : "Waiting for the next pair";
     const none = status?.labels_wanted === 0 ? "No label is wanted just now. When one is, a pair appears here by itself." : "It appears here by itself.";
-    $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem ? `${problem} Trying again …` : none;
+    $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem || offline ? `${problem} Trying again …`.trim() : none;
   }
-  const waiting = outbox.size;
+  const waiting = outbox.operations.filter(({ kind }) => kind === "answer").length;
   const many = `${waiting} answer${waiting === 1 ? "" : "s"}`;
-  if (waiting && outbox.problem) notice(`${outbox.problem} ${many} ${waiting === 1 ? "is" : "are"} kept here and sent again. Leave this page open.`, "unsent");
+  const fate = waiting ? `${many} ${waiting === 1 ? "is" : "are"} kept here and sent again.` : "Your last answer is taken back when it can be reached.";
+  if (outbox.size && outbox.problem) notice(`${outbox.problem} ${fate} Leave this page open.`, "unsent");
   else if ($("notice").dataset.kind === "unsent") notice("");
-  $("saved").textContent = waiting ? `${many} being saved` : state.saved ? `${state.saved} saved` : "";
+  $("saved").textContent = undoing() ? "taking back …" : waiting ? `${many} being saved` : state.saved ? `${state.saved} saved` : "";
   showStatus(status);
 }
 
@@ -282,7 +297,7 @@ async function watch() {
 // ---- Answers
 
 async function choose(choice) {
-  if (!state.shown || state.busy) return;
+  if (!state.shown || state.busy || undoing()) return;
   state.busy = true;
   const { query } = state.shown;
   document.querySelector(`.choice[data-choice="${choice}"]`).classList.add("pressed");
@@ -290,6 +305,7 @@ async function choose(choice) {
     side.classList.toggle("chosen", side.id === choice || choice === "tie");
     side.classList.toggle("passed", choice === "skip" || (choice !== "tie" && side.id !== choice));
   }
+  state.answered.add(query.id);
   outbox.add({ kind: "answer", query: query.id, choice });
   say(`Your answer: ${CHOICES[choice]}.`);
   await pause(FLASH);
@@ -300,9 +316,9 @@ async function choose(choice) {
 }
 
 /** Takes back this person's last answer: after what is on its way, so that it is the one they mean. Its pair comes back when the log says which. */
-function undo() {
-  if ($("undo").disabled || state.busy) return;
-  outbox.add({ kind: "undo" });
+async function undo() {
+  while (state.busy) await pause(FLASH / 4);
+  if (state.settings && !undoing()) outbox.add({ kind: "undo" });
 }
 
 function wasTaken({ kind, choice }, { query }) {
@@ -314,9 +330,10 @@ function wasTaken({ kind, choice }, { query }) {
   } else {
     state.saved = Math.max(0, state.saved - 1);
     const others = state.queue.filter((one) => one.query.id !== query.id);
-    const surplus = others.splice(READY - 1).map((one) => one.query.id);
-    if (surplus.length) post("v1/release", { queries: surplus }).catch(() => {}); // else its lease ends by itself
+    release(others.splice(READY - 1).map((one) => one.query.id));
+    state.away = false;
     state.queue = [entry(query), ...others];
+    state.answered.delete(query.id);
     present("Your last answer is taken back. ");
   }
   tell();
@@ -403,10 +420,11 @@ function numberOf(name, value) {
 }
 
 $("leave").addEventListener("click", () => {
+  $("me-dialog").close();
+  if (outbox.size) return notice("Your last answers are not saved yet: wait a moment, then leave.");
   giveBack({ keepalive: true });
-  for (const name of ["token", "queue", "outbox"]) kept.drop(name);
+  for (const name of ["token", "queue"]) kept.drop(name);
   state.queue = [];
-  outbox.operations = [];
   location.reload();
 });
 

@@ -31,6 +31,7 @@ const NOW = {
 const series = new Map(); // metric -> Series
 const charts = new Map(); // group -> Chart
 let cursor = "";
+let rounds = 0;
 
 async function begin() {
   takeTokenFromAddress();
@@ -56,9 +57,8 @@ function trouble(text) {
 }
 
 async function update() {
-  const [run, people] = [await get("v1/run"), await get("v1/labellers")];
-  showNow(run);
-  showPeople(people.labellers);
+  showNow(await get("v1/run"));
+  if (rounds++ % 5 === 0) showPeople((await get("v1/labellers")).labellers);
   for (let more = true; more; ) {
     const found = await get(`v1/metrics?cursor=${encodeURIComponent(cursor)}`);
     if (found.reset) forget();

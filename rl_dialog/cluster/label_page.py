@@ -1,0 +1,63 @@
+"""The labelling page on Ray Serve, for runs on a cluster: one replica, which Serve watches and starts anew when it dies.
+
+Leases and answers are in the label log, so a page that was open goes on with the new replica; an answer under way is sent again by the page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from rl_dialog.cluster.serve import quiet
+from rl_dialog.data.database import SECRET, database_url
+
+APP = "rl_dialog_labels"
+PREFIX = "/labels"
+
+
+@serve.deployment(name="label_page", num_replicas=1, max_ongoing_requests=200, health_check_period_s=5, ray_actor_options={"num_cpus": 0})
+@serve.ingress()
+class LabelPage:
+    """The process that answers."""
+
+    def __init__(self, labels: str, folder: str, page: dict[str, Any]) -> None:
+        from rl_dialog.preferences.label_log import LabelLog
+        from rl_dialog.preferences.segments import Segments
+
+        self.log, self.segments, self.page = LabelLog(labels), Segments(Path(folder) / "clips"), page | {"run": folder}
+
+    def __serve_build_asgi_app__(self) -> Any:
+        from rl_dialog.preferences.page.app import create_page
+
+        return create_page(self.log, self.segments, **self.page)
+
+    def check_health(self) -> None:
+        self.log.state()
+
+
+def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page: Any) -> str:
+    """Starts the page for a run's folder, which every node must be able to read; its address, once it answers. `page`: arguments of `create_page`.
+
+    Raises ValueError for a label log whose URL has a password: Ray shows a deployment's arguments on its dashboard.
+    """
+    url = database_url(labels)
+    if url.password or set(SECRET) & set(url.query):
+        raise ValueError("labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which Ray shows")
+    with quiet():
+        serve.start(http_options={"host": host, "port": port})
+        application = LabelPage.bind(url.render_as_string(hide_password=False), str(Path(folder).absolute()), page)
+        serve.run(application, name=APP, route_prefix=PREFIX)
+    return f"http://{host}:{port}{PREFIX}/"
+
+
+def page_runs() -> bool:
+    """Is the page on this cluster?"""
+    return APP in serve.status().applications
+
+
+def stop_page() -> None:
+    """Ends the page. Serve itself goes on, as it may carry others."""
+    with quiet():
+        serve.delete(APP)

@@ -1,0 +1,169 @@
+"""The asynchronous preference run, with real kills: of every role, of a labeller and of the driver, at random moments. No acknowledged label is lost.
+
+RL_DIALOG_KILLS=50 kills more often than CI has time for.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rl_dialog.preferences.label_log import LabelLog
+
+ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("RL_DIALOG_KILLS", 8))
+LABELS = 500
+ROLES = ("learner", "asker", "teacher")
+
+# A person as a process: answers one query after the other, and writes each answer that was acknowledged.
+LABELLER = """
+import sys, time
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.segments import Segments
+log, segments = LabelLog(sys.argv[1]), Segments(sys.argv[2])
+while True:
+    query = log.lease(sys.argv[3], seconds=5)
+    if query is None:
+        time.sleep(0.02)
+        continue
+    left, right = segments[query.left].true_return, segments[query.right].true_return
+    label = log.answer(query.id, sys.argv[3], "left" if left > right else "right" if left < right else "tie")
+    sys.stdout.write(f"{label.query}\\n")
+    sys.stdout.flush()
+    time.sleep(float(sys.argv[4]))
+"""
+
+
+class Run:
+    """A run and its labellers, each a process."""
+
+    def __init__(self, folder: Path, url: str, *, steps: int, labels: int, pause: float) -> None:
+        self.folder, self.url, self.pause = folder, url, pause
+        settings = "--env_options observations=position --labeller none --envs 16 --ppo.batch_size 512 --ppo.minibatch_size 128 --initial_labels 40"
+        settings += f" --first_epochs 10 --eval_every 0 --save_every 5 --report_to none --quiet --steps {steps} --budget {labels} --schedule constant"
+        self.command = [sys.executable, "-m", "pipelines.prefer", *settings.split(), "--out", str(folder), "--labels", url]
+        self.acknowledged = folder.with_suffix(".acknowledged")
+        self.start()
+        self.labellers = {name: self.labeller(name) for name in ("ann", "bob")}
+
+    def start(self) -> None:
+        self.driver = subprocess.Popen(self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def labeller(self, name: str) -> subprocess.Popen:
+        with self.acknowledged.open("a") as out:
+            where = [self.url, str(self.folder / "clips"), name, str(self.pause)]
+            return subprocess.Popen([sys.executable, "-c", LABELLER, *where], cwd=ROOT, stdout=out, stderr=subprocess.DEVNULL)
+
+    def status(self) -> dict:
+        try:
+            return json.loads((self.folder / "status.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def pid(self, role: str) -> int:
+        status = self.status()
+        alive = status.get("time", 0) > time.time() - 3 and not status.get("over")
+        return status["roles"][role]["pid"] if alive else 0
+
+    def kill(self, victim: str) -> bool:
+        """SIGKILL; False if the victim is just being made."""
+        if victim == "driver":
+            self.driver.kill()
+            self.driver.communicate()
+            self.start()
+        elif victim in self.labellers:
+            self.labellers[victim].kill()
+            self.labellers[victim].wait()
+            self.labellers[victim] = self.labeller(victim)
+        else:
+            pid = self.pid(victim)
+            if not pid:
+                return False
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return False
+        return True
+
+    def stop(self) -> None:
+        for process in (self.driver, *self.labellers.values()):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_no_acknowledged_label_is_lost(store_url, tmp_path):
+    chance = random.Random(7)
+    run = Run(tmp_path / "run", store_url, steps=10**6, labels=LABELS, pause=0.05)
+    try:
+        victims = ["driver", *ROLES, *run.labellers] * KILLS
+        killed: Counter[str] = Counter()
+        deadline = time.monotonic() + 240 + 25 * KILLS
+        labels = 0
+        while killed.total() < KILLS or labels < LABELS:
+            assert time.monotonic() < deadline, f"{labels} labels, {dict(killed)} killed, {run.status()}"
+            assert run.driver.poll() is None, run.driver.communicate()
+            time.sleep(chance.uniform(0.2, 2.0))
+            labels = run.status().get("labels", labels)
+            if killed.total() < KILLS and labels * KILLS >= LABELS * killed.total() * 0.8 and run.kill(victims[killed.total()]):
+                killed[victims[killed.total()]] += 1
+    finally:
+        run.stop()
+    acknowledged = run.acknowledged.read_text().split()
+    assert len(acknowledged) == len(set(acknowledged)) >= LABELS - 2 * killed["ann"] - 2 * killed["bob"]
+    log = LabelLog(store_url)
+    found = Counter(label.query for label in log.labels())
+    assert all(found[query] == 1 for query in acknowledged), "an acknowledged label is missing or counted twice"
+    assert LABELS <= len(found) <= LABELS + 20  # the pool that was open when the budget was reached
+    log.close()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert Counter(event["role"] for event in events) >= Counter({role: killed[role] for role in ROLES})
+    assert run.status()["reward_version"] > 0 and run.status()["steps"] > 0
+
+
+@pytest.mark.slow
+def test_a_role_that_hangs_is_reported_and_made_again(tmp_path):
+    """SIGSTOP: the process is there and says nothing. Reported within ten seconds (and the time in which nobody asked), and replaced."""
+    run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=200, pause=0.0)
+    try:
+        deadline = time.monotonic() + 120
+        while not (run.status().get("reward_version") and run.pid("learner")):
+            assert time.monotonic() < deadline and run.driver.poll() is None, run.status()
+            time.sleep(0.2)
+        frozen, began = run.pid("learner"), time.monotonic()
+        os.kill(frozen, signal.SIGSTOP)
+        while not run.status()["events"]:
+            assert time.monotonic() - began < 15, run.status()
+            time.sleep(0.1)
+        assert "did not answer" in run.status()["events"][0]["what"] and run.status()["events"][0]["role"] == "learner"
+        before = run.status()["steps"]
+        while run.status()["steps"] <= before or run.pid("learner") in (0, frozen):
+            assert time.monotonic() - began < 90, run.status()
+            time.sleep(0.2)
+    finally:
+        run.stop()
+
+
+@pytest.mark.slow
+def test_a_role_that_cannot_live_ends_the_run(tmp_path):
+    """The teacher finds a broken clip again and again: the run says so and ends with an error, not in silence."""
+    run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=200, pause=0.0)
+    try:
+        deadline = time.monotonic() + 120
+        while not run.status().get("reward_version"):
+            assert time.monotonic() < deadline and run.driver.poll() is None, run.status()
+            time.sleep(0.2)
+        for path in (tmp_path / "run" / "clips").rglob("*.npz"):
+            path.write_bytes(b"broken")
+        run.kill("teacher")  # the new one reads all clips again
+        _, said = run.driver.communicate(timeout=120)
+        assert run.driver.returncode == 2 and "expected a segment" in " ".join(said.split())
+    finally:
+        run.stop()
