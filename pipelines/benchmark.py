@@ -7,6 +7,7 @@
     python -m pipelines.benchmark prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
     python -m pipelines.benchmark scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
     python -m pipelines.benchmark tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
+    python -m pipelines.benchmark prefer      steps/s of learning from preferences, over those of plain RLlib
     python -m pipelines.benchmark simulate    system steps/s with simulated users, over those of one conversation after the other; of workers; memory
     python -m pipelines.benchmark serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; first tokens; the cost of HTTP
 
@@ -33,6 +34,7 @@ import transformers
 import tyro
 from torch import Tensor, nn
 
+from pipelines.benchmark_prefer import benchmark_prefer
 from pipelines.benchmark_prepare import benchmark_prepare, benchmark_scorers
 from pipelines.benchmark_serve import benchmark_serving
 from pipelines.benchmark_simulate import benchmark_simulate
@@ -67,6 +69,7 @@ UNITS = {  # and digits
     "tune": ("trials/s", 3),
     "serve": ("tokens/s", 0),
     "simulate": ("steps/s", 0),
+    "prefer": ("steps/s", 0),
 }
 
 # What takes training steps: a method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all, tf_top and dt,
@@ -94,9 +97,11 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
 class BenchmarkConfig:
     """What to measure, and on which shapes."""
 
-    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate"]] = "train"
+    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate", "prefer"]] = (
+        "train"
+    )
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates: contexts/s; prepare:
-    conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to several clients; simulate: system steps/s"""
+    conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to several clients; simulate: system steps/s; prefer: environment steps/s"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     out: str = "benchmark.json"
@@ -156,7 +161,7 @@ class BenchmarkConfig:
     world: str = ""
     """simulate: folder with MultiWOZ's files; by default a generated town"""
     steps: int = 4000
-    """simulate: system steps of a round"""
+    """simulate, prefer: system steps, or steps of the environments, of a round"""
     envs: int = 64
     """simulate: conversations stepped together"""
     workers: int = 0
@@ -188,6 +193,8 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
         settings, more["serving"] = benchmark_serving(config)
     elif config.what == "simulate":
         settings, more["memory"] = benchmark_simulate(config)
+    elif config.what == "prefer":
+        settings = benchmark_prefer(config)
     elif config.what == "scorers":
         settings = benchmark_scorers(config)
     else:

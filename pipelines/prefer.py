@@ -212,13 +212,23 @@ ATARI = Suited(
     reward=RewardTraining(learning_rate=2e-4, adaptive_l2=True),
     model=ModelSettings(dropout=0.5, action_input="none", scale=0.05),
 )
-# Rewards that are learned while the policy changes: a shorter horizon and a slower policy than the true reward would need.
-DOT = replace(FEATURES, gamma=0.9, learning_rate=3e-4, entropy_coeff=0.003, batch_size=1024)
+# A reward that is learned changes while the policy does. A short horizon lets it tell right from wrong where little is left to gain, and a batch holds
+# whole episodes: one of dots that have all arrived would teach nothing but noise.
+DOT = replace(FEATURES, gamma=0.5, gae_lambda=0.9, learning_rate=1e-3, entropy_coeff=0.003, batch_size=1600)
 FITTED = RewardTraining(learning_rate=3e-3)
-FRAMES = Suited(150_000, 3000, 400, 32, replace(DOT, learning_rate=5e-4), schedule_scale=50_000, reward=FITTED, eval_every=10_000)
+FRAMES = Suited(
+    150_000,
+    3000,
+    400,
+    32,
+    replace(FEATURES, gamma=0.9, learning_rate=5e-4, entropy_coeff=0.003, batch_size=1024),
+    schedule_scale=50_000,
+    reward=FITTED,
+    eval_every=10_000,
+)
 SUITED = {  # by the environment and its observations
     "moving_dot": FRAMES,
-    "moving_dot position": Suited(250_000, 700, 250, 32, DOT, schedule_scale=30_000, reward=FITTED, eval_every=10_000),
+    "moving_dot position": Suited(250_000, 700, 250, 16, DOT, schedule_scale=30_000, reward=FITTED, eval_every=10_000),
     "pong": ATARI,
     "enduro": ATARI,
     "atari": ATARI,
