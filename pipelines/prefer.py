@@ -212,8 +212,8 @@ ATARI = Suited(
     reward=RewardTraining(learning_rate=2e-4, adaptive_l2=True),
     model=ModelSettings(dropout=0.5, action_input="none", scale=0.05),
 )
-# A reward that is learned changes while the policy does. A short horizon lets it tell right from wrong where little is left to gain, and a batch holds
-# whole episodes: one of dots that have all arrived would teach nothing but noise.
+# A reward that is learned changes while the policy does. A short horizon tells right from wrong where little is left to gain, and a batch holds whole
+# episodes: one of dots that have all arrived would teach nothing but noise.
 DOT = replace(FEATURES, gamma=0.5, gae_lambda=0.9, learning_rate=1e-3, entropy_coeff=0.003, batch_size=1600)
 FITTED = RewardTraining(learning_rate=3e-3)
 FRAMES = Suited(
