@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,7 +36,6 @@ def benchmark_prefer(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, 
 
 
 def _plain(make_envs: Callable, rounds: int) -> Callable[[], None]:
-    from gymnasium.wrappers.vector import DictInfoToList
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.learner.training_data import TrainingData
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -44,7 +43,7 @@ def _plain(make_envs: Callable, rounds: int) -> Callable[[], None]:
 
     class Runner(SingleAgentEnvRunner):
         def make_env(self) -> None:
-            self.env, self.num_envs = DictInfoToList(make_envs(ENVS)), ENVS
+            self.env, self.num_envs = _ListInfos(make_envs(ENVS)), ENVS
 
     probe = make_envs(1)
     config = PPOConfig().environment(
@@ -74,6 +73,22 @@ def _plain(make_envs: Callable, rounds: int) -> Callable[[], None]:
             runner.module.set_state(learner.module["default_policy"].get_state())
 
     return call
+
+
+class _ListInfos:
+    """RLlib's env runner wants an info for each environment; the dots have none."""
+
+    def __init__(self, envs: Any) -> None:
+        self.envs = self.unwrapped = envs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.envs, name)
+
+    def reset(self, **arguments: Any) -> tuple[Any, list[dict]]:
+        return self.envs.reset(**arguments)[0], [{} for _ in range(ENVS)]
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        return *self.envs.step(actions)[:4], [{} for _ in range(ENVS)]
 
 
 def _ours(make_envs: Callable, rounds: int, folder: Path, *, learned: bool) -> Callable[[], None]:
