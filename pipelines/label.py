@@ -105,7 +105,7 @@ def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
     labeller = log.labeller_of(token) if token else _name(config)
     if labeller is None:
         raise ValueError("--token: expected the token of a labeller, got one that nobody has or that was revoked")
-    with _handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # they end it as Ctrl-C does
+    with _interrupted_once():
         more = {"draw": draw, "files": RunFiles(config.run), "lease": config.lease, "idle": config.idle}
         terminal = TerminalLabeller(log, Segments(Path(config.run) / "clips"), labeller, **more)
         return terminal.run()
@@ -174,6 +174,20 @@ def _told_to_end() -> Iterator[threading.Event]:
     end = threading.Event()
     with _handling(lambda *_: end.set(), signal.SIGINT, signal.SIGTERM):
         yield end
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Ctrl-C, a termination signal and the end of the terminal interrupt the block; those that come after the first do not disturb its end."""
+    came: list[int] = []
+
+    def interrupt(number: int, _: Any) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise KeyboardInterrupt
+
+    with _handling(interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
 
 
 @contextmanager

@@ -76,7 +76,10 @@ class TerminalLabeller:
         except (KeyboardInterrupt, OSError):  # OSError: the terminal is gone; rich itself ends a program whose output nobody reads
             pass
         finally:
-            self._give_back()
+            try:
+                self._give_back()
+            except KeyboardInterrupt:  # the terminal's end may come twice, as the end of the input and as a signal
+                self._give_back()
         return {"labeller": self.labeller, "answers": self.answers, "undone": self.undone, "labels": self.log.counts()["labels"]}
 
     def _turn(self, keyboard: Keyboard, screen: Screen) -> bool:
