@@ -26,11 +26,12 @@ FAST = Fitting(learning_rate=5e-3, epochs=5)
 
 
 def rated(count):
-    """Two good and two bad replies to each context: the good ones say "sure", the bad ones are as long."""
+    """Two good and two bad replies to each context: the good ones say "sure", the bad ones are as long. In one context of eight it is the other way
+    round, so that no judge can be right in more than 7 / 8."""
     rng = random.Random(0)
     for n in range(count):
         for k in range(4):
-            text = f"{rng.choice('abcdefgh')} {'sure' if k % 2 else 'hmpf'} {rng.choice('abcdefgh')} {k}"
+            text = f"{rng.choice('abcdefgh')} {'sure' if (k % 2 == 1) != (n % 8 == 0) else 'hmpf'} {rng.choice('abcdefgh')} {'wx'[k // 2]}"
             context = [{"role": "user", "content": f"what about {n}?"}]
             yield Dialog(
                 f"{n}:{k}", [*context, {"role": "assistant", "content": text, "reward": float(k % 2), "feedback": {"vote": 2 * (k % 2) - 1}}]
@@ -60,13 +61,13 @@ def trl(tmp_path):
 def test_it_learns_what_is_good_from_rated_replies(logs, tmp_path, objective):
     found = main(FitRewardConfig(logs=(logs,), out=str(tmp_path / "model"), folds=2, objective=objective, fitting=FAST, **SMALL))
     assert (found["pairs"], found["ratings"], found["conversations"], found["held_out_pairs"]) == (160, 160, 40, 160)
-    assert found["accuracy"][0] > 0.9 and found["accuracy"][1] > 0.7 and found["chosen_good"][0] > 0.9
+    assert 0.8 < found["accuracy"][0] <= 0.875 and found["accuracy"][1] > 0.6 and found["chosen_good"][0] > 0.8
     assert found["random_good"][0] == 0.5 and found["tie_share"][0] == 0 and found["calibration_error"] < 0.3
     assert ("auc" in found) == (objective != "pairs")  # scores that pairs alone have fixed have no common zero
     metrics = json.loads((tmp_path / "model" / "metrics.json").read_text())["held_out"]
     assert set(metrics["judges"]) == {MODEL, "longer reply", "words of the reply"}
     assert metrics["judges"]["longer reply"]["accuracy"][0] == 0.5 and metrics["advantage"]["longer reply"]["accuracy"][1] > 0
-    assert metrics["judges"]["words of the reply"]["accuracy"][0] > 0.9 and metrics["judges"]["longer reply"].get("loss") is None
+    assert metrics["judges"]["words of the reply"]["accuracy"][0] > 0.8 and metrics["judges"]["longer reply"].get("loss") is None
     assert "what it was not fitted to" not in (tmp_path / "model" / "README.md").read_text()
     reward = TextReward.from_pretrained(tmp_path / "model")
     question = [{"role": "user", "content": "what about 77?"}]
