@@ -208,7 +208,7 @@ class Supervisor:
     def _take_learner(self, role: Role, state: dict[str, float], clips: Any) -> None:
         if isinstance(state, str):  # it has saved
             return
-        self.steps = int(state.pop("steps"))
+        self.steps, due = int(state.pop("steps")), state.pop("due")
         role.state = state
         if self.clips is not None:
             self.dropped += 1
@@ -219,7 +219,7 @@ class Supervisor:
         self.log(self.steps, state | told | newer)
         if self.steps >= self.plan.steps:
             self.over = True
-        elif state["due"]:
+        elif due:
             role.running = role.actor.call.remote("save")
 
     def _take_asker(self, role: Role, state: dict[str, float], _: Any) -> None:
