@@ -67,7 +67,7 @@ class TrainingConfig:
     checkpoint: str = ""
     """a task policy's checkpoint, or the folder of a run (its best): where training starts; with --epochs 0 it is evaluated as it is"""
     epochs: Annotated[int | None, tyro.conf.arg(aliases=["--epoch"])] = None
-    """passes over the demonstrations (mle), batches of turns (all others); by default 16 and 100. ConvLab-2's --epoch is understood"""
+    """passes over the demonstrations (mle), batches of turns (all others); by default 16 and 220. ConvLab-2's --epoch is understood"""
     batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--batchsz"])] = None
     """system turns per epoch, in place of the method's own number. ConvLab-2's --batchsz is understood"""
     workers: Annotated[int, tyro.conf.arg(aliases=["--process-num"])] = 0
@@ -181,7 +181,7 @@ def _reinforcement(config: TrainingConfig, player: Player, out: Path, start: Act
     from rl_dialog.cluster.data import connect
     from rl_dialog.cluster.rllib import PolicyTrainer
 
-    run, epochs = _Run(out, config), 150 if config.epochs is None else config.epochs
+    run, epochs = _Run(out, config), 220 if config.epochs is None else config.epochs
     policy = run.latest_policy(shape_of(player.simulator)) if run.epoch else start
     reward = None
     if isinstance(config.method, GDPL):
