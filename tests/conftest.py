@@ -133,24 +133,21 @@ def _postgres_programs():
     return Path(found).resolve().parent if found else None
 
 
-@pytest.fixture(scope="session")
-def postgres_database(postgres_server):
-    """The URL of a database. (Each new one is 7 MB in 300 files.)"""
-    programs, folder = postgres_server
-    subprocess.run([str(programs / "createdb"), "-h", str(folder), "-U", "postgres", "test_all"], check=True, timeout=60)
-    return f"postgresql://postgres:hunter2@/test_all?host={folder}"
-
-
 @pytest.fixture
-def postgres_url(postgres_database):
-    """The URL of an empty database."""
+def postgres_url(postgres_server):
+    """The URL of an empty database, the same one for every test (each new one is 7 MB in 300 files), unless a test has dropped it."""
     import psycopg
 
-    with psycopg.connect(postgres_database, autocommit=True) as connection:
+    _, folder = postgres_server
+    with psycopg.connect(f"postgresql://postgres@/postgres?host={folder}", autocommit=True) as connection:
+        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'test_all'").fetchone():
+            connection.execute("CREATE DATABASE test_all")
+    url = f"postgresql://postgres:hunter2@/test_all?host={folder}"
+    with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()")
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
-    return postgres_database
+    return url
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
