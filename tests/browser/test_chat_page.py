@@ -34,6 +34,7 @@ class Chat:
         return self
 
     def send(self, text, *, wait=True):
+        self.stop.wait_for(state="hidden")  # nothing can be sent while a reply is written, and its text is there before its end is
         self.input.fill(text)
         self.input.press("Enter")
         if wait:
