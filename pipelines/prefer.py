@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,7 +33,7 @@ import yaml
 
 from envs import control_env
 from pipelines.label import drawing
-from rl_dialog.config import changed, read_yaml, run, save_config, to_dict
+from rl_dialog.config import read_yaml, run, save_config, to_dict
 from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
@@ -94,100 +94,6 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class PreferConfig:
-    """Who learns, from whose labels."""
-
-    mode: Literal["train", "gather", "pretrain", "original-rewards", "train_policy_with_preferences", "gather_initial_prefs",
-                  "pretrain_reward_predictor", "train_policy_with_original_rewards"] = "train"  # fmt: skip
-    """train: everything. gather: first labels only, from the policy as it begins. pretrain: the reward from labels that are there. original-rewards:
-    the policy from the true reward. The other names are the 2018 reproduction's"""
-    env: str = "moving_dot"
-    """moving_dot, pong, enduro, atari, or module:Class of your own vector of environments"""
-    env_options: str = ""
-    """arguments of the environment, `observations=position,continuous=true`"""
-    out: Annotated[str, tyro.conf.arg(aliases=["--log-dir"])] = ""
-    """folder of the run; a run that is there is gone on with"""
-    labels: str = ""
-    """URL of the label log; by default sqlite:///<out>/labels.db"""
-    labels_from: Annotated[str, tyro.conf.arg(aliases=["--load-prefs-dir"])] = ""
-    """folder of a run whose labels and clips are taken over at the start; then no initial ones are waited for"""
-    labeller: Literal["page", "oracle", "none"] = "page"
-    """page: people, in browsers. oracle: the true reward. none: whoever runs `python -m pipelines.label`"""
-    synthetic_prefs: bool = False
-    """the original's name of --labeller oracle"""
-    synchronous: bool = False
-    """one role after the other in one process, reproducible to the bit; for oracles"""
-    seed: int = 0
-    """of everything random"""
-    steps: int | None = None
-    """of the environments, that the policy learns from; by default what suits the environment"""
-    million_timesteps: float | None = None
-    """the original's way to say --steps"""
-    budget: int | None = None
-    """labels in all; by default what suits the environment"""
-    initial_labels: Annotated[int | None, tyro.conf.arg(aliases=["--n-initial-prefs"])] = None
-    """labels before the policy learns"""
-    schedule: Literal["hyperbolic", "constant"] = "hyperbolic"
-    """the rate of the other labels as the policy learns"""
-    schedule_scale: float | None = None
-    """steps after which the hyperbolic rate has halved; by default what suits the environment"""
-    max_staleness: int = 10
-    """labels that the reward in use may not know yet before the policy waits for it (with an oracle: of those wanted); 0: it never waits"""
-    envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
-    """environments, of each worker"""
-    workers: int = 0
-    """env runner actors; 0: the learner plays itself"""
-    algorithm: Literal["ppo", "a2c"] = "ppo"
-    """a2c: the original's, one step per five steps of the environments"""
-    ppo: PPO = PPO()
-    """over what suits the environment"""
-    a2c: A2C = A2C()
-    """the same for a2c"""
-    lr: float | None = None
-    """the original's name of the learning rate"""
-    ent_coef: float | None = None
-    """the original's name of the weight of the policy's entropy"""
-    lr_zero_million_timesteps: float | None = None
-    """the original's way to say lr_zero_steps"""
-    checkpoint: Annotated[str, tyro.conf.arg(aliases=["--load-policy-ckpt-dir"])] = ""
-    """of a policy to start with"""
-    reward_checkpoint: Annotated[str, tyro.conf.arg(aliases=["--load-reward-predictor-ckpt-dir"])] = ""
-    """of a reward model to start with: its folder; then no initial labels are waited for, and it is not fitted anew"""
-    model: ModelSettings = ModelSettings()
-    """the reward model"""
-    reward: RewardTraining = RewardTraining()
-    """how it is fitted"""
-    first_epochs: Annotated[int, tyro.conf.arg(aliases=["--n-initial-epochs"])] = 200
-    """passes over the initial labels"""
-    epochs: int = 4
-    """passes over all labels whenever there are new ones"""
-    queries: QuerySettings = QuerySettings()
-    """what is asked"""
-    oracle: OracleSettings = OracleSettings()
-    """the synthetic labeller"""
-    clips: Annotated[int, tyro.conf.arg(aliases=["--max-segs"])] = 1000
-    """clips at hand to ask about; the oldest are forgotten"""
-    page_host: str = "127.0.0.1"
-    """address of the page. 127.0.0.1: for whoever sits at this machine, without tokens; any other: for labellers with tokens (pipelines.label)"""
-    page_port: int = 8001
-    """port of the page; 0: any free one"""
-    save_every: Annotated[int, tyro.conf.arg(aliases=["--policy-ckpt-interval"])] = 40
-    """rounds between checkpoints; episodes start anew there, so that a resumed run goes on as the uninterrupted one"""
-    save_total_limit: int = 3
-    """checkpoints kept"""
-    eval_every: int | None = None
-    """steps between evaluations on the true reward; by default what suits the environment, 0: none"""
-    eval_episodes: int = 100
-    """of an evaluation: the most probable actions, and sampled ones"""
-    report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
-    """where metrics go besides metrics.jsonl"""
-    address: str = ""
-    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
-    quiet: bool = False
-    """print only the JSON line"""
-
-
-@dataclass(frozen=True)
 class Suited:
     """Defaults of an environment."""
 
@@ -235,6 +141,102 @@ SUITED = {  # by the environment and its observations
 }
 
 
+@dataclass(frozen=True)
+class PreferConfig:
+    """Who learns, from whose labels."""
+
+    mode: Literal["train", "gather", "pretrain", "original-rewards", "train_policy_with_preferences", "gather_initial_prefs",
+                  "pretrain_reward_predictor", "train_policy_with_original_rewards"] = "train"  # fmt: skip
+    """train: everything. gather: first labels only, from the policy as it begins. pretrain: the reward from labels that are there. original-rewards:
+    the policy from the true reward. The other names are the 2018 reproduction's"""
+    env: str = "moving_dot"
+    """moving_dot, pong, enduro, atari, or module:Class of your own vector of environments"""
+    env_options: str = ""
+    """arguments of the environment, `observations=position,continuous=true`"""
+    out: Annotated[str, tyro.conf.arg(aliases=["--log-dir"])] = ""
+    """folder of the run; a run that is there is gone on with"""
+    labels: str = ""
+    """URL of the label log; by default sqlite:///<out>/labels.db"""
+    labels_from: Annotated[str, tyro.conf.arg(aliases=["--load-prefs-dir"])] = ""
+    """folder of a run whose labels and clips are taken over at the start; then no initial ones are waited for"""
+    labeller: Literal["page", "oracle", "none"] = "page"
+    """page: people, in browsers. oracle: the true reward. none: whoever runs `python -m pipelines.label`"""
+    synthetic_prefs: bool = False
+    """the original's name of --labeller oracle"""
+    synchronous: bool = False
+    """one role after the other in one process, reproducible to the bit; for oracles"""
+    seed: int = 0
+    """of everything random"""
+    steps: int | None = None
+    """of the environments, that the policy learns from; by default what suits the environment"""
+    million_timesteps: float | None = None
+    """the original's way to say --steps"""
+    budget: int | None = None
+    """labels in all; by default what suits the environment"""
+    initial_labels: Annotated[int | None, tyro.conf.arg(aliases=["--n-initial-prefs"])] = None
+    """labels before the policy learns"""
+    schedule: Literal["hyperbolic", "constant"] = "hyperbolic"
+    """the rate of the other labels as the policy learns"""
+    schedule_scale: float | None = None
+    """steps after which the hyperbolic rate has halved; by default what suits the environment"""
+    max_staleness: int = 10
+    """labels that the reward in use may not know yet before the policy waits for it (with an oracle: of those wanted); 0: it never waits"""
+    envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
+    """environments, of each worker"""
+    workers: int = 0
+    """env runner actors; 0: the learner plays itself"""
+    algorithm: Literal["ppo", "a2c"] = "ppo"
+    """a2c: the original's, one step per five steps of the environments"""
+    ppo: PPO = FRAMES.ppo
+    """of the policy; by default, as `reward` and `model`, what suits the environment"""
+    a2c: A2C = A2C()
+    """the same for a2c"""
+    lr: float | None = None
+    """the original's name of the learning rate"""
+    ent_coef: float | None = None
+    """the original's name of the weight of the policy's entropy"""
+    lr_zero_million_timesteps: float | None = None
+    """the original's way to say lr_zero_steps"""
+    checkpoint: Annotated[str, tyro.conf.arg(aliases=["--load-policy-ckpt-dir"])] = ""
+    """of a policy to start with"""
+    reward_checkpoint: Annotated[str, tyro.conf.arg(aliases=["--load-reward-predictor-ckpt-dir"])] = ""
+    """of a reward model to start with: its folder; then no initial labels are waited for, and it is not fitted anew"""
+    model: ModelSettings = FRAMES.model
+    """the reward model"""
+    reward: RewardTraining = FRAMES.reward
+    """how it is fitted"""
+    first_epochs: Annotated[int, tyro.conf.arg(aliases=["--n-initial-epochs"])] = 200
+    """passes over the initial labels"""
+    epochs: int = 4
+    """passes over all labels whenever there are new ones"""
+    queries: QuerySettings = QuerySettings()
+    """what is asked"""
+    oracle: OracleSettings = OracleSettings()
+    """the synthetic labeller"""
+    clips: Annotated[int, tyro.conf.arg(aliases=["--max-segs"])] = 1000
+    """clips at hand to ask about; the oldest are forgotten"""
+    page_host: str = "127.0.0.1"
+    """address of the page. 127.0.0.1: for whoever sits at this machine, without tokens; any other: for labellers with tokens (pipelines.label)"""
+    page_port: int = 8001
+    """port of the page; 0: any free one"""
+    save_every: Annotated[int, tyro.conf.arg(aliases=["--policy-ckpt-interval"])] = 40
+    """rounds between checkpoints; episodes start anew there, so that a resumed run goes on as the uninterrupted one"""
+    save_total_limit: int = 3
+    """checkpoints kept"""
+    eval_every: int | None = None
+    """steps between evaluations on the true reward; by default what suits the environment, 0: none"""
+    eval_episodes: int = 100
+    """of an evaluation: the most probable actions, and sampled ones"""
+    averaging: float = 0.95
+    """what is evaluated and saved is the average of all rounds' policies, with weights that fall by this factor from round to round; 0: the last"""
+    report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
+    """where metrics go besides metrics.jsonl"""
+    address: str = ""
+    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
+    quiet: bool = False
+    """print only the JSON line"""
+
+
 def main(config: PreferConfig) -> dict[str, Any]:
     """Runs the mode; headline figures. Raises ValueError or OSError for what cannot be, RuntimeError where a role cannot be kept alive."""
     config = resolved(config)
@@ -246,18 +248,22 @@ def main(config: PreferConfig) -> dict[str, Any]:
     return {"mode": config.mode, **result, "seconds": round(time.perf_counter() - began, 1), "out": str(out)}
 
 
-def resolved(config: PreferConfig) -> PreferConfig:
-    """With defaults that suit the environment, and the original's names of settings carried over to ours."""
+def suited(config: PreferConfig) -> dict[str, Any]:
+    """Settings of the policy and the reward that suit the environment, `load_config`'s."""
+    of = _suited(config)
     # The learning rate falls to zero at the end: a policy that has arrived is not to be led astray by what the reward gets wrong.
-    observations = make_envs(config).keywords.get("observations", "")
-    suited = SUITED.get(f"{config.env} {observations}", SUITED.get(config.env, FRAMES))
+    end = {"lr_zero_steps": _steps(config)}
+    return {"ppo": asdict(of.ppo) | end, "a2c": end, "reward": asdict(of.reward), "model": asdict(of.model)}
+
+
+def resolved(config: PreferConfig) -> PreferConfig:
+    """With numbers that suit the environment where none are given, and the original's names of settings carried over to ours."""
+    of, steps = _suited(config), _steps(config)
     given = {"learning_rate": config.lr, "entropy_coeff": config.ent_coef}
     if config.lr_zero_million_timesteps is not None:
         given["lr_zero_steps"] = int(config.lr_zero_million_timesteps * 1e6)
-    steps = config.steps if config.million_timesteps is None else int(config.million_timesteps * 1e6)
-    steps = suited.steps if steps is None else steps
-    given = {name: value for name, value in ({"lr_zero_steps": steps} | given).items() if value is not None}
-    budget = config.budget if config.budget is not None else suited.budget
+    given = {name: value for name, value in given.items() if value is not None}
+    budget = of.budget if config.budget is None else config.budget
     return replace(
         config,
         mode=MODES.get(config.mode, config.mode),
@@ -265,20 +271,28 @@ def resolved(config: PreferConfig) -> PreferConfig:
         labels=config.labels or f"sqlite:///{Path(config.out) / 'labels.db'}",
         steps=steps,
         budget=budget,
-        initial_labels=min(suited.initial, budget) if config.initial_labels is None else config.initial_labels,
-        envs=suited.envs if config.envs is None else config.envs,
-        ppo=replace(suited.ppo, **(given | changed(config.ppo))) if config.algorithm == "ppo" else config.ppo,
-        reward=replace(suited.reward, **changed(config.reward)),
-        model=replace(suited.model, **changed(config.model)),
-        a2c=replace(config.a2c, **(given | changed(config.a2c))) if config.algorithm == "a2c" else config.a2c,
-        schedule_scale=suited.schedule_scale if config.schedule_scale is None else config.schedule_scale,
-        eval_every=suited.eval_every if config.eval_every is None else config.eval_every,
+        initial_labels=min(of.initial, budget) if config.initial_labels is None else config.initial_labels,
+        envs=of.envs if config.envs is None else config.envs,
+        ppo=replace(config.ppo, **given),
+        a2c=replace(config.a2c, **given),
+        schedule_scale=of.schedule_scale if config.schedule_scale is None else config.schedule_scale,
+        eval_every=of.eval_every if config.eval_every is None else config.eval_every,
         lr=None,
         ent_coef=None,
         lr_zero_million_timesteps=None,
         million_timesteps=None,
         synthetic_prefs=False,
     )
+
+
+def _suited(config: PreferConfig) -> Suited:
+    observations = make_envs(config).keywords.get("observations", "")
+    return SUITED.get(f"{config.env} {observations}", SUITED.get(config.env, FRAMES))
+
+
+def _steps(config: PreferConfig) -> int:
+    given = config.steps if config.million_timesteps is None else int(config.million_timesteps * 1e6)
+    return _suited(config).steps if given is None else given
 
 
 def make_envs(config: PreferConfig) -> Any:
@@ -317,7 +331,7 @@ def make_learner(config: PreferConfig, out: Path, *, learned: bool = True) -> An
     from rl_dialog.cluster.preference_learner import Learner, LearnerSettings
 
     envs = make_envs(config)
-    names = ("envs", "workers", "seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "checkpoint")
+    names = ("envs", "workers", "seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "averaging", "checkpoint")
     more = {name: getattr(config, name) for name in names}
     ppo = config.ppo if config.algorithm == "ppo" else config.a2c
     return Learner(LearnerSettings(config.env, envs, ppo, envs.func.clip_length, learned=learned, **more), out)
@@ -439,6 +453,8 @@ def _check(config: PreferConfig) -> None:
             raise ValueError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
     if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
         raise ValueError("--synchronous waits for every answer: expected --labeller oracle")
+    if not 0 <= config.averaging < 1:
+        raise ValueError(f"expected --averaging of at least 0 and below 1, got {config.averaging}")
     make_envs(config)(1).close()  # an unknown environment, or options that it does not have, before anything is written
 
 
@@ -493,4 +509,4 @@ def _logged(config: PreferConfig, out: Path) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    run(PreferConfig, main)
+    run(PreferConfig, main, suited=suited)

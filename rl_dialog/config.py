@@ -32,14 +32,20 @@ class ConfigError(ValueError):
     """A config file or flag that cannot be used; the message names the key and the nearest known one."""
 
 
-def load_config(config_class: type[T], argv: Sequence[str] | None = None, *, choices: Choices | None = None) -> T:
-    """`config_class` from `--config FILE` and dotted flags; later ones win. Raises ConfigError, or exits after `--help`."""
+def load_config(
+    config_class: type[T], argv: Sequence[str] | None = None, *, choices: Choices | None = None, suited: Callable[[T], dict[str, Any]] | None = None
+) -> T:
+    """`config_class` from `--config FILE` and dotted flags; later ones win. Raises ConfigError, or exits after `--help`.
+
+    `suited` gives nested values that take the place of the class's defaults where these depend on the rest of the config, which it gets.
+    """
     import tyro
 
     choices = choices or {}
     arguments = [_dashes_to_underscores(a) for a in (sys.argv[1:] if argv is None else argv)]
+    below = suited(load_config(config_class, [a for a in arguments if a != "--help"], choices=choices)) if suited else {}
     path, arguments = _take(arguments, "--config")
-    values = read_yaml(path) if path else {}
+    values = _over(below, read_yaml(path) if path else {})
     for name, options in choices.items():
         picked, arguments = _take(arguments, f"--{name}")
         default = _field_default(config_class, name)
@@ -119,13 +125,19 @@ def save_config(config: Any, path: str | Path, *, choices: Choices | None = None
     Path(path).write_text(yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def run(config_class: type[T], main: Callable[[T], dict[str, Any]], *, choices: Choices | None = None) -> None:
+def run(
+    config_class: type[T],
+    main: Callable[[T], dict[str, Any]],
+    *,
+    choices: Choices | None = None,
+    suited: Callable[[T], dict[str, Any]] | None = None,
+) -> None:
     """The entry point of a pipeline: loads the config, runs `main`, prints its headline figures as the last line of stdout.
 
     Errors that a user can fix (ValueError, OSError) become one paragraph on stderr and exit status 2; RL_DIALOG_DEBUG=1 shows where they came from.
     """
     try:
-        result = main(load_config(config_class, choices=choices))
+        result = main(load_config(config_class, choices=choices, suited=suited))
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
@@ -202,6 +214,12 @@ def read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(values or {}, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(values).__name__}")
     return values or {}
+
+
+def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values with others in their place."""
+    both = {key: _over(values[key], other) if isinstance(other, Mapping) and key in values else other for key, other in others.items()}
+    return {**values, **both}
 
 
 def _flags(config: Any, prefix: str = "--") -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
@@ -41,12 +42,15 @@ class LearnerSettings:
     save_total_limit: int = 3
     eval_every: int = 0  # steps between evaluations; 0: none
     eval_episodes: int = 100
+    averaging: float = 0.95  # of the policy's weights over the rounds, see Learner; 0: none
 
 
 class Learner:
     """Trains the policy on the published reward, and cuts clips. Before the first version it only plays.
 
-    A folder that holds checkpoints is gone on from: policy, optimizers, steps and rounds.
+    What is evaluated and saved is the average of the policies of all rounds, with weights that fall by `averaging` from round to round (Polyak and
+    Juditsky 1992): the most probable action of a policy that follows a changing reward changes with each update where two are about as good.
+    A folder that holds checkpoints is gone on from: policy, average, optimizers, steps and rounds.
     """
 
     def __init__(self, settings: LearnerSettings, folder: str | Path) -> None:
@@ -59,11 +63,14 @@ class Learner:
         probe.close()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            start = source or settings.checkpoint
+            start = source / "trainer" / "current" if source else settings.checkpoint
             policy = ControlPolicy.from_pretrained(start, expected=shape) if start else ControlPolicy(shape)
+        self.average = AveragedModel(policy, multi_avg_fn=get_ema_multi_avg_fn(settings.averaging), use_buffers=True)
         if source:
             progress = json.loads((source / "trainer" / "progress.json").read_text(encoding="utf-8"))
             self.round, self.gathered = progress["round"], progress["gathered"]
+            self.average.module.load_state_dict(ControlPolicy.from_pretrained(source).state_dict())
+            self.average.n_averaged.fill_(1)
         self.reward = LearnedReward(settings.clip_length, environment=settings.environment, keep=settings.clips_per_round)
         more = {
             "workers": settings.workers,
@@ -96,6 +103,7 @@ class Learner:
             metrics = {}
         else:
             metrics = {f"train/{name}": value for name, value in self.trainer.train().items()}
+            self.average.update_parameters(self.trainer.policy())
         if self.settings.eval_every and before // self.settings.eval_every != self.steps // self.settings.eval_every:
             metrics |= {"eval/return": self.evaluate(), "eval/return_sampled": self.evaluate(greedy=False)}
         metrics |= {f"pref/{name}": value for name, value in self.reward.metrics.items()}
@@ -104,7 +112,7 @@ class Learner:
 
     def evaluate(self, *, greedy: bool = True) -> float:
         """Mean true return of the policy in fresh episodes, always the same ones."""
-        policy, envs = self.trainer.policy(), self.settings.make_envs(self.settings.eval_episodes, worker=0)
+        policy, envs = self.average.module, self.settings.make_envs(self.settings.eval_episodes, worker=0)
         observations, _ = envs.reset(seed=EVALUATION)
         returns, over = np.zeros(envs.num_envs), np.zeros(envs.num_envs, bool)
         with torch.random.fork_rng(devices=[]):
@@ -125,8 +133,9 @@ class Learner:
         name = f"checkpoint-{self.steps}"
 
         def fill(directory: Path) -> None:
-            self.trainer.policy().save_pretrained(directory)
+            self.average.module.save_pretrained(directory)
             self.trainer.save(directory / "trainer")
+            self.trainer.policy().save_pretrained(directory / "trainer" / "current")
             write_json(directory / "trainer" / "progress.json", {"round": self.round, "gathered": self.gathered, "steps": self.steps})
 
         write_atomically(self.folder / name, fill)

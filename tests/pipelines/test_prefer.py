@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.prefer import PreferConfig, main, make_envs, plan_of, resolved
+from pipelines.prefer import PreferConfig, main, make_envs, plan_of, resolved, suited
+from rl_dialog.config import load_config
 from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.segments import Segments
 from rl_dialog.training.policy_gradient import PPO
 
 SMALL = PreferConfig(
@@ -136,16 +138,47 @@ def test_the_true_reward(tmp_path):
 
 
 def test_names_of_the_original(tmp_path):
-    from rl_dialog.config import load_config
-
     flags = "--mode train_policy_with_preferences --synthetic_prefs --n_initial_prefs 7 --n_envs 3 --ent_coef 0.02 --million_timesteps 0.15 --lr 0.1"
     flags += f" --lr_zero_million_timesteps 0.2 --max_segs 9 --n_initial_epochs 5 --policy_ckpt_interval 6 --log_dir {tmp_path}"
-    config = resolved(load_config(PreferConfig, flags.split()))
+    config = resolved(load_config(PreferConfig, flags.split(), suited=suited))
     assert (config.mode, config.labeller, config.initial_labels, config.envs, config.steps) == ("train", "oracle", 7, 3, 150_000)
     assert (config.ppo.entropy_coeff, config.ppo.learning_rate, config.ppo.lr_zero_steps) == (0.02, 0.1, 200_000)
     assert (config.clips, config.first_epochs, config.save_every, config.out) == (9, 5, 6, str(tmp_path))
-    a2c = resolved(load_config(PreferConfig, ["--algorithm", "a2c", "--lr", "0.5", "--out", "x"]))
-    assert a2c.a2c.learning_rate == 0.5 and a2c.a2c.passes == 1
+    a2c = resolved(load_config(PreferConfig, ["--algorithm", "a2c", "--lr", "0.5", "--out", "x"], suited=suited))
+    assert a2c.a2c.learning_rate == 0.5 and a2c.a2c.passes == 1 and a2c.a2c.lr_zero_steps == 150_000
+
+
+def test_settings_suit_the_environment_unless_they_are_given(tmp_path):
+    def loaded(*flags):
+        return resolved(load_config(PreferConfig, [*flags, "--out", str(tmp_path)], suited=suited))
+
+    dot, position, pong = loaded(), loaded("--env_options", "observations=position"), loaded("--env", "pong")
+    assert (dot.ppo.gamma, position.ppo.gamma, pong.ppo.gamma) == (0.9, 0.5, 0.99)
+    assert (dot.budget, position.budget, pong.budget) == (3000, 700, 5500) and (dot.model.dropout, pong.model.dropout) == (0.0, 0.5)
+    usual = PPO()  # a flag that says what is usual elsewhere is a flag
+    given = loaded("--ppo.gamma", str(usual.gamma), "--ppo.lr_zero_steps", "0", "--model.dropout", "0", "--env", "pong", "--steps", "5")
+    assert (given.ppo.gamma, given.ppo.lr_zero_steps, given.model.dropout, given.ppo.clip) == (usual.gamma, 0, 0.0, 0.1)
+    (tmp_path / "mine.yaml").write_text("env: pong\nppo: {gamma: 0.5}\nsteps: 7\n")
+    file = loaded("--config", str(tmp_path / "mine.yaml"), "--ppo.clip", "0.3")
+    assert (file.ppo.gamma, file.ppo.clip, file.ppo.lr_zero_steps, file.ppo.batch_size) == (0.5, 0.3, 7, 1024)
+    assert dot == resolved(PreferConfig(out=str(tmp_path), ppo=dot.ppo, a2c=dot.a2c))
+
+
+def test_an_environment_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "my_dots.py").write_text(
+        "from envs.moving_dot import MovingDotVector\n"
+        "class Fast(MovingDotVector):\n    task = 'Be quick.'\n    clip_length = 10\n"
+        "class Mute:\n    task = 'None.'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = main(replace(SMALL, env="my_dots:Fast", out=str(tmp_path / "run")))
+    assert result["labels"] == 40
+    clip = Segments(tmp_path / "run" / "clips")[labels_of(replace(SMALL, out=str(tmp_path / "run")))[0][1]]
+    assert len(clip.actions) == 10
+    wrong = {"my_dots:Slow": "the class Slow in my_dots.py", "my_dots:Mute": "whose class has clip_length, frames", "no:Where": "got ModuleNotFound"}
+    for name, message in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            main(replace(SMALL, env=name, out=str(tmp_path / "other")))
 
 
 @pytest.mark.parametrize(
