@@ -185,6 +185,8 @@ class PreferConfig:
     """environments, of each worker"""
     workers: int = 0
     """env runner actors; 0: the learner plays itself"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """of the networks of policy and reward; auto: a GPU where there are pictures to see and a GPU to see them with. Workers are on CPUs"""
     algorithm: Literal["ppo", "a2c"] = "ppo"
     """a2c: the original's, one step per five steps of the environments"""
     ppo: PPO = FRAMES.ppo
@@ -306,10 +308,23 @@ def make_envs(config: PreferConfig) -> Any:
     return partial(control_env(config.env), **options)
 
 
-def plan_of(config: PreferConfig, out: Path) -> Any:
-    """The roles of a run, as constructors."""
+def placed(config: PreferConfig, gpus: float) -> PreferConfig:
+    """With a device that there is, of so many GPUs. Raises ValueError where a GPU is asked for and there is none."""
+    if config.device == "cuda" and not gpus:
+        raise ValueError("--device cuda: expected a GPU that torch and Ray know of, found none")
+    if config.device != "auto":
+        return config
+    envs = make_envs(config)(1)
+    pictures = len(envs.single_observation_space.shape) == 3
+    envs.close()
+    return replace(config, device="cuda" if gpus and pictures else "cpu")
+
+
+def plan_of(config: PreferConfig, out: Path, *, gpus: float = 0.0) -> Any:
+    """The roles of a run, as constructors. `gpus`: how many there are."""
     from rl_dialog.cluster.preferences import Plan
 
+    config = placed(config, gpus)
     total = AnnotationSchedule(config.budget, config.steps, config.initial_labels, config.schedule, config.schedule_scale)
     labellers = {"oracle": partial(make_oracle, config, out), "page": partial(make_page, config, out)}
     return Plan(
@@ -323,6 +338,7 @@ def plan_of(config: PreferConfig, out: Path) -> Any:
         clips=config.clips,
         gather=config.initial_labels if config.mode == "gather" else 0,
         max_staleness=config.max_staleness,
+        gpus=min(1.0, gpus / 2) if config.device == "cuda" else 0.0,
         paced=config.labeller == "oracle",
     )
 
@@ -331,7 +347,7 @@ def make_learner(config: PreferConfig, out: Path, *, learned: bool = True) -> An
     from rl_dialog.cluster.preference_learner import Learner, LearnerSettings
 
     envs = make_envs(config)
-    names = ("envs", "workers", "seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "averaging", "checkpoint")
+    names = ("envs", "workers", "seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "averaging", "device", "checkpoint")
     more = {name: getattr(config, name) for name in names}
     ppo = config.ppo if config.algorithm == "ppo" else config.a2c
     return Learner(LearnerSettings(config.env, envs, ppo, envs.func.clip_length, learned=learned, **more), out)
@@ -355,7 +371,8 @@ def make_teacher(config: PreferConfig, out: Path) -> Any:
     shape = reward_shape(make_envs(config), hidden=model.hidden, **{name: getattr(model, name) for name in vars(model) if name != "hidden"})
     enough = 1 if config.labels_from or config.mode == "pretrain" else config.initial_labels
     passes = {"enough": enough, "first_epochs": config.first_epochs, "epochs": config.epochs, "start": config.reward_checkpoint}
-    return Teacher(LabelLog(config.labels), Segments(out / "clips"), out / "reward", shape, config.reward, **passes, seed=config.seed)
+    more = {**passes, "seed": config.seed, "device": config.device}
+    return Teacher(LabelLog(config.labels), Segments(out / "clips"), out / "reward", shape, config.reward, **more)
 
 
 def make_oracle(config: PreferConfig, out: Path) -> Any:
@@ -376,22 +393,25 @@ def make_page(config: PreferConfig, out: Path) -> Any:
 
 
 def _train(config: PreferConfig, out: Path) -> dict[str, Any]:
+    import ray
+    import torch
+
     from rl_dialog.cluster.data import connect
     from rl_dialog.cluster.preferences import Supervisor, run_in_turn
 
-    plan = plan_of(config, out)
-    with _logged(config, out) as log:
-        if config.synchronous:
-            run_in_turn(plan, out, log)
-        else:
-            with connect(config.address or None):
-                Supervisor(plan, out, log).run()
+    with nullcontext() if config.synchronous else connect(config.address or None):
+        gpus = torch.cuda.device_count() if config.synchronous else ray.cluster_resources().get("GPU", 0)
+        plan = plan_of(config, out, gpus=gpus)
+        with _logged(config, out) as log:
+            run_in_turn(plan, out, log) if config.synchronous else Supervisor(plan, out, log).run()
     counts = LabelLog(config.labels, create=False).counts()
     return {**figures(out), "labels": counts["labels"], "ties": counts["ties"], "skipped": counts["skipped"], **_latest(out)}
 
 
 def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
-    teacher = make_teacher(config, out)
+    import torch
+
+    teacher = make_teacher(placed(config, torch.cuda.device_count()), out)
     with _logged(config, out) as log:
         metrics = teacher.step()
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
@@ -401,10 +421,12 @@ def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
 
 
 def _original(config: PreferConfig, out: Path) -> dict[str, Any]:
+    import torch
+
     from rl_dialog.cluster.data import connect
 
     with connect(config.address or None) if config.workers else nullcontext(), _logged(config, out) as log:
-        learner = make_learner(config, out, learned=False)
+        learner = make_learner(placed(config, torch.cuda.device_count()), out, learned=False)
         while learner.steps < config.steps:
             metrics, _ = learner.step()
             log(int(metrics.pop("steps")), {name: value for name, value in metrics.items() if name.startswith(("train/", "eval/"))})

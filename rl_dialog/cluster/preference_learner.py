@@ -43,6 +43,7 @@ class LearnerSettings:
     eval_every: int = 0  # steps between evaluations; 0: none
     eval_episodes: int = 100
     averaging: float = 0.95  # of the policy's weights over the rounds, see Learner; 0: none
+    device: str = "cpu"  # of the networks
 
 
 class Learner:
@@ -71,13 +72,14 @@ class Learner:
             self.round, self.gathered = progress["round"], progress["gathered"]
             self.average.module.load_state_dict(ControlPolicy.from_pretrained(source).state_dict())
             self.average.n_averaged.fill_(1)
-        self.reward = LearnedReward(settings.clip_length, environment=settings.environment, keep=settings.clips_per_round)
+        self.reward = LearnedReward(settings.clip_length, environment=settings.environment, keep=settings.clips_per_round, device=settings.device)
         more = {
             "workers": settings.workers,
             "envs": settings.envs,
             "seed": settings.seed,
             "first_round": self.round,
             "renew_every": settings.save_every,
+            "device": settings.device,
         }
         self.trainer = PolicyTrainer(policy, settings.make_envs, settings.ppo, reward=self.reward if settings.learned else None, **more)
         if source:

@@ -51,6 +51,7 @@ class Plan:
     clips: int = 1000  # at hand, of the policy as it begins: more are not played before there is a reward
     gather: int = 0  # stop when there are so many labels; 0: when the policy has learned
     max_staleness: int = 0  # labels that the reward in use may not know yet before the learner waits for a new version; 0: it never waits
+    gpus: float = 0.0  # of the learner and of the teacher, each
     paced: bool = False  # labels come as fast as they are wanted: the learner waits for those that are wanted, not only for those that are there
 
 
@@ -250,7 +251,8 @@ class Supervisor:
     # Health
 
     def _start(self, role: Role) -> None:
-        role.actor = RoleActor.remote(role.make, 1)
+        gpus = self.plan.gpus if role.name in ("learner", "teacher") else 0
+        role.actor = RoleActor.options(num_gpus=gpus).remote(role.make, 1)
         role.asked, role.heard, role.pid = role.actor.pid.remote(), time.monotonic() + STARTING - HEARTBEAT, 0
         role.running = role.rest = None
         role.next = 0.0

@@ -167,8 +167,8 @@ class ControlPolicy(nn.Module):
     @torch.inference_mode()
     def act(self, observations: np.ndarray, *, greedy: bool = True) -> np.ndarray:
         """Actions as an environment takes them: the most probable ones, or drawn from torch's generator # (B,) or (B, A)"""
-        found = self.distribution(self.logits(torch.from_numpy(observations)))
-        return (found.mode() if greedy else found.sample()).numpy()
+        found = self.distribution(self.logits(torch.from_numpy(observations).to(self.value_mean.device)))
+        return (found.mode() if greedy else found.sample()).cpu().numpy()
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Writes the checkpoint's two files into `directory`, which is made if needed."""

@@ -116,13 +116,14 @@ class RewardModel(nn.Module):
     def predict(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Normalised rewards of N steps, in eval mode, float32 # (N,)"""
         self.eval()
-        return self.normalised(self(torch.from_numpy(observations), torch.from_numpy(actions))).numpy()
+        device = self.mean.device
+        return self.normalised(self(torch.from_numpy(observations).to(device), torch.from_numpy(actions).to(device))).cpu().numpy()
 
     def save_pretrained(self, directory: str | Path, *, version: int = 0) -> None:
         """Writes config.json and model.safetensors: weights and normaliser, which belong together."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.detach().contiguous() for name, value in self.state_dict().items()}, directory / "model.safetensors")
+        save_file({name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()}, directory / "model.safetensors")
         description = {"format": FORMAT, "model_type": "reward_model", "version": version, **asdict(self.config)}
         (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 

@@ -35,10 +35,11 @@ class LearnedReward:
         environment: its name, for the clips' source.
         keep: clips that are kept between two calls of `take_clips`, a uniform sample of all that were cut; the others are counted as dropped.
         seed: of that sample and of where each episode's first clip begins, so that clips are not always aligned to its start.
+        device: where the model works.
     """
 
-    def __init__(self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0) -> None:
-        self.clip_length, self.environment, self.keep = clip_length, environment, keep
+    def __init__(self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0, device: str = "cpu") -> None:
+        self.clip_length, self.environment, self.keep, self.device = clip_length, environment, keep, device
         self.model: RewardModel | None = None
         self.version = 0  # 0: no model yet
         self.dropped = 0
@@ -52,7 +53,7 @@ class LearnedReward:
         """From now on, weights and normaliser of this version. Raises ValueError for one that is older than what is in use."""
         if version < self.version:
             raise ValueError(f"expected a reward of version {self.version} or newer, got {version}")
-        self.model, self.version = model, version
+        self.model, self.version = model.to(self.device), version
 
     def renew(self, seed: int) -> None:
         """All episodes start anew: what was kept of them is forgotten, and chance begins again."""

@@ -75,10 +75,10 @@ class RewardTraining:
 
 
 class RewardTrainer:
-    """A reward model with its optimizer and its labels. Everything random depends on `seed`."""
+    """A reward model with its optimizer and its labels, on the model's device. Everything random depends on `seed`."""
 
     def __init__(self, model: RewardModel, settings: RewardTraining | None = None, *, seed: int = 0) -> None:
-        self.model, self.settings, self.seed = model, settings or RewardTraining(), seed
+        self.model, self.settings, self.seed, self.device = model, settings or RewardTraining(), seed, model.mean.device
         self.optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
         self.updates, self.epochs = 0, 0
         self.l2 = max(self.settings.l2, LEAST_L2) if self.settings.adaptive_l2 else self.settings.l2
@@ -113,7 +113,7 @@ class RewardTrainer:
     def evaluate(self, pairs: _Pairs) -> dict[str, float]:
         """Of the ensemble's mean return: loss and accuracy without ties, the share of ties, and the calibration error, all per label."""
         self.model.eval()
-        difference = torch.cat([(a - b).mean(0) for a, b in (self._returns(pairs, rows) for rows in torch.arange(len(pairs)).split(128))])
+        difference = torch.cat([(a - b).mean(0).cpu() for a, b in (self._returns(pairs, rows) for rows in torch.arange(len(pairs)).split(128))])
         loss = preference_loss(difference, torch.zeros_like(difference), pairs.preferred, noise=self.settings.noise).mean()
         found = {"loss": loss.item(), "tie_share": float((pairs.given == 0.5).float().mean())}
         decided = pairs.given != 0.5
@@ -132,7 +132,7 @@ class RewardTrainer:
         clips = [self.clips[id] for id in newest]
         observations = np.concatenate([restored(clip)[: clip["steps"]] for clip in clips])
         actions = np.concatenate([clip["actions"][: clip["steps"]] for clip in clips])
-        self.model.fit_normaliser(torch.from_numpy(observations), torch.from_numpy(actions))
+        self.model.fit_normaliser(torch.from_numpy(observations).to(self.device), torch.from_numpy(actions).to(self.device))
 
     def save(self, directory: str | Path, *, version: int = 0) -> None:
         """Writes the model as `save_pretrained` does, and beside it what is needed to go on."""
@@ -165,8 +165,9 @@ class RewardTrainer:
 
     def _update(self, pairs: _Pairs, rows: Tensor) -> float:
         first, second = self._returns(pairs, rows)
-        loss = preference_loss(first, second, pairs.preferred[rows].expand_as(first), noise=self.settings.noise)  # (M, B)
-        loss = (loss * pairs.counts[:, rows]).sum() / (len(rows) * len(loss))
+        preferred, counts = pairs.preferred[rows].to(self.device), pairs.counts[:, rows].to(self.device)
+        loss = preference_loss(first, second, preferred.expand_as(first), noise=self.settings.noise)  # (M, B)
+        loss = (loss * counts).sum() / (len(rows) * len(loss))
         penalty = self.l2 * sum((p**2).sum() for name, p in self.model.named_parameters() if name.endswith("weight")) if self.l2 else 0.0
         self.optimizer.zero_grad()
         (loss + penalty).backward()
@@ -176,7 +177,7 @@ class RewardTrainer:
 
     def _returns(self, pairs: _Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Both sides in one pass; dropout has a mask of its own for every step of both."""
-        both = self.model.returns(*pairs.clips(rows))
+        both = self.model.returns(*(each.to(self.device) for each in pairs.clips(rows)))
         return both[:, : len(rows)], both[:, len(rows) :]
 
     def _counts(self, pairs: Sequence[Labelled]) -> Tensor:
@@ -199,8 +200,9 @@ def clip_returns(model: RewardModel, clips: Sequence[Clip]) -> np.ndarray:
     """Sums of each member's raw rewards over the clips' steps, for the choice of queries # (M, clips)"""
     model.eval()
     with torch.inference_mode():
-        found = [model.returns(*_stacked([_arrays(clip) for clip in clips[i : i + 128]])) for i in range(0, len(clips), 128)]
-    return torch.cat(found, 1).numpy()
+        parts = [_stacked([_arrays(clip) for clip in clips[i : i + 128]]) for i in range(0, len(clips), 128)]
+        found = [model.returns(*(each.to(model.mean.device) for each in part)) for part in parts]
+    return torch.cat(found, 1).cpu().numpy()
 
 
 class _Pairs:

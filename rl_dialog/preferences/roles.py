@@ -14,6 +14,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -96,12 +97,12 @@ class Teacher:
 
     def __init__(self, log: LabelLog, segments: Segments, folder: str | Path, shape: RewardModelConfig, settings: RewardTraining, *,
                  enough: int = 1, first_epochs: int = 200, epochs: int = 1,
-                 start: str = "", seed: int = 0) -> None:  # fmt: skip
+                 start: str = "", seed: int = 0, device: str = "cpu") -> None:  # fmt: skip
         self.log, self.segments, self.folder = log, segments, Path(folder)
         self.enough, self.first_epochs, self.epochs = enough, first_epochs, epochs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.trainer = RewardTrainer(RewardModel(shape), settings, seed=seed)
+            self.trainer = RewardTrainer(RewardModel(shape).to(device), settings, seed=seed)
         newest = newest_version(self.folder)
         if start and not newest:
             self.trainer.load(start)
@@ -135,8 +136,11 @@ class Teacher:
         return self.step(), self.published()
 
     def published(self) -> tuple[int, RewardModel] | None:
-        """The newest version, None before the first."""
-        return (self.version, self.trainer.model) if self.version else None
+        """The newest version, on the CPU; None before the first."""
+        if not self.version:
+            return None
+        model = self.trainer.model
+        return self.version, model if self.trainer.device.type == "cpu" else deepcopy(model).cpu()
 
     def _publish(self, state: tuple[int, int]) -> None:
         def fill(directory: Path) -> None:
