@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rl_dialog.preferences.label_log import LabelLog
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("RL_DIALOG_KILLS", 8))
 LABELS = 500
-ROLES = ("learner", "asker", "teacher")
+ROLES = ("learner", "asker", "teacher", "page")
 
 # A person as a process: answers one query after the other, and writes each answer that was acknowledged.
 LABELLER = """
@@ -44,14 +45,14 @@ while True:
 class Run:
     """A run and its labellers, each a process."""
 
-    def __init__(self, folder: Path, url: str, *, steps: int, labels: int, pause: float) -> None:
+    def __init__(self, folder: Path, url: str, *, steps: int, labels: int, pause: float, labeller: str = "page", people=("ann", "bob")):
         self.folder, self.url, self.pause = folder, url, pause
-        settings = "--env_options observations=position --labeller none --envs 16 --ppo.batch_size 512 --ppo.minibatch_size 128 --initial_labels 40"
-        settings += f" --first_epochs 10 --eval_every 0 --save_every 5 --report_to none --quiet --steps {steps} --budget {labels} --schedule constant"
-        self.command = [sys.executable, "-m", "pipelines.prefer", *settings.split(), "--out", str(folder), "--labels", url]
+        settings = f"--env_options observations=position --labeller {labeller} --page_port 0 --steps {steps} --budget {labels} --schedule constant"
+        settings += " --initial_labels 40 --first_epochs 10 --ppo.batch_size 512 --ppo.minibatch_size 128 --eval_every 0 --save_every 5 --quiet"
+        self.command = [sys.executable, "-m", "pipelines.prefer", *settings.split(), "--report_to", "none", "--out", str(folder), "--labels", url]
         self.acknowledged = folder.with_suffix(".acknowledged")
         self.start()
-        self.labellers = {name: self.labeller(name) for name in ("ann", "bob")}
+        self.labellers = {name: self.labeller(name) for name in people}
 
     def start(self) -> None:
         self.driver = subprocess.Popen(self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -71,6 +72,13 @@ class Run:
         status = self.status()
         alive = status.get("time", 0) > time.time() - 3 and not status.get("over")
         return status["roles"][role]["pid"] if alive else 0
+
+    def page_answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.status()["pages"]["page"], timeout=5) as answer:
+                return b"<html" in answer.read()
+        except (KeyError, OSError):
+            return False
 
     def kill(self, victim: str) -> bool:
         """SIGKILL; False if the victim is just being made."""
@@ -114,6 +122,9 @@ def test_no_acknowledged_label_is_lost(store_url, tmp_path):
             labels = run.status().get("labels", labels)
             if killed.total() < KILLS and labels * KILLS >= LABELS * killed.total() * 0.8 and run.kill(victims[killed.total()]):
                 killed[victims[killed.total()]] += 1
+        while not run.page_answers():
+            assert time.monotonic() < deadline, run.status()
+            time.sleep(0.5)
     finally:
         run.stop()
     acknowledged = run.acknowledged.read_text().split()
@@ -126,6 +137,24 @@ def test_no_acknowledged_label_is_lost(store_url, tmp_path):
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert Counter(event["role"] for event in events) >= Counter({role: killed[role] for role in ROLES})
     assert run.status()["reward_version"] > 0 and run.status()["steps"] > 0
+
+
+@pytest.mark.slow
+def test_an_oracle_that_is_killed_answers_every_query_once(tmp_path):
+    run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=4 * LABELS, pause=0.0, labeller="oracle", people=())
+    try:
+        deadline, killed = time.monotonic() + 240, 0
+        while (labels := run.status().get("labels", 0)) < LABELS:
+            assert time.monotonic() < deadline and run.driver.poll() is None, run.status()
+            if killed < 4 and labels >= killed * LABELS // 5 and labels and run.kill("oracle"):
+                killed += 1
+                time.sleep(3)
+            time.sleep(0.05)
+    finally:
+        run.stop()
+    log = LabelLog(run.url)
+    assert killed == 4 and LABELS <= len(log.labels()) == len({label.query for label in log.labels()})
+    log.close()
 
 
 @pytest.mark.slow
