@@ -134,7 +134,7 @@ FRAMES = Suited(
 )
 SUITED = {  # by the environment and its observations
     "moving_dot": FRAMES,
-    "moving_dot position": Suited(250_000, 700, 250, 16, DOT, schedule_scale=30_000, reward=FITTED, eval_every=10_000),
+    "moving_dot position": Suited(250_000, 700, 350, 16, DOT, schedule_scale=20_000, reward=FITTED, eval_every=10_000),
     "pong": ATARI,
     "enduro": ATARI,
     "atari": ATARI,
@@ -229,7 +229,7 @@ class PreferConfig:
     """steps between evaluations on the true reward; by default what suits the environment, 0: none"""
     eval_episodes: int = 100
     """of an evaluation: the most probable actions, and sampled ones"""
-    averaging: float = 0.95
+    averaging: float = 0.97
     """what is evaluated and saved is the average of all rounds' policies, with weights that fall by this factor from round to round; 0: the last"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
     """where metrics go besides metrics.jsonl"""

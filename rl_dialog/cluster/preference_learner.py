@@ -42,7 +42,7 @@ class LearnerSettings:
     save_total_limit: int = 3
     eval_every: int = 0  # steps between evaluations; 0: none
     eval_episodes: int = 100
-    averaging: float = 0.95  # of the policy's weights over the rounds, see Learner; 0: none
+    averaging: float = 0.97  # of the policy's weights over the rounds, see Learner; 0: none
     device: str = "cpu"  # of the networks
 
 

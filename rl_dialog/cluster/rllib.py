@@ -68,7 +68,8 @@ class PolicyTrainer:
         run = {"make_envs": make_envs, "seed": seed, "first_round": first_round, "renew_every": renew_every}
         config = algorithm_config(policy, run, settings)
         config.env_runners(num_env_runners=workers, num_envs_per_env_runner=envs)
-        logging.getLogger("ray.rllib").setLevel(logging.ERROR)
+        for name in ("ray.rllib", "ray._common.deprecation"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         self.algorithm = config.build_algo() if workers else None
         if not workers:
             config.validate()
