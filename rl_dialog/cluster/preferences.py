@@ -127,6 +127,7 @@ class Supervisor:
         self.version, self.known = 0, 0  # newest version; labels that it has seen
         self.sent = 0  # the version that the learner has
         self.steps, self.clips, self.dropped = 0, None, 0
+        self.worker_restarts = 0  # of the learner's env runners
         self.events: deque[dict[str, Any]] = deque(maxlen=20)
         self.over, self.told = False, 0.0
         self.rates: deque[tuple[float, int]] = deque(maxlen=60)
@@ -211,6 +212,10 @@ class Supervisor:
             return
         self.steps, due = int(state.pop("steps")), state.pop("due")
         role.state = state
+        restarts = int(state.get("train/worker_restarts", 0))
+        if restarts > self.worker_restarts:
+            self._report("worker", 0, "the process of an env runner died", restarts)
+        self.worker_restarts = restarts
         if self.clips is not None:
             self.dropped += 1
         self.clips = clips  # the newest load; the one before was not fetched in time
@@ -260,7 +265,7 @@ class Supervisor:
     def _restart(self, role: Role, why: str) -> None:
         role.failures += 1
         role.restarts += 1
-        self._report(role, why)
+        self._report(role.name, role.pid, why, role.restarts)
         if role.failures > RESTARTS:
             raise RuntimeError(
                 f"the role {role.name} died {role.failures} times without a step in between ({why}); RL_DIALOG_DEBUG=1 shows Ray's log"
@@ -288,10 +293,10 @@ class Supervisor:
             elif now - role.heard > HEARTBEAT:
                 self._restart(role, f"it did not answer for {HEARTBEAT:.0f} s")
 
-    def _report(self, role: Role, what: str) -> None:
-        event = {"time": time.time(), "role": role.name, "pid": role.pid, "what": what, "restarts": role.restarts}
+    def _report(self, name: str, pid: int, what: str, restarts: int) -> None:
+        event = {"time": time.time(), "role": name, "pid": pid, "what": what, "restarts": restarts}
         self.events.append(event)
-        print(f"{role.name} (process {role.pid}): {what}; it is made again from the run's folder", file=sys.stderr, flush=True)
+        print(f"{name} (process {pid or 'unknown'}): {what}; it is made again", file=sys.stderr, flush=True)
         with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 

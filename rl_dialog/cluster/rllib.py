@@ -91,7 +91,8 @@ class PolicyTrainer:
         """One round. Raises RuntimeError if nothing came back.
 
         Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended the mean `return` and `length` with the
-        environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these.
+        environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these. With workers `worker_restarts`: of
+        those whose process died.
         """
         seed = self.seed * STRIDE + self.round
         self.round += 1
@@ -105,6 +106,7 @@ class PolicyTrainer:
         self.round += 1
         if self.algorithm:
             size = self.settings.batch_size
+            self.algorithm.restore_env_runners(self.algorithm.env_runner_group)
             episodes, _ = synchronous_parallel_sample(  # with its metrics, or the next round would count them
                 worker_set=self.algorithm.env_runner_group, max_env_steps=size, _uses_new_env_runners=True, _return_metrics=True
             )
@@ -154,6 +156,8 @@ class PolicyTrainer:
     def _metrics(self, result: Mapping[str, Any]) -> dict[str, float]:
         metrics = metrics_of(result)
         self.steps += int(metrics.pop("new_steps"))
+        if self.algorithm:
+            metrics["worker_restarts"] = float(self.algorithm.env_runner_group.num_remote_worker_restarts())
         return {"steps": self.steps, **metrics}
 
     def _on_learner(self, use: Callable[[PolicyLearner], Any]) -> Any:

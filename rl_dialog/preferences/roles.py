@@ -107,11 +107,13 @@ class Teacher:
         if start and not newest:
             self.trainer.load(start)
             self.version, newest = 1, 1
-            self._publish((0, 0))
+            self._publish((0, 0), 0)
         self.version = self.trainer.load(self.folder / str(newest)) if newest else 0
         self._seen: tuple[int, int] | None = None
+        self._untold: dict[str, float] = {}  # of a version that was there before
         if newest:
-            self._seen = tuple(json.loads((self.folder / str(newest) / "labels.json").read_text(encoding="utf-8"))["state"])
+            seen = json.loads((self.folder / str(newest) / "labels.json").read_text(encoding="utf-8"))
+            self._seen, self._untold = tuple(seen["state"]), {"version": self.version, "all_labels": seen["labels"]}
 
     def step(self) -> dict[str, float]:
         """Fits and publishes if labels have changed since the last version; its metrics, empty if nothing was to do."""
@@ -125,15 +127,16 @@ class Teacher:
         metrics = self.trainer.fit(self.epochs if self.version else self.first_epochs)
         self.trainer.calibrate()
         self.version += 1
-        self._publish(state)
+        self._publish(state, len(labels))
         self._seen = state
         mean, std = self.trainer.model.mean.mean().item(), self.trainer.model.std.mean().item()
         spent = time.perf_counter() - began
         return {"version": self.version, **metrics, "all_labels": len(labels), "raw_mean": mean, "raw_std": std, "seconds": spent}
 
     def teach(self) -> tuple[dict[str, float], tuple[int, RewardModel] | None]:
-        """A step, and the newest version."""
-        return self.step(), self.published()
+        """A step, and the newest version; its metrics are also told once by who finds it in the folder, where there may be nothing to fit."""
+        metrics, self._untold = self.step() or self._untold, {}
+        return metrics, self.published()
 
     def published(self) -> tuple[int, RewardModel] | None:
         """The newest version, on the CPU; None before the first."""
@@ -142,10 +145,10 @@ class Teacher:
         model = self.trainer.model
         return self.version, model if self.trainer.device.type == "cpu" else deepcopy(model).cpu()
 
-    def _publish(self, state: tuple[int, int]) -> None:
+    def _publish(self, state: tuple[int, int], labels: int) -> None:
         def fill(directory: Path) -> None:
             self.trainer.save(directory, version=self.version)
-            (directory / "labels.json").write_text(json.dumps({"state": state}) + "\n", encoding="utf-8")
+            (directory / "labels.json").write_text(json.dumps({"state": state, "labels": labels}) + "\n", encoding="utf-8")
 
         write_atomically(self.folder / str(self.version), fill)
         for old in versions(self.folder)[:-KEPT_VERSIONS]:

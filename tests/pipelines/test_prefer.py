@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from pipelines.prefer import PreferConfig, main, make_envs, plan_of, resolved, suited
 from rl_dialog.config import load_config
@@ -121,6 +123,17 @@ def test_labels_and_rewards_of_another_run(once, tmp_path):
     assert first["labels"][0]["pref/labels"] == 40 and first["labels"][0]["pref/gathered_steps"] <= 256  # one round before it is fitted
     assert first["labels"][0]["pref/version"] == 1
     assert first["reward"][0]["step"] == 256 and first["reward"][0]["pref/gathered_steps"] == 0 and first["reward"][0]["pref/reward_version"] == 1
+
+
+def test_a_teacher_that_is_made_again_tells_the_version_that_is_there(once):
+    """There is nothing new to learn; without being told the learner would wait for a reward, and labellers for the learner."""
+    config, _ = once
+    out = Path(config.out)
+    teacher = plan_of(resolved(config), out).teacher()
+    metrics, (version, model) = teacher.teach()
+    assert metrics == {"version": version, "all_labels": 40} and str(version) == newest(out / "reward").name
+    assert torch.equal(model.mean, load_file(newest(out / "reward") / "model.safetensors")["mean"])
+    assert teacher.teach()[0] == {}
 
 
 def newest(folder: Path) -> Path:
