@@ -91,8 +91,8 @@ class PolicyTrainer:
         """One round. Raises RuntimeError if nothing came back.
 
         Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended the mean `return` and `length` with the
-        environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these. With workers `worker_restarts`: of
-        those whose process died.
+        environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these. With workers `worker_restarts`:
+        how many were made again because their process died.
         """
         seed = self.seed * STRIDE + self.round
         self.round += 1
