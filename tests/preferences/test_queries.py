@@ -237,3 +237,23 @@ def test_queries_that_are_too_old_are_replaced(open_log):
     new = broker.refill(names(20), wanted=100)
     assert len(old) == len(new) == 8 and not set(old) & set(new)
     assert log.counts() | {"waiting": 8, "expired": 8} == log.counts() and log.lease("ann").id in new
+
+
+def test_files_are_written_before_a_query_is_offered(open_log):
+    log, stored = open_log(), []
+    broker = QueryBroker(log)
+
+    def store(ids):
+        assert log.counts()["waiting"] == 0, "a labeller would see a pair whose clips are not there yet"
+        stored.extend(ids)
+
+    broker.refill(names(20), wanted=100, pool=5, store=store)
+    shown = {id for query in log.lease_many("ann", 10) for id in (query.left, query.right)}
+    assert set(stored) == shown and len(stored) == len(shown)
+
+    def failing(ids):
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError):
+        broker.refill(names(20), wanted=100, pool=50, store=failing)
+    assert log.counts()["waiting"] == 0 and broker.asked == log.pairs()
