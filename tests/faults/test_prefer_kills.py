@@ -109,7 +109,7 @@ class Run:
 @pytest.mark.slow
 def test_no_acknowledged_label_is_lost(store_url, tmp_path):
     chance = random.Random(7)
-    run = Run(tmp_path / "run", store_url, steps=2 * 10**6, labels=4 * LABELS, pause=0.05)  # it is stopped long before its end
+    run = Run(tmp_path / "run", store_url, steps=10**5 * max(8, KILLS), labels=4 * LABELS, pause=0.05)  # it is stopped long before its end
     try:
         victims = ["driver", *ROLES, *run.labellers] * KILLS
         killed: Counter[str] = Counter()
