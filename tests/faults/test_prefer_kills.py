@@ -55,6 +55,7 @@ class Run:
         self.labellers = {name: self.labeller(name) for name in people}
 
     def start(self) -> None:
+        self.started = time.time()
         self.driver = subprocess.Popen(self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def labeller(self, name: str) -> subprocess.Popen:
@@ -70,7 +71,7 @@ class Run:
 
     def pid(self, role: str) -> int:
         status = self.status()
-        alive = status.get("time", 0) > time.time() - 3 and not status.get("over")
+        alive = status.get("time", 0) > max(self.started, time.time() - 3) and not status.get("over")  # of this driver, and not the one before
         return status["roles"][role]["pid"] if alive else 0
 
     def page_answers(self) -> bool:
