@@ -170,6 +170,7 @@ class MovingDotVector(VectorEnv):
         self.single_action_space = spaces_of_actions(continuous)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        self.action_names = () if continuous else ACTIONS
         self.rngs: list[np.random.Generator] = []
         self.positions = np.zeros((num_envs, 2), np.int64)
         self.steps = np.zeros(num_envs, np.int64)  # of one pixel, in this episode
