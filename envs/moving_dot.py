@@ -236,8 +236,8 @@ class MovingDotVector(VectorEnv):
         if self.observations == "features":
             # The middle of what is white in the picture, whose edges are -1 and 1: of the dot's two last places.
             return ((before + self.positions) / (WIDTH, HEIGHT) - 1).astype(np.float32)
-        self.frames[starting] = 0
-        self.frames = np.concatenate([self.frames[..., 1:], small_pictures(before, self.positions)[..., None]], axis=-1)
+        earlier = np.where(starting[:, None, None, None], np.uint8(0), self.frames[..., 1:])  # what was returned before stays as it was
+        self.frames = np.concatenate([earlier, small_pictures(before, self.positions)[..., None]], axis=-1)
         return self.frames
 
 

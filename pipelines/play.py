@@ -158,17 +158,11 @@ def _find_reward(config: PlayConfig, checkpoint: Path, folder: Path | None) -> P
 
 def _load_reward(folder: Path, shape: ControlPolicyConfig) -> RewardModel:
     reward = RewardModel.from_pretrained(folder)
-    needs, has = ((each.observation, each.actions, each.discrete) for each in (shape, reward.config))
+    told = lambda each: f"observations {each.observation} and {each.actions} {'discrete' if each.discrete else 'continuous'} actions"  # noqa: E731
+    needs, has = told(shape), told(reward.config)
     if needs != has:
-        raise ValueError(
-            f"{folder}: expected a reward model for observations {needs[0]} and {_actions(*needs[1:])}, got one for {has[0]} and {_actions(*has[1:])}: "
-            "it was fitted in another environment"
-        )
+        raise ValueError(f"{folder}: expected a reward model for {needs}, got one for {has}: it was fitted in another environment")
     return reward
-
-
-def _actions(number: int, discrete: bool) -> str:
-    return f"{number} discrete actions" if discrete else f"actions of {number} numbers"
 
 
 def _write(config: PlayConfig, out: Path, episodes: Sequence[ControlEpisode], names: Sequence[str], fps: int) -> None:
