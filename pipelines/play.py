@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from rl_dialog.evaluation.intervals import Measure, estimate
 from rl_dialog.models.control_policy import ControlPolicy, ControlPolicyConfig, shape_of
 from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.preferences.roles import newest_version
+
+PICTURES = re.compile(r"episode-\d+\.(gif|mp4|png)|returns\.png")
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,8 @@ def _load_reward(folder: Path, shape: ControlPolicyConfig) -> RewardModel:
 
 
 def _write(config: PlayConfig, out: Path, episodes: Sequence[ControlEpisode], names: Sequence[str], fps: int) -> None:
+    for old in (path for path in out.iterdir() if (out / "play.json").is_file() and PICTURES.fullmatch(path.name)):
+        old.unlink()  # of other episodes, or of another reward
     save = save_gif if config.format == "gif" else save_mp4
     for i, episode in enumerate(episodes[: config.films]):
         _say(config, f"drawing    {out / f'episode-{i}.{config.format}'}")

@@ -84,8 +84,8 @@ def _shown(frame: np.ndarray, step: str, action: str, values: Sequence[tuple[str
     pen.text((picture.width - margin, top), action, INK, font, anchor="ra")
     for row, name in enumerate(("reward", "sum"), 2):
         pen.text((margin, top + row * line), name, GREY, font)
-    for heading, colour, reward, total in values:
-        right = picture.width - margin - (picture.width * 3 // 10 if heading == "true" else 0)
+    for place, (heading, colour, reward, total) in enumerate(reversed(values)):
+        right = picture.width - margin - place * picture.width * 3 // 10
         for row, text in enumerate((heading, f"{reward:+.2f}", f"{total:+.2f}"), 1):
             pen.text((right, top + row * line), text, colour, font, anchor="ra")
     return whole
