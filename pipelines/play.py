@@ -76,7 +76,7 @@ class PlayConfig:
 def main(config: PlayConfig) -> dict[str, Any]:
     """Plays, writes, and returns headline figures. Raises ValueError for what does not fit, ImportError without an environment's or MP4's library."""
     _check(config)
-    checkpoint, folder = find_checkpoint(Path(config.checkpoint))
+    checkpoint, folder = find_checkpoint(config.checkpoint)
     envs = make_envs(_environment(config, folder))(config.episodes, worker=0)
     try:
         shape = shape_of(envs)
@@ -98,16 +98,16 @@ def main(config: PlayConfig) -> dict[str, Any]:
     return {**found, "out": str(out)}
 
 
-def find_checkpoint(path: Path) -> tuple[Path, Path | None]:
+def find_checkpoint(given: str) -> tuple[Path, Path | None]:
     """The folder of the checkpoint that is meant, and of the run around it. Raises ValueError where there is none."""
-    if (path / "config.json").is_file():
-        around = path.resolve().parent
-        return path, path.parent if (around / "prefer.yaml").is_file() else None
-    if (path / "latest").is_file():
+    path = Path(given) if Path(given).name not in ("", "..") else Path(given).resolve()  # whose parent is not in its text
+    if given and (path / "config.json").is_file():
+        return path, path.parent if (path.parent / "prefer.yaml").is_file() else None
+    if given and (path / "latest").is_file():
         return path / (path / "latest").read_text(encoding="utf-8").strip(), path
-    if (path / "prefer.yaml").is_file():
+    if given and (path / "prefer.yaml").is_file():
         raise ValueError(f"--checkpoint: {path} holds a run that has saved no policy yet; `prefer` does so every --save_every rounds and at its end")
-    raise ValueError(f"--checkpoint: expected the folder of a run of `prefer` or of a checkpoint, got {str(path)!r}, which holds neither")
+    raise ValueError(f"--checkpoint: expected the folder of a run of `prefer` or of a checkpoint, got {given!r}, which holds neither")
 
 
 def figures(episodes: Sequence[ControlEpisode]) -> dict[str, Any]:

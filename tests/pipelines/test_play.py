@@ -109,7 +109,7 @@ def test_a_film_has_a_frame_for_every_step_and_shows_what_was_seen(run, tmp_path
     assert not (tmp_path / "out" / "episode-1.gif").exists() and (tmp_path / "out" / "notes.png").exists()
 
 
-def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys):
+def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys, monkeypatch):
     """The version that the checkpoint was trained on; the newest where that was deleted; without a run only what is given; without any, none."""
     own = shutil.copytree(run, tmp_path / "run")
     checkpoint = own / (own / "latest").read_text()
@@ -119,6 +119,8 @@ def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys):
     progress.write_text(json.dumps({"reward_version": versions[0]}))
     quick = {"films": 0, "episodes": 1}
     assert main(playing(checkpoint, **quick))["reward"] == str(own / "reward" / str(versions[0]))
+    monkeypatch.chdir(checkpoint)
+    assert Path(main(playing(Path("."), **quick))["out"]) == own / "play" / checkpoint.name
     assert main(playing(own, **quick))["reward"] == str(own / "reward" / str(versions[-1]))
     shutil.rmtree(own / "reward" / str(versions[0]))
     assert main(playing(checkpoint, **quick, quiet=False))["reward"] == str(own / "reward" / str(versions[-1]))
@@ -178,9 +180,12 @@ def test_figures_without_spread():
 
 def test_pong(tmp_path):
     pytest.importorskip("ale_py", reason="Atari games need ale-py: pip install ale-py")
-    ControlPolicy(shape_of(control_env("pong")(1))).save_pretrained(tmp_path)
-    result = main(playing(tmp_path, env="pong", env_options="max_frames=120", episodes=2))
-    assert 40 <= result["steps"] <= 60  # 1 to 30 frames of waiting, 4 to an action
+    shape = shape_of(control_env("pong")(1))
+    ControlPolicy(shape).save_pretrained(tmp_path)
+    RewardModel(RewardModelConfig(shape.observation, shape.actions, hidden=(8,))).save_pretrained(tmp_path / "reward")
+    reward = str(tmp_path / "reward")
+    result = main(playing(tmp_path, env="pong", env_options="max_frames=120", episodes=2, reward=reward))
+    assert result["predicted_return"] != 0 and 40 <= result["steps"] <= 60  # 1 to 30 frames of waiting, 4 to an action
     assert {row["action"] for row in csv.DictReader((tmp_path / "play" / "steps.csv").open())} <= {
         "NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE",
     }  # fmt: skip
@@ -203,7 +208,7 @@ def test_mp4_without_its_library(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"checkpoint": ""}, "expected the folder of a run of `prefer` or of a checkpoint"),
+        ({"checkpoint": ""}, "expected the folder of a run of `prefer` or of a checkpoint, got ''"),
         ({"checkpoint": "nowhere"}, "got 'nowhere'"),
         ({"env": "pongs"}, "Did you mean pong"),
         ({"env_options": "observations=pixels"}, "it was trained in another environment"),
@@ -224,7 +229,7 @@ def test_a_reward_of_another_shape_and_folders_that_hold_less(run, tmp_path):
         main(playing(run, reward=str(tmp_path / "reward")))
     shutil.copy(run / "prefer.yaml", tmp_path / "prefer.yaml")
     with pytest.raises(ValueError, match="has saved no policy yet"):
-        find_checkpoint(tmp_path)
+        find_checkpoint(str(tmp_path))
     alone = shutil.copytree(run / (run / "latest").read_text(), tmp_path / "elsewhere" / "policy")
     with pytest.raises(ValueError, match="expected --env"):
         main(playing(alone))
