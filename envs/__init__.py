@@ -6,7 +6,7 @@ vectors of environments with numbers or pictures, where policies learn from pref
 One of your own is named `module:Class`: a gymnasium.vector.VectorEnv that `Class(num_envs, worker=i)` makes, with the options of `--env_options`, and
 that starts an episode one step after the last one ended (AutoresetMode.NEXT_STEP) and returns new arrays. Its class has `clip_length`, the steps that
 people compare at a time, `frames_per_second` of clips, `task`, what people are asked, and `draw(observation)`, a static method: what an observation
-looks like, uint8 (height, width, 3).
+looks like, uint8 (height, width, 3). Films name its `action_names`, if it has them.
 """
 
 import importlib

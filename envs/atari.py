@@ -67,6 +67,7 @@ class AtariVector(VectorEnv):
         self.single_action_space = self.games.single_action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        self.action_names = tuple(each.name for each in self.games.ale.get_action_set())
         self.cut = np.zeros(num_envs, bool)  # by our limit, with the last step
         self.running = False
 

@@ -170,6 +170,7 @@ class MovingDotVector(VectorEnv):
         self.single_action_space = spaces_of_actions(continuous)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        self.action_names = () if continuous else ACTIONS
         self.rngs: list[np.random.Generator] = []
         self.positions = np.zeros((num_envs, 2), np.int64)
         self.steps = np.zeros(num_envs, np.int64)  # of one pixel, in this episode
@@ -235,8 +236,8 @@ class MovingDotVector(VectorEnv):
         if self.observations == "features":
             # The middle of what is white in the picture, whose edges are -1 and 1: of the dot's two last places.
             return ((before + self.positions) / (WIDTH, HEIGHT) - 1).astype(np.float32)
-        self.frames[starting] = 0
-        self.frames = np.concatenate([self.frames[..., 1:], small_pictures(before, self.positions)[..., None]], axis=-1)
+        earlier = np.where(starting[:, None, None, None], np.uint8(0), self.frames[..., 1:])  # what was returned before stays as it was
+        self.frames = np.concatenate([earlier, small_pictures(before, self.positions)[..., None]], axis=-1)
         return self.frames
 
 

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
+from rl_dialog.evaluation.control_episodes import first_episodes
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
 from rl_dialog.preferences.learned_reward import LearnedReward
@@ -115,14 +116,11 @@ class Learner:
     def evaluate(self, *, greedy: bool = True) -> float:
         """Mean true return of the policy in fresh episodes, always the same ones."""
         policy, envs = self.average.module, self.settings.make_envs(self.settings.eval_episodes, worker=0)
-        observations, _ = envs.reset(seed=EVALUATION)
-        returns, over = np.zeros(envs.num_envs), np.zeros(envs.num_envs, bool)
+        returns = np.zeros(envs.num_envs)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(EVALUATION)
-            while not over.all():
-                observations, rewards, terminated, truncated, _ = envs.step(policy.act(observations, greedy=greedy))
-                returns += np.where(over, 0, rewards)
-                over |= terminated | truncated
+            for _, _, rewards, running in first_episodes(policy, envs, seed=EVALUATION, greedy=greedy):
+                returns += np.where(running, rewards, 0)
         envs.close()
         return float(returns.mean())
 
@@ -138,7 +136,8 @@ class Learner:
             self.average.module.save_pretrained(directory)
             self.trainer.save(directory / "trainer")
             self.trainer.policy().save_pretrained(directory / "trainer" / "current")
-            write_json(directory / "trainer" / "progress.json", {"round": self.round, "gathered": self.gathered, "steps": self.steps})
+            progress = {"round": self.round, "gathered": self.gathered, "steps": self.steps, "reward_version": self.reward.version}
+            write_json(directory / "trainer" / "progress.json", progress)
 
         write_atomically(self.folder / name, fill)
         write_text_atomically(self.folder / "latest", name)

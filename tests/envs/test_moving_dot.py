@@ -233,3 +233,14 @@ def _stepped(actions):
     envs = MovingDotVector(1)
     envs.reset(seed=0)
     envs.step(actions)
+
+
+def test_the_last_picture_of_an_episode_stays_as_it_was():
+    """The next episode begins with black pictures in its stack; the array that was returned before is the learner's."""
+    envs = MovingDotVector(2, "pixels", max_steps=8, noop_max=0)
+    envs.reset(seed=0)
+    envs.step(np.array([RIGHT, RIGHT]))
+    last, _, _, ended, _ = envs.step(np.array([RIGHT, RIGHT]))
+    kept = last.copy()
+    first = envs.step(np.array([RIGHT, RIGHT]))[0]
+    assert ended.all() and kept.any() and np.array_equal(last, kept) and not first[..., :3].any()
