@@ -105,6 +105,7 @@ class Suited:
     schedule_scale: float
     reward: RewardTraining
     model: ModelSettings = ModelSettings()
+    queries: QuerySettings = QuerySettings()
     eval_every: int = 0
 
 
@@ -134,7 +135,18 @@ FRAMES = Suited(
 )
 SUITED = {  # by the environment and its observations
     "moving_dot": FRAMES,
-    "moving_dot position": Suited(250_000, 700, 350, 16, DOT, schedule_scale=20_000, reward=FITTED, eval_every=10_000),
+    "moving_dot position": Suited(
+        250_000,
+        700,
+        350,
+        16,
+        DOT,
+        schedule_scale=20_000,
+        reward=FITTED,
+        model=ModelSettings(members=5),
+        queries=QuerySettings(selection="variance"),
+        eval_every=10_000,
+    ),
     "pong": ATARI,
     "enduro": ATARI,
     "atari": ATARI,
@@ -190,7 +202,7 @@ class PreferConfig:
     algorithm: Literal["ppo", "a2c"] = "ppo"
     """a2c: the original's, one step per five steps of the environments"""
     ppo: PPO = FRAMES.ppo
-    """of the policy; by default, as `reward` and `model`, what suits the environment"""
+    """of the policy; by default, as `reward`, `model` and `queries`, what suits the environment"""
     a2c: A2C = A2C()
     """the same for a2c"""
     lr: float | None = None
@@ -211,8 +223,8 @@ class PreferConfig:
     """passes over the initial labels"""
     epochs: int = 4
     """passes over all labels whenever there are new ones"""
-    queries: QuerySettings = QuerySettings()
-    """what is asked"""
+    queries: QuerySettings = FRAMES.queries
+    """what is asked; by default what suits the environment"""
     oracle: OracleSettings = OracleSettings()
     """the synthetic labeller"""
     clips: Annotated[int, tyro.conf.arg(aliases=["--max-segs"])] = 1000
@@ -251,11 +263,11 @@ def main(config: PreferConfig) -> dict[str, Any]:
 
 
 def suited(config: PreferConfig) -> dict[str, Any]:
-    """Settings of the policy and the reward that suit the environment, `load_config`'s."""
+    """Settings of the policy, the reward and the queries that suit the environment, `load_config`'s."""
     of = _suited(config)
     # The learning rate falls to zero at the end: a policy that has arrived is not to be led astray by what the reward gets wrong.
     end = {"lr_zero_steps": _steps(config)}
-    return {"ppo": asdict(of.ppo) | end, "a2c": end, "reward": asdict(of.reward), "model": asdict(of.model)}
+    return {"ppo": asdict(of.ppo) | end, "a2c": end, "reward": asdict(of.reward), "model": asdict(of.model), "queries": asdict(of.queries)}
 
 
 def resolved(config: PreferConfig) -> PreferConfig:
