@@ -108,14 +108,14 @@ class QueryBroker:
         wanted: int,
         pool: int | None = None,
         labellers: int = 1,
-        returns: np.ndarray | None = None,
+        returns: Callable[[], np.ndarray] | None = None,
         reward_version: int = 0,
         about: Mapping[str, Any] | None = None,
         store: Callable[[Iterable[str]], None] = lambda ids: None,
     ) -> list[str]:
         """Expires old queries and adds new ones until `pool` are open (by default what the settings say for so many labellers), but no more than can
-        become `wanted` labels; the ids of the new ones. `clips` (newest last) and `returns` as in `choose`. `store` is called with the clips of the
-        new queries before they are offered: it writes their files.
+        become `wanted` labels; the ids of the new ones. `clips` (newest last) and what `returns` gives as in `choose`; it is called if there are queries to
+        choose. `store` is called with the clips of the new queries before they are offered: it writes their files.
 
         A late answer to a query that has expired counts, although another one was asked in its place: people's work is not thrown away.
         """
@@ -123,7 +123,10 @@ class QueryBroker:
         counts = self.log.counts()
         open = counts["waiting"] + counts["leased"]
         room = (2 * labellers * self.settings.prefetch if pool is None else pool) - open
-        chosen = self.choose(clips, min(room, wanted - counts["labels"] - open), returns=returns)
+        number = min(room, wanted - counts["labels"] - open)
+        if number < 1:
+            return []
+        chosen = self.choose(clips, number, returns=returns and returns())
         told = {"task": self.settings.task, "reward_version": reward_version, "about": about or {}}
         store(dict.fromkeys(id for pair, _ in chosen for id in pair))
         ids = self.log.add_queries(NewQuery(*pair, priority=priority, **told) for pair, priority in chosen)

@@ -63,7 +63,8 @@ class Asker:
         self.at_hand = {id: self.at_hand[id] for id in ids}
         version, model = published or (0, None)
         if len(ids) >= (2 if self.broker.asked else max(2, self.least)):
-            returns = clip_returns(model, list(self.at_hand.values())) if model and self.settings.selection == "variance" else None
+            disputed = model and self.settings.selection == "variance"
+            returns = (lambda: clip_returns(model, list(self.at_hand.values()))) if disputed else None
             write = lambda chosen: [self.segments.add(self.at_hand[id]) for id in chosen]  # noqa: E731
             told = {"wanted": wanted, "pool": self.pool, "labellers": self.labellers, "reward_version": version}
             self.broker.refill(ids, returns=returns, store=write, **told)

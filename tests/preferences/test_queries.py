@@ -153,7 +153,7 @@ def test_the_pair_about_which_members_disagree_comes_first(open_log):
     (best,) = QueryBroker(log, settings).choose(clips, 1, returns=returns)
     assert best == (("c", "d"), pytest.approx(2 / 9, abs=1e-4))
     broker = QueryBroker(log, settings)
-    broker.refill(clips, wanted=9, pool=6, returns=returns, reward_version=7)
+    broker.refill(clips, wanted=9, pool=6, returns=lambda: returns, reward_version=7)
     first = log.lease("ann")
     assert {first.first, first.second} == {"c", "d"} and first.priority == pytest.approx(2 / 9, abs=1e-4) and first.reward_version == 7
 
