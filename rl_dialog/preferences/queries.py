@@ -3,7 +3,7 @@
 clips = ClipPool(1000)
 broker = QueryBroker(log, QuerySettings(selection="variance"), seed=0)
 clips.add(id)                                                       # never waits
-broker.refill(clips.ids(), wanted=schedule.labels_wanted(steps), returns=returns)
+broker.refill(clips.ids(), wanted=schedule.labels_wanted(steps), returns=lambda: returns)
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class QueryBroker:
         store: Callable[[Iterable[str]], None] = lambda ids: None,
     ) -> list[str]:
         """Expires old queries and adds new ones until `pool` are open (by default what the settings say for so many labellers), but no more than can
-        become `wanted` labels; the ids of the new ones. `clips` (newest last) and what `returns` gives as in `choose`; it is called if there are queries to
-        choose. `store` is called with the clips of the new queries before they are offered: it writes their files.
+        become `wanted` labels; the ids of the new ones. `clips` (newest last) and what `returns` gives as in `choose`; it is called only if there is
+        something to choose. `store` is called with the clips of the new queries before they are offered: it writes their files.
 
         A late answer to a query that has expired counts, although another one was asked in its place: people's work is not thrown away.
         """
