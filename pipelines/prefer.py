@@ -106,6 +106,7 @@ class Suited:
     reward: RewardTraining
     model: ModelSettings = ModelSettings()
     queries: QuerySettings = QuerySettings()
+    first_epochs: int = 200
     eval_every: int = 0
 
 
@@ -143,8 +144,8 @@ SUITED = {  # by the environment and its observations
         DOT,
         schedule_scale=20_000,
         reward=FITTED,
-        model=ModelSettings(members=5),
         queries=QuerySettings(selection="variance"),
+        first_epochs=100,
         eval_every=10_000,
     ),
     "pong": ATARI,
@@ -219,8 +220,8 @@ class PreferConfig:
     """the reward model"""
     reward: RewardTraining = FRAMES.reward
     """how it is fitted"""
-    first_epochs: Annotated[int, tyro.conf.arg(aliases=["--n-initial-epochs"])] = 200
-    """passes over the initial labels"""
+    first_epochs: Annotated[int | None, tyro.conf.arg(aliases=["--n-initial-epochs"])] = None
+    """passes over the initial labels; by default what suits the environment"""
     epochs: int = 4
     """passes over all labels whenever there are new ones"""
     queries: QuerySettings = FRAMES.queries
@@ -287,6 +288,7 @@ def resolved(config: PreferConfig) -> PreferConfig:
         budget=budget,
         initial_labels=min(of.initial, budget) if config.initial_labels is None else config.initial_labels,
         envs=of.envs if config.envs is None else config.envs,
+        first_epochs=of.first_epochs if config.first_epochs is None else config.first_epochs,
         ppo=replace(config.ppo, **given),
         a2c=replace(config.a2c, **given),
         schedule_scale=of.schedule_scale if config.schedule_scale is None else config.schedule_scale,
