@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.prefer import PreferConfig, make_envs
+from pipelines.prefer_settings import PreferConfig, make_envs
 from rl_dialog.config import read_yaml, run
 from rl_dialog.data.files import write_json
 from rl_dialog.evaluation.control_episodes import ControlEpisode, correlation, play_control

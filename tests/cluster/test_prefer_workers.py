@@ -12,7 +12,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from pipelines.prefer import PreferConfig, main
+from pipelines.prefer import main
+from pipelines.prefer_settings import PreferConfig
 from rl_dialog.training.policy_gradient import PPO
 
 

@@ -17,12 +17,13 @@ from PIL import Image
 from envs import control_env
 from pipelines import prefer
 from pipelines.play import PlayConfig, figures, find_checkpoint, main
+from pipelines.prefer_settings import PreferConfig
 from rl_dialog.evaluation.control_episodes import ControlEpisode, correlation, play_control
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
 from rl_dialog.training.policy_gradient import PPO
 
-RUN = prefer.PreferConfig(
+RUN = PreferConfig(
     env_options="observations=position,max_steps=120",
     labeller="oracle",
     synchronous=True,

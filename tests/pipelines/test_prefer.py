@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.prefer import PreferConfig, main, make_envs, plan_of, resolved, suited
+from pipelines.prefer import main, plan_of
+from pipelines.prefer_settings import PreferConfig, make_envs, resolved, suited
 from rl_dialog.config import load_config
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.segments import Segments
