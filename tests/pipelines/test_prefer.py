@@ -113,6 +113,19 @@ def test_the_policy_is_not_trained_before_there_is_a_reward(tmp_path):
     assert metrics_of(tmp_path / "run")[-1]["pref/gathered_steps"] == metrics_of(tmp_path / "run")[0]["pref/gathered_steps"]
 
 
+@pytest.mark.slow
+def test_an_asynchronous_run_and_the_same_command_again(tmp_path):
+    """All labels are there when it is gone on with: nobody has anything new to say, and yet nobody may wait for anybody."""
+    config = replace(SMALL, synchronous=False, out=str(tmp_path / "run"), budget=20)
+    first = main(config)
+    assert first["steps"] >= 1024 and first["labels"] == 20
+    again = main(replace(config, steps=4096))
+    assert again["steps"] >= 4096 and again["labels"] == 20
+    lines = metrics_of(tmp_path / "run")
+    assert lines[-1]["pref/reward_version"] >= 1 and lines[-1]["pref/gathered_steps"] < 20_000
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+
+
 def test_labels_and_rewards_of_another_run(once, tmp_path):
     """None given: labels are waited for. Labels: none, but the reward is fitted. A reward: neither."""
     source, _ = once
