@@ -191,6 +191,19 @@ def test_settings_suit_the_environment_unless_they_are_given(tmp_path):
     assert dot == resolved(PreferConfig(out=str(tmp_path), ppo=dot.ppo, a2c=dot.a2c))
 
 
+def test_who_works_on_a_gpu(tmp_path):
+    """Pictures, where there is one, unless told otherwise: half of it for the policy and half for the reward."""
+
+    def share(gpus, **more):
+        return plan_of(resolved(replace(SMALL, out=str(tmp_path), **more)), tmp_path, gpus=gpus).gpus
+
+    pixels = {"env_options": "observations=pixels"}
+    assert [share(gpus, **pixels) for gpus in (0, 1, 2, 4)] == [0, 0.5, 1, 1]
+    assert share(1) == 0 and share(1, device="cuda") == 0.5 and share(1, device="cpu", **pixels) == 0
+    with pytest.raises(ValueError, match="expected a GPU"):
+        share(0, device="cuda")
+
+
 def test_an_environment_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "my_dots.py").write_text(
         "from envs.moving_dot import MovingDotVector\n"
