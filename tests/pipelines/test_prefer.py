@@ -122,7 +122,7 @@ def test_an_asynchronous_run_and_the_same_command_again(tmp_path):
     again = main(replace(config, steps=4096))
     assert again["steps"] >= 4096 and again["labels"] == 20
     lines = metrics_of(tmp_path / "run")
-    assert lines[-1]["pref/reward_version"] >= 1 and lines[-1]["pref/gathered_steps"] < 20_000
+    assert lines[-1]["pref/reward_version"] >= 1
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
 
 
