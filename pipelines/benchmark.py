@@ -45,7 +45,7 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import Row, encode_prompt, train_tokenizer
 from rl_dialog.evaluation.draws import Context, draw_replies
 from rl_dialog.evaluation.generation import Decoding
-from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL
+from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Objective, TrainerConfig
@@ -83,8 +83,9 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
     "cql lowrank": (CQL(), {"heads": "lowrank"}),
     "bcq lowrank": (BCQ(), {"heads": "lowrank"}),
     "kl_control": (KLControl(), {}),
-    "kl_control, exact KL": (KLControl(kl="exact"), {}),
-    "kl_control, 5 passes": (KLControl(target_passes=5), {"dropout": 0.1}),
+    "way_off_policy": (WayOffPolicy(), {}),
+    "way_off_policy, exact KL": (WayOffPolicy(kl="exact"), {}),
+    "way_off_policy, 5 passes": (WayOffPolicy(target_passes=5), {"dropout": 0.1}),
     "psi": (Psi(), {}),
     "utterance_ilql": (UtteranceILQL(), {}),
     "chai": (CHAI(), {}),

@@ -44,7 +44,10 @@ class Batch:
     next_state: Tensor  # (N,) int64 into `states`; 0 where done
     dones: Tensor  # (N,) bool
     turn_end: Tensor  # (N,) bool: this action ends its reply
+    rated: Tensor  # (N,) bool: the reward of this decision's reply is known
     rows: Tensor  # (N,) int64: which of the B rows
+    progress: float = 1.0  # share of the training run that is done, 0 at its start
+    measured: Tensor | None = None  # what `Method.measure` found in the whole update, where the method asks for it
     prior_logp: Tensor | None = None  # (N,) float32: log p(action) under the frozen prior, where the method asks for it
     prior_lse: Tensor | None = None  # (S,) float32: log sum exp of the frozen prior's logits in each state, likewise
     proposals: Tensor | None = None  # (R, n, H) float32: features of n proposed replies to the context of each reply, where the method asks for them
@@ -59,6 +62,11 @@ class Batch:
     def reply(self) -> Tensor:
         """(N,) int64: which of the batch's R replies each decision belongs to, in reading order."""
         return self.turn_end.cumsum(0) - self.turn_end.long()
+
+    @property
+    def last(self) -> Tensor:
+        """(N,) int64: the decision that ends the reply of each decision."""
+        return self.turn_end.nonzero().squeeze(1)[self.reply]
 
     @property
     def reply_starts(self) -> Tensor:
@@ -81,7 +89,8 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{name: value if value is None else value.to(device, non_blocking=True) for name, value in values.items()})
+        moved = {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value for name, value in values.items()}
+        return Batch(**moved)
 
 
 def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", prior_logp: Sequence[np.ndarray] | None = None) -> Batch:
@@ -143,6 +152,7 @@ def _gathered(
         next_state=following,
         dones=ends,
         turn_end=turn_end.flatten()[decisions],
+        rated=torch.ones(len(decisions), dtype=torch.bool),
         rows=rows,
         prior_logp=None if prior_logp is None else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32)),
     )

@@ -19,8 +19,8 @@ from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, logged_replies, score_replies
 from rl_dialog.methods.backup import minimum
-from rl_dialog.methods.kl_control import KLControl
 from rl_dialog.methods.method import Method
+from rl_dialog.methods.way_off_policy import WayOffPolicy
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
 
@@ -140,16 +140,17 @@ def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, 
     estimates, method = Estimates(), policy.method
     table = critic_of(method)
     if table is None:
-        known = "The level of its Q is told by the prior's logits, which only training reads." if isinstance(method, KLControl) else ""
+        known = "The level of its Q is told by the prior's logits, which only training reads." if isinstance(method, WayOffPolicy) else ""
         estimates.add_note("ope/dm", known or "The method has no Q over tokens.")
         return estimates
     dialogs, rows = _first_rows(logged)
     pieces = read_pieces(policy, [logged.rows[row] for row in rows], batch_size=batch_size)
     values = np.full(logged.dialogs, np.nan)
-    values[dialogs] = np.concatenate([at_first(p, expected(table, p.out, method.decode)).double().cpu().numpy() for p in pieces])
+    found = [at_first(p, expected(table, p.out, method.decode)).double().cpu().numpy() for p in pieces]
+    values[dialogs] = np.concatenate(found) * policy.value_unit
     estimates.measures["ope/dm"] = Measure.mean(values)
     estimates.add_note("ope/dm", "The critic's own opinion of its policy, which was made to maximise it: optimistic.")
-    if isinstance(method, KLControl):
+    if isinstance(method, WayOffPolicy):
         estimates.add_note("ope/dm", "Its Q holds the terms of the prior beside the reward (in units of reward): not a return.")
     gamma, per = getattr(method, "gamma", discount.gamma), getattr(method, "discount", discount.per)
     if gamma != discount.gamma or (per != discount.per and gamma != 1):
@@ -158,8 +159,8 @@ def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, 
 
 
 def critic_of(method: Method) -> Table | None:
-    """(S, V) Q of a policy's own critic: the lowest target head; for kl_control with origin logits these, times c in units of r / c."""
-    if isinstance(method, KLControl) and method.origin == "logits":
+    """(S, V) Q of a policy's own critic: the lowest target head; for way_off_policy with origin logits these, times c in units of r / c."""
+    if isinstance(method, WayOffPolicy) and method.origin == "logits":
         unit = method.c if method.coefficient == "reward" else 1.0
         return lambda out: (out.lm.dense() + (0.0 if out.v is None else out.v[:, None])) * unit
     if method.heads.q:

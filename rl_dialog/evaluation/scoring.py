@@ -18,7 +18,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.methods.backup import minimum
-from rl_dialog.methods.method import Method, Outputs
+from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Scores, kl_divergence
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -93,7 +93,7 @@ def _score_rows(policy: Policy, frozen: Prior | Policy | None, rows: Sequence[Ro
         if batch.decisions:
             places = np.concatenate([np.arange(first[i], first[i + 1]) for i in chosen])
             out = policy.outputs(batch)
-            table[places] = _per_reply(batch, out, _per_decision(policy, frozen, batch, out))
+            table[places] = _per_reply(policy, batch, out, _per_decision(policy, frozen, batch, out))
     return table
 
 
@@ -165,7 +165,7 @@ def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) 
     log_pi = policy.method.decode(out).float().log_softmax(1)  # (S, V)
     log_lm = log_pi if policy.method.plain_lm else out.lm.dense().log_softmax(1)
     log_p = None if prior is None else log_lm if prior is out.lm else prior.dense().log_softmax(1)
-    q, v = values_of(policy.method, out, actions, prior)
+    q, v = values_of(policy, out, actions, prior)
     nothing = torch.full_like(q, torch.nan)
 
     def taken(table: Tensor | None) -> Tensor:
@@ -175,8 +175,9 @@ def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) 
     return found | {"kl": nothing if log_p is None else kl_divergence(log_pi, log_p)}
 
 
-def values_of(method: Method, out: Outputs, actions: Tensor, prior: Scores | None = None) -> tuple[Tensor, Tensor]:
-    """(S,) Q of the actions and (S,) V of the states; NaN where the method has none."""
+def values_of(policy: Policy, out: Outputs, actions: Tensor, prior: Scores | None = None) -> tuple[Tensor, Tensor]:
+    """(S,) Q of the actions and (S,) V of the states, in units of reward; NaN where the method has none."""
+    method = policy.method
     nothing = torch.full((len(actions),), torch.nan, device=actions.device)
     q = nothing
     if heads := out.q_target or out.q:
@@ -185,7 +186,7 @@ def values_of(method: Method, out: Outputs, actions: Tensor, prior: Scores | Non
         q = out.lm.at(actions) + (0.0 if out.v is None else out.v)
         if prior is not None and method.origin == "prior":
             q = q - prior.reduce("logsumexp")
-    return q, nothing if out.v is None or method.heads.lm_target else out.v
+    return q * policy.value_unit, nothing if out.v is None or method.heads.lm_target else out.v * policy.value_unit
 
 
 def in_states(out: Outputs, chosen: Any) -> Outputs:
@@ -193,7 +194,7 @@ def in_states(out: Outputs, chosen: Any) -> Outputs:
     return replace(out, **{field.name: _part(getattr(out, field.name), chosen) for field in fields(out)})
 
 
-def _per_reply(batch: Batch, out: Outputs, found: dict[str, Tensor]) -> np.ndarray:
+def _per_reply(policy: Policy, batch: Batch, out: Outputs, found: dict[str, Tensor]) -> np.ndarray:
     """(replies, 1 + len(COLUMNS)) sums over each reply's decisions: tokens, then COLUMNS."""
     reply, last = batch.reply.cpu().numpy(), batch.turn_end.cpu().numpy()
     count = int(last.sum())
@@ -203,7 +204,8 @@ def _per_reply(batch: Batch, out: Outputs, found: dict[str, Tensor]) -> np.ndarr
 
     sums = {f"{name}_last": found[name].double().cpu().numpy()[last] for name in ("q", "v")}
     sums |= {"nll": summed(-found["logp"]), "lm_nll": summed(-found["lm_logp"])}
-    sums["utterance_q"] = minimum(out.utterance_q_target).double().cpu().numpy() if out.utterance_q_target else np.full(count, np.nan)
+    whole = minimum(out.utterance_q_target).double().cpu().numpy() if out.utterance_q_target else np.full(count, np.nan)
+    sums["utterance_q"] = whole * policy.value_unit
     sums |= {name: summed(found[name]) for name in ("kl", "q", "advantage")}
     return np.stack([np.bincount(reply, minlength=count), *(sums[name] for name in COLUMNS)], axis=1)
 

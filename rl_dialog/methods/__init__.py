@@ -18,6 +18,7 @@ from rl_dialog.methods.sarsa import SARSA
 from rl_dialog.methods.tf_all import TFAll
 from rl_dialog.methods.tf_top import TFTop
 from rl_dialog.methods.utterance_ilql import UtteranceILQL
+from rl_dialog.methods.way_off_policy import WayOffPolicy
 
 METHODS: dict[str, type[Method]] = {
     "bc": BC,
@@ -26,6 +27,7 @@ METHODS: dict[str, type[Method]] = {
     "dt": DT,
     "kl_control": KLControl,
     "psi": Psi,
+    "way_off_policy": WayOffPolicy,
     "ilql": ILQL,
     "utterance_ilql": UtteranceILQL,
     "sarsa": SARSA,

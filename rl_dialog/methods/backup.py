@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Scores
 
 
@@ -22,11 +23,38 @@ def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
     return factor.masked_fill(batch.dones, 0.0)
 
 
+def to_reply_end(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor:
+    """(N,) what follows each decision inside its reply: rewards before the reply's last decision, then `values` (N,) of that one.
+
+    Inside a reply nobody else acts, so what a whole reply is worth is what its beginning was worth in this conversation: no step by step.
+    """
+    last = batch.last
+    place = torch.arange(batch.decisions, device=last.device)
+    if per == "turn":
+        gamma = 1.0
+    earned = torch.zeros_like(values)
+    for before in range(1, int((last - place).max()) + 1 if batch.rewards[~batch.turn_end].any() else 1):
+        inside = place + before <= last  # only `reward_spread` every_token pays inside a reply
+        earned += torch.where(inside, gamma ** (before - 1) * batch.rewards[(place + before - 1).clamp(max=batch.decisions - 1)], 0.0)
+    return earned + values[last] * gamma ** (last - place)
+
+
+@torch.no_grad()
+def best_of_reply(out: Outputs, batch: Batch, y: Tensor, gamma: float, per: str) -> Tensor:
+    """(N,) the larger of `y` and, inside a reply, what Q' says of the whole reply that was logged: a maximum over all continuations is no less."""
+    whole = to_reply_end(batch, minimum(tuple(q.at(batch.actions) for q in out.q_target)), gamma, per)
+    return torch.where(batch.turn_end, y, torch.maximum(y, whole))
+
+
 def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = None) -> Tensor:
-    """(N,) discounted sum of rewards from each decision to the end of its row, plus `bootstrap` (S,) of the state that a truncated row ends in."""
+    """(N,) discounted sum of rewards from each decision to the end of its row, plus `bootstrap` (S,) of the state that a truncated row ends in.
+
+    Where the next reply has no known reward the sum ends too, with the value of the state before it: what it earned is not 0 but unknown.
+    """
     factor = discounts(batch, gamma, per)
     earned = batch.rewards.clone()
     cut = batch.next_state >= batch.decisions  # the next state is one without a decision
+    cut |= ~batch.dones & ~batch.rated[batch.next_state.clamp(max=batch.decisions - 1)]
     if bootstrap is not None:
         earned += torch.where(cut, factor * bootstrap[batch.next_state], torch.zeros_like(factor))
     lengths = torch.bincount(batch.rows)
@@ -39,14 +67,46 @@ def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = 
     return sums[batch.rows, column]
 
 
+def started_from_returns(target: Tensor, batch: Batch, warmup: float, gamma: float, per: str, *, bootstrap: Tensor) -> Tensor:
+    """(N,) `target`, mixed with the returns that followed while a run is young: all returns at its start, none after the share `warmup` of it.
+
+    A reward at the end of a conversation reaches its first reply through one target lag per reply; what followed says at once how conversations go.
+    In the end nothing of it is left, so a policy can still be better than every conversation of the logs.
+    """
+    share = 1 - batch.progress / warmup if warmup else 0.0
+    return target if share <= 0 else share * returns(batch, gamma, per, bootstrap=bootstrap) + (1 - share) * target
+
+
 def expectile(error: Tensor, tau: float) -> Tensor:
     """|tau - 1[error < 0]| * error^2, elementwise: 0.5 fits the mean (halved squared error), 1 the maximum."""
     return torch.where(error < 0, 1 - tau, tau) * error.square()
 
 
+def gumbel(error: Tensor, c: float, limit: float = 5.0) -> Tensor:
+    """c^2 (exp z - z - 1) with z = error / c, elementwise: fits the soft maximum, c log E exp(x / c) (Gumbel regression, Garg et al. 2023, eq. 11).
+
+    Near 0 it is half the squared error. Beyond z = `limit` it goes on as a straight line: one sample never pulls more than exp(limit) others.
+    """
+    z = error / c
+    inside = z.clamp(max=limit)
+    return c * c * (inside.exp() * (1 + z - inside) - z - 1)
+
+
+def rate_of_targets(alpha: float | None, updates: int) -> float:
+    """`alpha`, or where it is None what lets targets follow in a fiftieth of the run: values pass some ten replies while they are learned."""
+    return min(1.0, 50 / max(1, updates)) if alpha is None else alpha
+
+
 def minimum(scores: tuple[Tensor, ...]) -> Tensor:
     """Elementwise minimum over the heads: the pessimistic estimate of clipped double Q-learning."""
     return reduce(torch.minimum, scores)
+
+
+@torch.no_grad()
+def row_log_ratios(lm: Scores, batch: Batch) -> Tensor:
+    """(B,) log pi - log p of each row, summed over its decisions; p is batch.prior_logp."""
+    each = -lm.nll(batch.actions)[1] - batch.prior_logp
+    return each.new_zeros(len(batch.input_ids)).index_add(0, batch.rows, each)
 
 
 def log_ratios(lm: Scores, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Tensor:
@@ -55,9 +115,7 @@ def log_ratios(lm: Scores, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Te
     The scores are gone over twice: first for g, which says what each token's log-probability weighs in the gradient, then with these weights. So no
     (N, V) tensor is kept, whatever the loss.
     """
-    with torch.no_grad():
-        each = -lm.nll(batch.actions)[1] - batch.prior_logp
-    ratio = each.new_zeros(len(batch.input_ids)).index_add(0, batch.rows, each).requires_grad_()
+    ratio = row_log_ratios(lm, batch).requires_grad_()
     with torch.enable_grad():
         value = loss(ratio)
         (slope,) = torch.autograd.grad(value, ratio)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import discounts, minimum
+from rl_dialog.methods.backup import best_of_reply, discounts, minimum, rate_of_targets, started_from_returns
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 
@@ -28,26 +28,36 @@ class BCQ(Method):
     threshold: float = 0.1
     """smallest share of the likeliest token's probability that belongs to the support; 0 is plain double Q-learning, 1 the greedy LM"""
     beta: float = 4.0
-    """inverse temperature of Q when decoding; it has units of 1/reward"""
+    """inverse temperature of Q when decoding, per spread of returns in the training split (per unit of reward with value_unit 1)"""
     gamma: float = 0.99
     """discount"""
-    discount: Literal["token", "turn"] = "token"
-    """apply gamma at every token (as in the papers) or only at the end of a reply"""
+    discount: Literal["token", "turn"] = "turn"
+    """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short replies"""
+    backup: Literal["reply", "token"] = "reply"
+    """inside a reply y is at least the value of the whole reply as logged; token: step by step, as published"""
+    warmup: float = 0.5
+    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
     clone_weight: float = 1.0
     """weight of the cloning term; 0 leaves the LM, and so the support, as it was loaded"""
-    alpha: float = 0.005
-    """Polyak rate of the target network, once per optimizer step"""
+    alpha: float | None = None
+    """Polyak rate of the target network, once per optimizer step; by default 50 over the number of updates"""
 
     heads: ClassVar[Heads] = Heads(q=2, target=True)
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True
 
+    def target_rate(self, updates: int) -> float:
+        return rate_of_targets(self.alpha, updates)
+
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         zero = batch.rewards.new_zeros(())
         lm, nll = out.lm.nll(batch.actions) if self.clone_weight else (zero, zero)
-        y = batch.rewards + discounts(batch, self.gamma, self.discount) * self.best_supported(out)[batch.next_state]
+        best = self.best_supported(out)
+        y = batch.rewards + discounts(batch, self.gamma, self.discount) * best[batch.next_state]
+        y = best_of_reply(out, batch, y, self.gamma, self.discount) if self.backup == "reply" else y
+        y = started_from_returns(y, batch, self.warmup, self.gamma, self.discount, bootstrap=best)
         q = tuple(q.at(batch.actions) for q in out.q)
-        q_loss = sum((y - q_i).square().sum() for q_i in q)
+        q_loss = sum(((y - q_i).square() * batch.rated).sum() for q_i in q)
         metrics = {"q_loss": q_loss, "nll": nll.sum(), "q": q[0].sum(), "target": y.sum()}
         return Loss(q_loss + self.clone_weight * lm, {name: value.detach() for name, value in metrics.items()})
 

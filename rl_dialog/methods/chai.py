@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import minimum
+from rl_dialog.methods.backup import minimum, rate_of_targets
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 
@@ -39,8 +39,8 @@ class CHAI(Method):
     """discount per reply"""
     num_generations: int = 8
     """replies to choose among when acting"""
-    alpha: float = 0.005
-    """Polyak rate of the target heads, once per optimizer step"""
+    alpha: float | None = None
+    """Polyak rate of the target heads, once per optimizer step; by default 50 over the number of updates"""
 
     trains_lm: ClassVar[bool] = False
     rank_by: ClassVar[str] = "utterance Q"
@@ -56,6 +56,9 @@ class CHAI(Method):
     def terms(self, batch: Batch) -> int:
         return int(batch.turn_end.sum())
 
+    def target_rate(self, updates: int) -> float:
+        return rate_of_targets(self.alpha, updates)
+
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         row, done = batch.rows[batch.turn_end], batch.dones[batch.turn_end]  # (R,)
         follows = torch.zeros_like(done)
@@ -63,7 +66,7 @@ class CHAI(Method):
         best = minimum(out.proposal_q_target).amax(1)  # (R,) of the context that each reply answered
         earned = torch.zeros_like(best).index_add(0, batch.reply, batch.rewards)
         y = earned + self.gamma * torch.where(follows, best.roll(-1), 0.0)
-        known = follows | done  # a truncated row's last reply leads to a context that nobody answered
+        known = (follows | done) & batch.rated[batch.turn_end]  # a truncated row's last reply leads to a context that nobody answered
         q_loss = sum(((y - q).square() * known).sum() for q in out.utterance_q)
         cql = sum(self._conservative(*each, batch) for each in zip(out.utterance_q, out.proposal_q, out.random_q, strict=True))
         metrics = {"q_loss": q_loss, "cql_loss": cql, "q": out.utterance_q[0].sum(), "target": (y * known).sum(), "best_proposal": best.sum()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import discounts
+from rl_dialog.methods.backup import best_of_reply, discounts
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import reduce_minimum
@@ -16,6 +16,8 @@ from rl_dialog.methods.scores import reduce_minimum
 @dataclass(frozen=True)
 class CQL(ILQL):
     """y = r + gamma max_a min_i Q'_i(s', a), with L_CQL as in ILQL; V (tau = 1/2) only centres the advantage at decoding.
+
+    Inside a reply, where nobody else acts, y is at least Q' of the whole reply as it was logged, so no value has to travel token by token.
 
     With cql_weight 0 it is double Q-learning, which offline overestimates what the logs never tried.
     """
@@ -26,4 +28,5 @@ class CQL(ILQL):
     """weight of the conservative term"""
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
-        return batch.rewards + discounts(batch, self.gamma, self.discount) * reduce_minimum(out.q_target, "max")[batch.next_state]
+        y = batch.rewards + discounts(batch, self.gamma, self.discount) * reduce_minimum(out.q_target, "max")[batch.next_state]
+        return best_of_reply(out, batch, y, self.gamma, self.discount) if self.backup == "reply" else y

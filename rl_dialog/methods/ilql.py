@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import discounts, expectile, minimum, returns
+from rl_dialog.methods.backup import discounts, expectile, minimum, rate_of_targets, returns, started_from_returns, to_reply_end
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 from rl_dialog.methods.scores import Scores, cross_entropy, nll_together
 
@@ -19,11 +19,15 @@ class ILQL(Method):
     """Expectile V, TD Q, a CQL term and a (weighted) cloning term; acts on log p + beta (min Q - V).
 
     L_Q   = sum_i (Q_i(s,a) - y)^2,  y = r + gamma V(s')            V' online, no gradient; 0 after the end
-    L_V   = |tau - 1[u<0]| u^2,      u = min_i Q'_i(s,a) - V(s)     Q' are the Polyak targets
+    L_V   = |tau - 1[u<0]| u^2,      u = x - V(s)                   x = min_i Q'_i of the whole reply, Q' the Polyak targets
     L_CQL = sum_i -log softmax(Q_i(s,.))[a]
     L_DM  = sum_i sum_b max(Q_i(s,b) - Q_i(s,a) + dm_margin, 0)^2   with Q_i(s,.) / cql_temperature in L_CQL
-    L_LM  = -w log p(a|s),           w = min(exp(awac_beta u), awac_clip)
+    L_LM  = -w log p(a|s),           w = min(exp(awac_beta (min_i Q'_i(s,a) - V(s))), awac_clip)
     L     = q_weight L_Q + v_weight L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM     each averaged over decisions
+
+    x is Q' of the reply's last token, so V knows after one step what the whole reply is worth; with `backup="token"`, as published, it is that of the
+    next token, and what a reply earns reaches its beginning one token per target lag. A reply without a known reward is cloned and held by L_CQL, and
+    left out of L_Q and L_V.
 
     `reg_to="base_policy"` holds L_CQL and L_LM to the distribution p_0 of the model as loaded instead of the logged token: -sum_b p_0(b|s) log ...
     """
@@ -31,11 +35,13 @@ class ILQL(Method):
     tau: float = 0.7
     """expectile: 0.5 values the average logged behaviour (SARSA), towards 1 the best the logs contain"""
     beta: float = 4.0
-    """strength of the advantage when decoding; it has units of 1/reward"""
+    """strength of the advantage when decoding, per spread of returns in the training split (per unit of reward with value_unit 1)"""
     gamma: float = 0.99
     """discount"""
-    discount: Literal["token", "turn"] = "token"
-    """apply gamma at every token (as in the papers) or only at the end of a reply"""
+    discount: Literal["token", "turn"] = "turn"
+    """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short replies"""
+    backup: Literal["reply", "token"] = "reply"
+    """fit V to the value of the whole reply, or of the next token (as in the papers)"""
     q_weight: float = 1.0
     """weight of the TD error of Q"""
     v_weight: float = 1.0
@@ -80,8 +86,10 @@ class ILQL(Method):
     """upper bound of what the advantage adds when decoding; 0 lets it only veto"""
     include_logits: bool = True
     """off: decode by the advantage alone"""
-    alpha: float = 0.005
-    """Polyak rate of the target network, once per optimizer step"""
+    warmup: float = 0.5
+    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
+    alpha: float | None = None
+    """Polyak rate of the target network, once per optimizer step; by default 50 over the number of updates (0.005 in the papers)"""
 
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True
@@ -121,13 +129,12 @@ class ILQL(Method):
         q_target = minimum(tuple(q.at(actions).detach() for q in out.q_target))
         if (self.value_min, self.value_max) != (None, None):
             q_target = q_target.clamp(self.value_min, self.value_max)
-        advantage = q_target - v
-        aim = returns(batch, self.gamma, self.discount, bootstrap=out.v.detach()) if self.mc_returns else q_target
-        v_loss = expectile(aim - v, self.tau).sum()
+        advantage, known = q_target - v, batch.rated
+        v_loss = (expectile(self.aim(out, batch, q_target) - v, self.tau) * known).sum()
 
-        y = self.target(out, batch)
+        y = started_from_returns(self.target(out, batch), batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach())
         q = tuple(q.at(actions) for q in out.q)
-        q_loss = sum((y - q_i).square().sum() for q_i in q)
+        q_loss = sum(((y - q_i).square() * known).sum() for q_i in q)
 
         lm, nll, cql = entropies or self._cross_entropies(out, actions, self._cloning_weights(advantage.detach()))
         total = self.q_weight * q_loss + self.v_weight * v_loss + self.cql_weight * cql + self.awac_weight * lm
@@ -139,6 +146,15 @@ class ILQL(Method):
             metrics["context_nll"], _ = out.context.nll(batch.input_ids.flatten()[batch.context + 1])
             total = total + self.transition_weight * metrics["context_nll"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def target_rate(self, updates: int) -> float:
+        return rate_of_targets(self.alpha, updates)
+
+    def aim(self, out: Outputs, batch: Batch, q_target: Tensor) -> Tensor:
+        """(N,) x, what V is fitted to; q_target (N,) is min Q' of the logged tokens."""
+        if self.mc_returns:
+            return returns(batch, self.gamma, self.discount, bootstrap=out.v.detach())
+        return to_reply_end(batch, q_target, self.gamma, self.discount) if self.backup == "reply" else q_target
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
         """(N,) y, what both Q heads are fitted to; without gradient."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.tokenize import Row
-from rl_dialog.methods.backup import log_ratios
+from rl_dialog.methods.backup import log_ratios, row_log_ratios
 from rl_dialog.methods.dpo import replies
 from rl_dialog.methods.method import Loss, Method, Outputs
 
@@ -21,8 +21,9 @@ from rl_dialog.methods.method import Loss, Method, Outputs
 class KTO(Method):
     """L = w (1 - sigmoid(beta (g - z))) for a good reply, w (1 - sigmoid(beta (z - g))) for a bad one, averaged over replies,
 
-    g = log pi(y|s) - log p(y|s), p the frozen prior, z = max(0, mean over the batch of the same for replies that belong to other contexts), an
-    estimate of KL(pi||p) without gradient. Every reply stands beside such a stranger, so a batch holds twice as many rows.
+    g = log pi(y|s) - log p(y|s), p the frozen prior, z = max(0, mean over the update of the same for replies that belong to other contexts), an
+    estimate of KL(pi||p) without gradient. Every reply stands beside such a stranger, so a batch holds twice as many rows. The mean is over the whole
+    update, on all workers: that of a micro-batch would depend on which rows met, and rows of like length meet.
     """
 
     beta: float = 0.1
@@ -37,6 +38,7 @@ class KTO(Method):
     """a reply's reward: its own, or the sum of rewards from it to the end of its row"""
 
     rows_per_unit: ClassVar[int] = 2
+    measures: ClassVar[bool] = True
 
     @property
     def uses_prior(self) -> bool:
@@ -59,13 +61,18 @@ class KTO(Method):
     def terms(self, batch: Batch) -> int:
         return len(batch.input_ids) // 2
 
+    def measure(self, out: Outputs, batch: Batch) -> Tensor:
+        """(2,) the sum of the strangers' log-ratios, and how many there are."""
+        ratio = row_log_ratios(out.lm, batch)[1::2]
+        return torch.stack([ratio.sum(), ratio.new_tensor(float(len(ratio)))])
+
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         metrics: dict[str, Tensor] = {}
         label = torch.zeros(len(batch.input_ids), device=batch.rewards.device).index_add(0, batch.rows, batch.rewards)[0::2]
-        good = label > 0
+        good, z = label > 0, (batch.measured[0] / batch.measured[1]).clamp(min=0)
 
         def of_rows(ratio: Tensor) -> Tensor:
-            g, z = ratio[0::2], ratio[1::2].detach().mean().clamp(min=0)
+            g = ratio[0::2]
             side = torch.where(good, g - z, z - g)
             weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
             metrics.update(kl=z * len(g), good=good.sum().float(), accuracy=(side > 0).float().sum(), reward_good=(self.beta * g * good).sum())

@@ -66,6 +66,7 @@ class Method:
     num_generations: ClassVar[int] = 1  # replies to draw when acting, of which the best is said ...
     rank_by: ClassVar[str] = ""  # ... by this way of evaluation/scoring.py ...
     rerank_log_prob_weight: ClassVar[float] = 0.0  # ... and so much of its log-probability
+    measures: ClassVar[bool] = False  # `loss` wants in batch.measured what `measure` finds in the whole update
     plain_lm: ClassVar[bool] = True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
 
     @property
@@ -99,6 +100,14 @@ class Method:
     def terms(self, batch: Batch) -> int:
         """How many terms the sums of `loss` have: the N decisions, unless the method learns from whole replies or pairs."""
         return batch.decisions
+
+    def target_rate(self, updates: int) -> float:
+        """Polyak rate of the targets in a run of so many updates; 0 for a method without targets."""
+        return 0.0
+
+    def measure(self, out: Outputs, batch: Batch) -> Tensor:
+        """(K,) sums over a batch; the loop adds them up over the whole update before any of its losses is computed."""
+        raise TypeError(f"{type(self).__name__} measures nothing")
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         """The training loss over the batch's decisions."""

@@ -91,63 +91,79 @@ class Dense(Scores):
 
 
 class Linear(Scores):
-    """scores = features @ weight.T + bias, never built for more than a chunk of states. features (S, F), weight (V, F), bias (V,) or None."""
+    """scores = features @ weight.T + bias + level, never built for more than a chunk of states.
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.features, self.weight, self.bias = features, weight, bias
-        self._lse: Tensor | None = None  # of the first states, once something needed it
+    features (S, F), weight (V, F), bias (V,) or None, level (S,) of each state or None.
+    """
+
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None = None, level: Tensor | None = None) -> None:
+        self.features, self.weight, self.bias, self.level = features, weight, bias, level
+        self._lse: Tensor | None = None  # of the first states, without their level, once something needed it
         self._dense: Tensor | None = None  # decoding asks for logits several times: once for the LM, once for each low-rank head
 
     def at(self, actions: Tensor) -> Tensor:
         rows = F.embedding(actions, self.weight)  # (N, F)
         score = (self.features[: len(actions)].float() * rows).sum(1)
-        return score if self.bias is None else score + self.bias[actions]
+        score = score if self.bias is None else score + self.bias[actions]
+        return score if self.level is None else score + self.level[: len(actions)]
 
     def at_each(self, tokens: Tensor) -> Tensor:
         if self._dense is not None and not torch.is_grad_enabled():
             return self._dense.gather(1, tokens)
         rows = F.embedding(tokens, self.weight)  # (S, K, F)
         scores = torch.einsum("skf,sf->sk", rows, self.features.to(rows.dtype))
-        return scores if self.bias is None else scores + self.bias[tokens]
+        scores = scores if self.bias is None else scores + self.bias[tokens]
+        return scores if self.level is None else scores + self.level[:, None]
 
     def scaled(self, factor: float) -> Linear:
-        return self if factor == 1 else Linear(self.features * factor, self.weight, None if self.bias is None else self.bias * factor)
+        bias, level = (None if part is None else part * factor for part in (self.bias, self.level))
+        return self if factor == 1 else Linear(self.features * factor, self.weight, bias, level)
 
     def rows(self, part: slice) -> Linear:
-        return Linear(self.features[part], self.weight, self.bias)
+        return Linear(self.features[part], self.weight, self.bias, None if self.level is None else self.level[part])
 
     def parts(self) -> list[slice]:
         step = _chunk(len(self.weight))
         return [slice(start, start + step) for start in range(0, len(self.features), step)]
 
     def dense(self) -> Tensor:
-        if torch.is_grad_enabled():
-            return F.linear(self.features, self.weight, self.bias).float()
-        if self._dense is None:
-            self._dense = F.linear(self.features, self.weight, self.bias).float()
-        return self._dense
+        if not torch.is_grad_enabled() and self._dense is not None:
+            return self._dense
+        scores = F.linear(self.features, self.weight, self.bias).float()
+        scores = scores if self.level is None else scores + self.level[:, None]
+        if not torch.is_grad_enabled():
+            self._dense = scores
+        return scores
 
     @torch.no_grad()
     def reduce(self, how: str) -> Tensor:
         if how == "logsumexp" and self._lse is not None and len(self._lse) == len(self.features):
-            return self._lse
+            return self._raised(self._lse)
+        if self._dense is not None:
+            parts = self._dense.split(_chunk(len(self.weight)))
+            return torch.cat([part.amax(1) if how == "max" else _logsumexp(part) for part in parts])
         parts = []
-        for part in (self.features if self._dense is None else self._dense).split(_chunk(len(self.weight))):
-            scores = F.linear(part, self.weight, self.bias).float() if self._dense is None else part
+        for part in self.features.split(_chunk(len(self.weight))):
+            scores = F.linear(part, self.weight, self.bias).float()
             parts.append(scores.amax(1) if how == "max" else _logsumexp(scores))
         reduced = torch.cat(parts)
         if how == "logsumexp":
             self._lse = reduced
-        return reduced
+        return self._raised(reduced)
 
     def lse(self, count: int) -> Tensor:
         """(count,) the log-sum-exp of the first states, without gradient; free after `nll`."""
         if self._lse is None or len(self._lse) < count:
-            self._lse = Linear(self.features[:count].detach(), self.weight, self.bias).reduce("logsumexp")
-        return self._lse[:count]
+            unlevelled = Linear(self.features[:count].detach(), self.weight, self.bias)
+            self._lse = unlevelled.reduce("logsumexp")
+        return self._raised(self._lse[:count])
 
     def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return nll_together(self, (), actions, weight)[0]
+
+    def _raised(self, reduced: Tensor) -> Tensor:
+        """Maxima or log-sum-exps of the first states, raised by their level."""
+        return reduced if self.level is None else reduced + self.level[: len(reduced)].detach()
 
 
 class LowRank(Scores):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import expectile, minimum
+from rl_dialog.methods.backup import expectile, minimum, rate_of_targets, started_from_returns
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 
@@ -38,8 +38,10 @@ class UtteranceILQL(Method):
     """replies to choose among when acting"""
     rerank_log_prob_weight: float = 0.0
     """weight of a reply's log-probability beside its value when acting"""
-    alpha: float = 0.005
-    """Polyak rate of the target heads, once per optimizer step"""
+    warmup: float = 0.5
+    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
+    alpha: float | None = None
+    """Polyak rate of the target heads, once per optimizer step; by default 50 over the number of updates"""
 
     heads: ClassVar[Heads] = Heads(v=True, utterance_q=2)
     rank_by: ClassVar[str] = "utterance Q"
@@ -47,14 +49,19 @@ class UtteranceILQL(Method):
     def terms(self, batch: Batch) -> int:
         return int(batch.turn_end.sum())
 
+    def target_rate(self, updates: int) -> float:
+        return rate_of_targets(self.alpha, updates)
+
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         v = out.v[batch.reply_starts]  # (R,)
         following = out.v.detach()[batch.next_state[batch.turn_end]].masked_fill(batch.dones[batch.turn_end], 0.0)
         earned = torch.zeros_like(v).index_add(0, batch.reply, batch.rewards)
         y = earned + self.gamma * following
-        q_loss = sum((y - q).square().sum() for q in out.utterance_q)
+        y = started_from_returns(y[batch.reply], batch, self.warmup, self.gamma, "turn", bootstrap=out.v.detach())[batch.turn_end]
+        known = batch.rated[batch.turn_end]
+        q_loss = sum(((y - q).square() * known).sum() for q in out.utterance_q)
         advantage = minimum(out.utterance_q_target) - v
-        v_loss = expectile(advantage, self.tau).sum()
+        v_loss = (expectile(advantage, self.tau) * known).sum()
 
         weights = (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip)
         lm, nll = out.lm.nll(batch.actions, weights[batch.reply]) if self.awac_weight else (v.new_zeros(()), v.new_zeros(()))

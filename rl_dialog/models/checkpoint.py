@@ -53,6 +53,7 @@ def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) ->
     method = {"name": method_name(policy.method), **dataclasses.asdict(policy.method)}
     shape = {name: getattr(policy.model_config, name) for name in ("heads", "rank", "value_trunk", "target_trunk")}
     description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
+    description |= {"value_unit": policy.value_unit, "pretrained": policy.pretrained}
     (directory / "rl_dialog.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
 
 
@@ -98,6 +99,8 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
         raise ValueError(f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name ({error})") from error
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
+    policy.value_unit = float(describe(directory).get("value_unit", 1.0))
+    policy.pretrained = bool(describe(directory).get("pretrained", True))
     if policy.heads is not None:
         _load_heads(policy, Path(directory) / "heads.safetensors")
     return policy.eval()

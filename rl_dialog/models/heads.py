@@ -26,6 +26,33 @@ class MLPHead(nn.Module):
         """hidden (S, H) -> Scores (S, V)."""
         return Linear(self.inner(hidden).relu_(), self.out.weight, self.out.bias)
 
+    @property
+    def start(self) -> Tensor:
+        """What every value is before anything is learned."""
+        return self.out.bias
+
+
+class DuelingHead(MLPHead):
+    """An MLPHead whose state has a level of its own: Q(s, a) = level(s) + A(s, a).
+
+    What a state is worth is learned once, not once for every token, and a token that the logs never took is worth what the state is.
+    """
+
+    def __init__(self, hidden: int, vocabulary: int) -> None:
+        super().__init__(hidden, vocabulary)
+        self.level = nn.Linear(2 * hidden, 1)
+        nn.init.zeros_(self.level.weight)
+        nn.init.zeros_(self.level.bias)
+
+    def forward(self, hidden: Tensor, lm: Linear) -> Scores:
+        """hidden (S, H) -> Scores (S, V)."""
+        features = self.inner(hidden).relu_()
+        return Linear(features, self.out.weight, self.out.bias, self.level(features).squeeze(1).float())
+
+    @property
+    def start(self) -> Tensor:
+        return self.level.bias
+
 
 class AdvancedMLPHead(nn.Module):
     """Q from the MLP half of a transformer block, as Snell et al. name it: H -> 4H -> H with a GELU, added to its input, normalised, then H -> V."""
@@ -41,6 +68,10 @@ class AdvancedMLPHead(nn.Module):
     def forward(self, hidden: Tensor, lm: Linear) -> Scores:
         """hidden (S, H) -> Scores (S, V)."""
         return Linear(self.norm(hidden + self.inner(hidden)), self.out.weight, self.out.bias)
+
+    @property
+    def start(self) -> Tensor:
+        return self.out.bias
 
 
 class LowRankHead(nn.Module):
@@ -60,6 +91,10 @@ class LowRankHead(nn.Module):
         features = torch.nn.functional.gelu(self.inner(hidden))
         return LowRank(lm, self.scale, features, self.out, self.offset(features).squeeze(1).float())
 
+    @property
+    def start(self) -> Tensor:
+        return self.offset.bias
+
 
 class ValueHead(nn.Module):
     """V of a state, or Q of a whole reply in the state it leads to: H -> 2H -> 1."""
@@ -75,13 +110,17 @@ class ValueHead(nn.Module):
         """hidden (..., H) -> (...)."""
         return self.out(self.inner(hidden).relu_()).squeeze(-1).float()
 
+    @property
+    def start(self) -> Tensor:
+        return self.out.bias
+
 
 class ValueHeads(nn.Module):
     """The Q heads, their targets and the V head that a method asks for."""
 
     def __init__(self, heads: Heads, hidden: int, vocabulary: int, *, kind: str, rank: int) -> None:
         super().__init__()
-        new = {"mlp": MLPHead, "advanced_mlp": AdvancedMLPHead, "lowrank": partial(LowRankHead, rank=rank)}
+        new = {"dueling": DuelingHead, "mlp": MLPHead, "advanced_mlp": AdvancedMLPHead, "lowrank": partial(LowRankHead, rank=rank)}
         if kind not in new:
             raise ValueError(f"expected heads {', '.join(map(repr, new))}, got {kind!r}")
         self.q = nn.ModuleList(new[kind](hidden, vocabulary) for _ in range(heads.q))
@@ -89,3 +128,9 @@ class ValueHeads(nn.Module):
         self.v = ValueHead(hidden) if heads.v else None
         self.utterance_q = nn.ModuleList(ValueHead(hidden) for _ in range(heads.utterance_q))
         self.utterance_q_target = copy.deepcopy(self.utterance_q).requires_grad_(False)
+
+    @torch.no_grad()
+    def start_at(self, value: float) -> None:
+        """Every value begins as this number, so that what is learned first is not how high returns are."""
+        for head in (*self.q, *self.q_target, *([self.v] if self.v else []), *self.utterance_q, *self.utterance_q_target):
+            head.start.fill_(value)

@@ -47,9 +47,9 @@ class ModelConfig:
     """longest input of a new model, in tokens"""
     dropout: float = 0.0
     """dropout of a new GPT-2"""
-    heads: Literal["mlp", "advanced_mlp", "lowrank"] = "mlp"
-    """Q heads: mlp as published (2H x V numbers each), advanced_mlp (a transformer's MLP block, 8H x H + H x V), or lowrank on top of the LM head
-    (rank x V)"""
+    heads: Literal["dueling", "mlp", "advanced_mlp", "lowrank"] = "dueling"
+    """Q heads: mlp as published (2H x V numbers each), dueling (the same with a level for each state), advanced_mlp (a transformer's MLP block,
+    8H x H + H x V), or lowrank on top of the LM head (rank x V)"""
     rank: int = 32
     """rank of lowrank heads"""
     value_trunk: Literal["shared", "separate"] = "shared"
@@ -184,8 +184,6 @@ class Policy(PreTrainedModel, GenerationMixin):
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
-        if not method.trains_lm and config.value_trunk == "separate":
-            raise ValueError(f"{type(method).__name__} reads the hidden states of a frozen LM: expected value_trunk shared, got separate")
         if config.target_trunk == "separate" and not method.heads.target:
             raise ValueError(f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate")
         wanted = method.heads.q or method.heads.v or method.heads.utterance_q
@@ -195,6 +193,8 @@ class Policy(PreTrainedModel, GenerationMixin):
             _add_lora(lm, config)
         self.heads = ValueHeads(method.heads, hidden, vocabulary, kind=config.heads, rank=config.rank) if wanted else None
         self.lm_target: PreTrainedModel | None = None  # made by `start_training`
+        self.value_unit = 1.0  # units of reward in one unit of what the heads say; set by training
+        self.pretrained = bool(config.model_name_or_path)  # the LM comes from elsewhere, so that steps should be small
 
     # What transformers asks of a model.
 
@@ -326,6 +326,12 @@ class Policy(PreTrainedModel, GenerationMixin):
         if self.method.heads.lm_target and self.lm_target is None:
             self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
         return self
+
+    def parts(self) -> list[list[nn.Parameter]]:
+        """The parameters that train: of the language model, and of the heads with a trunk of their own. Their gradients are clipped apart."""
+        values = [module for module in (self.heads, self.value_trunk) if module is not None]
+        parts = [self.lm.parameters(), (p for module in values for p in module.parameters())]
+        return [trained for part in parts if (trained := [p for p in part if p.requires_grad])]
 
     @torch.no_grad()
     def update_targets(self, alpha: float) -> None:

@@ -257,7 +257,7 @@ class RunningBatch:
         if not asked:
             return told
         log_p = logits[asked].float().log_softmax(1)
-        q, v = (values.tolist() for values in values_of(self.policy.method, out, tokens))
+        q, v = (values.tolist() for values in values_of(self.policy, out, tokens))
         for line, i in zip(log_p, asked, strict=True):
             ask = rows[i].ask
             told[i]["logprob"] = _finite(line[tokens[i]].item(), IMPOSSIBLE)

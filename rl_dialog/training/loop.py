@@ -1,8 +1,9 @@
 """The only training loop: step, accumulate, clip, log, evaluate, save, resume. It runs alone or as one of the workers of a process group.
 
-Losses arrive as sums over decisions and are divided by the number of decisions in the whole update, over micro-batches and workers, so one
-worker, two workers and accumulated gradients make the same update. The order of the data and all randomness follow from (seed, step), so a run
-that was killed and resumed is the run that was not.
+Losses arrive as sums over a method's terms (most often decisions) and are divided by the number of terms that an update has on average: a constant,
+so a token weighs the same whichever rows it meets, and one worker, two workers and accumulated gradients make the same update. The rows of an update
+are drawn regardless of their lengths; only inside it they are put into micro-batches of like lengths, which saves padding. The order of the data and
+all randomness follow from (seed, step), so a run that was killed and resumed is the run that was not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +34,9 @@ from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose
 from rl_dialog.training.logger import Logger
-from rl_dialog.training.optim import Schedule, learning_rate_at, load_optimizer, make_optimizer, save_optimizer
+from rl_dialog.training.optim import Schedule, default_learning_rate, learning_rate_at, load_optimizer, make_optimizer, save_optimizer
+
+PADDING = 512  # tokens of padding in a micro-batch that are cheaper than one more pass through the model
 
 Evaluate = Callable[[Policy, Any, int], dict[str, float]]  # (policy, tokenizer, step) -> {"eval/return": ...}
 
@@ -43,15 +46,15 @@ class TrainerConfig:
     """How long, how fast, how often. Names are those of transformers and TRL."""
 
     per_device_train_batch_size: int = 16
-    """dialogs per worker and micro-batch"""
+    """most dialogs per worker and micro-batch"""
     gradient_accumulation_steps: int = 1
     """micro-batches per update"""
     num_train_epochs: float = 3.0
     """passes over the training split; ignored when max_steps is set"""
     max_steps: int = 0
     """updates; 0 derives them from num_train_epochs"""
-    learning_rate: float = 1e-4
-    """peak learning rate of AdamW"""
+    learning_rate: float = 0.0
+    """peak learning rate of AdamW; 0 chooses by the model: 1/4 over its width for one that began here, a fifth of that for a pretrained one"""
     lr_scheduler_type: Schedule = "linear"
     """constant, linear or cosine decay to zero"""
     warmup_steps: int = 0
@@ -59,15 +62,16 @@ class TrainerConfig:
     weight_decay: float = 0.0
     """on matrices only"""
     max_grad_norm: float = 1.0
-    """clip the gradient's norm; 0 does not clip"""
+    """clip the norm of the gradient, of the language model and of the value heads (with a trunk of their own) apart; 0 does not clip"""
     bf16: bool = False
     """bfloat16 autocast (weights, values and the optimizer stay float32)"""
     reward_spread: Literal["reply_end", "every_token"] = "reply_end"
     """where a reply's reward arrives; every_token reproduces the 2019 code"""
-    reward_scale: float = 1.0
-    """a reply's reward is what the data says times this, plus reward_shift; values, returns and metrics are of that"""
     reward_shift: float = 0.0
-    """added to every reply's reward after scaling: it also pays for (or charges) each further reply of a dialog"""
+    """added to every reply's reward, in the data's unit: it also pays for (or charges) each further reply of a dialog"""
+    value_unit: float = 0.0
+    """values are learned in this many units of reward; 0 takes the spread of the training split's returns, 1 learns raw values as the papers do.
+    beta and c are in this unit; whatever is reported is in units of reward"""
     logging_steps: int = 10
     """updates between two lines of metrics"""
     eval_steps: int = 0
@@ -129,8 +133,14 @@ class Trainer:
         if not train_rows:
             raise ValueError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
-        train_rows, eval_rows = (_rewarded(rows, config) for rows in (train_rows, eval_rows))
+        train_rows, eval_rows = (_shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
         _check_rewards(policy.method, train_rows)
+        if policy.heads is not None or policy.method.heads.lm_target:
+            spread, level = spread_of_returns(train_rows)
+            policy.value_unit = config.value_unit or spread
+            if policy.heads is not None and not config.value_unit:
+                policy.heads.start_at(level / policy.value_unit)
+            train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), getattr(policy.config, "max_position_embeddings", None)
         if window and longest > window:
@@ -142,10 +152,13 @@ class Trainer:
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.policy = policy.start_training().to(self.device)
-        self.optimizer = make_optimizer(self.policy, learning_rate=config.learning_rate, weight_decay=config.weight_decay)
+        self.learning_rate = config.learning_rate or default_learning_rate(policy.config.hidden_size, pretrained=policy.pretrained)
+        self.optimizer = make_optimizer(self.policy, learning_rate=self.learning_rate, weight_decay=config.weight_decay)
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
         self.total_steps = config.max_steps or max(1, round(config.num_train_epochs * self.steps_per_epoch))
+        self.terms_per_update = _terms(policy.method, train_rows) / len(train_rows) * policy.method.rows_per_unit * self.batch_size
+        self.target_rate = policy.method.target_rate(self.total_steps)
         self.step, self.best = 0, None
         self._epoch: tuple[int, list[np.ndarray]] | None = None
         self.metric, self.sign = self._selection_metric()
@@ -192,9 +205,12 @@ class Trainer:
         config = self.config
         batches = [self._collate(rows, self.train_rows, 0) for rows in self._micro_batches(self.step)]
         count = self._sum_over_workers(torch.tensor(float(sum(map(self.policy.method.terms, batches))), device=self.device))
+        for batch in batches:
+            batch.progress = self.step / self.total_steps
+        self._measure(batches)
         torch.manual_seed(int(np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0] >> 1))
         rate = learning_rate_at(
-            self.step, peak=config.learning_rate, warmup=config.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
+            self.step, peak=self.learning_rate, warmup=config.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -205,35 +221,44 @@ class Trainer:
             with contextlib.nullcontext() if last or self.world == 1 else objective.no_sync():
                 with self._autocast():
                     total, metrics = objective(batch)
-                (total * (self.world / count)).backward()  # DDP averages over workers
+                (total * (self.world / self.terms_per_update)).backward()  # DDP averages over workers
             for name, value in {"loss": total.detach(), **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm or float("inf"))
+        norms = [nn.utils.clip_grad_norm_(part, config.max_grad_norm or float("inf")) for part in self.policy.parts()]
+        norm = torch.stack(norms).norm()
         if not torch.isfinite(norm):
             raise ValueError(
                 f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning rate, or check the rewards in the manifest"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if alpha := getattr(self.policy.method, "alpha", 0.0):
-            self.policy.update_targets(alpha)
+        if self.target_rate:
+            self.policy.update_targets(self.target_rate)
         self.step += 1
         share = count / self.world  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
         tokens = sum(int(b.attention_mask.sum()) for b in batches)
         return sums | {"grad_norm": norm.detach() * share, "learning_rate": rate * share, "decisions": share}, tokens
+
+    @torch.no_grad()
+    def _measure(self, batches: Sequence[Batch]) -> None:
+        """Gives every batch what the method measures in all of them, on all workers, before any of them is learned from."""
+        if not self.policy.method.measures:
+            return
+        found = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
+        found = self._sum_over_workers(found)
+        for batch in batches:
+            batch.measured = found
 
     def _micro_batches(self, step: int) -> Iterator[Sequence[int]]:
         """This worker's rows of update `step`. The global batch depends on (seed, step) and its size, never on how it is cut."""
         epoch, position = divmod(step, self.steps_per_epoch)
         unit = self.policy.method.rows_per_unit
         if self._epoch is None or self._epoch[0] != epoch:
-            lengths = [max(len(row.input_ids) for row in self.train_rows[i : i + unit]) for i in range(0, len(self.train_rows), unit)]
-            self._epoch = epoch, epoch_order(lengths, self.batch_size, seed=self.config.seed, epoch=epoch)
-        batch = self._epoch[1][position]
-        size = self.config.per_device_train_batch_size
-        mine = batch[self.rank * size * self.config.gradient_accumulation_steps :][: size * self.config.gradient_accumulation_steps]
-        for start in range(0, len(mine), size):
-            yield [i * unit + k for i in mine[start : start + size] for k in range(unit)]
+            self._epoch = epoch, epoch_order(len(self.train_rows) // unit, self.batch_size, seed=self.config.seed, epoch=epoch)
+        lengths = {i: max(len(self.train_rows[i * unit + k].input_ids) for k in range(unit)) for i in self._epoch[1][position]}
+        drawn = sorted(self._epoch[1][position].tolist(), key=lengths.__getitem__)
+        for part in like_lengths(drawn[self.rank :: self.world], lengths, self.config.per_device_train_batch_size):
+            yield [i * unit + k for i in part for k in range(unit)]
 
     def _collate(self, indices: Sequence[int], rows: Sequence[Row], offset: int) -> Batch:
         """Some of `rows` as a batch; what was computed before training about all rows, train and eval, has them from `offset` on."""
@@ -285,8 +310,16 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         size = self.config.per_device_train_batch_size * self.policy.method.rows_per_unit
         count = torch.zeros((), device=self.device)
-        for start in range(self.rank * size, len(self.eval_rows), size * self.world):
-            batch = self._collate(range(start, min(start + size, len(self.eval_rows))), self.eval_rows, len(self.train_rows))
+        mine = range(self.rank * size, len(self.eval_rows), size * self.world)
+        parts = [range(start, min(start + size, len(self.eval_rows))) for start in mine]
+        measured = None
+        if self.policy.method.measures and self.eval_rows:
+            batches = [self._collate(part, self.eval_rows, len(self.train_rows)) for part in parts]
+            self._measure(batches)
+            measured = [batch.measured for batch in batches]
+        for number, part in enumerate(parts):
+            batch = self._collate(part, self.eval_rows, len(self.train_rows))
+            batch.measured = None if measured is None else measured[number]
             with self._autocast():
                 total, metrics = self.objective(batch)
             for name, value in {"loss": total, **metrics}.items():
@@ -398,11 +431,35 @@ class Trainer:
         return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
 
 
-def _rewarded(rows: Sequence[Row], config: TrainerConfig) -> Sequence[Row]:
-    """The rows with the rewards that training sees."""
-    if (config.reward_scale, config.reward_shift) == (1.0, 0.0):
-        return rows
-    return [replace(row, rewards=(row.rewards * config.reward_scale + config.reward_shift).astype(np.float32)) for row in rows]
+def _shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:
+    """The rows with `shift` added to every known reward."""
+    return rows if not shift else [replace(row, rewards=(row.rewards + shift).astype(np.float32)) for row in rows]
+
+
+def _in_units(rows: Sequence[Row], unit: float) -> Sequence[Row]:
+    """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided by it and rounded once."""
+    return rows if unit == 1 else [replace(row, rewards=(row.rewards.astype(np.float64) / unit).astype(np.float32)) for row in rows]
+
+
+def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
+    """(standard deviation, mean) of what followed each reply to the end of its row, undiscounted; what has no known reward counts nothing.
+
+    The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where all returns are equal it is their size,
+    or 1 when they are 0.
+    """
+    returns = np.concatenate([np.nancumsum(row.rewards[::-1].astype(np.float64))[::-1] for row in rows])
+    spread, level = (float(returns.std()), float(returns.mean())) if len(returns) else (0.0, 0.0)
+    if spread <= 1e-6 * abs(level):
+        spread = abs(level) or 1.0
+    return spread, level
+
+
+def _terms(method: Method, rows: Sequence[Row], size: int = 512) -> int:
+    """How many terms the losses of all rows have."""
+    order = sorted(range(0, len(rows), method.rows_per_unit), key=lambda i: len(rows[i].input_ids))
+    units = [[rows[i + k] for k in range(method.rows_per_unit)] for i in order]
+    parts = (units[start : start + size] for start in range(0, len(units), size))
+    return sum(method.terms(collate([row for unit in part for row in unit])) for part in parts)
 
 
 def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
@@ -432,16 +489,19 @@ def _may_leave_parameters_out(policy: Policy) -> bool:
     )
 
 
-def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int, window: int = 50) -> list[np.ndarray]:
-    """The batches of one epoch: rows shuffled, then sorted by length within `window` batches so that little is padded, then batches shuffled.
+def epoch_order(count: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """The updates of one epoch: all rows in random order, whatever their lengths; the last update is filled up from the epoch's first rows."""
+    order = np.random.default_rng((seed, epoch)).permutation(count)
+    return list(np.concatenate([order, np.resize(order, -count % batch_size)]).reshape(-1, batch_size))
 
-    Every row comes once; the last batch is filled up from the epoch's first rows.
-    """
-    generator = np.random.default_rng((seed, epoch))
-    order = generator.permutation(len(lengths))
-    missing = -len(order) % batch_size
-    order = np.concatenate([order, np.resize(order, missing)])
-    lengths = np.asarray(lengths)
-    pools = [order[start : start + batch_size * window] for start in range(0, len(order), batch_size * window)]
-    batches = [part for pool in pools for part in pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, batch_size)]
-    return [batches[i] for i in generator.permutation(len(batches))]
+
+def like_lengths(rows: Sequence[int], lengths: Mapping[int, int], size: int) -> Iterator[Sequence[int]]:
+    """Cuts `rows`, which rise in length, into micro-batches of at most `size`, and where padding would cost more than a pass of its own."""
+    start, real = 0, 0
+    for end, row in enumerate(rows):
+        padding = lengths[row] * (end - start) - real
+        if end > start and (end - start == size or (padding > PADDING and padding > real / 4)):
+            yield rows[start:end]
+            start, real = end, 0
+        real += lengths[row]
+    yield rows[start:]

@@ -23,7 +23,7 @@ from rl_dialog.evaluation.generation import (
     stream_reply,
 )
 from rl_dialog.evaluation.scoring import rank_replies
-from rl_dialog.methods import BC, DPO, ILQL, KLControl, UtteranceILQL
+from rl_dialog.methods import BC, DPO, ILQL, UtteranceILQL, WayOffPolicy
 
 TALKS = [
     [{"role": "user", "content": "hello"}],
@@ -92,7 +92,7 @@ def ranks(policy, tokenizer, talk, replies, by):
         (BC(), "log-probability", "log-probability"),
         (ILQL(beta=1.0), "", "mean Q"),
         (ILQL(beta=1.0), "last V", "last V"),
-        (KLControl(), "", "mean log-probability"),
+        (WayOffPolicy(), "", "mean log-probability"),
         (UtteranceILQL(), "", "utterance Q"),
     ],
     ids=lambda each: str(each)[:12],

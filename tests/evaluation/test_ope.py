@@ -22,7 +22,7 @@ from rl_dialog.evaluation.ope import (
     read_behaviour,
 )
 from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, logged_replies, score_replies
-from rl_dialog.methods import BC, ILQL, KLControl
+from rl_dialog.methods import BC, ILQL, WayOffPolicy
 from rl_dialog.methods.backup import returns
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense, Linear
@@ -241,7 +241,7 @@ def logged(tokenizer):
 
 
 def test_the_direct_method_asks_the_critic(make_policy, logged):
-    for method in (ILQL(gamma=1.0), KLControl(c=0.5, gamma=1.0, origin="logits", state_value=False)):
+    for method in (ILQL(gamma=1.0), WayOffPolicy(c=0.5, gamma=1.0, origin="logits", state_value=False)):
         policy = make_policy(method)
         batch = collate(logged.rows)
         with torch.no_grad():
@@ -254,7 +254,7 @@ def test_the_direct_method_asks_the_critic(make_policy, logged):
         assert "optimistic" in found.notes["ope/dm"]
     assert "not a return" in found.notes["ope/dm"]
     assert "by 0.99 per token, not by 1 per token" in direct_method(make_policy(ILQL()), logged, UNDISCOUNTED).notes["ope/dm"]
-    assert "which only training reads" in direct_method(make_policy(KLControl()), logged, UNDISCOUNTED).notes["ope/dm"]
+    assert "which only training reads" in direct_method(make_policy(WayOffPolicy()), logged, UNDISCOUNTED).notes["ope/dm"]
     none = direct_method(make_policy(BC()), logged, UNDISCOUNTED)
     assert (none.measures, none.notes) == ({}, {"ope/dm": "The method has no Q over tokens."})
 

@@ -8,7 +8,7 @@ from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import scoring
 from rl_dialog.evaluation.scoring import critic_scores, held_out_measures, kl_divergence, logged_replies, rank_replies, score_replies, token_table
-from rl_dialog.methods import BC, ILQL, KLControl, UtteranceILQL
+from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.prior import Prior
 
 DIALOGS = [
@@ -93,10 +93,10 @@ def test_what_the_divergence_is_measured_against(make_policy, logged):
 
 
 def test_each_method_is_ranked_by_what_it_has(make_policy, logged):
-    ways = {method: list(critic_scores(score_replies(make_policy(method), logged))) for method in (BC(), KLControl(), ILQL())}
+    ways = {method: list(critic_scores(score_replies(make_policy(method), logged))) for method in (BC(), WayOffPolicy(), ILQL())}
     assert ways[BC()][0] == "mean log-probability"
-    assert ways[KLControl()][0] == ways[ILQL()][0] == "mean Q"
-    assert "mean Q - V" not in ways[KLControl()]
+    assert ways[WayOffPolicy()][0] == ways[ILQL()][0] == "mean Q"
+    assert "mean Q - V" not in ways[WayOffPolicy()]
 
 
 def test_units_are_dialogs(make_policy, logged):

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
-from rl_dialog.methods import BC, KLControl, Psi
+from rl_dialog.methods import BC, WayOffPolicy
 from rl_dialog.methods.method import Method, Outputs
 from rl_dialog.methods.scores import Dense
 
@@ -49,9 +49,9 @@ DROPOUT = 0.02  # where targets are Monte-Carlo. All values are near 1 / (1 - ga
 GAMMA, POLYAK, RATE = 0.95, 0.005, 1e-3  # for all methods; targets that follow ten times as fast let plain Q-learning diverge
 PRIOR_STEPS = 2_000
 
-Q_LEARNING = KLControl(origin="logits", state_value=False, coefficient="kl", c=0.0, gamma=GAMMA)  # r + 0 (log p - log pi) + gamma max Q'
+Q_LEARNING = WayOffPolicy(origin="logits", state_value=False, coefficient="kl", c=0.0, gamma=GAMMA)  # r + 0 (log p - log pi) + gamma max Q'
 LOWER_Q_LEARNING = replace(Q_LEARNING, target_passes=PASSES)  # what DBCQ chooses by
-WOP = Psi(origin="logits", state_value=False, c=C, gamma=GAMMA, target_passes=PASSES)
+WOP = WayOffPolicy(backup="psi", origin="logits", state_value=False, c=C, gamma=GAMMA, target_passes=PASSES)
 Act = Callable[[Tensor], Tensor]  # (K, E, 4) observations -> (K, E, 2) probabilities
 Seen = Callable[["Transitions", Tensor], None]  # the logs so far and the K numbers of transitions in them
 

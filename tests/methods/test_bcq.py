@@ -1,14 +1,18 @@
 """BCQ by hand: the support decides what the maximum may see and what may be said."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from rl_dialog import methods
 from rl_dialog.data.batch import collate
-from rl_dialog.methods import BCQ
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
+
+PUBLISHED = {"backup": "token", "discount": "token"}  # values travel token by token, as in the papers
+BCQ = partial(methods.BCQ, **PUBLISHED)
 
 P = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.04, 0.46]]).log()  # two states
 Q1, Q2 = torch.tensor([[1.0, 2.0, 9.0], [0.0, 50.0, 3.0]]), torch.tensor([[5.0, 4.0, 8.0], [1.0, 60.0, 2.0]])

@@ -1,14 +1,19 @@
 """DBCQ by hand: the distribution of the best of n draws, against drawing them."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from rl_dialog import methods
 from rl_dialog.data.batch import collate
-from rl_dialog.methods import BCQ, DBCQ
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
+
+PUBLISHED = {"backup": "token", "discount": "token"}  # values travel token by token, as in the papers
+BCQ = partial(methods.BCQ, **PUBLISHED)
+DBCQ = partial(methods.DBCQ, **PUBLISHED)
 
 P = (0.5, 0.3, 0.2)
 Q = (1.0, 3.0, 2.0)  # worst to best: tokens 0, 2, 1, and so F = .5, .7, 1
@@ -86,4 +91,4 @@ def test_it_learns_by_the_maximum_over_all_tokens(make_row):
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match="dbcq: expected samples of at least 1 and no beta"):
         DBCQ(**wrong)
-    assert not DBCQ.acts_with_beta and not DBCQ.plain_lm
+    assert not methods.DBCQ.acts_with_beta and not methods.DBCQ.plain_lm

@@ -1,18 +1,23 @@
 """ILQL's loss and decoding against numbers worked out by hand; every score is a table, no transformer is involved."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from rl_dialog import methods
 from rl_dialog.data.batch import collate
 from rl_dialog.data.tokenize import Row
-from rl_dialog.methods import BC, ILQL
+from rl_dialog.methods import BC
 from rl_dialog.methods.backup import discounts
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense, Linear, LowRank
+
+PUBLISHED = {"backup": "token", "discount": "token"}  # values travel token by token, as in the papers
+ILQL = partial(methods.ILQL, **PUBLISHED)
 
 # Two decisions, actions 1 and 0, rewards 0 and 1, then the end (spec/asapp_offline_rl.md, the row "ilql loss").
 LOGITS = [[0.0, 1, 0], [2, 0, 0]]
@@ -307,7 +312,7 @@ def test_beta_zero_is_the_language_model_whatever_q_says():
 
 def test_it_needs_double_q_v_and_targets():
     assert (ILQL().heads.q, ILQL().heads.v, ILQL().heads.target, ILQL().heads.lm_target) == (2, True, True, False)
-    assert not ILQL.plain_lm and not ILQL().uses_prior
+    assert not methods.ILQL.plain_lm and not ILQL().uses_prior
 
 
 # --- switches ------------------------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """KTO by hand: labels, strangers, and the loss on either side of z."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -102,7 +103,8 @@ def batch(make_row):
     def build(strangers):
         labels, ratios = (1.0, 0.0, -1.0, 0.0), (GOOD, strangers[0], BAD, strangers[1])
         rows = [make_row([9, 0], [(1, 1, label)]) for label in labels]
-        return collate(rows, prior_logp=[[-math.log(2) - ratio] for ratio in ratios])
+        made = collate(rows, prior_logp=[[-math.log(2) - ratio] for ratio in ratios])
+        return dataclasses.replace(made, measured=KTO().measure(out(), made))
 
     return build
 
@@ -140,7 +142,7 @@ def test_the_gradient_raises_the_good_and_lowers_the_bad_and_leaves_strangers_al
 
 def test_at_the_prior_every_term_is_one_half(make_row):
     rows = [make_row([9, 0], [(1, 1, label)]) for label in (1.0, 0.0, -1.0, 0.0)]
-    loss = KTO().loss(out(), collate(rows, prior_logp=[[-math.log(2)]] * 4))
+    loss = KTO().loss(out(), dataclasses.replace(collate(rows, prior_logp=[[-math.log(2)]] * 4), measured=torch.tensor([0.0, 2.0])))
     assert loss.total.item() == pytest.approx(1.0) and loss.metrics["accuracy"] == 0
 
 

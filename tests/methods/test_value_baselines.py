@@ -2,15 +2,23 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from rl_dialog import methods
 from rl_dialog.data.batch import collate
-from rl_dialog.methods import AWAC, CQL, ILQL, SARSA, MCReturns
 from rl_dialog.methods.backup import returns
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense, Linear, LowRank, reduce_minimum
+
+PUBLISHED = {"backup": "token", "discount": "token"}  # values travel token by token, as in the papers
+AWAC = partial(methods.AWAC, **PUBLISHED)
+CQL = partial(methods.CQL, **PUBLISHED)
+ILQL = partial(methods.ILQL, **PUBLISHED)
+SARSA = partial(methods.SARSA, **PUBLISHED)
+MCReturns = partial(methods.MCReturns, **PUBLISHED)
 
 
 @pytest.fixture

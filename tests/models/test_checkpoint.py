@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rl_dialog.config import ConfigError
 from rl_dialog.data.batch import collate
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
-from rl_dialog.methods import BC, ILQL, KLControl, UtteranceILQL
+from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.checkpoint import freeze_prior, load_policy, load_prior, method_name, read_method, resolve, save_policy
 from rl_dialog.models.policy import Policy
 
@@ -84,7 +84,7 @@ def test_values_of_whole_replies_come_back(make_policy, make_row, tmp_path, trun
     assert torch.equal(mine.v, theirs.v)
 
 
-@pytest.mark.parametrize("method", [BC(), KLControl(c=0.25, backup="max", coefficient="kl")], ids=["bc", "kl_control"])
+@pytest.mark.parametrize("method", [BC(), WayOffPolicy(c=0.25, backup="max", coefficient="kl")], ids=["bc", "kl_control"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
     policy = make_policy(method, family).start_training()
@@ -97,7 +97,7 @@ def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
 def test_plain_transformers_loads_the_policy_in_a_fresh_process(make_policy, tmp_path, tokenizer):
     """bc and kl_control act by their LM alone: AutoModelForCausalLM, in a process that never heard of us, gives the policy's logits and replies."""
     wanted = {}
-    for name, method, family in (("bc", BC(), "gpt2"), ("kl_control", KLControl(), "llama")):
+    for name, method, family in (("bc", BC(), "gpt2"), ("kl_control", WayOffPolicy(), "llama")):
         policy = make_policy(method, family)
         policy.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
@@ -139,7 +139,9 @@ def test_decoding_can_be_replaced(saved):
     assert not torch.allclose(logits(loaded), logits(policy), atol=1e-2)
 
 
-@pytest.mark.parametrize(("family", "method", "heads", "trunk"), [("gpt2", KLControl(), "mlp", "shared"), ("llama", ILQL(), "lowrank", "separate")])
+@pytest.mark.parametrize(
+    ("family", "method", "heads", "trunk"), [("gpt2", WayOffPolicy(), "mlp", "shared"), ("llama", ILQL(), "lowrank", "separate")]
+)
 def test_lora_is_merged(make_policy, tmp_path, family, method, heads, trunk):
     """The checkpoint is a whole model with the adapters in; the policy that wrote it goes on with its adapters on and its base untouched."""
     policy = make_policy(method, family, heads=heads, trunk=trunk, peft=True)
@@ -191,7 +193,7 @@ def test_the_description_is_readable_and_complete(saved):
 
 
 def test_method_names_are_those_of_the_registry():
-    assert [method_name(m) for m in (BC(), KLControl(), ILQL())] == ["bc", "kl_control", "ilql"]
+    assert [method_name(m) for m in (BC(), WayOffPolicy(), ILQL())] == ["bc", "kl_control", "ilql"]
 
 
 # --- damage --------------------------------------------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def refused(directory, *parts, **options):
 
 def test_another_method_s_checkpoint(saved):
     _, directory = saved
-    refused(directory, str(directory), "trained with ilql, expected kl_control", method=KLControl())
+    refused(directory, str(directory), "trained with ilql, expected kl_control", method=WayOffPolicy())
 
 
 def test_missing_heads(saved):
@@ -303,7 +305,7 @@ def test_a_run_folder_is_its_best_checkpoint(saved):
 
 def test_the_prior_is_found_beside_the_checkpoint(make_policy, tmp_path, tokenizer):
     """Its path is relative to the checkpoint, so a copied run folder still works."""
-    policy = make_policy(KLControl())
+    policy = make_policy(WayOffPolicy())
     prior = freeze_prior(policy, tmp_path / "run/prior", tokenizer)
     with torch.no_grad():
         for p in policy.lm.parameters():
@@ -340,7 +342,7 @@ def prior_logp(prior, make_row):
 
 def test_an_averaged_prior_comes_back_with_its_weights(make_policy, make_row, tmp_path, tokenizer, members):
     """Two models and their shares, from files of plain transformers; a resumed run and an evaluation find the same average."""
-    policy = make_policy(KLControl())
+    policy = make_policy(WayOffPolicy())
     prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members, weights=(1.0, 3.0))
     assert prior.weights == (0.25, 0.75)
     close(logits(prior.members[1]), logits(load_policy(members[1])))
@@ -353,7 +355,7 @@ def test_an_averaged_prior_comes_back_with_its_weights(make_policy, make_row, tm
 
 
 def test_one_checkpoint_as_the_prior_is_that_model(make_policy, make_row, tmp_path, tokenizer, members):
-    policy = make_policy(KLControl())
+    policy = make_policy(WayOffPolicy())
     prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members[:1])
     save_policy(policy, tmp_path / "out/checkpoint-1", prior="../prior")
     loaded = load_prior(tmp_path / "out/checkpoint-1")
@@ -364,7 +366,7 @@ def test_one_checkpoint_as_the_prior_is_that_model(make_policy, make_row, tmp_pa
 
 
 def test_a_prior_of_another_vocabulary_is_refused(make_policy, tmp_path, tokenizer, members):
-    policy = make_policy(KLControl())
+    policy = make_policy(WayOffPolicy())
     size = policy.config.vocab_size
     policy.lm.resize_token_embeddings(size + 5)
     with pytest.raises(ValueError, match=f"expected a prior with the policy's {size + 5} tokens, got {size} in .*first"):
@@ -373,7 +375,7 @@ def test_a_prior_of_another_vocabulary_is_refused(make_policy, tmp_path, tokeniz
 
 
 def test_a_lora_policy_may_have_another_prior_than_its_own_model(make_policy, tmp_path, tokenizer, members):
-    policy = make_policy(KLControl(), peft=True)
+    policy = make_policy(WayOffPolicy(), peft=True)
     prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members)
     assert len(prior.members) == 2
     again = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members)
@@ -381,7 +383,7 @@ def test_a_lora_policy_may_have_another_prior_than_its_own_model(make_policy, tm
 
 
 def test_freezing_a_lora_policy_writes_the_lm_and_copies_nothing(make_policy, tmp_path, tokenizer):
-    policy = make_policy(KLControl(), peft=True, spread=0.0)  # adapters as they are made: no effect yet
+    policy = make_policy(WayOffPolicy(), peft=True, spread=0.0)  # adapters as they are made: no effect yet
     assert freeze_prior(policy, tmp_path / "prior", tokenizer) is None
     with policy.without_adapters():
         close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "prior")), logits(policy))

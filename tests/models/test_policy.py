@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, TextIteratorStreamer, TextStreamer
 
 from rl_dialog.data.batch import collate
-from rl_dialog.methods import BC, ILQL, KLControl, UtteranceILQL
+from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.methods.scores import Dense
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
 from rl_dialog.models.heads import ValueHeads
@@ -20,7 +20,7 @@ from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
 PLAIN = [("bc", "mlp", "shared"), ("kl_control", "mlp", "shared")]
 STEERED = [("ilql", heads, trunk) for heads in ("mlp", "advanced_mlp", "lowrank") for trunk in ("shared", "separate")]
 STEERED += [("ilql", "mlp", "shared", "separate"), ("ilql", "lowrank", "separate", "separate")]  # the last one is the target trunk
-METHODS = {"bc": BC(), "kl_control": KLControl(), "ilql": ILQL(beta=2.0)}
+METHODS = {"bc": BC(), "kl_control": WayOffPolicy(), "ilql": ILQL(beta=2.0)}
 COMBINATIONS = [(family, *rest) for family in ("gpt2", "llama") for rest in PLAIN + STEERED]
 PROMPT = torch.tensor([[3, 77, 78, 79, 1, 4]])
 
@@ -586,7 +586,7 @@ def test_without_targets_an_update_does_nothing(make_policy):
 
 
 def test_start_training_copies_once(make_policy):
-    policy = make_policy(KLControl()).start_training()
+    policy = make_policy(WayOffPolicy()).start_training()
     copied = policy.lm_target
     assert policy.start_training().lm_target is copied
     assert not any(p.requires_grad for p in copied.parameters())
@@ -625,7 +625,7 @@ def train(policy, rows, steps=3):
 
 def test_training_leaves_the_frozen_prior_alone(make_policy, rows, tokenizer, tmp_path):
     """A copy made before training is bit for bit the same after it, and in no optimizer; what was written is the same model."""
-    policy = make_policy(KLControl(), "llama")
+    policy = make_policy(WayOffPolicy(), "llama")
     prior = freeze_prior(policy, tmp_path / "prior", tokenizer)
     before, at_first = checksum(prior.parameters()), prior.members[0](PROMPT).logits
     policy.start_training()
@@ -655,8 +655,8 @@ def test_lora_trains_adapters_only(make_policy, rows, tmp_path, family, method, 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_prior_is_the_lm_without_its_adapters(make_policy, rows, family):
-    plain = make_policy(KLControl(), family)
-    policy = make_policy(KLControl(), family, peft=True)  # the same seed: the same LM below the adapters
+    plain = make_policy(WayOffPolicy(), family)
+    policy = make_policy(WayOffPolicy(), family, peft=True)  # the same seed: the same LM below the adapters
     batch = collate(rows)
     torch.testing.assert_close(policy.prior_logp(batch), plain.prior_logp(batch), rtol=1e-5, atol=1e-5)
     with torch.no_grad():
@@ -668,7 +668,7 @@ def test_the_prior_is_the_lm_without_its_adapters(make_policy, rows, family):
 
 
 def test_adapters_come_back_after_an_error_and_stay_trainable(make_policy):
-    policy = make_policy(KLControl(), peft=True)
+    policy = make_policy(WayOffPolicy(), peft=True)
     steered = policy(PROMPT).logits
     trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
     with pytest.raises(RuntimeError, match="inside"), policy.without_adapters():
@@ -754,10 +754,10 @@ def test_target_passes_differ_by_dropout_and_are_refused_without(make_policy, ma
     batch = collate([make_row([1, 2, 3, 4], [(1, 3, 1.0)])])
     batch.prior_logp = torch.zeros(batch.decisions)
     batch.prior_lse = torch.zeros(len(batch.states))
-    policy = make_policy(KLControl(target_passes=3), dropout=0.2).start_training().train()
+    policy = make_policy(WayOffPolicy(target_passes=3), dropout=0.2).start_training().train()
     first, second, third = (target.dense() for target in policy.outputs(batch).lm_target)
     assert (first - second).abs().max() > 1e-3 and (second - third).abs().max() > 1e-3
-    one = make_policy(KLControl(), dropout=0.2).start_training().train()
+    one = make_policy(WayOffPolicy(), dropout=0.2).start_training().train()
     assert torch.equal(one.outputs(batch).lm_target[0].dense(), one.outputs(batch).lm_target[0].dense())  # a single pass has no dropout
     with pytest.raises(ValueError, match="target_passes 3: expected a language model with dropout, found none.*--model.dropout 0.1"):
-        make_policy(KLControl(target_passes=3)).start_training()
+        make_policy(WayOffPolicy(target_passes=3)).start_training()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rl_dialog.data.batch import collate
-from rl_dialog.methods import BC, KLControl, UtteranceILQL
+from rl_dialog.methods import BC, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 
@@ -76,7 +76,7 @@ def test_it_is_frozen_and_has_no_dropout(make_policy, batch):
 
 def test_a_policy_with_adapters_is_its_own_prior(make_policy, batch):
     """The same two questions, answered by the LM without its adapters, also in training mode."""
-    policy, plain = make_policy(KLControl(), peft=True, dropout=0.5), make_policy(KLControl())
+    policy, plain = make_policy(WayOffPolicy(), peft=True, dropout=0.5), make_policy(WayOffPolicy())
     policy.train()
     prior = Prior([plain.lm])
     torch.testing.assert_close(policy.prior_logp(batch), prior.prior_logp(batch), rtol=1e-4, atol=1e-4)
@@ -84,7 +84,7 @@ def test_a_policy_with_adapters_is_its_own_prior(make_policy, batch):
     assert policy.lm.training
 
 
-@pytest.mark.parametrize("method", [BC(), UtteranceILQL(), KLControl()])
+@pytest.mark.parametrize("method", [BC(), UtteranceILQL(), WayOffPolicy()])
 def test_a_target_trunk_that_nobody_would_read_is_refused(tokenizer, method):
     shape = ModelConfig(layers=1, width=16, attention_heads=2, context=32, target_trunk="separate")
     with pytest.raises(ValueError, match="has no target heads on tokens: expected target_trunk shared"):

@@ -20,7 +20,7 @@ def train(tokenizer, tmp_path: Path):
     from rl_dialog.training.loop import Trainer, TrainerConfig
 
     def run(policy, rows, steps, rate, *, prior=None, **options):
-        settings = {"lr_scheduler_type": "constant", "max_grad_norm": 0, "report_to": "none", "logging_steps": steps} | options
+        settings = {"lr_scheduler_type": "constant", "max_grad_norm": 0, "report_to": "none", "logging_steps": steps, "value_unit": 1.0} | options
         config = TrainerConfig(per_device_train_batch_size=len(rows), max_steps=steps, learning_rate=rate, **settings)
         trainer = Trainer(policy, tokenizer, rows, [], config, tempfile.mkdtemp(dir=tmp_path), prior=prior)
         trainer.optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=rate)

@@ -18,6 +18,8 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.methods import Method
 from rl_dialog.models.policy import ModelConfig, Policy
 
+PUBLISHED = {"backup": "token", "discount": "token", "warmup": 0.0}  # values travel token by token, as in the papers
+
 Key = Callable[[tuple[int, ...]], Hashable]  # what of the tokens so far makes a state
 
 

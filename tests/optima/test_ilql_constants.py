@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from rl_dialog.methods import AWAC, BC, ILQL, SARSA, MCReturns, UtteranceILQL
-from tests.optima.tabular import tabular_lm, tabular_policy
+from tests.optima.tabular import PUBLISHED, tabular_lm, tabular_policy
 
 A, B, C, U = 0, 1, 2, 3
 
 
 def iql(tau: float, **fields) -> ILQL:
     """ILQL with its value part only, undiscounted."""
-    return ILQL(tau=tau, **({"gamma": 1.0, "cql_weight": 0.0, "awac_weight": 0.0, "alpha": 1.0} | fields))
+    return ILQL(tau=tau, **(PUBLISHED | {"gamma": 1.0, "cql_weight": 0.0, "awac_weight": 0.0, "alpha": 1.0} | fields))
 
 
 def near(value: float, tolerance: float = 1e-4):
@@ -88,7 +88,7 @@ def test_averages_take_the_safe_branch(learn, branch, kind):
 @pytest.mark.parametrize(("tau", "best"), [(0.833, A), (0.834, B)])
 def test_whole_replies_flip_at_the_same_expectile(learn, branch, tau, best):
     """One-token replies: the per-utterance method has the same values, read where a reply ends."""
-    learned = learn(UtteranceILQL(tau=tau, gamma=1.0, awac_weight=0.0, alpha=1.0), branch, 2, rate=2.0)
+    learned = learn(UtteranceILQL(warmup=0.0, tau=tau, gamma=1.0, awac_weight=0.0, alpha=1.0), branch, 2, rate=2.0)
     w = tau / (tau + 5 * (1 - tau))
     values = [learned.q_of_reply([*S0, A]), learned.q_of_reply([*S0, B])]
     assert values == [near(-4.0), near(-6 + 4 * w)]
@@ -97,7 +97,9 @@ def test_whole_replies_flip_at_the_same_expectile(learn, branch, tau, best):
 
 def test_whole_replies_earn_fractions_and_are_discounted_by_the_turn(learn, make_row):
     """Two replies of two tokens, -.5 and 1, gamma .9: Q of the second 1, of the first -.5 + .9."""
-    learned = learn(UtteranceILQL(gamma=0.9, awac_weight=0.0, alpha=1.0), [make_row([U, A, B, U, B, B], [(1, 2, -0.5), (4, 5, 1.0)])], 4, rate=0.6)
+    learned = learn(
+        UtteranceILQL(warmup=0.0, gamma=0.9, awac_weight=0.0, alpha=1.0), [make_row([U, A, B, U, B, B], [(1, 2, -0.5), (4, 5, 1.0)])], 4, rate=0.6
+    )
     assert [learned.q_of_reply([U, A, B]), learned.q_of_reply([U, A, B, U, B, B])] == [near(0.4), near(1.0)]
 
 
@@ -161,7 +163,7 @@ def test_tokens_are_chosen_one_by_one_and_replies_at_once(learn, make_row, tau, 
     rows = [make_row([U, *reply], [(1, 2, reward)]) for reply, reward in REPLIES]
     learned = learn(iql(tau), rows, 4)
     assert [learned.v([U, A]), learned.v([U])] == [near(tau), near(token)]
-    at_once = learn(UtteranceILQL(tau=tau, gamma=1.0, awac_weight=0.0, alpha=1.0), rows, 4)
+    at_once = learn(UtteranceILQL(warmup=0.0, tau=tau, gamma=1.0, awac_weight=0.0, alpha=1.0), rows, 4)
     assert at_once.v([U]) == near(whole)
     assert [at_once.q_of_reply([U, *reply]) for reply, _ in REPLIES] == [near(reward) for _, reward in REPLIES]
 
@@ -190,7 +192,7 @@ def test_values_of_a_word_game(learn, word_games, gamma, discount, won, lost):
     """Guess k pays at its sixth token, the game's token 6 k - 1: -(g^5 + g^11) won and -(g^5 + g^11 + ... + g^35) lost; per turn -(1 + g) and
     -(1 + g + ... + g^5); undiscounted -2 and -6. One token at a time over 18 and 36 decisions (one in 54 each, hence the rate), or summed up.
     """
-    values = {"gamma": gamma, "discount": discount, "cql_weight": 0.0, "awac_weight": 0.0, "alpha": 1.0}
+    values = PUBLISHED | {"gamma": gamma, "discount": discount, "cql_weight": 0.0, "awac_weight": 0.0, "alpha": 1.0}
     for method, steps in ((SARSA(**values), 180), (MCReturns(**values), 30)):
         learned = learn(method, word_games, 4, steps=steps, rate=40.0)
         assert [learned.q([B])[A], learned.q([U])[A]] == [near(won), near(lost)]
@@ -261,7 +263,7 @@ def test_the_conservative_term_sinks_what_nobody_said(learn, bandit):
 @pytest.mark.parametrize(("beta", "chance"), [(0.0, 0.5), (2.0, 0.8808), (4.0, 0.9820)])
 def test_advantage_weighted_cloning(learn, bandit, beta, chance):
     """A pays 1, B pays 0, equally often, tau 1/2: A = +-1/2, weights e^(+-beta/2), so the clone says A with probability sigmoid(beta)."""
-    learned = learn(AWAC(tau=0.5, gamma=1.0, cql_weight=0.0, awac_beta=beta, alpha=1.0), bandit((A, 1, 1), (B, 0, 1)), 2)
+    learned = learn(AWAC(**PUBLISHED, tau=0.5, gamma=1.0, cql_weight=0.0, awac_beta=beta, alpha=1.0), bandit((A, 1, 1), (B, 0, 1)), 2)
     assert learned.chances([A])[A] == near(chance)
 
 

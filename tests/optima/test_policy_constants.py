@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from rl_dialog.methods import ILQL, Psi
+from rl_dialog.methods import ILQL, WayOffPolicy
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
-from tests.optima.tabular import Learned, TabularLM, hidden, tabular_lm, tabular_policy, write
+from tests.optima.tabular import PUBLISHED, Learned, TabularLM, hidden, tabular_lm, tabular_policy, write
 
 U = 2
 
@@ -42,14 +42,14 @@ def test_the_published_loss_row_through_the_trainer(published, train, row):
     """tau .7, gamma .99, cql .1, awac 1, means over two decisions: y = (.99 * .2, 1) = (.198, 1), min Q' = (.3, .6). Metrics are those before the
     update. L_Q has no half and sums over the heads, as the published row does.
     """
-    metrics = train(published(ILQL(tau=0.7, gamma=0.99, cql_weight=0.1, awac_weight=1.0)), [row], 1, 0.0)
+    metrics = train(published(ILQL(**PUBLISHED, tau=0.7, gamma=0.99, cql_weight=0.1, awac_weight=1.0)), [row], 1, 0.0)
     expected = {"q_loss": 0.121204, "v_loss": 0.062, "cql_loss": 1.5304428, "nll": 0.3954947, "loss": 0.7317430, "advantage": 0.1}
     assert {name: metrics[f"train/{name}"] for name in expected} == {name: near(value) for name, value in expected.items()}
 
 
 def test_one_update_moves_q_to_the_published_targets(published, train, row):
     """At rate 1, Q_i(s, a) - Q_i is -2 (Q_i - y) / 2 with two decisions: Q jumps onto y = (.198, 1) in both heads."""
-    learned = Learned(published(ILQL(gamma=0.99, cql_weight=0.0, awac_weight=0.0)))
+    learned = Learned(published(ILQL(**PUBLISHED, gamma=0.99, cql_weight=0.0, awac_weight=0.0)))
     train(learned.policy, [row], 1, 1.0)
     for head in range(2):
         assert [learned.q([U], head=head)[1], learned.q([U, 1], head=head)[0]] == [near(0.198), near(1.0)]
@@ -79,7 +79,7 @@ def test_targets_follow_once_per_update(published, train, row, alpha, steps, sha
 
 def test_psi_s_target_is_the_whole_lm(train, row):
     """alpha 1/4, two updates: 1 - .75^2 = .4375 of what is online."""
-    policy = tabular_policy(tabular_lm([row], 3), Psi(alpha=0.25, state_value=False)).start_training()
+    policy = tabular_policy(tabular_lm([row], 3), WayOffPolicy(backup="psi", alpha=0.25, state_value=False)).start_training()
     write(policy, [U], lm=[4.0, 8.0, 0.0])
     train(policy, [row], 2, 0.0, prior=Prior([tabular_lm([row], 3)]))
     assert policy.lm_target.table.weight[:, hidden(policy, [U]).argmax()].tolist() == [near(4 * 0.4375), near(8 * 0.4375), 0.0]

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize, train_tokenizer
-from rl_dialog.methods import BC, BCQ, ILQL, KLControl, Method, Psi
+from rl_dialog.methods import BC, BCQ, ILQL, Method, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Trainer, TrainerConfig
@@ -77,7 +77,7 @@ def test_cloning_copies_the_shares(train) -> None:
 @pytest.mark.parametrize("c", [1.0, 4.0])
 def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, c: float) -> None:
     """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z."""
-    policy = train(Psi(c=c, gamma=1.0, alpha=0.1), clone(train))
+    policy = train(WayOffPolicy(backup="psi", c=c, gamma=1.0, alpha=0.1), clone(train))
     later = [math.exp(reward / c) for _, reward in sorted(SECOND.items())]
     first = [math.exp(FIRST[a] / c) if a in FIRST else sum(later) / 4 for a in range(4)]
     assert chances(policy, GO) == pytest.approx([weight / sum(first) for weight in first], abs=0.03)
@@ -85,7 +85,7 @@ def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(trai
 
 
 def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train) -> None:
-    policy = train(KLControl(c=0.25, gamma=1.0, alpha=0.1), clone(train))
+    policy = train(WayOffPolicy(c=0.25, gamma=1.0, alpha=0.1), clone(train))
     assert chances(policy, GO)[1] > 0.9 and chances(policy, THEN)[1] > 0.9
 
 

@@ -17,7 +17,7 @@ from rl_dialog.data.shards import FORMAT, MANIFEST, SHARD_SCHEMA, VERSION, pack_
 from rl_dialog.data.tokenize import load_tokenizer, tokenize
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
-from rl_dialog.methods import BC, ILQL, KLControl
+from rl_dialog.methods import BC, ILQL, WayOffPolicy
 from rl_dialog.models.checkpoint import save_policy
 from rl_dialog.models.text_reward import TextReward
 
@@ -37,7 +37,7 @@ def one_thread():
 def runs(make_policy, tokenizer, tmp_path):
     """Run folders: two seeds of bc, one of ilql, one of kl_control with its prior."""
     made = {}
-    for name, method, seed in (("bc-seed0", BC(), 0), ("bc-seed1", BC(), 1), ("ilql-seed0", ILQL(), 0), ("kl-seed0", KLControl(), 0)):
+    for name, method, seed in (("bc-seed0", BC(), 0), ("bc-seed1", BC(), 1), ("ilql-seed0", ILQL(), 0), ("kl-seed0", WayOffPolicy(), 0)):
         folder = tmp_path / "runs" / name
         if method.uses_prior:
             make_policy(BC(), seed=5).lm.save_pretrained(folder / "prior")

@@ -11,7 +11,7 @@ import torch
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.evaluation.generation import Decoding, generate_replies, stream
 from rl_dialog.evaluation.scoring import token_table
-from rl_dialog.methods import BC, BCQ, CQL, DBCQ, ILQL, KLControl, MCReturns, Psi, UtteranceILQL
+from rl_dialog.methods import BC, BCQ, CQL, DBCQ, ILQL, MCReturns, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed, Engine, QueueFull
@@ -76,7 +76,18 @@ def ask_of(tokenizer):
     return make
 
 
-METHODS = [BC(), ILQL(), ILQL(top_k=5, advantage_clip=0.0), CQL(), MCReturns(), KLControl(), Psi(), BCQ(), DBCQ(), UtteranceILQL()]
+METHODS = [
+    BC(),
+    ILQL(),
+    ILQL(top_k=5, advantage_clip=0.0),
+    CQL(),
+    MCReturns(),
+    WayOffPolicy(),
+    WayOffPolicy(backup="psi"),
+    BCQ(),
+    DBCQ(),
+    UtteranceILQL(),
+]
 
 
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])

@@ -16,19 +16,18 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file, save_file
 
-from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
-from rl_dialog.methods import ILQL, METHODS, KLControl
+from rl_dialog.methods import ILQL, METHODS, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
-from rl_dialog.training.loop import Trainer, TrainerConfig, epoch_order
+from rl_dialog.training.loop import PADDING, Trainer, TrainerConfig, epoch_order, like_lengths, spread_of_returns
 from rl_dialog.training.optim import learning_rate_at
 
 WORDS = ("yes", "no", "maybe", "good", "bad", "fine", "hello", "there", "what", "how", "nice", "day")
 MODEL = ModelConfig(layers=1, width=16, attention_heads=2, context=128)
 VARIANTS = {  # settings that take another way through the loop
-    "exact kl": KLControl(kl="exact"),  # the prior runs at every step
+    "exact kl": WayOffPolicy(kl="exact"),  # the prior runs at every step
     "base policy": ILQL(reg_to="base_policy", double_q=False),
     "context": ILQL(transition_weight=0.5, mc_returns=True),
     "target trunk": ILQL(),
@@ -94,7 +93,7 @@ def _worker(rank: int, world: int, port: int, directory: str, method: str, confi
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("method", ["bc", "kl_control", "ilql", "dpo"])  # the other methods' losses are sums in the same way
+@pytest.mark.parametrize("method", ["bc", "way_off_policy", "ilql", "dpo", "kto"])  # the other methods' losses are sums in the same way
 def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
     """Three updates of 8 dialogs (8 pairs for dpo): 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2 micro-batches of 2, from the same start.
 
@@ -149,9 +148,9 @@ def test_a_pair_stays_in_one_micro_batch(method: str, size: int, tmp_path: Path)
     taken = set()
     for step in range(trainer.steps_per_epoch):
         parts = list(trainer._micro_batches(step))
-        assert [len(part) for part in parts] == [2 * size] * 2
+        assert sum(map(len, parts)) == 4 * size and max(map(len, parts)) <= 2 * size
         for part in parts:
-            assert [i % 2 for i in part] == [0, 1] * size and [i // 2 for i in part[0::2]] == [i // 2 for i in part[1::2]]
+            assert [i % 2 for i in part] == [0, 1] * (len(part) // 2) and [i // 2 for i in part[0::2]] == [i // 2 for i in part[1::2]]
             taken |= {i // 2 for i in part}
     assert taken == set(range(pairs))
 
@@ -163,26 +162,19 @@ def test_the_held_out_loss_of_pairs_does_not_depend_on_the_batch(tmp_path: Path)
         assert other == pytest.approx(found[0], rel=1e-5)
 
 
-def total_of(trainer: Trainer, pairs: list[int]) -> float:
-    indices = [2 * pair + side for pair in pairs for side in (0, 1)]
-    batch = collate([trainer.train_rows[i] for i in indices], prior_logp=[trainer._prior_logp[i] for i in indices])
-    return trainer.objective(batch)[0].item()
+def test_kto_s_divergence_is_that_of_the_whole_update(tmp_path: Path) -> None:
+    """z is measured over all strangers before anything is learned, so a batch's loss is the sum of its parts' however it is cut."""
+    trainer = make_trainer(tmp_path, "kto", TrainerConfig(report_to="none"))
+    trainer.policy.eval()
+    trainer._prior_logp = [logp - 3.0 for logp in trainer._prior_logp]  # g > 0 in every row, so z > 0
 
+    def total(*parts: list[int]) -> float:
+        batches = [trainer._collate([2 * pair + side for pair in part for side in (0, 1)], trainer.train_rows, 0) for part in parts]
+        trainer._measure(batches)
+        assert batches[0].measured[0] > 0
+        return sum(trainer.objective(batch)[0].item() for batch in batches)
 
-def test_kto_measures_its_divergence_in_each_micro_batch(tmp_path: Path) -> None:
-    """Its z is a mean over the strangers of a micro-batch, so a batch's loss is not the sum of its parts' as it is for dpo: z of the parts differ.
-
-    Where no z is above 0 it is: with log p raised until every log-ratio is negative, z = 0 however the batch is cut.
-    """
-    differences = {}
-    for method in ("dpo", "kto"):
-        trainer = make_trainer(tmp_path / method, method, TrainerConfig(report_to="none"))
-        trainer.policy.eval()
-        trainer._prior_logp = [logp - 3.0 for logp in trainer._prior_logp]  # g > 0 in every row
-        differences[method] = total_of(trainer, list(range(8))) - total_of(trainer, [0, 1, 2, 3]) - total_of(trainer, [4, 5, 6, 7])
-        trainer._prior_logp = [logp + 6.0 for logp in trainer._prior_logp]  # g < 0 in every row
-        assert total_of(trainer, list(range(8))) == pytest.approx(sum(total_of(trainer, [pair]) for pair in range(8)), rel=1e-5)
-    assert abs(differences["dpo"]) < 1e-4 < 1e-2 < abs(differences["kto"])
+    assert total([0, 1, 2, 3], [4, 5], [6, 7]) == pytest.approx(total(list(range(8))), rel=1e-5)
 
 
 # --- the run -------------------------------------------------------------------------------------------------------------------------------------
@@ -275,7 +267,8 @@ def test_best_is_the_highest_return_when_an_environment_measures_it(tmp_path: Pa
 
 
 def test_the_prior_never_moves(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, "kl_control", TrainerConfig(per_device_train_batch_size=4, max_steps=3, learning_rate=1e-2, report_to="none"))
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=3, learning_rate=1e-2, report_to="none")
+    trainer = make_trainer(tmp_path, "way_off_policy", config)
     before = hashlib.sha256(np.concatenate(trainer._prior_logp).tobytes()).hexdigest()
     lm = parameters(trainer)
     trainer.train()
@@ -309,16 +302,28 @@ def test_tensorboard_holds_what_the_json_lines_hold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rows", "batch"), [(24, 8), (25, 8), (3, 8), (1000, 7)])
 def test_an_epoch_takes_every_row_and_full_batches_only(rows: int, batch: int) -> None:
-    lengths = np.random.default_rng(0).integers(1, 500, rows)
-    batches = epoch_order(lengths, batch, seed=1, epoch=2)
+    batches = epoch_order(rows, batch, seed=1, epoch=2)
     taken = np.concatenate(batches)
     assert {len(b) for b in batches} == {batch} and set(taken) == set(range(rows)) and len(taken) - rows < batch
-    again = epoch_order(lengths, batch, seed=1, epoch=2)
+    again = epoch_order(rows, batch, seed=1, epoch=2)
     assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
     if rows > 100:
-        other = epoch_order(lengths, batch, seed=1, epoch=3)
+        other = epoch_order(rows, batch, seed=1, epoch=3)
         assert not all(np.array_equal(a, b) for a, b in zip(batches, other, strict=True))
-        assert np.mean([lengths[b].max() - lengths[b].mean() for b in batches]) < 0.1 * lengths.max()  # little padding
+
+
+def test_micro_batches_are_cut_where_padding_costs_more_than_a_pass() -> None:
+    """At most `size` rows each, in order, every row once; short rows stay together whatever their lengths."""
+    generator = np.random.default_rng(0)
+    for top in (20, 3000):
+        lengths = dict(enumerate(sorted(generator.integers(1, top, 64).tolist())))
+        for size in (1, 7, 64):
+            parts = list(like_lengths(range(64), lengths, size))
+            assert [i for part in parts for i in part] == list(range(64)) and max(map(len, parts)) <= size
+            if size > 1:
+                padded = sum(lengths[part[-1]] * len(part) for part in parts)
+                assert padded <= 1.25 * sum(lengths.values()) + len(parts) * (PADDING + top)
+    assert len(list(like_lengths(range(64), dict.fromkeys(range(64), 9), 64))) == 1
 
 
 def test_schedules_by_hand() -> None:
@@ -330,8 +335,8 @@ def test_schedules_by_hand() -> None:
 
 
 def test_methods_with_targets_move_them(tmp_path: Path) -> None:
-    for method in (ILQL(), KLControl()):
-        name = "ilql" if isinstance(method, ILQL) else "kl_control"
+    for method in (ILQL(), WayOffPolicy()):
+        name = "ilql" if isinstance(method, ILQL) else "way_off_policy"
         trainer = make_trainer(tmp_path / name, name, TrainerConfig(per_device_train_batch_size=4, max_steps=1, learning_rate=1e-1, report_to="none"))
         start = parameters(trainer)
         trainer.train()
@@ -339,7 +344,8 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
         online, target = (
             ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
         )
-        torch.testing.assert_close(end[target], start[target] + 0.005 * (end[online] - start[target]))
+        torch.testing.assert_close(end[target], start[target] + trainer.target_rate * (end[online] - start[target]))
+        assert trainer.target_rate == 1.0 and type(method)().target_rate(5000) == 0.01 and replace(method, alpha=0.005).target_rate(9) == 0.005
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().needs_rewards])
@@ -349,19 +355,54 @@ def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> N
         make_trainer(tmp_path, method, TrainerConfig(), rows=rows)
 
 
-def test_rewards_are_scaled_and_shifted(tmp_path: Path) -> None:
-    """Training with a scale and a shift is training on rows whose rewards were changed by hand; the rows themselves stay as they are."""
+def test_rewards_are_shifted(tmp_path: Path) -> None:
+    """Training with a shift is training on rows whose rewards were changed by hand; the rows themselves stay as they are."""
     config = TrainerConfig(max_steps=3, per_device_train_batch_size=4, report_to="none")
     rows = make_rows(make_tokenizer())
-    changed = [replace(row, rewards=(row.rewards * -5 + 2).astype(np.float32)) for row in rows]
+    changed = [replace(row, rewards=(row.rewards + 2).astype(np.float32)) for row in rows]
     trainers = [
-        make_trainer(tmp_path / "flags", "ilql", replace(config, reward_scale=-5.0, reward_shift=2.0), rows=rows),
+        make_trainer(tmp_path / "flags", "ilql", replace(config, reward_shift=2.0), rows=rows),
         make_trainer(tmp_path / "hand", "ilql", config, rows=changed),
         make_trainer(tmp_path / "raw", "ilql", config, rows=rows),
     ]
     flags, hand, raw = (parameters(trainer) for trainer in trainers if trainer.train() or True)
     assert all(torch.equal(flags[name], hand[name]) for name in hand)
     assert not all(torch.equal(flags[name], raw[name]) for name in raw)
+
+
+# --- units ---------------------------------------------------------------------------------------------------------------------------------------
+
+VALUE_METHODS = [name for name, kind in METHODS.items() if kind().heads.q or kind().heads.v or kind().heads.utterance_q]
+
+
+def times(rows: list[Row], factor: float) -> list[Row]:
+    return [replace(row, rewards=row.rewards * np.float32(factor)) for row in rows]
+
+
+@pytest.mark.parametrize("method", VALUE_METHODS)
+def test_the_unit_of_rewards_changes_nothing(method: str, tmp_path: Path) -> None:
+    """200 updates on rewards and on 1024 times the rewards end in the same weights; what is reported is 1024 times as much."""
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=200, learning_rate=3e-3, report_to="none", logging_steps=200)
+    rows = make_rows(make_tokenizer(), 12)
+    one, large = (make_trainer(tmp_path / str(factor), method, config, rows=times(rows, factor)) for factor in (1, 1024))
+    assert large.policy.value_unit == pytest.approx(1024 * one.policy.value_unit, rel=1e-6)
+    start = parameters(one)
+    one.train(), large.train()
+    assert any(not torch.equal(value, start[name]) for name, value in parameters(one).items())
+    for name, value in parameters(one).items():
+        torch.testing.assert_close(parameters(large)[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_spread_of_returns() -> None:
+    """Returns to go 3, 2 and -1, 0; equal returns are their own unit, and an unrated reply adds nothing."""
+
+    def row(*rewards: float) -> Row:
+        ends = np.arange(1, 2 * len(rewards), 2)
+        return Row(np.arange(2 * len(rewards)), np.arange(2 * len(rewards)) % 2 == 1, ends, np.asarray(rewards, np.float32), False)
+
+    assert spread_of_returns([row(1.0, 2.0), row(-1.0, 0.0)]) == (pytest.approx(np.std([3, 2, -1, 0])), pytest.approx(1.0))
+    assert spread_of_returns([row(-4.0), row(-4.0)]) == (4.0, -4.0) and spread_of_returns([row(0.0)]) == (1.0, 0.0)
+    assert spread_of_returns([row(1.0, np.nan), row(3.0, np.nan)])[1] == pytest.approx(1.0)
 
 
 def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Path) -> None:
@@ -388,7 +429,7 @@ def test_an_empty_reply_is_one_decision(method: str, tmp_path: Path) -> None:
 
 def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> None:
     """Decisions first, then the states that only bootstrap, whatever rows share a batch: as a pass over the batch itself would find them."""
-    trainer = make_trainer(tmp_path, "psi", TrainerConfig(report_to="none"))
+    trainer = make_trainer(tmp_path, "way_off_policy", TrainerConfig(report_to="none"))
     (prior,) = trainer.objective._prior
     for indices in ([0], [3, 1, 0], [7, 2, 9, 6]):
         batch = trainer._collate(indices, trainer.train_rows, 0)
