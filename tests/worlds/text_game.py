@@ -1,7 +1,7 @@
 """What the text worlds share: the conversation, the players of mixed skill, and the logs of what they played.
 
-A world is a Markov decision process whose states and moves are written in one short line each. The user says the
-state, the assistant answers with a move, and nothing but the last user message matters.
+A world is a Markov decision process whose states and moves are written in one short line each. The user says
+the state, the assistant answers with a move, and nothing but the last user message matters.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ MEDIOCRE = 0.5  # probability that the mediocre player makes a good move
 
 
 class Game:
-    """A text environment for one player. Subclasses say how states look (`line`), what may be said (`moves`),
-    what follows (`play`, and `outcomes` for the search of the good player) and how an episode begins (`start`)."""
+    """A text environment for one player. Subclasses say how an episode begins (`start`), how states look
+    (`line`), what may be said (`moves`) and what follows (`outcomes`, or `play` and `good_moves`). States are
+    hashable."""
 
     limit = 40  # replies after which an unfinished episode is truncated
     horizon = 12  # replies that the good player looks ahead
@@ -70,8 +71,8 @@ class Game:
         return self._observation(), {}
 
     def step(self, reply: str) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
-        """Plays the reply and, where there is an opponent, its answer. A truncated episode ends with a user message,
-        a finished one with the reply."""
+        """Plays the reply and, where there is an opponent, its answer. A truncated episode ends with a user
+        message, a finished one with the reply."""
         if getattr(self, "state", None) is None:
             raise RuntimeError("expected a running episode, got a reply outside of one; call reset first")
         move = self.read(reply)
@@ -90,7 +91,7 @@ class Game:
 
 
 class Search:
-    """Looks `game.horizon` replies ahead and remembers what it found; it takes states with the same line for one."""
+    """Looks `game.horizon` replies ahead and remembers what it found, by the lines of the states."""
 
     def __init__(self, game: Game) -> None:
         self.game = game
@@ -120,8 +121,8 @@ class Search:
         key = self._line(state), move
         if key not in self.found:
             self.found[key] = self.game.outcomes(state, move)
-        left, discount = depth - 1, self.game.discount
-        return sum(odds * (reward + discount * self._value(after, left)) for odds, reward, after in self.found[key])
+        rate, left = self.game.discount, depth - 1
+        return sum(odds * (paid + rate * self._value(after, left)) for odds, paid, after in self.found[key])
 
     def _line(self, state: Any) -> str:
         if state not in self.lines:
@@ -162,7 +163,9 @@ def player_return(make_env: Callable[[], Game], player: str, episodes: int = 200
     return sum(m.get("reward", 0.0) for messages in played for m in messages) / episodes
 
 
-def write_logs(make_env: Callable[[], Game], path: str | Path, episodes: int = 2500, seed: int = 1) -> dict[str, Any]:
+def write_logs(
+    make_env: Callable[[], Game], path: str | Path, episodes: int = 2500, seed: int = 1
+) -> dict[str, Any]:
     """Writes episodes of the three players in turn, one JSON line each, and returns what they are like."""
     game, name = make_env(), getattr(make_env, "__name__", "game")
     total: dict[str, list[float]] = {player: [] for player in PLAYERS}
@@ -171,8 +174,9 @@ def write_logs(make_env: Callable[[], Game], path: str | Path, episodes: int = 2
         for i in range(episodes):
             player = PLAYERS[i % len(PLAYERS)]
             messages, truncated = play_episode(game, player, f"{seed} log {i}")
-            record = {"id": f"{name}-{i:06d}", "source": name, "messages": messages, "meta": {"player": player}}
-            file.write(json.dumps(record | ({"truncated": True} if truncated else {})) + "\n")
+            record: dict[str, Any] = {"id": f"{name}-{i:06d}", "source": name, "messages": messages}
+            record |= {"truncated": True} if truncated else {}
+            file.write(json.dumps(record | {"meta": {"player": player}}) + "\n")
             total[player].append(sum(m.get("reward", 0.0) for m in messages))
             states |= {m["content"] for m in messages if m["role"] == "user"}
             turns += sum(m["role"] == "assistant" for m in messages)
@@ -187,7 +191,7 @@ def main(games: dict[str, Callable[[], Game]], description: str, arguments: list
     """The command line of a module of games."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("game", type=str.lower, choices=sorted(games))
-    parser.add_argument("--logs", help="file to write the episodes to; without it the players' returns are printed")
+    parser.add_argument("--logs", help="file for the episodes; without it the players' returns are printed")
     parser.add_argument("--episodes", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
