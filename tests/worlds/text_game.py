@@ -28,7 +28,6 @@ class Game:
     limit = 40  # replies after which an unfinished episode is truncated
     horizon = 12  # replies that the good player looks ahead
     discount = 0.98  # of the good player's search, so that it likes to win soon
-    illegal = -1.0  # reward of a reply that is no legal move, which ends the episode
 
     def start(self, chance: random.Random) -> Any:
         """The first state of an episode."""
@@ -51,6 +50,10 @@ class Game:
         found = self.outcomes(state, move)
         _, reward, after = chance.choices(found, [probability for probability, _, _ in found])[0]
         return reward, after
+
+    def blunder(self, state: Any) -> tuple[float, Any]:
+        """What follows a reply that is no legal move: here it loses."""
+        return -1.0, None
 
     def good_moves(self, state: Any) -> list[str]:
         """The moves that the good player chooses from: the best that its search finds."""
@@ -77,7 +80,7 @@ class Game:
             raise RuntimeError("expected a running episode, got a reply outside of one; call reset first")
         move = self.read(reply)
         legal = move in self.moves(self.state)
-        reward, self.state = self.play(self.state, move, self.chance) if legal else (self.illegal, None)
+        reward, self.state = self.play(self.state, move, self.chance) if legal else self.blunder(self.state)
         self.turns += 1
         self.messages.append({"role": "assistant", "content": reply})
         terminated = self.state is None
@@ -167,7 +170,8 @@ def write_logs(
     make_env: Callable[[], Game], path: str | Path, episodes: int = 2500, seed: int = 1
 ) -> dict[str, Any]:
     """Writes episodes of the three players in turn, one JSON line each, and returns what they are like."""
-    game, name = make_env(), getattr(make_env, "__name__", "game")
+    game = make_env()
+    name = getattr(make_env, "__name__", type(game).__name__)
     total: dict[str, list[float]] = {player: [] for player in PLAYERS}
     states, turns, cut = set(), 0, 0
     with open(path, "w", encoding="utf-8") as file:
