@@ -24,7 +24,7 @@ PATHS = ["amber", "blue", "green", "grey", "red", "white"]
 class Maze(Game):
     """A square maze with walls from `seed`; every episode starts in another cell and ends at the goal.
 
-    A reply costs `cost`, also when it runs into a wall or is no move; one that reaches the goal costs nothing.
+    A reply costs `cost`, also when it runs into a wall or is no move; the one that reaches the goal is free.
     `openings` is the share of walls taken out of a maze that has one single way between any two cells.
     """
 
@@ -39,7 +39,8 @@ class Maze(Game):
         self.cells = [(row, column) for row in range(size) for column in range(size)]
         self.goal = chance.choice(self.cells)
         self.open = self._dig(chance)
-        walls = sorted({frozenset((a, b)) for a in self.cells for b in self._beside(a)} - self.open, key=sorted)
+        beside = {frozenset((a, b)) for a in self.cells for b in self._beside(a)}
+        walls = sorted(beside - self.open, key=sorted)
         self.open |= set(chance.sample(walls, round(openings * len(walls))))
 
     def _beside(self, cell: Cell) -> list[Cell]:
@@ -86,8 +87,8 @@ class Walk(Game):
     """A walk between places with names, always towards the end: each path pays a reward drawn from `seed`.
 
     There are `size` places, from each two or three paths to one of the next three, and the last two are the
-    end. Rewards are normal with standard deviation `scale`. With probability `slip` a walker takes another path
-    of the place than the named one. A reply that names no path costs `scale` and goes nowhere.
+    end. Rewards are normal with standard deviation `scale`. With probability `slip` a walker takes another
+    path of the place than the named one. A reply that names no path costs `scale` and goes nowhere.
     """
 
     discount = 1.0
