@@ -29,7 +29,7 @@ class Heads:
 class Outputs:
     """What a policy says about S states (data/batch.py: the N decisions first)."""
 
-    lm: Scores
+    lm: Scores  # None while a method trains whose loss does not read it (`Method.reads_lm`)
     q: tuple[Scores, ...] = ()
     q_target: tuple[Scores, ...] = ()
     v: Tensor | None = None  # (S,)
@@ -61,6 +61,7 @@ class Method:
     rows_per_unit: ClassVar[int] = 1  # rows that `prepare` puts side by side and that must stay in one batch (a pair: 2)
     needs_rewards: ClassVar[bool] = True  # off: learns the same from rewards that are all zero
     trains_lm: ClassVar[bool] = True  # off: only the heads learn
+    reads_lm: ClassVar[bool] = True  # off: the loss does not ask for Outputs.lm
     proposals: ClassVar[int] = 0  # replies that the LM proposes to every context before training, for batch.proposals
     acts_with_beta: ClassVar[bool] = False  # `beta` belongs to `decode`: another one needs no training
     num_generations: ClassVar[int] = 1  # replies to draw when acting, of which the best is said ...

@@ -39,6 +39,7 @@ class Psi(Method):
 
     heads: ClassVar[Heads] = Heads(q=2, v=True, target=True)
     trains_lm: ClassVar[bool] = False
+    reads_lm: ClassVar[bool] = False
     plain_lm: ClassVar[bool] = False
 
     def target_rate(self, updates: int) -> float:

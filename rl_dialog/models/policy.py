@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,8 +52,9 @@ class ModelConfig:
     8H x H + H x V), or lowrank on top of the LM head (rank x V)"""
     rank: int = 32
     """rank of lowrank heads"""
-    value_trunk: Literal["shared", "separate"] = "shared"
-    """shared: Q and V read the LM's hidden states; separate: they get a transformer of their own, a copy of the LM's"""
+    value_trunk: Literal["auto", "shared", "separate"] = "auto"
+    """separate: Q and V read a transformer of their own, which begins as a copy of the LM's; shared: they read the LM's hidden states, which costs
+    less, but values and words spoil each other's features; auto: separate, except with LoRA"""
     target_trunk: Literal["shared", "separate"] = "shared"
     """shared: the target heads read what the online ones read; separate: a Polyak-averaged copy of that transformer"""
     detach_q: bool = False
@@ -181,12 +182,15 @@ class Policy(PreTrainedModel, GenerationMixin):
         super().__init__(lm.config)
         _require_plain_head(lm)
         speed_up(lm)
+        wanted = method.heads.q or method.heads.v or method.heads.utterance_q
+        if config.value_trunk == "auto" or method.proposals:  # proposals are read by the frozen LM, and so is what is compared with them
+            shared = config.use_peft or bool(method.proposals) or not wanted
+            config = replace(config, value_trunk="shared" if shared else "separate")
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
         if config.target_trunk == "separate" and not method.heads.target:
             raise ValueError(f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate")
-        wanted = method.heads.q or method.heads.v or method.heads.utterance_q
         self.value_trunk = copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
         self.target_trunk = self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None
         if config.use_peft and not getattr(lm, "_hf_peft_config_loaded", False):
@@ -264,12 +268,15 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def outputs(self, batch: Batch) -> Outputs:
         """Everything the method's loss reads, on the batch's S states; all but `prior`, which is not the policy's."""
+        idle = self.training and not self.method.reads_lm and self.value_trunk is not None and self.model_config.heads != "lowrank"
         with nullcontext() if self.method.trains_lm else torch.no_grad():
-            every = hidden_states(self.lm.base_model, batch)  # (B*T, H)
+            every = None if idle else hidden_states(self.lm.base_model, batch)  # (B*T, H)
         value_every = every if self.value_trunk is None else hidden_states(self.value_trunk, batch)
+        every = value_every if idle else every
         with torch.no_grad():
             target_every = value_every if self.target_trunk is None else hidden_states(self.target_trunk, batch)
         out = self._outputs(*_at(batch.states, every, value_every, target_every), training=True)
+        out.lm = None if idle else out.lm
         if self.method.learns_context:
             out.context = lm_scores(self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context])
         if self.method.heads.utterance_q:

@@ -53,8 +53,8 @@ class TrainerConfig:
     """passes over the training split; ignored when max_steps is set"""
     max_steps: int = 0
     """updates; 0 derives them from num_train_epochs"""
-    learning_rate: float = 0.0
-    """peak learning rate of AdamW; 0 chooses by the model: 1/4 over its width for one that began here, a fifth of that for a pretrained one"""
+    learning_rate: float | None = None
+    """peak learning rate of AdamW; by default 8e-3 over the root of the model's width (1e-3 at 64), a fifth of it for a pretrained model"""
     lr_scheduler_type: Schedule = "linear"
     """constant, linear or cosine decay to zero"""
     warmup_steps: int = 0
@@ -152,7 +152,8 @@ class Trainer:
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.policy = policy.start_training().to(self.device)
-        self.learning_rate = config.learning_rate or default_learning_rate(policy.config.hidden_size, pretrained=policy.pretrained)
+        by_default = default_learning_rate(policy.config.hidden_size, pretrained=policy.pretrained)
+        self.learning_rate = by_default if config.learning_rate is None else config.learning_rate
         self.optimizer = make_optimizer(self.policy, learning_rate=self.learning_rate, weight_decay=config.weight_decay)
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))

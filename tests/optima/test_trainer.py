@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize, train_tokenizer
-from rl_dialog.methods import BC, BCQ, ILQL, Method, WayOffPolicy
+from rl_dialog.methods import BC, BCQ, ILQL, KLControl, Method, Psi, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Trainer, TrainerConfig
+from tests.optima.tabular import PUBLISHED
 
 FIRST, SECOND = {0: 1.0, 2: 0.0, 3: -1.0}, {0: -2.0, 1: 4.0, 2: 0.0, 3: 1.0}
 GO, THEN = [0], [0, 1, 0]  # the user's tokens are 0 in both turns
@@ -48,7 +50,7 @@ def train(make_row, tokenizer, tmp_path: Path):
         lm, prior = new_lm(), new_lm().eval().requires_grad_(False)
         for model in (lm, prior) if start else ():
             model.load_state_dict(start.lm.state_dict())
-        config = TrainerConfig(per_device_train_batch_size=16, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none")
+        config = TrainerConfig(per_device_train_batch_size=16, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none", value_unit=1.0)
         policy = Policy(lm, method)
         Trainer(policy, tokenizer, rows, [], config, tempfile.mkdtemp(dir=tmp_path), prior=Prior([prior]) if method.uses_prior else None).train()
         return policy.eval()
@@ -75,17 +77,19 @@ def test_cloning_copies_the_shares(train) -> None:
 
 
 @pytest.mark.parametrize("c", [1.0, 4.0])
-def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, c: float) -> None:
-    """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z."""
-    policy = train(WayOffPolicy(backup="psi", c=c, gamma=1.0, alpha=0.1), clone(train))
+@pytest.mark.parametrize("method", [Psi, partial(WayOffPolicy, backup="psi")], ids=["heads", "published"])
+def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, method, c: float) -> None:  # noqa: ANN001
+    """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z, with values in heads and with the logits as values."""
+    policy = train(method(c=c, gamma=1.0, alpha=0.1), clone(train))
     later = [math.exp(reward / c) for _, reward in sorted(SECOND.items())]
     first = [math.exp(FIRST[a] / c) if a in FIRST else sum(later) / 4 for a in range(4)]
     assert chances(policy, GO) == pytest.approx([weight / sum(first) for weight in first], abs=0.03)
     assert chances(policy, THEN) == pytest.approx([weight / sum(later) for weight in later], abs=0.03)
 
 
-def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train) -> None:
-    policy = train(WayOffPolicy(c=0.25, gamma=1.0, alpha=0.1), clone(train))
+@pytest.mark.parametrize("method", [partial(KLControl, tau=0.98), WayOffPolicy], ids=["heads", "published"])
+def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train, method) -> None:  # noqa: ANN001
+    policy = train(method(c=0.25, gamma=1.0, alpha=0.1), clone(train))
     assert chances(policy, GO)[1] > 0.9 and chances(policy, THEN)[1] > 0.9
 
 
@@ -108,12 +112,12 @@ def test_on_text_only_the_support_keeps_q_learning_from_words_that_nobody_said(t
 
     dialogs = [[go, says("A", -4.0)]] * 5 + [[go, says("B"), then, says("C", -2.0)]] + [[go, says("B"), then, says("D", -6.0)]] * 5
     rows = [row for i, messages in enumerate(dialogs) for row in tokenize(Dialog(str(i), messages), letters)]
-    config = TrainerConfig(per_device_train_batch_size=11, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none")
-    shape = ModelConfig(family="llama", layers=1, width=32, attention_heads=2, context=32)
+    config = TrainerConfig(per_device_train_batch_size=11, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none", value_unit=1.0)
+    shape = ModelConfig(family="llama", layers=1, width=32, attention_heads=2, context=32, heads="mlp", value_trunk="shared")
     chosen = {}
     for threshold in (0.05, 0.0):
         torch.manual_seed(0)
-        policy = Policy(load_lm(shape, letters), BCQ(threshold=threshold, beta=8.0, gamma=1.0, alpha=0.1), shape)
+        policy = Policy(load_lm(shape, letters), BCQ(**PUBLISHED, threshold=threshold, beta=8.0, gamma=1.0, alpha=0.1), shape)
         Trainer(policy, letters, rows, [], config, tmp_path / str(threshold)).train()
         for name, messages in (("first", [go]), ("second", [go, says("B"), then])):
             p = chances(policy.eval(), encode_prompt(messages, letters, max_length=32))
