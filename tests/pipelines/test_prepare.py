@@ -350,7 +350,7 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     out = tmp_path / "out"
     out.mkdir()
     with building(out, overwrite=False) as directory:  # an empty one is fine
-        (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 1}')
+        (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 2}')
     with pytest.raises(ValueError, match="exists and is not empty.*--overwrite"), building(out, overwrite=False):
         pass
     with pytest.raises(RuntimeError), building(out, overwrite=True):
