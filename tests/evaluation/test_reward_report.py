@@ -33,13 +33,14 @@ def reply(**fields):
 
 
 def test_a_missing_reward_is_no_zero_in_the_table():
-    table = reward_table([reply(reward=None), reply(reward=0.0), reply(rewards={"vote": 1.0}, reward=2.0)], ["vote"])
+    voted = reply(rewards={"vote": 1.0}, reward=2.0)
+    table = reward_table([reply(reward=None), reply(reward=0.0), voted], ["vote"])
     np.testing.assert_array_equal(table["sum"], [np.nan, 0, 2])
     np.testing.assert_array_equal(table["vote"], [np.nan, np.nan, 1])
 
 
 def test_a_hack_changes_no_reward_that_nobody_gave():
-    """The sum of nothing is missing for the logged reply and for the hacked one, so nothing is won or lost."""
+    """The sum of nothing is missing for the logged reply and for the hacked one, so nothing is won."""
     how = {"weights": {"vote": 1.0, "question": 0.0}, "normalisers": {}}
     total = partial(_sums, rewards={name: REWARDS[name] for name in how["weights"]}, **how)
     assert [total(reply()), total(reply(feedback={"vote": -1}))] == [[None], [-1.0]]
