@@ -402,7 +402,7 @@ def _cost(began: float, scored: Scored, shards: dict[str, list[Shard]]) -> dict[
 
 def _headline(manifest: dict[str, Any], out: Path) -> dict[str, Any]:
     totals = {key: sum(split[key] for split in manifest["splits"].values()) for key in ("dialogs", "replies", "rows", "tokens")}
-    reward = {key: manifest["rewards"]["sum"][key] for key in ("mean", "std")}
+    reward = {key: manifest["rewards"]["sum"][key] for key in ("mean", "std", "coverage")}
     kept = ("quarantined", "no_reply", "renamed_ids", "cut_replies", "shared_contexts", "seconds", "dialogs_per_second", "peak_memory_mib")
     dialogs = {split: manifest["splits"][split]["dialogs"] for split in SPLITS}
     return {"out": str(out), "manifest": str(out / MANIFEST), **totals, "splits": dialogs, "reward": reward, **{key: manifest[key] for key in kept}}
@@ -460,8 +460,19 @@ def _notes(manifest: dict[str, Any], skipped: Sequence[Skipped]) -> Iterator[str
     if manifest["largest_context"] > LARGE_CONTEXT:
         share = f"{manifest['largest_context']:.0%} of the dialogs begin with the same user turn"
         yield f"{share} and are therefore in one split; --split declared takes the data's own splits instead"
+    yield from _unrated(manifest)
     if manifest["rewards"]["sum"]["std"] == 0:
         yield "every reply earns the same reward: enough for behaviour cloning, nothing for the other methods to learn from"
+
+
+def _unrated(manifest: dict[str, Any]) -> Iterator[str]:
+    """How many replies have no reward."""
+    replies = sum(split["replies"] for split in manifest["splits"].values())
+    missing = round(replies * (1 - manifest["rewards"]["sum"]["coverage"]))
+    if missing == replies:
+        yield "no reply has a reward: enough for behaviour cloning, nothing for other methods to learn from"
+    elif missing:
+        yield f"{missing:,} of {replies:,} replies have no reward: no component with a weight applies"
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ class ShardWriter:
             yield pa.concat_tables(pending)
 
     def _normalised(self, part: pa.Table, shard: Shard) -> pa.Table:
-        """The same dialogs, each reply's reward the weighted sum of its normalised components."""
+        """The same dialogs, each reply's reward the weighted sum of its normalised components, or null."""
         dialogs = [Dialog.from_row(row) for row in part.to_pylist()]
         totals = []
         for dialog in dialogs:
@@ -178,7 +178,7 @@ class ShardWriter:
                 known = {name: message["rewards"][name] for name in self.weights if name in message["rewards"]}
                 message["reward"] = weighted_sum(known, self.weights, self.normalisers)
                 totals.append(message["reward"])
-        found = Statistics.of(np.array(totals)[:, None])
+        found = Statistics.of(np.array(totals, dtype=float)[:, None])  # None becomes NaN
         shard.rewards = (found if shard.rewards is None else Statistics.from_dict(shard.rewards).merge(found)).to_dict()
         return to_table(dialogs)
 

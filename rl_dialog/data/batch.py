@@ -10,7 +10,9 @@ Position t is a decision: state = tokens[0..t], action = tokens[t+1]. A dialog o
     done       .      .      0     0      .     .      1      .       only the last action of a finished conversation
 
 A truncated conversation has no `done`: its last action's `nxt` is the row's last token, a state without an action that only bootstraps.
-Padding is `attention_mask`, never `done`. Rewards are float32 in raw units.
+Padding is `attention_mask`, never `done`. Rewards are float32 in raw units. A missing one (NaN in a Row:
+nobody rated the reply) is 0 in `reward` and `rewards`, and `rated` is false at every decision of its reply.
+Each method says what it makes of such a reply; to take the 0 for what it earned is wrong.
 
 Everything a method needs is also gathered: `states` lists the flat positions b*T + t of the N decisions in reading order, then of the states that
 only bootstrap, so a vocabulary-wide head runs on S rows and never on user tokens; `next_state` indexes into `states`.
@@ -35,12 +37,13 @@ class Batch:
     input_ids: Tensor  # (B, T) int64, padded on the right
     attention_mask: Tensor  # (B, T) bool
     act: Tensor  # (B, T) bool
-    reward: Tensor  # (B, T) float32
+    reward: Tensor  # (B, T) float32; 0 where it is missing
     nxt: Tensor  # (B, T) int64; 0 where there is none
     done: Tensor  # (B, T) bool
     states: Tensor  # (S,) int64: flat positions, the N decisions first
     actions: Tensor  # (N,) int64
-    rewards: Tensor  # (N,) float32
+    rewards: Tensor  # (N,) float32; 0 where it is missing
+    rated: Tensor  # (N,) bool: the reward of this decision's reply is known
     next_state: Tensor  # (N,) int64 into `states`; 0 where done
     dones: Tensor  # (N,) bool
     turn_end: Tensor  # (N,) bool: this action ends its reply
@@ -104,7 +107,8 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", 
         raise ValueError(f"expected spread 'reply_end' or 'every_token', got {spread!r}")
     shape = (len(rows), max(len(row.input_ids) for row in rows))
     ids, mask, act, done = np.full(shape, pad_id, np.int64), np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
-    reward, nxt, turn_end, tail = np.zeros(shape, np.float32), np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, bool)
+    reward, nxt = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
+    turn_end, tail, rated = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
     for b, row in enumerate(rows):
         length = len(row.input_ids)
         ids[b, :length], mask[b, :length] = row.input_ids, True
@@ -116,19 +120,32 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", 
         where = np.flatnonzero(act[b])
         ends = row.reply_ends - 1  # the decision that wrote a reply's last token
         turn_end[b, ends] = True
-        reward[b, ends] = row.rewards
+        reply = np.searchsorted(ends, where)  # a decision belongs to the first reply that ends at or after it
+        known = ~np.isnan(row.rewards)
+        rated[b, where] = known[reply]
         if spread == "every_token":
-            reply = np.searchsorted(ends, where)  # a decision belongs to the first reply that ends at or after it
-            reward[b, where] = row.rewards[reply]
+            reward[b, where] = np.where(known, row.rewards, 0)[reply]
+        else:
+            reward[b, ends] = np.where(known, row.rewards, 0)
         if len(where):
             nxt[b, where] = np.append(where[1:], length - 1 if row.truncated else 0)
             done[b, where[-1]] = not row.truncated
             tail[b, length - 1] = row.truncated
-    return _gathered(*map(torch.from_numpy, (ids, mask, act, reward, nxt, done, turn_end, tail)), prior_logp)
+    arrays = (ids, mask, act, reward, nxt, done, turn_end, tail, rated)
+    return _gathered(*map(torch.from_numpy, arrays), prior_logp)
 
 
 def _gathered(
-    ids: Tensor, mask: Tensor, act: Tensor, reward: Tensor, nxt: Tensor, done: Tensor, turn_end: Tensor, tail: Tensor, prior_logp: Sequence | None
+    ids: Tensor,
+    mask: Tensor,
+    act: Tensor,
+    reward: Tensor,
+    nxt: Tensor,
+    done: Tensor,
+    turn_end: Tensor,
+    tail: Tensor,
+    rated: Tensor,
+    prior_logp: Sequence | None,
 ) -> Batch:
     """Adds the flat views of the N decisions."""
     width = ids.shape[1]
@@ -149,6 +166,7 @@ def _gathered(
         states=states,
         actions=ids.flatten()[decisions + 1],
         rewards=reward.flatten()[decisions],
+        rated=rated.flatten()[decisions],
         next_state=following,
         dones=ends,
         turn_end=turn_end.flatten()[decisions],

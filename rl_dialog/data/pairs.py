@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
+from rl_dialog.data.missing import to_go
 from rl_dialog.data.schema import Dialog
 
 R = TypeVar("R", bound=tuple)
@@ -22,8 +26,8 @@ def mine_pairs(
 ) -> Iterator[dict[str, Any]]:
     """The pairs of the dialogs that `read` gives, largest differences first within a context; `read` is called twice, to hold only what recurs.
 
-    `by` says what a reply earned: its own reward, or the sum of rewards from it to the end of its dialog. Replies without a reward are left out, and
-    so are those that no component applied to (their `rewards` is empty).
+    `by` says what a reply earned: its own reward, or the sum of the known rewards from it to the end of its
+    dialog. Replies whose reward (or all rewards from there on) is missing are left out.
     """
     count = Counter(_key(dialog, i) for dialog in read() for i in dialog.replies)
     at: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(dict)  # context -> text -> the first reply of that text
@@ -56,11 +60,12 @@ def _key(dialog: Dialog, i: int) -> bytes:
 
 
 def _earned(dialog: Dialog, by: str) -> Iterator[tuple[int, float]]:
-    """(message, what it earned) of the replies that have a reward."""
-    rewards = [dialog.messages[i].get("reward") for i in dialog.replies]
-    for place, (i, reward) in enumerate(zip(dialog.replies, rewards, strict=True)):
-        if reward is not None and dialog.messages[i].get("rewards") != {}:
-            yield i, reward if by == "reply" else sum(later or 0.0 for later in rewards[place:])
+    """(message, what it earned) of the replies of which that is known."""
+    rewards = np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None becomes NaN
+    values = rewards if by == "reply" else to_go(rewards)
+    for i, earned in zip(dialog.replies, values.tolist(), strict=True):
+        if not math.isnan(earned):
+            yield i, earned
 
 
 def _as_trl(better: tuple[float, Dialog, int], worse: tuple[float, Dialog, int]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 A message is a plain dict in OpenAI's form, `{"role", "content"}`, so that chat templates and clients take it as it is.
 Assistant messages may also carry
 
-    reward    float or null    what this reply earned (the data's own reward, or the weighted sum that `prepare` wrote)
+    reward    float or null    what this reply earned: the data's own reward, or the weighted sum that
+                               `prepare` wrote. Null or absent: nobody knows, which is not 0
     rewards   {name: float}    the named components behind `reward`
     feedback  {...}            what a human said about this reply: {"vote": -1 | 0 | 1}, an edit, ...
     weight    0 or 1           OpenAI's field: 0 keeps the reply as context and never trains on it

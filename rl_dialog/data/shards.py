@@ -1,6 +1,7 @@
 """The data directory that `prepare` writes and training reads.
 
-    train-00000.parquet ...   one row per dialog: the columns of `schema.ARROW_SCHEMA`, and `rows`, its windows as tokens
+    train-00000.parquet ...   one row per dialog: the columns of `schema.ARROW_SCHEMA`, and `rows`, its
+                              windows as tokens; a reply's reward is null where it is missing
     validation-...  test-...
     manifest.json             where the data came from, what was quarantined or skipped, splits, reward statistics, tokenizer
     quarantine.jsonl          every record that could not be read: file, place, reason
@@ -25,7 +26,7 @@ from rl_dialog.data.schema import ARROW_SCHEMA, Dialog
 from rl_dialog.data.tokenize import Row
 
 FORMAT = "rl_dialog.data"
-VERSION = 1
+VERSION = 2  # 1 wrote the reward 0 where there was none
 MANIFEST = "manifest.json"
 BATCH_DIALOGS = 1024  # dialogs decoded at a time when reading
 
@@ -34,7 +35,7 @@ TOKENS = pa.struct(
         ("input_ids", pa.list_(pa.int32())),
         ("assistant", pa.list_(pa.bool_())),
         ("reply_ends", pa.list_(pa.int32())),
-        ("rewards", pa.list_(pa.float32())),
+        ("rewards", pa.list_(pa.float32())),  # null: missing
         ("truncated", pa.bool_()),
     ]
 )
@@ -54,7 +55,12 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a manifest of format {FORMAT!r}, got one of another program")
     if manifest.get("version") != VERSION:
-        raise ValueError(f"{path}: expected version {VERSION} of the data format, got {manifest.get('version')!r}; run `pipelines.prepare` again")
+        version = manifest.get("version")
+        why = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
+        raise ValueError(
+            f"{path}: expected version {VERSION} of the data format, got {version!r}; "
+            f"run `pipelines.prepare` again{why}"
+        )
     return manifest
 
 
@@ -82,7 +88,7 @@ def pack_rows(dialogs: Sequence[Sequence[Row]]) -> pa.ListArray:
         _lists([row.input_ids for row in rows], np.int32),
         _lists([row.assistant for row in rows], np.bool_),
         _lists([row.reply_ends for row in rows], np.int32),
-        _lists([row.rewards for row in rows], np.float32),
+        _lists([row.rewards for row in rows], np.float32, nan_is_null=True),
         pa.array([row.truncated for row in rows], pa.bool_()),
     ]
     structs = pa.StructArray.from_arrays(fields, fields=list(TOKENS))
@@ -90,7 +96,10 @@ def pack_rows(dialogs: Sequence[Sequence[Row]]) -> pa.ListArray:
 
 
 def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
-    """The inverse of `pack_rows`, without the grouping by dialog; integers and floats are not copied."""
+    """The inverse of `pack_rows`, without the grouping by dialog.
+
+    Integers are not copied, rewards only where one is null.
+    """
     structs = column.flatten()
     input_ids, assistant, reply_ends, rewards, truncated = structs.flatten()
     ids, id_at = _values(input_ids)
@@ -121,9 +130,9 @@ def _batches(data_dir: str | Path, split: str, columns: list[str]) -> Iterator[p
             yield from file.iter_batches(batch_size=BATCH_DIALOGS, columns=columns)
 
 
-def _lists(arrays: Sequence[np.ndarray], dtype: type) -> pa.ListArray:
+def _lists(arrays: Sequence[np.ndarray], dtype: type, *, nan_is_null: bool = False) -> pa.ListArray:
     values = np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype, casting="same_kind")
-    return pa.ListArray.from_arrays(_offsets(map(len, arrays)), pa.array(values))
+    return pa.ListArray.from_arrays(_offsets(map(len, arrays)), pa.array(values, from_pandas=nan_is_null))
 
 
 def _offsets(lengths: Any) -> pa.Array:
@@ -131,6 +140,6 @@ def _offsets(lengths: Any) -> pa.Array:
 
 
 def _values(lists: pa.ListArray) -> tuple[np.ndarray, list[int]]:
-    """The flat values of all lists, and where each begins in them."""
+    """The flat values of all lists, and where each begins in them. A null among floats is NaN."""
     offsets = lists.offsets.to_numpy()
     return lists.flatten().to_numpy(zero_copy_only=False), (offsets - offsets[0]).tolist()

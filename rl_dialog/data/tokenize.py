@@ -9,6 +9,7 @@ A template whose rendering of the first n messages is not a prefix of the render
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from bisect import bisect_left
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl_dialog.data.missing import to_go
 from rl_dialog.data.schema import ROLES, Dialog
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Row:
     input_ids: np.ndarray  # (T,) int32
     assistant: np.ndarray  # (T,) bool: this token was written by the assistant and is trained on
     reply_ends: np.ndarray  # (R,) int32: index of the last token of each reply
-    rewards: np.ndarray  # (R,) float32: what each reply earned
+    rewards: np.ndarray  # (R,) float32: what each reply earned; NaN where that is missing
     truncated: bool  # the conversation goes on after this window: bootstrap from its last token
 
     @property
@@ -63,8 +65,13 @@ class Row:
         """(R,) the index of the first token of each reply."""
         return np.flatnonzero(self.assistant & ~np.insert(self.assistant[:-1], 0, False))
 
+    @property
+    def returns(self) -> np.ndarray:
+        """(R,) the sum of the known rewards from each reply to the row's end; NaN where none is known."""
+        return to_go(self.rewards)
+
     @classmethod
-    def of_reply(cls, context: Sequence[int], reply: Sequence[int], *, reward: float = 0.0) -> Row:
+    def of_reply(cls, context: Sequence[int], reply: Sequence[int], *, reward: float = math.nan) -> Row:
         """One reply, its end of turn included, as the last and only one behind a context; both as ids."""
         ids = np.array([*context, *reply], dtype=np.int32)
         return cls(ids, np.arange(len(ids)) >= len(context), np.array([len(ids) - 1], np.int32), np.array([reward], np.float32), False)
@@ -147,13 +154,16 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
 
     Each reply is trained on in exactly one row, with up to half a window of whole messages before the first one (the tail of a longer message) and
     the system prompt in front unless it takes a quarter of the window. A row that the conversation outlasts ends in the state before the next reply.
-    A reply that alone is too long loses its tail (`cut_replies` counts it). Replies without a reward count as 0. Raises TemplateError.
+    A reply that alone is too long loses its tail (`cut_replies` counts it).
+
+    A reward that is null or absent is NaN. Raises TemplateError.
     """
     replies = dialog.replies
     if not replies:
         return []
     rendered = _render(dialog, tokenizer)
-    rewards = {i: float(dialog.messages[i].get("reward") or 0.0) for i in replies}
+    earned = {i: dialog.messages[i].get("reward") for i in replies}
+    rewards = {i: math.nan if reward is None else float(reward) for i, reward in earned.items()}
     if len(rendered.input_ids) <= max_length:
         return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length)]
     rendered = _render(dialog, tokenizer, every=True)

@@ -3,6 +3,9 @@
     y(s,a) = r + gamma sum_a' pi(a'|s') Q'(s',a')      0 after `done`; a truncated row bootstraps from its last state
     L      = (Q(s,a) - y)^2                            at logged tokens; Q' is a Polyak average of Q
 
+Where r is missing (the last token of a reply that nobody rated) there is no y: L is over the other tokens,
+and Q knows what such a reply earns from those that were rated.
+
 Q is a small head on frozen hidden states, so the language model runs once over the data. The sum over a' is exact, over the whole vocabulary.
 """
 
@@ -68,7 +71,7 @@ class FittedQ:
 
     first: np.ndarray  # (B,) E_pi Q in the first decision state of each row
     td_error: np.ndarray  # (B,) sum of squared TD errors over the row's decisions
-    decisions: np.ndarray  # (B,)
+    decisions: np.ndarray  # (B,) those with a TD error: where the reward is known
 
 
 @torch.no_grad()
@@ -99,7 +102,7 @@ def fit(
             group["lr"] = settings.learning_rate * (1 - step / settings.steps)
         error = td_errors(q, target, piece, decode, gamma=gamma, discount=discount)
         optimizer.zero_grad(set_to_none=True)
-        error.square().mean().backward()
+        (error.square().sum() / has_target(piece.batch).sum().clamp(min=1)).backward()
         optimizer.step()
         with torch.no_grad():
             torch._foreach_lerp_(list(target.parameters()), list(q.parameters()), settings.alpha)
@@ -116,11 +119,19 @@ def new_head(out: Outputs, settings: FQE, *, seed: int) -> nn.Module:
 
 
 def td_errors(q: nn.Module, target: nn.Module, piece: Piece, decode: Decode, *, gamma: float, discount: str) -> Tensor:
-    """(N,) Q(s,a) - r - gamma E_pi Q'(s',.) of the logged decisions; the gradient goes into Q(s,a) only."""
+    """(N,) Q(s,a) - r - gamma E_pi Q'(s',.) of the logged decisions, 0 where r is missing.
+
+    The gradient goes into Q(s,a) only.
+    """
     batch, out = piece.batch, piece.out
     after = expected(table_of(target), piece.out, decode)[batch.next_state]
     y = batch.rewards + discounts(batch, gamma, discount) * after
-    return q(out.lm.features, out.lm).at(batch.actions) - y
+    return (q(out.lm.features, out.lm).at(batch.actions) - y).masked_fill(~has_target(batch), 0.0)
+
+
+def has_target(batch: Batch) -> Tensor:
+    """(N,) bool: what the decision earned is known. Inside a reply that is nothing, rated or not."""
+    return batch.rated | ~batch.turn_end
 
 
 def table_of(head: nn.Module) -> Table:
@@ -144,7 +155,7 @@ def evaluate_q(q: nn.Module, pieces: Sequence[Piece], decode: Decode, *, gamma: 
     first, squares, counts = [], [], []
     for piece in pieces:
         rows = piece.batch.rows
-        count = torch.bincount(rows, minlength=len(piece.batch.input_ids))
+        count = torch.bincount(rows[has_target(piece.batch)], minlength=len(piece.batch.input_ids))
         error = td_errors(q, q, piece, decode, gamma=gamma, discount=discount)
         first.append(at_first(piece, expected(table_of(q), piece.out, decode)))
         squares.append(torch.bincount(rows, error.square().double(), minlength=len(count)))

@@ -17,7 +17,14 @@ from rl_dialog.evaluation.candidates import WORDS, candidate_measures, make_cand
 from rl_dialog.evaluation.fqe import FQE
 from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
 from rl_dialog.evaluation.metrics import Pairs, find_pairs, pairwise_accuracy
-from rl_dialog.evaluation.ope import ESTIMATORS, Behaviour, Discount, all_estimates, read_behaviour
+from rl_dialog.evaluation.ope import (
+    ESTIMATORS,
+    Behaviour,
+    Discount,
+    all_estimates,
+    known_outcomes,
+    read_behaviour,
+)
 from rl_dialog.evaluation.runs import existing, nearest
 from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, critic_scores, held_out_measures, logged_replies, score_replies
 from rl_dialog.evaluation.summary import Answer, RunResult
@@ -41,7 +48,7 @@ class HeldOutConfig(Decoding):
     """held-out contexts to answer; 0 answers none"""
     context_replies: Literal["last", "all", "good"] = "last"
     """what a context comes before: the last reply of a dialog, or any of its replies (a random choice of `contexts` of them), or any that earned more
-    than 0"""
+    than 0, which nobody knows of replies without a reward"""
     candidates: int = 0
     """replies per context to compare with the logged one, and to let the policy's critic rank; 0 makes none"""
     similarities: tuple[str, ...] = WORDS
@@ -151,7 +158,8 @@ def _contexts(dialogs: Sequence[Dialog], count: int, *, which: str = "last", see
     found: dict[str, tuple[Dialog, int]] = {}
     for dialog in dialogs:
         for i in dialog.replies[-1:] if which == "last" else dialog.replies:
-            if i and (which != "good" or (dialog.messages[i].get("reward") or 0) > 0):
+            reward = dialog.messages[i].get("reward")
+            if i and (which != "good" or (reward is not None and reward > 0)):
                 found.setdefault(json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i))
     every = list(found.values())
     if which == "last" or len(every) <= count:
@@ -200,7 +208,7 @@ def _estimate_return(
     """What the policy would earn, from the logs alone."""
     sources = {"dialogs": held_out.dialogs, "behaviour": held_out.behaviour}
     if "fqe" in config.ope:
-        sources["train"] = _logged(policy, tokenizer, held_out, config, part="train").rows
+        sources["train"] = known_outcomes(_logged(policy, tokenizer, held_out, config, part="train")).rows
     how = {"discount": Discount(config.gamma, config.discount), "fqe": config.fqe, "seed": config.seed, "quiet": config.quiet}
     found = all_estimates(config.ope, policy, scores, logged, **sources, **how)
     result.measures |= found.measures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
+from rl_dialog.data.missing import to_go
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.rewards.words import words
@@ -85,16 +87,16 @@ class Pairs:
 def find_pairs(dialogs: Sequence[Dialog], *, most_per_context: int = 200) -> Pairs:
     """All pairs of different replies that follow the same messages and have different outcomes.
 
-    A reply's outcome is the sum of the rewards from it to the end of its dialog: its own reward where it is the last. Replies without a reward are
-    left out, and so are a context's pairs beyond `most_per_context`.
+    A reply's outcome is the sum of the known rewards from it to the end of its dialog: its own reward where
+    it is the last. Replies of whose outcome nothing is known are left out, and so are
+    pairs beyond `most_per_context`.
     """
     at: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     number = 0
     for dialog in dialogs:
-        earned = [dialog.messages[i].get("reward") for i in dialog.replies]
-        for place, i in enumerate(dialog.replies):
-            if earned[place] is not None:
-                outcome = sum(reward or 0.0 for reward in earned[place:])
+        earned = np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None is NaN
+        for place, (i, outcome) in enumerate(zip(dialog.replies, to_go(earned).tolist(), strict=True)):
+            if not math.isnan(outcome):
                 context = json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]])
                 at[context].append((outcome, dialog.messages[i]["content"] or "", number + place))
         number += len(earned)

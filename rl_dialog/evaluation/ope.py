@@ -2,12 +2,16 @@
 
 The decision process is that of data/batch.py: one action per token, rewards at the end of a reply, `gamma` per token or per turn. The policy is pi =
 softmax(decode), sampled at temperature 1. README.md has the formulas and what each estimate cannot know; `notes` say what went wrong in a run.
+
+A missing reward is unknown, never 0. A dialog with one has no return: it is left out, and counted in the
+notes. Fitted Q evaluation leaves out the TD errors that would need it. Only where nothing but last replies is
+rated, so that a reward is what its dialog came to, the replies before it earned 0 (`known_outcomes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,14 +76,27 @@ def read_behaviour(directory: str | Path, dialogs: Sequence[Dialog], *, max_leng
 
 
 def logged_returns(logged: LoggedReplies, tokens: np.ndarray, discount: Discount) -> np.ndarray:
-    """(D,) the return of each held-out dialog as logged; NaN without a reply."""
+    """(D,) the return of each held-out dialog as logged; NaN without a reply, or if a reward is missing."""
     values = _rewards(logged) * _discounts(logged, tokens, discount)
     count = np.bincount(logged.dialog, minlength=logged.dialogs)
     return np.where(count > 0, np.bincount(logged.dialog, values, minlength=logged.dialogs), np.nan)
 
 
+def known_outcomes(logged: LoggedReplies) -> LoggedReplies:
+    """The same replies; those before a rated last reply earned 0, if none but last replies are rated."""
+    rewards = _rewards(logged)
+    rated, last = ~np.isnan(rewards), np.append(np.diff(logged.dialog) != 0, True)[: len(rewards)]
+    before = ~rated & np.isin(logged.dialog, logged.dialog[rated])  # (R,) before a rated last reply
+    if (rated & ~last).any() or not before.any():
+        return logged
+    filled = np.where(before, 0, rewards).astype(np.float32)
+    parts = np.split(filled, np.cumsum([len(row.rewards) for row in logged.rows])[:-1])
+    rows = [replace(row, rewards=part) for row, part in zip(logged.rows, parts, strict=True)]
+    return replace(logged, rows=rows)
+
+
 def _rewards(logged: LoggedReplies) -> np.ndarray:
-    """(R,)."""
+    """(R,); NaN where it is missing."""
     return np.concatenate([np.empty(0), *(row.rewards for row in logged.rows)]).astype(float)
 
 
@@ -111,6 +128,10 @@ def fitted_q(
     """`ope/fqe`: E_pi Q in the first state of each held-out dialog, Q learned from `train`; `ope/fqe_td`: its mean squared TD error there."""
     if not train:
         raise ValueError("--ope fqe: expected replies in the train split to learn from, found none; other estimators need no training data")
+    rewards = np.concatenate([row.rewards for row in train])
+    if np.isnan(rewards).all():
+        nothing = f"Undefined: none of the {len(rewards):,} training replies has a reward."
+        return Estimates(notes={"ope/fqe": nothing})
     shuffled = [train[i] for i in np.random.default_rng([seed, 2]).permutation(len(train))]
     decode, how = policy.method.decode, {"gamma": discount.gamma, "discount": discount.per}
     q = fit(read_pieces(policy, shuffled, batch_size=settings.batch_size), decode, settings, seed=seed, quiet=quiet, **how)
@@ -119,15 +140,22 @@ def fitted_q(
     values = np.full(logged.dialogs, np.nan)
     values[dialogs] = found.first[rows]
     estimates = Estimates({"ope/fqe": Measure.mean(values), "ope/fqe_td": Measure(found.td_error, found.decisions)})
-    estimates.add_note("ope/fqe", _all_equal(train), _cut(train))
+    estimates.add_note("ope/fqe", _all_equal(rewards), _unrated(rewards), _cut(train))
     return estimates
 
 
-def _all_equal(rows: Sequence[Row]) -> str:
-    rewards = np.concatenate([row.rewards for row in rows])
-    if rewards.min() < rewards.max():
+def _all_equal(rewards: np.ndarray) -> str:
+    low, high = np.nanmin(rewards), np.nanmax(rewards)
+    if low < high:
         return ""
-    return f"Every reply of the training dialogs earned {rewards[0]:g}, so the estimate is trivial: at most it counts replies, and ranks no policies."
+    trivial = "so the estimate is trivial: at most it counts replies, and ranks no policies"
+    return f"Every reply of the training dialogs earned {low:g}, {trivial}."
+
+
+def _unrated(rewards: np.ndarray) -> str:
+    if not (missing := int(np.isnan(rewards).sum())):
+        return ""
+    return f"{missing:,} of {len(rewards):,} training replies have no reward: Q guesses it from the others."
 
 
 def _cut(rows: Sequence[Row]) -> str:
@@ -177,18 +205,20 @@ def importance_sampling(
 ) -> Estimates:
     """`ope/wis`, `ope/pdwis` and `ope/n_eff`. Raises ValueError when the behaviour policy cuts the logged replies into other tokens.
 
-    Undefined, with a note instead of a figure, where mu is 0 at a logged token or pi at one in every dialog.
+    Over the dialogs whose replies all have a reward. Undefined, with a note instead of a figure, where there
+    are none, or where mu is 0 at a logged token or pi at one in every dialog.
     """
     _check_same_tokens(logged, behaviour)
     estimates = Estimates()
-    weights = [np.cumsum(part) for part in _by_dialog(behaviour.nll - scores.nll, logged)] if np.isfinite(behaviour.nll).all() else []
-    log_w = np.array([part[-1] for part in weights])
-    if not weights or log_w.max() == -np.inf:
-        impossible = f"{behaviour.name} gives" if not weights else "in every dialog the policy gives"
+    values = _rewards(logged) * _discounts(logged, scores.tokens, discount)
+    columns = [_by_dialog(each, logged) for each in (values, behaviour.nll, scores.nll)]
+    known = [parts for parts in zip(*columns, strict=True) if not np.isnan(parts[0]).any()]
+    if impossible := _impossible(known, behaviour.name):
         for name in which:
-            estimates.add_note(f"ope/{name}", f"Undefined: {impossible} probability 0 to logged tokens.")
+            estimates.add_note(f"ope/{name}", f"Undefined: {impossible}.")
         return estimates
-    earned = _by_dialog(_rewards(logged) * _discounts(logged, scores.tokens, discount), logged)
+    earned, weights = [part for part, _, _ in known], [np.cumsum(mu - pi) for _, mu, pi in known]
+    log_w = np.array([part[-1] for part in weights])
     w = np.exp(log_w - log_w.max())
     w /= w.sum()
     if "wis" in which:
@@ -198,6 +228,17 @@ def importance_sampling(
     estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
     return estimates
+
+
+def _impossible(known: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], behaviour: str) -> str:
+    """Why there are no weights, if so: of dialogs as (rewards, -log mu, -log pi), one number per reply."""
+    if not known:
+        return "every dialog has a reply without a reward"
+    if not all(np.isfinite(mu).all() for _, mu, _ in known):
+        return f"{behaviour} gives probability 0 to logged tokens"
+    if all(np.isinf(pi).any() for _, _, pi in known):
+        return "in every dialog the policy gives probability 0 to logged tokens"
+    return ""
 
 
 def effective(w: np.ndarray) -> float:
@@ -223,8 +264,10 @@ def per_decision(weights: Sequence[np.ndarray], earned: Sequence[np.ndarray]) ->
 def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Sequence[Dialog]) -> list[str]:
     """Warnings, in words."""
     n_eff, none = effective(w), int(np.isneginf(log_w).sum())
-    windows, cut = len(logged.rows) - len(w), sum(dialog.truncated for dialog in dialogs)
+    count, cut = len(np.unique(logged.dialog)), sum(dialog.truncated for dialog in dialogs)
+    windows, unrated = len(logged.rows) - count, count - len(w)
     found = {
+        f"{unrated} of {count} dialogs have a reply without a reward and are left out.": unrated,
         f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on importance sampling here.": n_eff < FEW,
         f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count nothing.": none,
         f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation there.": windows,
@@ -240,6 +283,21 @@ def _check_same_tokens(logged: LoggedReplies, behaviour: Behaviour) -> None:
             f"--behaviour {behaviour.name}: expected a policy whose tokenizer cuts the logged replies into the tokens of the evaluated one, "
             f"got {len(theirs)} tokens instead of {len(ours)} or other ones; train the behaviour policy on the same data directory"
         )
+
+
+def _as_logged(logged: LoggedReplies, scores: ReplyScores, discount: Discount) -> Estimates:
+    """`ope/logged`."""
+    outcomes, estimates = known_outcomes(logged), Estimates()
+    returns = logged_returns(outcomes, scores.tokens, discount)
+    count, known = len(np.unique(logged.dialog)), int((~np.isnan(returns)).sum())
+    if known:
+        estimates.measures["ope/logged"] = Measure.mean(returns)
+    notes = {
+        "Only last replies are rated: a reward is taken for its dialog's outcome.": outcomes is not logged,
+        f"{count - known} of {count} dialogs have a reply without a reward and are left out.": known < count,
+    }
+    estimates.add_note("ope/logged", *(text for text, applies in notes.items() if applies))
+    return estimates
 
 
 def all_estimates(
@@ -259,7 +317,8 @@ def all_estimates(
     """Every estimate asked for, and `ope/logged`, what the logs earned. `scores` are those of `logged`, the tokens of the held-out `dialogs`."""
     if not logged.rows:
         raise ValueError("--ope: expected replies in the held-out dialogs, found none")
-    found = [Estimates({"ope/logged": Measure.mean(logged_returns(logged, scores.tokens, discount))})]
+    found = [_as_logged(logged, scores, discount)]
+    logged = known_outcomes(logged)
     if "fqe" in which:
         found.append(fitted_q(policy, train, logged, fqe, discount, seed=seed, quiet=quiet))
     if "dm" in which:

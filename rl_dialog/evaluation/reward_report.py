@@ -51,7 +51,10 @@ def sample_dialogs(data: Path, manifest: Mapping[str, Any]) -> list[Dialog]:
 
 
 def reward_table(dialogs: Sequence[Dialog], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Component -> (R,) over all replies of the dialogs, NaN where it does not apply; `sum` is the reward that methods learn from."""
+    """Component -> (R,) over all replies of the dialogs, NaN where it does not apply.
+
+    `sum` is the reward that methods learn from, NaN where it is missing.
+    """
     replies = [dialog.messages[i] for dialog in dialogs for i in dialog.replies]
     table = {name: np.array([reply["rewards"].get(name, np.nan) for reply in replies], dtype=float) for name in names}
     return table | {SUM: np.array([reply["reward"] for reply in replies], dtype=float)}
@@ -82,11 +85,14 @@ def _components(manifest: Mapping[str, Any], table: Mapping[str, np.ndarray]) ->
             notes.append(f"{name} is the same for all replies it applies to: it teaches nothing")
         elif common > 0.95:
             notes.append(f"{name} gives {common:.1%} of the replies one and the same number: what it teaches hangs on few replies")
+        if name == SUM and 0 < row["coverage"] < 1:
+            notes.append(f"{1 - row['coverage']:.1%} of the replies have no reward: no method takes it for 0")
     columns = ["reward", "weight", "normaliser", "mean", "std", "min", "max", "coverage", "commonest value"]
     dialogs = sum(manifest["splits"][split]["dialogs"] for split in SPLITS)
     text = [
         f"{dialogs:,} dialogs. Components are raw, the sum is what methods learn from. Coverage: share of the replies that a component applies to. "
-        "Commonest value: share of those that have the most frequent number."
+        "Commonest value: share of those that have the most frequent number. "
+        "The sum is missing where no component with a weight applies."
     ]
     return Section("Components", text, Table(columns, rows), notes)
 
@@ -177,7 +183,13 @@ def _hacks(dialogs: Sequence[Dialog], rewards: Mapping[str, Reward], manifest: M
     return Section("Hacks", text, Table(["reward", *HACKS], rows), notes)
 
 
-def _sums(dialog: Dialog, *, rewards: Mapping[str, Reward], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]) -> list[float]:
+def _sums(
+    dialog: Dialog,
+    *,
+    rewards: Mapping[str, Reward],
+    weights: Mapping[str, float],
+    normalisers: Mapping[str, Normaliser],
+) -> list[float | None]:
     columns = {name: reward(dialog) for name, reward in rewards.items()}
     rows = ({name: column[r] for name, column in columns.items() if column[r] is not None} for r in range(len(dialog.replies)))
     return [weighted_sum(row, weights, normalisers) for row in rows]

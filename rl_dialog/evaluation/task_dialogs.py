@@ -75,7 +75,7 @@ class TaskDialog:
     id: str
     goal: dict[str, Any]
     turns: list[Said]
-    total: float  # the return
+    total: float | None  # the return; None where the reward of a reply is missing
     outcome: dict[str, Any]
     asked: list[Asked] = field(default_factory=list)
     unasked: list[tuple[str, str]] = field(default_factory=list)  # (domain, slot) told though nobody asked or wished
@@ -146,7 +146,7 @@ def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
         raise ValueError(f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them, got {dialog.meta!s:.120}")
     if not isinstance(dialog.goal, dict) or not all(isinstance(wish, dict) for wish in dialog.goal.values()):
         raise ValueError(f"{where}: expected the user's goal by domain, got {dialog.goal!r:.120}")
-    turns, total = [], 0.0
+    turns = []
     for message in dialog.messages:
         if message["role"] not in ("user", "assistant"):
             continue
@@ -156,7 +156,8 @@ def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
         if (meant := _acts(message.get("meant"))) is not None:  # a reply's acts are what the user read
             acts, understood = meant, acts
         turns.append(Said(side, message["content"] or "", acts, understood))
-        total += message.get("reward") or 0.0
+    earned = [dialog.messages[i].get("reward") for i in dialog.replies]
+    total = None if None in earned else sum(earned, 0.0)
     return TaskDialog(tuple(seeds), dialog.id, dialog.goal, turns, total, outcome)
 
 

@@ -249,10 +249,14 @@ def _readings(runs: Sequence[TaskRun]) -> Section | None:
 def _distributions(runs: Sequence[TaskRun]) -> Section:
     columns = {
         "system turns": {run.name: np.array([dialog.replies for dialog in run.dialogs]) for run in runs},
-        "return": {run.name: np.array([dialog.total for dialog in run.dialogs]) for run in runs},
+        "return": {run.name: np.array(totals) for run in runs if (totals := _known_returns(run))},
     }
     text = ["The share of dialogs with at most so many system turns, and with at most such a return."]
     return Section("Turns and returns", text, plot=("turns.png", plots.distributions(columns)))
+
+
+def _known_returns(run: TaskRun) -> list[float]:
+    return [dialog.total for dialog in run.dialogs if dialog.total is not None]
 
 
 def _examples(run: TaskRun) -> Section | None:

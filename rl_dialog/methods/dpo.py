@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,6 +24,7 @@ class DPO(Method):
 
     h = beta [(log pi(y+|s) - log p(y+|s)) - (log pi(y-|s) - log p(y-|s))], p the frozen prior, log-probabilities summed over a reply's tokens.
     The pairs (y+, y-) are made of the data: different replies to the same messages with different rewards.
+    Replies without a reward are in none.
     """
 
     beta: float = 0.1
@@ -31,7 +32,8 @@ class DPO(Method):
     label_smoothing: float = 0.0
     """eps, the share of pairs that are taken to be labelled the wrong way round"""
     by: Literal["reply", "to_go"] = "reply"
-    """what makes a reply the better one: its own reward, or the sum of rewards from it to the end of its row"""
+    """what makes a reply the better one: its own reward, or the sum of the known rewards from it to the end
+    of its row"""
     margin: float = 0.0
     """a pair's rewards differ by more than this"""
     pairs_per_context: int = 8
@@ -78,8 +80,10 @@ class DPO(Method):
 
 
 def replies(rows: Sequence[Row], *, by: str) -> Iterator[tuple[int, float, Row]]:
-    """(first token, reward, the row cut behind it and with nothing else to learn from) of every reply."""
+    """(first token, reward, the row cut behind it, with nothing else to learn from) of every rated reply."""
     for row in rows:
-        rewards = row.rewards if by == "reply" else np.cumsum(row.rewards[::-1])[::-1]
-        for start, end, reward in zip(row.reply_starts, row.reply_ends, rewards, strict=True):
-            yield int(start), float(reward), Row.of_reply(row.input_ids[:start], row.input_ids[start : end + 1], reward=float(reward))
+        rewards = row.rewards if by == "reply" else row.returns
+        for start, end, reward in zip(row.reply_starts, row.reply_ends, rewards.tolist(), strict=True):
+            if not math.isnan(reward):
+                context, reply = row.input_ids[:start], row.input_ids[start : end + 1]
+                yield int(start), reward, Row.of_reply(context, reply, reward=reward)

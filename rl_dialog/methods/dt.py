@@ -9,8 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rl_dialog.data.missing import unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.bc import BC
+
+UNKNOWN = "<|return:unknown|>"
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class DT(BC):
 
     The bins are quantiles of the training split's returns, equal returns in one bin, or given by `edges`. The checkpoint's chat template writes the
     wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return. Replies of the data that
-    are context only (weight 0) stand behind the wanted bin too, as they do when acting.
+    are context only (weight 0) stand behind the wanted bin too, as they do when acting. A reply whose
+    return is not known stands behind a token of its own: its language is learned, its worth is left open.
     """
 
     bins: int = 2
@@ -29,14 +33,15 @@ class DT(BC):
     want: int = -1
     """the bin to ask for when acting; -1 is the best one"""
     by: Literal["to_go", "reply"] = "to_go"
-    """what a return is: the rewards from this reply to the end of its row, or this reply's own"""
+    """what a return is: the sum of the known rewards from this reply to its row's end, or this reply's own"""
 
     def extend_tokenizer(self, tokenizer: Any) -> Any:
         if self.bins < 2 or not -self.bins <= self.want < self.bins:
             raise ValueError(f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}")
         if self.edges and (len(self.edges) != self.bins - 1 or any(low >= high for low, high in pairwise(self.edges))):
             raise ValueError(f"dt: expected {self.bins - 1} rising edges for {self.bins} bins, got {list(self.edges)}")
-        tokenizer.add_special_tokens({"additional_special_tokens": self._tokens}, replace_extra_special_tokens=False)
+        added = {"additional_special_tokens": [*self._tokens, UNKNOWN]}
+        tokenizer.add_special_tokens(added, replace_extra_special_tokens=False)
         wanted = self._tokens[self.want]
         tokenizer.chat_template = (
             "{% set ns = namespace(m=[]) %}{% for x in messages %}"
@@ -46,29 +51,37 @@ class DT(BC):
         return tokenizer
 
     def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
-        """Both splits with a bin token before every reply. Raises ValueError when all returns are equal."""
-        returns = np.concatenate([self._returns(row) for row in train])
-        above = returns[returns > returns.min()]
-        if not len(above):
-            raise ValueError(f"dt: every reply has the return {returns[0]:g}: prepare with rewards that differ, or train bc")
-        edges = np.asarray(self.edges) if self.edges else np.quantile(returns, np.arange(1, self.bins) / self.bins, method="higher")
-        if not self.edges:
-            edges = np.unique(np.maximum(edges, above.min()))  # the lowest bin is never empty, however often the lowest return occurs
+        """Both splits with a bin token before every reply. Raises ValueError when known returns are equal."""
+        edges = self._edges(np.concatenate([self._returns(row) for row in train]))
         ids = np.asarray(tokenizer.convert_tokens_to_ids(self._tokens), np.int32)
         ids = ids[[*range(len(edges)), self.bins - 1]]  # fewer bins than asked for (many equal returns): the best one keeps its name
 
-        header, wanted = self._header(tokenizer), tokenizer.convert_tokens_to_ids(self._tokens[self.want])
+        header = self._header(tokenizer)
+        wanted, unknown = tokenizer.convert_tokens_to_ids([self._tokens[self.want], UNKNOWN])
 
         def told(row: Row) -> Row:
             starts = row.reply_starts
             others = np.setdiff1d(_behind(header, row.input_ids), starts)  # replies that are context only
-            bins = ids[np.searchsorted(edges, self._returns(row), side="right")]
+            returns = self._returns(row)
+            bins = np.where(np.isnan(returns), unknown, ids[np.searchsorted(edges, returns, side="right")])
             places, tokens = np.concatenate([starts, others]), np.concatenate([bins, np.full(len(others), wanted)]).astype(np.int32)
             rows = np.insert(row.input_ids, places, tokens), np.insert(row.assistant, places, False)
             ends = row.reply_ends + np.searchsorted(np.sort(places), row.reply_ends, side="right")
             return Row(*rows, ends.astype(np.int32), row.rewards, row.truncated)
 
         return [told(row) for row in train], [told(row) for row in validation]
+
+    def _edges(self, returns: np.ndarray) -> np.ndarray:
+        """The lower ends of all bins but the first, for these returns of the training split."""
+        known = returns[~np.isnan(returns)]
+        if not len(known) or known.min() == known.max():
+            said = f"every reply has the return {known[0]:g}" if len(known) else "no reply has a return"
+            raise ValueError(f"dt: {said}{unrated(returns)}: prepare with rewards that differ, or train bc")
+        if self.edges:
+            return np.asarray(self.edges)
+        edges = np.quantile(known, np.arange(1, self.bins) / self.bins, method="higher")
+        second = known[known > known.min()].min()  # the lowest bin is never empty, however often it occurs
+        return np.unique(np.maximum(edges, second))
 
     def _header(self, tokenizer: Any) -> np.ndarray:
         """What the template writes before a reply, without the wanted bin."""
@@ -81,7 +94,7 @@ class DT(BC):
         return [f"<|return:{i}|>" for i in range(self.bins)]
 
     def _returns(self, row: Row) -> np.ndarray:
-        return row.rewards if self.by == "reply" else np.cumsum(row.rewards[::-1])[::-1]
+        return row.rewards if self.by == "reply" else row.returns
 
 
 def _behind(header: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.data.missing import unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.backup import log_ratios, row_log_ratios
 from rl_dialog.methods.dpo import replies
@@ -29,13 +30,13 @@ class KTO(Method):
     beta: float = 0.1
     """how strongly the prior holds"""
     threshold: float | None = None
-    """a reply is good when its reward is above this; by default above the mean of the training split"""
+    """a reply is good when its reward is above this; by default above the training split's mean"""
     desirable_weight: float = 1.0
     """w of good replies"""
     undesirable_weight: float = 1.0
     """w of bad replies"""
     by: Literal["reply", "to_go"] = "reply"
-    """a reply's reward: its own, or the sum of rewards from it to the end of its row"""
+    """a reply's reward: its own, or the sum of the known rewards from it to the end of its row"""
 
     rows_per_unit: ClassVar[int] = 2
     measures: ClassVar[bool] = True
@@ -47,14 +48,20 @@ class KTO(Method):
     def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
         """Each reply, with 1 or -1 for good or bad in the place of its reward, beside its context with another reply.
 
-        Raises ValueError when all are good or all are bad.
+        Replies without a reward are neither, and left out. Raises ValueError when all are good or all bad.
         """
-        rewards = np.asarray([reward for _, reward, _ in replies(train, by=self.by)])
+        every = np.concatenate([row.rewards if self.by == "reply" else row.returns for row in train])
+        rewards = every[~np.isnan(every)].astype(float)
+        if not len(rewards):
+            found = f"{len(every):,} without a reward: prepare with rewards, or train bc"
+            raise ValueError(f"kto: expected good and bad replies, got {found}")
         threshold = rewards.mean() if self.threshold is None else self.threshold
-        if (rewards > threshold).all() or not (rewards > threshold).any():
+        good = int((rewards > threshold).sum())
+        if good in (0, len(rewards)):
             raise ValueError(
-                f"kto: expected good and bad replies, got {int((rewards > threshold).sum())} of {len(rewards)} with a reward above {threshold:g} "
-                f"(they are {rewards.min():g} to {rewards.max():g}): set --method.threshold, or prepare with rewards that differ"
+                f"kto: expected good and bad replies, got {good} of {len(rewards)} with a reward above "
+                f"{threshold:g} (they are {rewards.min():g} to {rewards.max():g}){unrated(every)}: "
+                "set --method.threshold, or prepare with rewards that differ"
             )
         return self._beside_strangers(train, threshold), self._beside_strangers(validation, threshold)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rl_dialog.data.missing import unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.bc import BC
 
@@ -17,32 +18,46 @@ class TFTop(BC):
     """Cross-entropy on the replies that pass a filter; the others stay as context. L = -mean log pi(a|s) over what is left."""
 
     by: Literal["reply", "dialog"] = "reply"
-    """judge a reply by its own reward, or by the sum of rewards of its row (a dialog, or a window of one that is longer than max_length)"""
+    """judge a reply by its own reward, or by the sum of the known rewards of its row (a dialog, or a window
+    of one that is longer than max_length)"""
     threshold: float | None = None
     """keep what earned at least this much"""
     fraction: float = 0.5
-    """without a threshold: keep this share of the replies, the best ones (rounded down, at least one; equals in the order of the data)"""
+    """without a threshold: keep this share of the rated replies, the best ones (rounded down, at least one;
+    equals in the order of the data)"""
 
     def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], Sequence[Row]]:
         """The training rows with only the kept replies to learn from; validation stays whole.
 
-        Raises ValueError when the filter cannot tell replies apart, or none passes.
+        What has no reward (a reply; by dialog, a row without a rated reply) is never kept: nothing says that
+        it went well. Raises ValueError when the filter cannot tell replies apart, or none passes.
         """
         if not 0 < self.fraction <= 1:
             raise ValueError(f"expected a fraction in (0, 1], got {self.fraction}")
-        scores = [row.rewards if self.by == "reply" else np.full(len(row.rewards), row.rewards.sum()) for row in train]
+        scores = [self._scores(row) for row in train]
         flat = np.concatenate(scores)
-        if len(np.unique(flat)) == 1:
-            raise ValueError(f"tf_top: every {self.by} earned {flat[0]:g}, so none is better: prepare with rewards that differ, or train bc")
+        known = flat[~np.isnan(flat)]
+        if len(np.unique(known)) < 2:
+            said = f"every {self.by} earned {known[0]:g}" if len(known) else f"no {self.by} has a reward"
+            why = f"{said}{unrated(flat)}, so none is better"
+            raise ValueError(f"tf_top: {why}: prepare with rewards that differ, or train bc")
         if self.threshold is not None:
-            kept = flat >= self.threshold
+            kept = flat >= self.threshold  # NaN is not
             if not kept.any():
-                raise ValueError(f"tf_top: no {self.by} earned {self.threshold:g} or more (the best one {flat.max():g}): lower --method.threshold")
+                best = f"(the best one {known.max():g}){unrated(flat)}"
+                raise ValueError(
+                    f"tf_top: no {self.by} earned {self.threshold:g} or more {best}: lower --method.threshold"
+                )
         else:
             kept = np.zeros(len(flat), bool)
-            kept[np.argsort(-flat, kind="stable")[: max(1, int(self.fraction * len(flat)))]] = True
+            best_first = np.argsort(-flat, kind="stable")  # NaN comes last
+            kept[best_first[: max(1, int(self.fraction * len(known)))]] = True
         parts = np.split(kept, np.cumsum([len(s) for s in scores])[:-1])
         return [_only(row, keep) for row, keep in zip(train, parts, strict=True) if keep.any()], validation
+
+    def _scores(self, row: Row) -> np.ndarray:
+        """(R,) what each reply is judged by; NaN where that is not known."""
+        return row.rewards if self.by == "reply" else row.returns[:1].repeat(len(row.rewards))
 
 
 def _only(row: Row, keep: np.ndarray) -> Row:

@@ -108,7 +108,8 @@ def replies_of(dialog: Dialog) -> Iterator[tuple[int, Reply]]:
     plain = [{"role": message["role"], "content": said(message)} for message in dialog.messages]
     for i in dialog.replies:
         if i:
-            judged = {name: dialog.messages[i][name] for name in JUDGED if name in dialog.messages[i]}
+            given = {name: dialog.messages[i].get(name) for name in JUDGED}
+            judged = {name: value for name, value in given.items() if value is not None}  # null says nothing
             source = {"dialog": dialog.id, "message": i, **judged} | ({"split": dialog.split} if dialog.split else {})
             if "generator" in dialog.meta:
                 source["model"] = dialog.meta["generator"]

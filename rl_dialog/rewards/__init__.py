@@ -1,6 +1,7 @@
 """Rewards: named functions `Dialog -> list[float | None]`, one number per reply. A run uses a weighted sum of them.
 
-None means "does not apply to this reply" (the user never answered, nobody voted): it adds 0 to the sum and lowers the component's coverage.
+None means "does not apply to this reply" (the user never answered, nobody voted): it is left out of the sum
+and lowers the component's coverage. Where no component with a weight applies, the sum itself is missing.
 README.md has a section per reward; `statistics.py` says how the components spread and correlate.
 """
 
@@ -20,6 +21,7 @@ from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.human import logged, rating, vote
 from rl_dialog.rewards.learned import learned
+from rl_dialog.rewards.normalise import weighted_sum
 from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
 from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment, toxicity, toxicity_level, toxicity_noised
 from rl_dialog.rewards.scorers import BUILT_IN, Scorer, with_scorers
@@ -151,15 +153,17 @@ def _own(name: str) -> Reward:
 def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> np.ndarray:
     """Scores a dialog in place: each reply gets its components as `rewards` and their weighted sum as `reward`.
 
-    Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then the sum. Components that `rewards` does
-    not name stay in the message as they were. Raises ValueError for a reward that fails, or does not give one finite number or None per reply.
+    Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then
+    their sum (NaN, and None in the message, where none with a weight other than 0 applies). Components that
+    are not among `rewards` stay in the message as they were. Raises ValueError for a reward that fails, or
+    does not give one finite number or None per reply.
     """
     columns = {name: _numbers(name, function, dialog) for name, function in rewards.items()}
     totals = []
     for r, i in enumerate(dialog.replies):
         message = dialog.messages[i]
         applied = {name: column[r] for name, column in columns.items() if column[r] is not None}
-        totals.append(math.fsum([weights[name] * value for name, value in applied.items()]))
+        totals.append(weighted_sum(applied, weights, {}))
         message["rewards"] = {name: value for name, value in message.get("rewards", {}).items() if name not in rewards} | applied
         message["reward"] = totals[-1]
     return np.array([*columns.values(), totals], dtype=float).T  # None becomes NaN

@@ -4,11 +4,13 @@
     min_max  (x - min) / (max - min)      new data may leave 0..1
     rank     the share of training replies below x, those equal to it counted half; between known values by a straight line
 
-A component that never varies becomes 0 by the first two and 0.5 by the last. What does not apply to a reply stays out of its sum.
+A component that never varies becomes 0 by the first two and 0.5 by the last. What does not apply to a reply
+stays out of its sum; a sum of nothing is missing, not 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -80,8 +82,15 @@ def fit_rank(values: np.ndarray) -> Normaliser:
     return Normaliser("rank", values=tuple(distinct.tolist()), ranks=tuple(ranks.tolist()))
 
 
-def weighted_sum(components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]) -> float:
-    """A reply's reward: the sum of weight * normalised component over those that apply."""
-    return float(
-        sum(weights[name] * normalisers[name](value) if name in normalisers else weights[name] * value for name, value in components.items())
-    )
+def weighted_sum(
+    components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]
+) -> float | None:
+    """A reply's reward: the sum of weight * normalised component over the `components` that apply to it.
+
+    None where none of them has a weight other than 0: a reward that nobody gave is not one of 0.
+    """
+    counted = {name: value for name, value in components.items() if weights[name]}
+    if not counted:
+        return None
+    counted |= {name: normalisers[name](value) for name, value in counted.items() if name in normalisers}
+    return math.fsum(weights[name] * value for name, value in counted.items())

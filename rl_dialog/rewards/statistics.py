@@ -64,7 +64,8 @@ class Statistics:
     def summary(self, weights: dict[str, float]) -> dict[str, Any]:
         """For the manifest. Mean, std (population), min and max are over the replies a component applies to; coverage is their share of all replies.
 
-        The last column is the weighted sum. A correlation is null where either side is constant.
+        The last column is the weighted sum, whose coverage is the share of the replies that have a reward.
+        A correlation is null where either side is constant.
         """
         names = [*weights, SUM]
         rows = [self._column(k) for k in range(len(names))]

@@ -40,13 +40,15 @@ def test_the_table_of_the_docstring(table_row):
     assert batch.dones.tolist() == [False, False, True]
     assert batch.turn_end.tolist() == [False, True, True]
     assert batch.rows.tolist() == [0, 0, 0]
+    assert batch.rated.tolist() == [True] * 3
     assert batch.prior_logp is None
 
 
 def test_types(table_row):
     batch = collate([table_row])
     kinds = {f.name: getattr(batch, f.name).dtype for f in fields(batch) if getattr(batch, f.name) is not None}
-    integers, booleans = ("input_ids", "nxt", "states", "actions", "next_state", "rows"), ("attention_mask", "act", "done", "dones", "turn_end")
+    integers = ("input_ids", "nxt", "states", "actions", "next_state", "rows")
+    booleans = ("attention_mask", "act", "done", "dones", "turn_end", "rated")
     expected = (
         {name: torch.int64 for name in integers} | {name: torch.bool for name in booleans} | {"reward": torch.float32, "rewards": torch.float32}
     )
@@ -66,6 +68,16 @@ def test_every_token_spreads_a_reply_s_reward_over_its_actions(table_row):
     batch = collate([table_row], spread="every_token")
     assert batch.reward.tolist() == [[0, 0, 0.5, 0.5, 0, 0, 2.0, 0]]
     assert batch.rewards.tolist() == [0.5, 0.5, 2.0]
+
+
+@pytest.mark.parametrize(("spread", "first"), [("reply_end", 0.0), ("every_token", 0.5)])
+def test_a_missing_reward_is_masked_and_never_nan(make_row, spread, first):
+    """Replies of 2, 1 and 2 tokens: not rated, rated 0 (the same number, another mask), rated .5."""
+    unrated = make_row([U, A, A1, A2, U, B1], [(2, 3, np.nan), (5, 5, 0.0)])
+    batch = collate([unrated, make_row([U, A1, A2], [(1, 2, 0.5)])], spread=spread)
+    assert batch.rewards.tolist() == [0, 0, 0, first, 0.5] and not batch.reward.isnan().any()
+    assert batch.rated.tolist() == [False, False, True, True, True]
+    assert batch.reward.dtype == torch.float32
 
 
 def test_a_truncated_row_bootstraps_from_its_last_token(make_row):
@@ -183,14 +195,14 @@ def random_row(draw, make_row):
     for _ in range(draw.randint(0, 4)):
         user, words = draw.randint(0, 3), draw.randint(1, 4)
         t += user
-        replies.append((t, t + words - 1, round(draw.uniform(-2, 2), 3)))
+        replies.append((t, t + words - 1, round(draw.uniform(-2, 2), 3) if draw.random() < 0.8 else np.nan))
         t += words
     t += draw.randint(0, 2)
     return make_row(ids + [draw.randint(1, 50) for _ in range(t - 1)], replies, truncated=draw.random() < 0.4)
 
 
 def decisions_of(row, spread):
-    """(state, action, reward, next state or None, is turn end) of one row, token by token, from the words of the rule."""
+    """(state, action, reward, next state or None, ends its reply, is rated), token by token, by the rule."""
     found = []
     length = len(row.input_ids)
     for t in range(length - 1):
@@ -201,18 +213,21 @@ def decisions_of(row, spread):
         which = sum(1 for end in row.reply_ends if end < t + 1)  # replies that ended before this action
         ends = t + 1 in row.reply_ends
         earned = row.rewards[which] if ends or spread == "every_token" else 0
-        found.append((tuple(row.input_ids[: t + 1]), int(row.input_ids[t + 1]), float(earned), following, ends))
+        state, action = tuple(row.input_ids[: t + 1]), int(row.input_ids[t + 1])
+        known = not np.isnan(row.rewards[which])
+        found.append((state, action, float(earned) if known else 0.0, following, ends, known))
     return found
 
 
 def decisions_in(batch: Batch):
     """The same, read back from the gathered tensors: a state is the tokens up to its flat position."""
     width = batch.input_ids.shape[1]
+    names = ("actions", "rewards", "next_state", "dones", "turn_end", "rated")
     text = [tuple(batch.input_ids[s // width, : s % width + 1].tolist()) for s in batch.states.tolist()]
     return [
-        (text[n], a, r, None if done else text[following], end)
-        for n, (a, r, following, done, end) in enumerate(
-            zip(*(getattr(batch, k).tolist() for k in ("actions", "rewards", "next_state", "dones", "turn_end")), strict=True)
+        (text[n], a, r, None if done else text[following], end, rated)
+        for n, (a, r, following, done, end, rated) in enumerate(
+            zip(*(getattr(batch, name).tolist() for name in names), strict=True)
         )
     ]
 

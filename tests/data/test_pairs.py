@@ -9,6 +9,7 @@ import pytest
 from rl_dialog.data.pairs import mine_pairs, widest_pairs
 from rl_dialog.data.readers import find_logs, read_log
 from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards import apply_rewards, choose_rewards
 
 
 def talk(name, *turns):
@@ -53,10 +54,33 @@ def test_margin_and_most_per_context():
 def test_replies_without_a_reward_make_no_pair():
     silent = Dialog(id="x", messages=[{"role": "user", "content": "bye"}, {"role": "assistant", "content": "no"}])
     assert not list(mine_pairs(lambda: [silent, DIALOGS[4]]))
-    silent.messages[1] |= {"reward": 0.0, "rewards": {}}  # as prepare writes it where no component applies
+    silent.messages[1] |= {"reward": None, "rewards": {"question": 0.0}}  # as prepare writes a weight of 0
     assert not list(mine_pairs(lambda: [silent, DIALOGS[4]]))
-    silent.messages[1]["rewards"] = {"vote": 0.0}
+    silent.messages[1]["reward"] = 0.0
     assert len(list(mine_pairs(lambda: [silent, DIALOGS[4]]))) == 1
+
+
+def test_what_came_of_it_is_what_is_known_of_it():
+    """Outcomes 2 (nothing said of the reply itself), 0 + 1 and nothing at all: one pair, of the first two."""
+    dialogs = [
+        talk("a", "hi", ("hello", None), "how?", ("well", 2.0)),
+        talk("b", "hi", ("hey", 0.0), "what?", ("that", None), "so?", ("this", 1.0)),
+        talk("c", "hi", ("away", None), "go!", ("no", None)),
+    ]
+    assert texts(mine_pairs(lambda: dialogs, by="to_go")) == [("hello", "hey", 1.0)]
+    assert texts(mine_pairs(lambda: dialogs)) == []
+
+
+def test_a_component_without_a_weight_changes_no_pair():
+    """Votes 1, -1 and none; `question` applies to all replies."""
+    found = []
+    for weights in ({"vote": 1.0}, {"vote": 1.0, "question": 0.0}):
+        dialogs = [talk(str(i), "hi", (text, None)) for i, text in enumerate(("who?", "no", "why?"))]
+        for dialog, vote in zip(dialogs, (1, -1, None), strict=True):
+            dialog.messages[1] |= {} if vote is None else {"feedback": {"vote": vote}}
+            apply_rewards(dialog, choose_rewards(weights), weights)
+        found.append(list(mine_pairs(dialogs.copy)))
+    assert found[0] == found[1] and texts(found[0]) == [("who?", "no", 2.0)]
 
 
 def test_the_file_is_read_back_as_preferences(tmp_path):

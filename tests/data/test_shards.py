@@ -64,6 +64,21 @@ def test_a_slice_of_a_column_unpacks_to_its_own_rows():
         assert_equal(row, wanted)
 
 
+def test_a_missing_reward_is_null_in_the_file_and_nan_in_memory(tmp_path):
+    """Zeros stay zeros. Through Parquet, and for a slice of the column."""
+    two = [window(6, [1, 5], [np.nan, -2.0]), window(2, [1], [np.nan])]
+    rows = [[window(4, [1, 3], [0.0, np.nan])], two, [window(2, [1], [0.0])]]
+    column = shards.pack_rows(rows)
+    stored = [[row["rewards"] for row in windows] for windows in column.to_pylist()]
+    assert stored == [[[0.0, None]], [[None, -2.0], [None]], [[0.0]]]
+    pq.write_table(pa.table({"rows": column}), tmp_path / "rows.parquet")
+    (chunk,) = pq.read_table(tmp_path / "rows.parquet").column("rows").chunks
+    for found, first in ((chunk, 0), (chunk.slice(1, 2), 1)):
+        expected = [row for windows in rows[first:] for row in windows]
+        for row, wanted in zip(shards.unpack_rows(found), expected, strict=True):
+            assert_equal(row, wanted)
+
+
 def test_an_empty_column():
     assert list(shards.unpack_rows(shards.pack_rows([]))) == []
     assert shards.pack_rows([]).type == shards.SHARD_SCHEMA.field("rows").type
@@ -89,7 +104,8 @@ def test_what_is_no_data_directory_is_said_so(data_dir, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format": "rl_dialog.data", "version": 99}', "expected version 1 of the data format, got 99"),
+        ('{"format": "rl_dialog.data", "version": 99}', "expected version 2 of the data format, got 99"),
+        ('{"format": "rl_dialog.data", "version": 1}', "got 1; .*the reward 0 for replies that have none"),
         ('{"format": "other"}', "one of another program"),
         ("[1]", "one of another program"),
         ("{", "expected the JSON"),

@@ -15,6 +15,7 @@ from rl_dialog.data.tokenize import (
     END,
     PAD,
     ROLE_TOKENS,
+    Row,
     TemplateError,
     cut_replies,
     encode_prompt,
@@ -101,7 +102,7 @@ def test_an_exact_row(tokenizer):
     assert tokenizer.convert_ids_to_tokens(row.input_ids) == ["<|user|>", *tokenizer.tokenize("hi"), END, "<|assistant|>", END]
     assert row.assistant.tolist() == [False] * (len(row.assistant) - 1) + [True]
     assert row.reply_ends.tolist() == [len(row.input_ids) - 1]
-    assert row.rewards.tolist() == [0.0]
+    assert np.isnan(row.rewards).tolist() == [True]
 
 
 def test_chatml_newline_after_the_end_of_turn_is_no_action(chatml):
@@ -163,9 +164,12 @@ def test_no_reply_no_row(tokenizer):
     assert tokenize(dialog(user("x"), reply("y", weight=0)), tokenizer) == []
 
 
-def test_null_rewards_count_as_zero(tokenizer):
-    (row,) = tokenize(dialog(user("x"), reply("y", reward=None), user("x"), reply("y")), tokenizer)
-    assert row.rewards.tolist() == [0.0, 0.0]
+def test_a_reward_that_is_null_or_absent_is_missing(tokenizer):
+    replies = reply("y", reward=None), reply("y"), reply("y", reward=0)
+    (row,) = tokenize(dialog(*(message for each in replies for message in (user("x"), each))), tokenizer)
+    np.testing.assert_array_equal(row.rewards, np.array([np.nan, np.nan, 0], np.float32))
+    assert np.isnan(Row.of_reply([1], [2]).rewards).all()
+    assert Row.of_reply([1], [2], reward=0.0).rewards.tolist() == [0.0]
 
 
 def test_a_truncated_dialog_ends_in_the_state_before_the_next_reply(tokenizer):

@@ -65,6 +65,17 @@ def test_the_outcome_of_a_reply_is_what_follows_it():
     assert (pairs.better.tolist(), pairs.worse.tolist()) == ([2], [0])  # 0.4 beats -0.1 at once, -0.6 loses to 0.4 in the end
 
 
+def test_an_outcome_of_which_nothing_is_known_is_in_no_pair():
+    """Known of the replies to "hi": 1 (said of the reply after it), 0, and of the third one nothing."""
+    talks = [
+        dialog(("user", "hi"), ("assistant", "later", None), ("user", "so"), ("assistant", "yes", 1.0)),
+        dialog(("user", "hi"), ("assistant", "now", 0.0), ("user", "so"), ("assistant", "no", None)),
+        dialog(("user", "hi"), ("assistant", "never", None), ("user", "so"), ("assistant", "no")),
+    ]
+    pairs = find_pairs(talks)
+    assert (pairs.better.tolist(), pairs.worse.tolist()) == ([0], [2])
+
+
 def test_pairwise_accuracy():
     talks = [dialog(("user", "c"), ("assistant", text, reward)) for text, reward in (("good", 1.0), ("bad", 0.0), ("worse", 0.0))]
     talks += [dialog(("user", "t"), ("assistant", text, reward)) for text, reward in (("fine", 2.0), ("poor", 1.0))]

@@ -17,6 +17,7 @@ from rl_dialog.evaluation.ope import (
     effective,
     fitted_q,
     importance_sampling,
+    known_outcomes,
     logged_returns,
     per_decision,
     read_behaviour,
@@ -30,6 +31,7 @@ from rl_dialog.models.checkpoint import save_policy
 
 A, B, C, D = 0, 1, 2, 3
 START, THEN, OTHER = 90, 91, 92
+NAN = np.nan
 NEVER = -1e4  # a logit of probability 0
 UNDISCOUNTED = Discount()
 
@@ -86,6 +88,24 @@ def test_a_truncated_row_bootstraps_and_a_finished_one_does_not(chain, make_row)
     pi = CHAIN | {OTHER: (0.0, 1.0, 0.0, 0.0)}
     assert value([*chain, cut], pi).first[-1] == pytest.approx(0.5 + 0.8, abs=0.02)
     assert value([*chain, ended], pi).first[-1] == pytest.approx(0.5, abs=0.02)
+
+
+def test_what_nobody_rated_is_learned_from_what_was(chain, make_row):
+    """Ten more conversations that end with A, and one of B and C whose B is not rated: J stays as it was."""
+    unrated = make_row([START, B, THEN, C], [(1, 1, NAN), (3, 3, 2.0)])
+    found = value([*chain, *[make_row([START, A], [(1, 1, NAN)])] * 10, unrated], CHAIN)
+    assert found.first == pytest.approx([0.7875] * 17, abs=0.02)
+    assert found.decisions.tolist() == [1, 1, 1, 1, 2, 2, *[0] * 10, 1]
+    assert found.td_error[6:] == pytest.approx([0] * 11, abs=0.02)
+
+
+def test_inside_a_reply_nothing_is_earned_rated_or_not(make_row):
+    """The reply B C is rated 2 in one row and not in the other: the target of B is known in both."""
+    rows = [make_row([START, B, C], [(1, 2, reward)]) for reward in (2.0, NAN)]
+    pi = {START: (0.0, 1.0, 0.0, 0.0), B: (0.0, 0.0, 1.0, 0.0), C: (0.25,) * 4}
+    found = value(rows, pi)
+    assert found.first == pytest.approx([2, 2], abs=0.02)
+    assert found.decisions.tolist() == [2, 1]
 
 
 def test_turns_are_discounted_at_their_end_only(make_row):
@@ -156,6 +176,22 @@ def test_the_behaviour_policy_itself_gets_the_mean_of_the_logs(logs):
     found = weighted(logs, (0.4, 0.4, 0.2), (0.4, 0.4, 0.2)).measures
     assert [found["ope/wis"].value, found["ope/pdwis"].value] == pytest.approx([(1 + 3) / 2] * 2)
     assert found["ope/n_eff"].value == pytest.approx(2)
+
+
+def test_a_dialog_with_a_missing_reward_is_left_out_and_counted(make_row, logs):
+    """The numbers are those of the other two dialogs, whatever the weights of the third one are."""
+    unrated = make_row([START, A, THEN, B], [(1, 1, 5.0), (3, 3, NAN)])
+    three = LoggedReplies([unrated, *logs.rows], np.array([0, 0, 1, 1, 2]), 3)
+    for weight in (0.0, 0.1, 1.0):
+        found = weighted(three, (weight, weight, 0.8, 0.2, 0.1), (0.5, 0.5, 0.4, 0.4, 0.2))
+        expected = weighted(logs, (0.8, 0.2, 0.1), (0.4, 0.4, 0.2)).measures
+        for name in ("ope/wis", "ope/pdwis", "ope/n_eff"):
+            assert found.measures[name].value == pytest.approx(expected[name].value), name
+        assert "1 of 3 dialogs have a reply without a reward and are left out." in found.notes["ope/n_eff"]
+        assert "more windows" not in found.notes["ope/n_eff"]
+    alone = weighted(LoggedReplies([unrated], np.array([0, 0]), 1), (0.5, 0.5), (0.5, 0.5))
+    assert not alone.measures
+    assert alone.notes["ope/wis"] == "Undefined: every dialog has a reply without a reward."
 
 
 def test_effective_number():
@@ -229,6 +265,29 @@ def test_logged_returns_by_hand(make_row):
         assert found[0] == pytest.approx(returns(batch, discount.gamma, discount.per)[0].item())
 
 
+def test_a_return_is_unknown_where_a_reward_is_missing(make_row):
+    rows = [make_row([START, A, THEN, A], [(1, 1, 1.0), (3, 3, NAN)]), make_row([START, A], [(1, 1, 3.0)])]
+    logs = LoggedReplies(rows, np.array([0, 0, 1]), 2)
+    np.testing.assert_array_equal(logged_returns(logs, np.ones(3), UNDISCOUNTED), [NAN, 3])
+    assert known_outcomes(logs) is logs  # the first reply is rated, so a reward is not an outcome
+
+
+def test_an_outcome_is_all_that_a_dialog_earned(make_row):
+    """Only last replies are rated, of the first and the third dialog. The first one has two windows."""
+    rows = [
+        make_row([START, A, THEN, A, OTHER], [(1, 1, NAN), (3, 3, NAN)], truncated=True),
+        make_row([OTHER, A], [(1, 1, 8.0)]),
+        make_row([START, A, THEN, A], [(1, 1, NAN), (3, 3, NAN)]),
+        make_row([START, A], [(1, 1, 3.0)]),
+    ]
+    logs = LoggedReplies(rows, np.array([0, 0, 0, 1, 1, 2]), 3)
+    found = known_outcomes(logs)
+    np.testing.assert_array_equal(np.concatenate([row.rewards for row in found.rows]), [0, 0, 8, NAN, NAN, 3])
+    assert found.rows[0].rewards.dtype == np.float32 and np.isnan(rows[0].rewards).all()
+    np.testing.assert_array_equal(logged_returns(found, np.ones(6), UNDISCOUNTED), [8, NAN, 3])
+    assert known_outcomes(found) is found
+
+
 DIALOGS = [
     Dialog("a", [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "thank you", "reward": 1.0}]),
     Dialog("b", [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "tea", "reward": 1.0}]),
@@ -273,6 +332,35 @@ def test_rewards_that_are_all_equal_say_nothing(make_policy, logged):
     assert found.measures["ope/fqe"].value == pytest.approx(1, abs=0.2)  # a reply is worth 1, whatever is said
     with pytest.raises(ValueError, match="--ope fqe: expected replies in the train split"):
         fitted_q(make_policy(BC()), [], logged, FQE(), UNDISCOUNTED)
+
+
+def test_notes_say_what_is_not_rated(make_policy, tokenizer):
+    """Three dialogs: the outcome of two is known, nothing of the third. Then a first reply is rated, too."""
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "tea"}]
+    last = {"role": "assistant", "content": "thank you"}
+    rated = [last | {"reward": reward} for reward in (1.0, 2.0, None)]
+    dialogs = [Dialog(str(i), [*turns, turns[0], reply]) for i, reply in enumerate(rated)]
+    policy, how = make_policy(BC()), {"discount": UNDISCOUNTED, "fqe": FQE(steps=2)}
+
+    def estimates():
+        logged = logged_replies(dialogs, tokenizer, max_length=64)
+        rows = known_outcomes(logged).rows
+        return all_estimates(("fqe",), policy, score_replies(policy, logged), logged, train=rows, **how)
+
+    found = estimates()
+    assert found.measures["ope/logged"].value == pytest.approx(1.5)
+    outcomes = "Only last replies are rated: a reward is taken for its dialog's outcome."
+    left_out = "1 of 3 dialogs have a reply without a reward and are left out."
+    assert found.notes["ope/logged"] == f"{outcomes} {left_out}"
+    assert "2 of 6 training replies have no reward: Q guesses it from the others." in found.notes["ope/fqe"]
+    dialogs[0].messages[1] = turns[1] | {"reward": 0.0}
+    assert estimates().measures["ope/logged"].value == pytest.approx(1)
+    for dialog in dialogs:
+        dialog.messages = [*turns, turns[0], last]
+    found = estimates()
+    assert not found.measures
+    assert found.notes["ope/fqe"] == "Undefined: none of the 6 training replies has a reward."
+    assert found.notes["ope/logged"] == "3 of 3 dialogs have a reply without a reward and are left out."
 
 
 def test_everything_together_with_a_checkpoint_as_its_own_behaviour(make_policy, tokenizer, logged, tmp_path):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.evaluation.reward_report import auc, human_labels
+from rl_dialog.evaluation.reward_report import _sums, auc, human_labels, reward_table
+from rl_dialog.rewards import REWARDS
+from rl_dialog.rewards.hacks import try_hacks
 
 
 def test_auc_counts_pairs():
@@ -26,6 +30,21 @@ def test_weights_count_replies_several_times():
 def reply(**fields):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "rewards": {}, "reward": 0.0, **fields}]
     return Dialog(id="d", messages=messages)
+
+
+def test_a_missing_reward_is_no_zero_in_the_table():
+    voted = reply(rewards={"vote": 1.0}, reward=2.0)
+    table = reward_table([reply(reward=None), reply(reward=0.0), voted], ["vote"])
+    np.testing.assert_array_equal(table["sum"], [np.nan, 0, 2])
+    np.testing.assert_array_equal(table["vote"], [np.nan, np.nan, 1])
+
+
+def test_a_hack_changes_no_reward_that_nobody_gave():
+    """The sum of nothing is missing for the logged reply and for the hacked one, so nothing is won."""
+    how = {"weights": {"vote": 1.0, "question": 0.0}, "normalisers": {}}
+    total = partial(_sums, rewards={name: REWARDS[name] for name in how["weights"]}, **how)
+    assert [total(reply()), total(reply(feedback={"vote": -1}))] == [[None], [-1.0]]
+    assert try_hacks([reply()], {"sum": total}) == {"sum": {}}
 
 
 def test_labels_are_votes_or_logged_numbers_of_two_kinds():

@@ -42,6 +42,19 @@ def read(tmp_path):
     return load
 
 
+def test_a_return_is_unknown_where_a_reward_is_missing(read, tmp_path):
+    unrated = record(1)
+    del unrated["messages"][3]["reward"]
+    unrated["messages"][5]["reward"] = None
+    dialogs = read(record(), unrated)
+    assert [dialog.total for dialog in dialogs] == [-43.0, None]
+    assert measures(dialogs)["return"].value == -43.0 and "return" not in measures(dialogs[1:])
+    for known, expected in ((dialogs, ["-43.0", ""]), (dialogs[1:], [""])):
+        comparison = compare_tasks({"a": ("a", known)}, replicates=10, seed=0)
+        written = write_task_report(comparison, tmp_path / "report")
+        assert [row.split(",")[4] for row in written["csv"].read_text().splitlines()[1:]] == expected
+
+
 def test_one_dialog(read):
     (dialog,) = read(record())
     assert [(a.slot, a.answered) for a in dialog.asked] == [("Phone", 1), ("Addr", None)]

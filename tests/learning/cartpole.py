@@ -105,6 +105,7 @@ class Transitions:
             states=torch.arange(2 * count),
             actions=self.actions[place].flatten(),
             rewards=torch.ones(count),
+            rated=torch.ones(count, dtype=torch.bool),
             next_state=torch.arange(count, 2 * count).masked_fill(dones, 0),
             dones=dones,
             turn_end=torch.ones(count, dtype=torch.bool),

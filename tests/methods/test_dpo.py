@@ -53,6 +53,20 @@ def test_the_context_is_all_that_was_said_before(make_row):
     assert mined(DPO(by="to_go"), rows)[0] == [((1,), 2.0, (2,), 1.0)]  # 0 + 2 against 1 + 0
 
 
+def test_what_nobody_rated_is_in_no_pair(make_row):
+    """To 9: replies 1 (?, then 4), 2 (1) and 3 (?, then ?). Of equal replies the first rated one counts."""
+    nan = float("nan")
+    rows = [
+        make_row([9, 1, 9, 5], [(1, 1, nan), (3, 3, 4.0)]),
+        make_row([9, 2], [(1, 1, 1.0)]),
+        make_row([9, 3, 9, 5], [(1, 1, nan), (3, 3, nan)]),
+    ]
+    with pytest.raises(ValueError, match="found none in the training split"):
+        DPO().prepare(rows, [], None)
+    assert mined(DPO(by="to_go"), rows)[0] == [((1,), 4.0, (2,), 1.0)]
+    assert mined(DPO(), [*rows, make_row([9, 3], [(1, 1, 0.0)])])[0] == [((2,), 1.0, (3,), 0.0)]
+
+
 @pytest.mark.parametrize(("margin", "expected"), [(0.0, 3), (0.9, 3), (1.0, 2), (2.0, 1)])
 def test_a_margin(make_row, margin, expected):
     """Rewards 0, 1, 3: differences 1, 2 and 3, and a pair's is larger than the margin."""

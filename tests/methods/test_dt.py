@@ -1,11 +1,16 @@
 """Return bins: where their tokens go, what they say, and how a policy is asked for the best one."""
 
+import re
+
 import numpy as np
 import pytest
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import END, encode_prompt, load_tokenizer, tokenize
 from rl_dialog.methods import DT
+
+UNRATED = [np.nan] * 6
+RETURN = re.compile(r"<\|return:(\w+)\|>")
 
 
 @pytest.fixture
@@ -86,7 +91,35 @@ def test_quantile_bins_keep_equal_returns_together(told, tokenizer, rewards, bin
     assert found == expected
 
 
+@pytest.mark.parametrize(("by", "expected"), [("reply", ["unknown", "1", "0"]), ("to_go", ["1", "1", "0"])])
+def test_an_unknown_return_is_said_to_be_unknown(told, tokenizer, by, expected):
+    """Replies that earned ?, 2 and -1: the first one leads to 1, the second too, the last one to -1."""
+    method = DT(by=by, edges=(0.0,))
+    made = told(method)
+    dialogs = [dialog(None, 2.0, -1.0), dialog(None), dialog(-3.0), dialog(-2.0)]
+    rows, (validation,) = prepared(method, made, dialogs, tokenizer)
+    assert RETURN.findall(rendered(rows[0], made)) == expected == RETURN.findall(rendered(validation, made))
+    assert [RETURN.findall(rendered(row, made)) for row in rows[1:]] == [["unknown"], ["0"], ["0"]]
+    assert made.decode(rows[1].input_ids[rows[1].assistant]) == f"a0{END}"  # its language is learned
+    np.testing.assert_array_equal(rows[1].rewards, [np.nan])
+
+
+def test_bins_are_those_of_the_known_returns(told, make_row):
+    """Returns 0, 1, 2 and six unknown ones: the upper half begins at 1, the median."""
+    method = DT(by="reply")
+    made = told(method)
+    rows, _ = method.prepare([make_row([9, 5], [(1, 1, r)]) for r in (0.0, 1.0, 2.0, *UNRATED)], [], made)
+    assert [made.decode(row.input_ids[1]) for row in rows] == [
+        *("<|return:0|>", "<|return:1|>", "<|return:1|>"),
+        *["<|return:unknown|>"] * 6,
+    ]
+
+
 def test_what_is_refused(told, tokenizer):
+    with pytest.raises(ValueError, match=r"dt: every reply has the return 1 \(2 of 3 have no reward\): prep"):
+        prepared(DT(by="reply"), told(DT()), [dialog(1.0, None), dialog(None)], tokenizer)
+    with pytest.raises(ValueError, match=r"dt: no reply has a return \(2 of 2 have no reward\): prep"):
+        prepared(DT(), told(DT()), [dialog(None), dialog(None)], tokenizer)
     with pytest.raises(ValueError, match="dt: every reply has the return 1: prepare with rewards that differ, or train bc"):
         prepared(DT(), told(DT()), [dialog(1.0), dialog(1.0)], tokenizer)
     with pytest.raises(ValueError, match="expected at least 2 bins and one of them to want, got bins 2 and want 2"):

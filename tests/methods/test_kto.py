@@ -61,6 +61,21 @@ def test_validation_is_judged_by_the_training_split_s_mean(make_row):
     assert [label for *_, label, _ in found] == [1.0, 1.0]  # above 5, both of them
 
 
+@pytest.mark.parametrize(("by", "expected"), [("reply", {2: 1, 3: -1}), ("to_go", {1: 1, 2: 1, 3: -1})])
+def test_what_nobody_rated_is_neither_good_nor_bad(make_row, by, expected):
+    """Replies 1 to 5 earned ?, 5, -2, and in a dialog of their own ? and ?: the mean is of the rated ones."""
+    nan = np.nan
+    rows = [
+        make_row([9, 1, 9, 2], [(1, 1, nan), (3, 3, 5.0)]),
+        make_row([8, 3], [(1, 1, -2.0)]),
+        make_row([9, 4, 9, 5], [(1, 1, nan), (3, 3, nan)]),
+    ]
+    for found in prepared(KTO(by=by), rows, rows):
+        assert {reply[0]: label for _, reply, label, _ in found} == expected
+        assert {stranger[0] for *_, stranger in found} == set(expected)
+    assert prepared(KTO(by=by), rows, rows[2:])[1] == []
+
+
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_a_stranger_is_another_example(make_row, count):
     """Every reply is a stranger once, and never beside itself; the same ones every time."""
@@ -80,6 +95,11 @@ def test_a_stranger_is_cut_where_the_longest_row_ends(make_row):
 
 
 def test_one_class_alone_is_refused(make_row):
+    unrated = make_row([9, 1], [(1, 1, np.nan)])
+    with pytest.raises(ValueError, match=r"got 0 of 1 .* \(they are 1 to 1\) \(2 of 3 have no reward\): set"):
+        KTO().prepare([unrated, make_row([9, 1], [(1, 1, 1.0)]), unrated], [], None)
+    with pytest.raises(ValueError, match="kto: expected good and bad replies, got 2 without a reward"):
+        KTO().prepare([unrated] * 2, [], None)
     rows = [make_row([9, i], [(1, 1, float(i))]) for i in range(3)]
     with pytest.raises(ValueError, match=r"kto: expected good and bad replies, got 0 of 3 with a reward above 5 \(they are 0 to 2\)"):
         KTO(threshold=5.0).prepare(rows, [], None)

@@ -9,6 +9,8 @@ from rl_dialog.methods import TFTop
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
 
+NAN = np.nan
+
 
 @pytest.fixture
 def rows(make_row):
@@ -56,6 +58,38 @@ def test_the_others_are_context_and_no_target(rows):
 def test_equals_are_kept_in_the_order_of_the_data(make_row):
     rows = [make_row([9, i], [(1, 1, reward)]) for i, reward in enumerate([1.0, 0.0, 1.0, 1.0])]
     assert [int(row.input_ids[1]) for row in prepare(TFTop(fraction=0.5), rows)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (TFTop(fraction=1.0), [[-1.0], [3.0, 0.0]]),  # all that is rated, and nothing else
+        (TFTop(fraction=0.5), [[3.0]]),  # floor(.5 * 3) of the rated ones
+        (TFTop(threshold=-5.0), [[-1.0], [3.0, 0.0]]),
+        (TFTop(by="dialog", threshold=-5.0), [[NAN, -1.0], [3.0, 0.0]]),  # -1: all that is known
+        (TFTop(by="dialog", fraction=0.5), [[3.0, 0.0]]),
+    ],
+)
+def test_what_nobody_rated_is_never_kept(make_row, method, expected):
+    """Dialogs whose replies earned ? and -1, 3 and 0, ? and ?."""
+    earned = [(NAN, -1.0), (3.0, 0.0), (NAN, NAN)]
+    rows = [make_row([9, 1, 9, 2], [(1, 1, first), (3, 3, second)]) for first, second in earned]
+    found = prepare(method, rows)
+    assert all(row.input_ids.tolist() == [9, 1, 9, 2] for row in found)  # as context they stay
+    assert len(found) == len(expected)
+    for row, rewards in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(row.rewards, rewards)
+        assert row.assistant.sum() == len(rewards)
+
+
+def test_too_few_rated_replies_are_counted(make_row):
+    rows = [make_row([9, 1, 9, 2], [(1, 1, NAN), (3, 3, reward)]) for reward in (1.0, NAN)]
+    with pytest.raises(ValueError, match=r"every reply earned 1 \(3 of 4 have no reward\), so none"):
+        prepare(TFTop(), rows)
+    with pytest.raises(ValueError, match=r"every dialog earned 1 \(2 of 4 have no reward\), so none"):
+        prepare(TFTop(by="dialog"), rows)
+    with pytest.raises(ValueError, match=r"no reply has a reward \(2 of 2 have no reward\), .* or train bc"):
+        prepare(TFTop(), rows[1:])
 
 
 def test_rewards_that_tell_nothing_apart_are_refused(rows):

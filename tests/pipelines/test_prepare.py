@@ -142,6 +142,68 @@ def test_rewards_are_written_into_the_messages_and_summed_up_in_the_manifest(pre
     assert rewards["correlation"]["vote"]["sum"] is None
 
 
+@pytest.fixture(scope="module")
+def voted(running, tmp_path_factory):
+    """prepare(name, flags): forty dialogs with one opening; their first replies get votes 1, -1, none, 0."""
+    folder = tmp_path_factory.mktemp("voted")
+    (folder / "logs").mkdir()
+
+    def dialog(i):
+        vote = (1, -1, None, 0)[i % 4]
+        first = {"role": "assistant", "content": f"number {i} ?"}
+        first |= {} if vote is None else {"feedback": {"vote": vote}}
+        turns = [("user", "hello"), ("user", f"again {i}"), ("assistant", "I see")]
+        hello, again, last = ({"role": role, "content": text} for role, text in turns)
+        return Dialog(f"d{i}", [hello, first, again, last])
+
+    write_jsonl([dialog(i) for i in range(40)], folder / "logs" / "a.jsonl")
+
+    def prepare(name, *flags):
+        paths = ["--logs", str(folder / "logs"), "--out", str(folder / name)]
+        usual = ["--vocab_size", "300", "--quiet", "--rewards.vote", "2"]
+        headline = main(load_config(PrepareConfig, [*paths, *usual, *flags]))
+        dialogs = [dialog for split in SPLITS for dialog in read_dialogs(folder / name, split)]
+        rows = [row for split in SPLITS for row in read_rows(folder / name, split)]
+        return folder / name, headline, dialogs, rows
+
+    return prepare
+
+
+def test_what_nobody_rated_has_no_reward_from_the_log_to_the_rows(voted):
+    """30 of 80 replies have a vote. Messages hold null, rows NaN, the manifest the share that is known."""
+    out, headline, dialogs, rows = voted("plain")
+    known = {0: 2.0, 1: -2.0, 2: None, 3: 0.0}
+    for dialog, row in zip(dialogs, rows, strict=True):
+        expected = [known[int(dialog.id[1:]) % 4], None]
+        assert [dialog.messages[i]["reward"] for i in dialog.replies] == expected
+        np.testing.assert_array_equal(row.rewards, np.array(expected, np.float32))
+    manifest = load_manifest(out)
+    std = pytest.approx(2 * np.std([1, -1, 0]))
+    assert manifest["rewards"]["sum"] == {"mean": 0.0, "std": std, "min": -2.0, "max": 2.0, "coverage": 0.375}
+    assert headline["reward"] == {"mean": 0.0, "std": std, "coverage": 0.375}
+    assert "50 of 80 replies have no reward: no component with a weight applies" in _notes(manifest, [])
+
+
+def test_normalised_rewards_are_missing_where_raw_ones_are(voted):
+    out, headline, dialogs, _ = voted("scaled", "--normalise", "zscore")
+    found = {dialog.id: [dialog.messages[i]["reward"] for i in dialog.replies] for dialog in dialogs}
+    assert [found["d2"], found["d1"][1], found["d3"][1]] == [[None, None], None, None]
+    assert found["d0"][0] > found["d3"][0] > found["d1"][0]
+    assert load_manifest(out)["rewards"]["sum"]["coverage"] == headline["reward"]["coverage"] == 0.375
+
+
+def test_a_component_without_a_weight_changes_no_pair(voted):
+    """`question` applies to every reply, and adds 0 to it."""
+    found = []
+    for name, more in (("pairs", []), ("reported", ["--rewards.question", "0", "--report"])):
+        out, _, dialogs, rows = voted(name, "--pairs", *more)
+        pairs = {split: (out / "pairs" / f"{split}.jsonl").read_text() for split in SPLITS}
+        found.append((pairs, [[d.messages[i]["reward"] for i in d.replies] for d in dialogs]))
+    assert found[0] == found[1] and found[0][0]["train"]
+    assert "62.5% of the replies have no reward" in (out / "report" / "report.md").read_text()
+    assert np.isnan(np.concatenate([row.rewards for row in rows])).sum() == 50
+
+
 def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same(prepared, running, logs, tmp_path):
     """Components stay raw; the reward is -2 z(sentiment) + 0.5 rank(question) + vote, z and rank by hand from the training replies."""
     flags = ["-r", "sentiment", "reward_question", "manual_ratings", "-w", "-2", "0.5", "1", "--shard_rows", "15", "--vocab_size", "300", "--quiet"]
@@ -350,7 +412,7 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     out = tmp_path / "out"
     out.mkdir()
     with building(out, overwrite=False) as directory:  # an empty one is fine
-        (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 1}')
+        (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 2}')
     with pytest.raises(ValueError, match="exists and is not empty.*--overwrite"), building(out, overwrite=False):
         pass
     with pytest.raises(RuntimeError), building(out, overwrite=True):

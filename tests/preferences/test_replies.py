@@ -73,6 +73,13 @@ def test_replies_of_a_dialog_keep_what_was_said_of_them():
     assert logged(again) == [0.5] and vote(again) == [-1.0] and again.replies == [3]
 
 
+def test_a_missing_reward_says_nothing_of_a_reply():
+    reply = {"role": "assistant", "content": "yes", "reward": None}
+    [(_, found)] = replies_of(Dialog("d", [{"role": "user", "content": "hi"}, reply]))
+    assert found.source == {"dialog": "d", "message": 1}
+    assert logged(as_dialog(found)) == [None]
+
+
 def test_pairs_of_ratings():
     replies = [Rating(Reply(context(1), text), value) for text, value in (("a", 1), ("b", 0), ("c", 0), ("b", 1), ("d", 1))]
     found = pairs_of_ratings([*replies, Rating(Reply(context(2), "e"), 1)])

@@ -42,7 +42,9 @@ def test_a_component_that_never_varies_is_no_division_by_zero():
 def test_the_sum_weighs_what_applies():
     normalisers = {"a": Normaliser("zscore", 1.0, 2.0)}
     assert weighted_sum({"a": 5.0, "b": 3.0}, {"a": 0.5, "b": 2.0, "c": 7.0}, normalisers) == 0.5 * 2.0 + 2.0 * 3.0
-    assert weighted_sum({}, {"a": 1.0}, normalisers) == 0.0
+    assert weighted_sum({}, {"a": 1.0}, normalisers) is None
+    assert weighted_sum({"b": 3.0}, {"a": 1.0, "b": 0.0}, normalisers) is None  # b is reported, not added
+    assert weighted_sum({"a": 1.0, "b": 3.0}, {"a": 1.0, "b": 0.0}, normalisers) == 0.0  # (1 - 1) / 2
 
 
 def test_manifest_round_trip():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, apply_rewards, choose_rewards
+from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Statistics, apply_rewards, choose_rewards
 
 
 def talk():
@@ -37,6 +37,29 @@ def test_components_and_their_weighted_sum_are_written_into_the_replies():
     assert dialog.messages[3]["reward"] == 0.0
     assert "reward" not in dialog.messages[0]
     assert Dialog.from_json(dialog.to_json()) == dialog
+
+
+def test_a_reply_that_no_component_with_a_weight_applies_to_has_no_reward():
+    """Nobody voted on the second reply; that `question` applies to it changes nothing: it has no weight."""
+    found = []
+    for weights in ({"vote": 2.0}, {"vote": 2.0, "question": 0.0}):
+        dialog = talk()
+        dialog.messages[3]["reward"] = 7.0  # the log's own
+        table = apply_rewards(dialog, choose_rewards(weights), weights)
+        np.testing.assert_array_equal(table[:, -1], [2.0, math.nan])
+        assert Dialog.from_row(dialog.to_row()) == dialog
+        found.append([dialog.messages[i]["reward"] for i in dialog.replies])
+    assert found == [[2.0, None]] * 2
+    assert dialog.messages[3]["rewards"] == {"question": 0.0}
+    summary = Statistics.of(table).summary(weights)
+    assert summary["sum"] == {"mean": 2.0, "std": 0.0, "min": 2.0, "max": 2.0, "coverage": 0.5}
+    assert summary["components"]["question"]["coverage"] == 1
+
+
+def test_weights_that_are_all_zero_make_no_reward():
+    dialog, weights = talk(), {"question": 0.0}
+    apply_rewards(dialog, choose_rewards(weights), weights)
+    assert [dialog.messages[i]["reward"] for i in dialog.replies] == [None, None]
 
 
 def test_every_reward_gives_one_number_or_none_per_reply_and_travels_to_workers():
