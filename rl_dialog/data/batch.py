@@ -47,7 +47,6 @@ class Batch:
     next_state: Tensor  # (N,) int64 into `states`; 0 where done
     dones: Tensor  # (N,) bool
     turn_end: Tensor  # (N,) bool: this action ends its reply
-    rated: Tensor  # (N,) bool: the reward of this decision's reply is known
     rows: Tensor  # (N,) int64: which of the B rows
     progress: float = 1.0  # share of the training run that is done, 0 at its start
     measured: Tensor | None = None  # what `Method.measure` found in the whole update, where the method asks for it
@@ -170,7 +169,6 @@ def _gathered(
         next_state=following,
         dones=ends,
         turn_end=turn_end.flatten()[decisions],
-        rated=torch.ones(len(decisions), dtype=torch.bool),
         rows=rows,
         prior_logp=None if prior_logp is None else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32)),
     )

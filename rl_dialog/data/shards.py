@@ -57,10 +57,7 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         version = manifest.get("version")
         why = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
-        raise ValueError(
-            f"{path}: expected version {VERSION} of the data format, got {version!r}; "
-            f"run `pipelines.prepare` again{why}"
-        )
+        raise ValueError(f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare` again{why}")
     return manifest
 
 

@@ -93,8 +93,8 @@ def gumbel(error: Tensor, c: float, limit: float = 5.0) -> Tensor:
 
 
 def rate_of_targets(alpha: float | None, updates: int) -> float:
-    """`alpha`, or where it is None what lets targets follow in a fiftieth of the run: values pass some ten replies while they are learned."""
-    return min(1.0, 50 / max(1, updates)) if alpha is None else alpha
+    """`alpha`, or where it is None what lets targets follow in a hundredth of the run: values pass some twenty replies while they are learned."""
+    return min(1.0, 100 / max(1, updates)) if alpha is None else alpha
 
 
 def minimum(scores: tuple[Tensor, ...]) -> Tensor:

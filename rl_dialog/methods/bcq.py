@@ -35,12 +35,12 @@ class BCQ(Method):
     """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short replies"""
     backup: Literal["reply", "token"] = "reply"
     """inside a reply y is at least the value of the whole reply as logged; token: step by step, as published"""
-    warmup: float = 0.5
+    warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
     clone_weight: float = 1.0
     """weight of the cloning term; 0 leaves the LM, and so the support, as it was loaded"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 50 over the number of updates"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates"""
 
     heads: ClassVar[Heads] = Heads(q=2, target=True)
     plain_lm: ClassVar[bool] = False

@@ -40,7 +40,7 @@ class CHAI(Method):
     num_generations: int = 8
     """replies to choose among when acting"""
     alpha: float | None = None
-    """Polyak rate of the target heads, once per optimizer step; by default 50 over the number of updates"""
+    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates"""
 
     trains_lm: ClassVar[bool] = False
     rank_by: ClassVar[str] = "utterance Q"

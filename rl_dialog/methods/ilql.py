@@ -86,10 +86,10 @@ class ILQL(Method):
     """upper bound of what the advantage adds when decoding; 0 lets it only veto"""
     include_logits: bool = True
     """off: decode by the advantage alone"""
-    warmup: float = 0.5
+    warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 50 over the number of updates (0.005 in the papers)"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates (0.005 in the papers)"""
 
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True

@@ -18,7 +18,8 @@ class Psi(Method):
 
     L_Q = sum_i (Q_i(s,a) - y)^2,    y = r + gamma V(s')            V' online, no gradient; 0 after the end
     L_V = c^2 (exp z - z - 1),       z = (min_i Q'_i - V(s)) / c    Q' of the whole reply, Polyak targets: V = c log E_p exp(Q / c)
-    L   = L_Q + L_V                                                 each averaged over decisions
+    L_CQL = sum_i -log softmax(Q_i(s,.))[a]                         keeps Q low on what nobody said in this state
+    L   = L_Q + L_V + cql_weight L_CQL                              each averaged over decisions
 
     The paper's soft backup c log sum_a p(a|s) exp(Q(s,a) / c) is a mean over what p says, and the logs are such a sample (Gumbel regression, Garg et
     al. 2023). So no value is ever asked of a token that nobody said, which is what ruins the published form on text (`way_off_policy`).
@@ -32,10 +33,12 @@ class Psi(Method):
     """apply gamma only at the end of a reply, or at every token"""
     backup: Literal["reply", "token"] = "reply"
     """fit V to the value of the whole reply, or of the next token"""
-    warmup: float = 0.5
+    warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y"""
+    cql_weight: float = 0.1
+    """weight of the conservative term that keeps Q low on tokens the logs never took"""
     alpha: float | None = None
-    """Polyak rate of the targets, once per optimizer step; by default 50 over the number of updates"""
+    """Polyak rate of the targets, once per optimizer step; by default 100 over the number of updates"""
 
     heads: ClassVar[Heads] = Heads(q=2, v=True, target=True)
     trains_lm: ClassVar[bool] = False
@@ -55,8 +58,9 @@ class Psi(Method):
         y = y - self.charge(q_target - v.detach())
         q = tuple(q.at(batch.actions) for q in out.q)
         q_loss = sum(((y - q_i).square() * known).sum() for q_i in q)
-        metrics = {"q_loss": q_loss, "v_loss": v_loss, "q": q[0].sum(), "v": v.sum(), "advantage": (q_target - v).sum()}
-        return Loss(q_loss + v_loss, {name: value.detach() for name, value in metrics.items()})
+        cql = sum(q.nll(batch.actions)[0] for q in out.q) if self.cql_weight else q_loss.new_zeros(())
+        metrics = {"q_loss": q_loss, "v_loss": v_loss, "cql_loss": cql, "q": q[0].sum(), "v": v.sum(), "advantage": (q_target - v).sum()}
+        return Loss(q_loss + v_loss + self.cql_weight * cql, {name: value.detach() for name, value in metrics.items()})
 
     def value_loss(self, error: Tensor) -> Tensor:
         """(N,) L_V of min Q' - V."""

@@ -45,9 +45,7 @@ class TFTop(BC):
             kept = flat >= self.threshold  # NaN is not
             if not kept.any():
                 best = f"(the best one {known.max():g}){unrated(flat)}"
-                raise ValueError(
-                    f"tf_top: no {self.by} earned {self.threshold:g} or more {best}: lower --method.threshold"
-                )
+                raise ValueError(f"tf_top: no {self.by} earned {self.threshold:g} or more {best}: lower --method.threshold")
         else:
             kept = np.zeros(len(flat), bool)
             best_first = np.argsort(-flat, kind="stable")  # NaN comes last

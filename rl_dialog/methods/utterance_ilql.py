@@ -38,10 +38,10 @@ class UtteranceILQL(Method):
     """replies to choose among when acting"""
     rerank_log_prob_weight: float = 0.0
     """weight of a reply's log-probability beside its value when acting"""
-    warmup: float = 0.5
+    warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
     alpha: float | None = None
-    """Polyak rate of the target heads, once per optimizer step; by default 50 over the number of updates"""
+    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates"""
 
     heads: ClassVar[Heads] = Heads(v=True, utterance_q=2)
     rank_by: ClassVar[str] = "utterance Q"

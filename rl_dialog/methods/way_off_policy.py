@@ -56,7 +56,7 @@ class WayOffPolicy(Method):
     discount: Literal["token", "turn"] = "token"
     """apply gamma at every token (as in the papers) or only at the end of a reply"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 50 over the number of updates (0.005 in the 2019 code)"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates (0.005 in the 2019 code)"""
 
     def __post_init__(self) -> None:
         if self.kl != "sampled" and not self._subtracts_log_pi:

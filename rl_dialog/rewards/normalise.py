@@ -82,9 +82,7 @@ def fit_rank(values: np.ndarray) -> Normaliser:
     return Normaliser("rank", values=tuple(distinct.tolist()), ranks=tuple(ranks.tolist()))
 
 
-def weighted_sum(
-    components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]
-) -> float | None:
+def weighted_sum(components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]) -> float | None:
     """A reply's reward: the sum of weight * normalised component over the `components` that apply to it.
 
     None where none of them has a weight other than 0: a reward that nobody gave is not one of 0.

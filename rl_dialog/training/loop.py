@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
+from rl_dialog.data.missing import to_go, unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.method import Heads, Method
 from rl_dialog.models.checkpoint import save_policy
@@ -49,16 +50,17 @@ class TrainerConfig:
     """most dialogs per worker and micro-batch"""
     gradient_accumulation_steps: int = 1
     """micro-batches per update"""
-    num_train_epochs: float = 3.0
-    """passes over the training split; ignored when max_steps is set"""
+    num_train_epochs: float | None = None
+    """passes over the training split, where max_steps is not set; by default 3, or more where that is less than 4,000 updates of a new model with
+    values, 2,000 of one without, and 1,000 of a pretrained one with values"""
     max_steps: int = 0
     """updates; 0 derives them from num_train_epochs"""
     learning_rate: float | None = None
     """peak learning rate of AdamW; by default 8e-3 over the root of the model's width (1e-3 at 64), a fifth of it for a pretrained model"""
     lr_scheduler_type: Schedule = "linear"
     """constant, linear or cosine decay to zero"""
-    warmup_steps: int = 0
-    """updates of linear warm-up"""
+    warmup_steps: int | None = None
+    """updates of linear warm-up; by default a fiftieth of the run"""
     weight_decay: float = 0.0
     """on matrices only"""
     max_grad_norm: float = 1.0
@@ -74,8 +76,8 @@ class TrainerConfig:
     beta and c are in this unit; whatever is reported is in units of reward"""
     logging_steps: int = 10
     """updates between two lines of metrics"""
-    eval_steps: int = 0
-    """updates between two evaluations; 0 evaluates at the end only"""
+    eval_steps: int | None = None
+    """updates between two evaluations; 0 evaluates at the end only; by default five evaluations in runs of 500 updates or more"""
     save_steps: int = 0
     """updates between two checkpoints; 0 saves at every evaluation"""
     save_total_limit: int = 2
@@ -134,6 +136,7 @@ class Trainer:
             raise ValueError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
         train_rows, eval_rows = (_shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
+        train_rows, eval_rows = (_outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
         _check_rewards(policy.method, train_rows)
         if policy.heads is not None or policy.method.heads.lm_target:
             spread, level = spread_of_returns(train_rows)
@@ -157,7 +160,10 @@ class Trainer:
         self.optimizer = make_optimizer(self.policy, learning_rate=self.learning_rate, weight_decay=config.weight_decay)
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
-        self.total_steps = config.max_steps or max(1, round(config.num_train_epochs * self.steps_per_epoch))
+        self.total_steps = config.max_steps or self._planned_updates()
+        self.warmup_steps = self.total_steps // 50 if config.warmup_steps is None else config.warmup_steps
+        few = 0 if self.total_steps < 500 else -(-self.total_steps // 5)
+        self.eval_steps = few if config.eval_steps is None else config.eval_steps
         self.terms_per_update = _terms(policy.method, train_rows) / len(train_rows) * policy.method.rows_per_unit * self.batch_size
         self.target_rate = policy.method.target_rate(self.total_steps)
         self.step, self.best = 0, None
@@ -211,7 +217,7 @@ class Trainer:
         self._measure(batches)
         torch.manual_seed(int(np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0] >> 1))
         rate = learning_rate_at(
-            self.step, peak=self.learning_rate, warmup=config.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
+            self.step, peak=self.learning_rate, warmup=self.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -239,6 +245,13 @@ class Trainer:
         share = count / self.world  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
         tokens = sum(int(b.attention_mask.sum()) for b in batches)
         return sums | {"grad_norm": norm.detach() * share, "learning_rate": rate * share, "decisions": share}, tokens
+
+    def _planned_updates(self) -> int:
+        """Those of num_train_epochs; by default at least as many as what begins here, a model or its values, needs to be learned at all."""
+        if self.config.num_train_epochs is not None:
+            return max(1, round(self.config.num_train_epochs * self.steps_per_epoch))
+        least = (0 if self.policy.heads is None else 1000) if self.policy.pretrained else 2000 if self.policy.heads is None else 4000
+        return max(3 * self.steps_per_epoch, least)
 
     @torch.no_grad()
     def _measure(self, batches: Sequence[Batch]) -> None:
@@ -337,7 +350,7 @@ class Trainer:
 
     def _evaluate_and_save(self, log: Logger | None) -> dict[str, float]:
         """At the steps where they are due."""
-        evaluating = self._due(self.config.eval_steps) or self.step == self.total_steps
+        evaluating = self._due(self.eval_steps) or self.step == self.total_steps
         saving = self._due(self.config.save_steps) or evaluating
         metrics = self._evaluation() if evaluating else {}
         if log and metrics:
@@ -437,6 +450,20 @@ def _shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:
     return rows if not shift else [replace(row, rewards=(row.rewards + shift).astype(np.float32)) for row in rows]
 
 
+def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows with 0 for the replies before a known outcome, where all rewards of the training split are outcomes.
+
+    Where only last replies have a reward, it is that of the conversation and the replies before it earned 0; anywhere else a missing reward is one
+    that nobody gave.
+    """
+    known = [~np.isnan(row.rewards) for row in train_rows]
+    if any(each[:-1].any() for each in known) or not any(len(each) > 1 and each[-1] for each in known):
+        return rows
+    if rows is train_rows:
+        warnings.warn("only last replies have a reward: it is taken for the conversation's, and the replies before it earned 0", stacklevel=3)
+    return [row if np.isnan(row.rewards[-1:]).any() else replace(row, rewards=np.nan_to_num(row.rewards)) for row in rows]
+
+
 def _in_units(rows: Sequence[Row], unit: float) -> Sequence[Row]:
     """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided by it and rounded once."""
     return rows if unit == 1 else [replace(row, rewards=(row.rewards.astype(np.float64) / unit).astype(np.float32)) for row in rows]
@@ -448,7 +475,8 @@ def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
     The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where all returns are equal it is their size,
     or 1 when they are 0.
     """
-    returns = np.concatenate([np.nancumsum(row.rewards[::-1].astype(np.float64))[::-1] for row in rows])
+    returns = np.concatenate([to_go(row.rewards.astype(np.float64)) for row in rows])
+    returns = returns[~np.isnan(returns)]
     spread, level = (float(returns.std()), float(returns.mean())) if len(returns) else (0.0, 0.0)
     if spread <= 1e-6 * abs(level):
         spread = abs(level) or 1.0
@@ -467,10 +495,11 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
     """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed out."""
     if not method.needs_rewards:
         return
-    rewards = np.concatenate([row.rewards for row in rows])
+    given = np.concatenate([row.rewards for row in rows])
+    rewards = given[~np.isnan(given)]
     if not rewards.any():
         raise ValueError(
-            f"{type(method).__name__} learns from rewards, and all {len(rewards)} replies of the training split have reward 0: "
+            f"{type(method).__name__} learns from rewards, and all {len(given)} replies of the training split have reward 0 or none{unrated(given)}: "
             "run prepare with --rewards.NAME WEIGHT (its manifest.json lists what the logs carry), or train bc"
         )
     if (rewards == rewards[0]).all():

@@ -226,9 +226,7 @@ def decisions_in(batch: Batch):
     text = [tuple(batch.input_ids[s // width, : s % width + 1].tolist()) for s in batch.states.tolist()]
     return [
         (text[n], a, r, None if done else text[following], end, rated)
-        for n, (a, r, following, done, end, rated) in enumerate(
-            zip(*(getattr(batch, name).tolist() for name in names), strict=True)
-        )
+        for n, (a, r, following, done, end, rated) in enumerate(zip(*(getattr(batch, name).tolist() for name in names), strict=True))
     ]
 
 

@@ -114,7 +114,7 @@ def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, 
     multiprocessing.spawn(_worker, args=(2, port, str(tmp_path / "two"), method, config), nprocs=2)
     two = load_file(tmp_path / "two" / "parameters.safetensors")
     moved = max((expected - start[name]).abs().max().item() for name, expected in parameters(one).items())
-    assert moved > 1e-2  # the updates were real, ten thousand times the tolerance
+    assert moved > 5e-3  # the updates were real, thousands of times the tolerance
     for name, expected in parameters(one).items():
         for how, got in (("accumulated", parameters(cut)), ("two workers", two)):
             torch.testing.assert_close(got[name], expected, atol=1e-6, rtol=0, msg=lambda text, what=(how, name): f"{what}: {text}")
@@ -351,7 +351,9 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().needs_rewards])
 def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> None:
     rows = [replace(row, rewards=np.zeros_like(row.rewards)) for row in make_rows(make_tokenizer(), 6)]
-    with pytest.raises(ValueError, match=r"learns from rewards, and all \d+ replies of the training split have reward 0: run prepare with --rewards"):
+    with pytest.raises(
+        ValueError, match=r"learns from rewards, and all \d+ replies of the training split have reward 0 or none: run prepare with --rewards"
+    ):
         make_trainer(tmp_path, method, TrainerConfig(), rows=rows)
 
 
