@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +17,9 @@ from rl_dialog.methods.bc import BC
 class TFTop(BC):
     """Cross-entropy on the replies that pass a filter; the others stay as context. L = -mean log pi(a|s) over what is left."""
 
-    by: Literal["reply", "dialog"] = "reply"
-    """judge a reply by its own reward, or by the sum of rewards of its row (a dialog, or a window of one that is longer than max_length)"""
+    by: Literal["auto", "reply", "dialog"] = "auto"
+    """judge a reply by its own reward, or by the sum of rewards of its row (a dialog, or a window of one that
+    is longer than max_length); auto: by dialog where only the last replies of dialogs earn anything"""
     threshold: float | None = None
     """keep what earned at least this much"""
     fraction: float = 0.5
@@ -30,19 +32,43 @@ class TFTop(BC):
         """
         if not 0 < self.fraction <= 1:
             raise ValueError(f"expected a fraction in (0, 1], got {self.fraction}")
-        scores = [row.rewards if self.by == "reply" else np.full(len(row.rewards), row.rewards.sum()) for row in train]
+        by, why = (self.by, "") if self.by != "auto" else way_to_judge(train)
+        if why:
+            warnings.warn(f"tf_top judges by {by}: {why}; --method.by says otherwise", stacklevel=2)
+        scores = [row.rewards for row in train]
+        if by == "dialog":
+            scores = [np.full(len(rewards), rewards.sum()) for rewards in scores]
         flat = np.concatenate(scores)
         if len(np.unique(flat)) == 1:
-            raise ValueError(f"tf_top: every {self.by} earned {flat[0]:g}, so none is better: prepare with rewards that differ, or train bc")
+            raise ValueError(f"tf_top: every {by} earned {flat[0]:g}, so none is better: prepare with rewards that differ, or train bc")
         if self.threshold is not None:
             kept = flat >= self.threshold
             if not kept.any():
-                raise ValueError(f"tf_top: no {self.by} earned {self.threshold:g} or more (the best one {flat.max():g}): lower --method.threshold")
+                raise ValueError(f"tf_top: no {by} earned {self.threshold:g} or more (the best one {flat.max():g}): lower --method.threshold")
         else:
             kept = np.zeros(len(flat), bool)
             kept[np.argsort(-flat, kind="stable")[: max(1, int(self.fraction * len(flat)))]] = True
         parts = np.split(kept, np.cumsum([len(s) for s in scores])[:-1])
         return [_only(row, keep) for row, keep in zip(train, parts, strict=True) if keep.any()], validation
+
+
+def way_to_judge(train: Sequence[Row]) -> tuple[str, str]:
+    """What replies are best judged by, and why.
+
+    Where only the last reply of a dialog earns something, all that its own reward says of a reply is whether
+    it was the last one. A cost that all others have alike tells no more, a missing reward (NaN) nothing.
+    """
+    several = [row.rewards for row in train if len(row.rewards) > 1]
+    if not several:
+        return "reply", ""  # both are the same
+    before = np.concatenate([rewards[:-1] for rewards in several])
+    last = np.array([rewards[-1] for rewards in several])
+    usual = min(before[0], 0.0) if (before == before[0]).all() else 0.0
+    own, at_end = (int((~np.isnan(part) & (part != 0) & (part != usual)).sum()) for part in (before, last))
+    which = f"{len(before)} replies before the last ones of their dialogs"
+    if at_end and not own:
+        return "dialog", f"the {which} earned {f'{usual:g} each' if usual else 'nothing'}"
+    return "reply", f"{own} of the {which} earned something"
 
 
 def _only(row: Row, keep: np.ndarray) -> Row:

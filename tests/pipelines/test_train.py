@@ -72,3 +72,12 @@ def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
     done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error:" in done.stderr and "holds a run of bc" in " ".join(done.stderr.split())
+
+
+def test_what_a_worker_warns_of_is_told(folder: Path) -> None:
+    """How tf_top chose to judge replies, in words and in the line of JSON."""
+    sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1")
+    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/top", "--method", "tf_top", *sizes)
+    assert done.returncode == 0, done.stderr
+    (note,) = json.loads(done.stdout.splitlines()[-1])["notes"]
+    assert note.startswith("tf_top judges by reply: ") and f"note: {note}" in done.stdout.splitlines()
