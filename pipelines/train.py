@@ -85,12 +85,16 @@ def main(config: TrainConfig) -> dict[str, Any]:
         raise ValueError(f"{out} already holds a run: pass --resume to continue it or --overwrite to delete it")
     out.mkdir(parents=True, exist_ok=True)
     save_config(config, out / "train.yaml", choices=CHOICES)
+    told = _told_before(config)
+    for note in () if config.quiet else told:
+        print(f"note: {note}", flush=True)
     with connect(config.address or None), nullcontext() if config.quiet else following(out):
         cores = config.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
         fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     for note in () if config.quiet else result.get("notes", ()):
-        print(f"note: {note}", flush=True)
+        if note not in told:
+            print(f"note: {note}", flush=True)
     return result
 
 
@@ -130,8 +134,20 @@ def _trainer(config: TrainConfig, report: Report | None, notes: list[str]) -> Tr
         evaluate = partial(env_return, make_env=text_env(config.env), episodes=config.env_episodes, seed=10_000)
     rows = [list(read_rows(config.data, split)) for split in ("train", "validation")]
     given = {"prior": prior, "evaluate": evaluate, "report": report, "describe": model_card(config, manifest)}
+    notes += _told_before(config)
     with _noting(notes):
         return Trainer(policy, tokenizer, *rows, config, out, **given, device=device)
+
+
+def _told_before(config: TrainConfig) -> list[str]:
+    """What the data directory tells before anything is trained."""
+    if load_manifest(config.data)["splits"].get("validation", {}).get("dialogs"):
+        return []
+    best = "is chosen by the return alone" if config.env else "is the last one"
+    return [
+        f"{config.data} has no validation dialogs: nothing is measured on held-out replies, and the best "
+        f"checkpoint {best}; prepare keeps some back (--validation; --split_by dialog where all begin alike)"
+    ]
 
 
 @contextmanager

@@ -127,7 +127,10 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
         if config.held_out and len(dialogs) == config.held_out:
             break
     if not dialogs:
-        raise ValueError(f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold {sizes}")
+        raise ValueError(
+            f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold "
+            f"{sizes}: name another --split, or let prepare hold some out (--test; --split_by dialog)"
+        )
     weights = {name: row["weight"] for name, row in manifest["rewards"]["components"].items()}
     contexts = _contexts(dialogs, config.contexts, which=config.context_replies, seed=config.seed)
     if config.candidates and not contexts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,10 +75,17 @@ def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
     assert "error:" in done.stderr and "holds a run of bc" in " ".join(done.stderr.split())
 
 
-def test_what_a_worker_warns_of_is_told(folder: Path) -> None:
-    """How tf_top chose to judge replies, in words and in the line of JSON."""
+def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
+    """No validation dialogs, and how tf_top chose to judge replies: in words and in the line of JSON."""
+    shutil.copytree(folder / "data", folder / "whole")
+    manifest = json.loads((folder / "whole" / "manifest.json").read_text())
+    manifest["splits"]["validation"] |= {"dialogs": 0, "shards": []}
+    (folder / "whole" / "manifest.json").write_text(json.dumps(manifest))
     sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1")
-    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/top", "--method", "tf_top", *sizes)
+    flags = ("--data", "whole", "--output_dir", "runs/top", "--method", "tf_top", *sizes)
+    done = call(folder, "pipelines.train", *flags)
     assert done.returncode == 0, done.stderr
-    (note,) = json.loads(done.stdout.splitlines()[-1])["notes"]
-    assert note.startswith("tf_top judges by reply: ") and f"note: {note}" in done.stdout.splitlines()
+    *lines, last = done.stdout.splitlines()
+    unseen, judged = json.loads(last)["notes"]
+    assert "has no validation dialogs" in unseen and judged.startswith("tf_top judges by reply: ")
+    assert [line for line in lines if line.startswith("note: ")] == [f"note: {unseen}", f"note: {judged}"]
