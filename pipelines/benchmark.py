@@ -374,7 +374,7 @@ class _Writer:
         said = [" ".join(rng.choice(words, size=rng.integers(4, config.prompt_words + 1))) for _ in range(config.contexts)]
         self.tokenizer = train_tokenizer([" ".join(words)] * 3, vocab_size=config.vocabulary)
         self.contexts = [Context((0, i), [{"role": "user", "content": text}], "") for i, text in enumerate(said)]
-        self.decoding = Decoding(max_prompt_length=96)
+        self.decoding = Decoding(max_new_tokens=32, max_prompt_length=96)
         self.policy = Policy(_new_lm(replace(config, length=128)), BC(), ModelConfig()).eval()
 
     def one_at_a_time(self) -> None:

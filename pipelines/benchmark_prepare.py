@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_dialog.cluster.data import connect, peak_kib
-from rl_dialog.cluster.scoring import Scored, Scoring, score_logs
+from rl_dialog.cluster.scored import Scored
+from rl_dialog.cluster.scoring import Scoring, score_logs
 from rl_dialog.data.readers import find_logs
 from rl_dialog.data.schema import Dialog
 from rl_dialog.rewards import apply_rewards, choose_rewards

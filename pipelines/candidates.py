@@ -168,7 +168,7 @@ def _check(config: CandidatesConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < least:
             raise ValueError(f"expected --{name} of at least {least}, got {value}")
-    check_draws(_decoding(config), count=config.num_candidates, tries=config.tries)
+    check_draws(Decoding.of(config), count=config.num_candidates, tries=config.tries)
     similarity(config.similarity, path=_similarity_path(config))
     if config.reward_model:
         TextReward.from_pretrained(_reward_model(config))
@@ -186,13 +186,9 @@ def _check_vocabulary(policy: Path) -> None:
 
 
 def _drawing(config: CandidatesConfig, policy: Path) -> Drawing:
-    return Drawing(
-        str(policy), _decoding(config), config.num_candidates, config.tries, config.seed, config.batch_size, "cuda" if config.use_gpu else "cpu"
-    )
-
-
-def _decoding(config: CandidatesConfig) -> Decoding:
-    return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
+    device = "cuda" if config.use_gpu else "cpu"
+    counts = config.num_candidates, config.tries, config.seed, config.batch_size
+    return Drawing(str(policy), Decoding.of(config), *counts, device)
 
 
 def _ingredients(config: CandidatesConfig, drawing: Drawing) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Talk to a checkpoint in the terminal.
 
     python -m pipelines.chat --checkpoint runs/ilql
-    python -m pipelines.chat --checkpoint runs/ilql --do_sample --temperature 0.8 --save chats.jsonl --debug
+    python -m pipelines.chat --checkpoint runs/ilql --temperature 0.8 --save chats.jsonl --debug
+    python -m pipelines.chat --checkpoint runs/ilql --beams_by_rank 5
 
-By default a beam search proposes five replies and one of them is drawn by rank, .4 .3 .2 .1 0, so that the bot does not repeat itself. `--do_sample`
-samples token by token and streams. Saved chats are log lines that `prepare` reads.
+By default it answers as `evaluate` measures a policy and `serve` serves it: sampled at temperature 1, or
+the best of several replies where the method says so. `--beams_by_rank 5` is the way of the 2019 bots: a
+beam search proposes five replies and one of them is drawn by rank, .4 .3 .2 .1 0. That is another policy
+than the one that was evaluated. Saved chats are log lines that `prepare` reads.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,31 +44,15 @@ HELP = """/reset   start a new conversation
 
 
 @dataclass(frozen=True)
-class ChatConfig:
+class ChatConfig(Decoding):
     """Whom to talk to, and how it answers."""
 
     checkpoint: str = ""
     """run folder (its best checkpoint) or checkpoint directory"""
     system: str = ""
     """system prompt"""
-    do_sample: bool = False
-    """sample token by token, streaming, instead of drawing one of the beams by rank"""
-    num_beams: int = 5
-    """beams to draw from; 1 answers greedily. Without do_sample only"""
-    temperature: float = 1.0
-    """softmax temperature when sampling"""
-    top_k: int = 0
-    """sample among the k likeliest tokens; 0 keeps all"""
-    top_p: float = 1.0
-    """sample among the likeliest tokens of this total probability"""
-    num_generations: int = 0
-    """with do_sample: draw so many replies and say the best; 0 is what the method wants, one for most"""
-    rank_by: str = ""
-    """what best means (evaluation/README.md has the ways); by default the method's own"""
-    max_new_tokens: int = 64
-    """longest reply in tokens"""
-    max_prompt_length: int = 512
-    """longest prompt in tokens; older messages are left out first"""
+    beams_by_rank: int = 0
+    """draw one of so many beams by rank, as the bots of 2019 did with 5, instead of sampling; 0 does not"""
     beta: float | None = None
     """another beta, for a checkpoint whose method has one"""
     seed: int = 0
@@ -85,7 +72,7 @@ class Chat:
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.place = config, resolve(existing(config.checkpoint))
-        self.decoding = _decoding(config)
+        self.decoding = decoding_of(config)
         device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.policy: Policy = load_for_decoding(self.place, beta=config.beta).to(device)
         self.tokenizer = load_tokenizer(self.place)
@@ -105,7 +92,7 @@ class Chat:
         if self.config.debug:
             prompt = encode_prompt(self.messages, self.tokenizer, max_length=prompt_room(self.policy, self.decoding))
             print(f"context ({len(prompt)} tokens): {self.tokenizer.decode(prompt)}")
-        reply = self._stream() if self.decoding.num_beams == 1 else self._draw()
+        reply = self._draw() if self.config.beams_by_rank else self._stream()
         if self.config.debug:
             print(self._table(prompt, reply), flush=True)
         self.messages.append({"role": "assistant", "content": reply.text})
@@ -124,7 +111,9 @@ class Chat:
             self.messages.pop()
         if not self.config.save or not any(message["role"] == "assistant" for message in self.messages):
             return
-        decoding = asdict(self.decoding) | ({} if self.config.beta is None else {"beta": self.config.beta})
+        others = {"beta": self.config.beta, "beams_by_rank": self.config.beams_by_rank or None}
+        given = {name: value for name, value in others.items() if value is not None}
+        decoding = asdict(self.decoding) | given
         meta = {"checkpoint": self.place, "method": method_name(self.policy.method), "decoding": decoding, "started": self.started}
         path = Path(self.config.save)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,9 +208,14 @@ def saved_at_the_end(save: Callable[[], None]) -> Iterator[None]:
         save()
 
 
-def _decoding(config: ChatConfig) -> Decoding:
-    given = {name: getattr(config, name) for name in Decoding.__dataclass_fields__}
-    decoding = Decoding(**given | {"num_beams": 1 if config.do_sample else config.num_beams})
+def decoding_of(config: ChatConfig) -> Decoding:
+    """How replies are drawn. Raises ValueError for settings that contradict each other."""
+    decoding = Decoding.of(config)
+    if config.beams_by_rank < 0:
+        got = config.beams_by_rank
+        raise ValueError(f"--beams_by_rank: expected a number of beams, or 0 to sample, got {got}")
+    if config.beams_by_rank:
+        decoding = replace(decoding, do_sample=False, num_beams=config.beams_by_rank)
     decoding.check()
     return decoding
 

@@ -28,8 +28,15 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.candidates import write_candidates
 from rl_dialog.evaluation.episodes import Episode, play_episodes
-from rl_dialog.evaluation.generation import load_for_decoding
-from rl_dialog.evaluation.held_out import HeldOut, HeldOutConfig, check_held_out, decoding_of, device_of, read_held_out, score_held_out
+from rl_dialog.evaluation.generation import Decoding, load_for_decoding
+from rl_dialog.evaluation.held_out import (
+    HeldOut,
+    HeldOutConfig,
+    check_held_out,
+    device_of,
+    read_held_out,
+    score_held_out,
+)
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 from rl_dialog.evaluation.report import Evaluation, write_replies, write_report
 from rl_dialog.evaluation.runs import Entry, find_entries
@@ -170,7 +177,8 @@ def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: Eva
 @contextmanager
 def _player(config: EvaluateConfig, make_env: MakeEnv | None) -> Iterator[Player | None]:
     """How episodes are played: on Ray actors, in this process, or not at all."""
-    what = {"episodes": range(config.episodes), "decoding": decoding_of(config), "seed": config.seed, "batch_size": config.batch_size}
+    what = {"episodes": range(config.episodes), "decoding": Decoding.of(config)}
+    what |= {"seed": config.seed, "batch_size": config.batch_size}
     if make_env is None:
         yield None
     elif not config.num_workers:
@@ -215,7 +223,7 @@ def _check(config: EvaluateConfig) -> MakeEnv | None:
         raise ValueError("expected episodes, batch_size and replicates of at least 1 and num_workers of at least 0")
     if config.side_by_side and config.num_workers:
         raise ValueError("expected side_by_side or num_workers: checkpoints that are evaluated at the same time play their own episodes")
-    decoding_of(config).check()
+    Decoding.of(config).check()
     check_held_out(config)
     return make_env
 

@@ -205,7 +205,7 @@ def _generated(config: PreferRepliesConfig) -> Iterator[Reply]:
             for i, reply in preferences.replies_of(dialog):
                 contexts.setdefault(json.dumps(reply.context), (dialog, i, reply))
     asked = sorted(contexts.values(), key=lambda found: _draw(config.seed, found[2], found[2]))[: config.contexts or None]
-    decoding = Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
+    decoding = Decoding.of(config)
     conversations = [dialog.messages[:i] for dialog, i, _ in asked]
     for number, checkpoint in enumerate(config.checkpoints):
         policy, tokenizer = load_for_decoding(checkpoint), load_tokenizer(resolve(checkpoint))
@@ -247,7 +247,7 @@ def _check(config: PreferRepliesConfig) -> None:
     if not 0 <= config.validation < 1:
         raise ValueError(f"expected --validation of at least 0 and below 1, got {config.validation}")
     if config.source == "checkpoints":
-        Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__)).check()
+        Decoding.of(config).check()
 
 
 if __name__ == "__main__":

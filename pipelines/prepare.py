@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 from pipelines.prepare_rewards import fit, given_normalisers, kinds_of, label_weights_of, reward_figures, reward_tables, scorer_names, weights_of
 from rl_dialog.cluster.data import connect, peak_kib
-from rl_dialog.cluster.scoring import WORK, Scored, Scoring, fingerprint, score_logs
+from rl_dialog.cluster.scored import Scored
+from rl_dialog.cluster.scoring import WORK, Scoring, fingerprint, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.config import run, save_config, to_dict
 from rl_dialog.data.database import database_url, shown_url
@@ -91,7 +92,10 @@ class PrepareConfig:
     max_length: int = 1024
     """Longest row in tokens; longer dialogs become several overlapping windows."""
     split: str = "hash"
-    """hash: by the conversation's first user turn, so that no context is in two splits. declared: the data's own splits, hash where it has none."""
+    """hash: drawn, by what --split_by says. declared: the data's own splits, hash where it has none."""
+    split_by: Literal["auto", "first_turn", "dialog"] = "auto"
+    """What stays on one side. first_turn: all that begins with the same user turn. dialog: equal dialogs, for
+    worlds where all begin alike. auto: first_turn, or dialog where that would leave a split empty."""
     validation: float = 0.05
     """Share of contexts held out for validation."""
     test: float = 0.05
@@ -149,6 +153,8 @@ def main(config: PrepareConfig) -> dict[str, Any]:
             "rewards": reward_figures(scored, shards, weights, normalisers) | {"scorers": scorer_names(config, weights)},
             "tokenizer": _tokenizer_figures(config, directory / "tokenizer", len(tokenizer)),
             "quarantined": quarantined,
+            "split_by": scored.split_by,
+            "split_why": scored.split_why,
             **_counts(config, scored, shards),
             **_cost(began, scored, shards),
         }
@@ -275,7 +281,8 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
         reason = f"; the first quarantined one is {first}" if first else ""
         raise ValueError(f"expected at least one dialog with an assistant reply, got {silent} without a reply and {quarantined} quarantined{reason}")
     if not scored.dialogs["train"]:
-        raise ValueError(f"no dialog of {total} fell into the train split: lower --validation and --test, choose another --seed, or give more logs")
+        fix = "lower --validation and --test, choose another --seed or --split_by dialog, or give more logs"
+        raise ValueError(f"no dialog of {total} fell into the train split: {fix}")
 
 
 def _scoring(config: PrepareConfig, weights: dict[str, float], kinds: dict[str, str]) -> Scoring:
@@ -287,6 +294,7 @@ def _scoring(config: PrepareConfig, weights: dict[str, float], kinds: dict[str, 
         ranked=tuple(name for name, kind in kinds.items() if kind == "rank"),
         rating=config.rating,
         split=config.split,
+        split_by=config.split_by,
         validation=config.validation,
         test=config.test,
         seed=config.seed,
@@ -379,7 +387,7 @@ def _tokenizer_figures(config: PrepareConfig, directory: Path, vocab_size: int) 
 def _counts(config: PrepareConfig, scored: Scored, shards: dict[str, list[Shard]]) -> dict[str, float]:
     """What a user may wonder about afterwards."""
     shared = shared_contexts(scored)
-    if shared and config.split == "hash":
+    if shared and config.split == "hash" and scored.split_by == "first_turn":
         raise RuntimeError(f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it")
     return {
         "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
@@ -403,7 +411,17 @@ def _cost(began: float, scored: Scored, shards: dict[str, list[Shard]]) -> dict[
 def _headline(manifest: dict[str, Any], out: Path) -> dict[str, Any]:
     totals = {key: sum(split[key] for split in manifest["splits"].values()) for key in ("dialogs", "replies", "rows", "tokens")}
     reward = {key: manifest["rewards"]["sum"][key] for key in ("mean", "std", "coverage")}
-    kept = ("quarantined", "no_reply", "renamed_ids", "cut_replies", "shared_contexts", "seconds", "dialogs_per_second", "peak_memory_mib")
+    kept = (
+        "split_by",
+        "quarantined",
+        "no_reply",
+        "renamed_ids",
+        "cut_replies",
+        "shared_contexts",
+        "seconds",
+        "dialogs_per_second",
+        "peak_memory_mib",
+    )
     dialogs = {split: manifest["splits"][split]["dialogs"] for split in SPLITS}
     return {"out": str(out), "manifest": str(out / MANIFEST), **totals, "splits": dialogs, "reward": reward, **{key: manifest[key] for key in kept}}
 
@@ -452,14 +470,10 @@ def _notes(manifest: dict[str, Any], skipped: Sequence[Skipped]) -> Iterator[str
         yield f"{manifest['renamed_ids']:,} dialogs had an id that was taken and got a number behind it"
     if manifest["cut_replies"]:
         yield f"{manifest['cut_replies']:,} replies longer than a row lost their tail: raise --max_length"
-    if manifest["shared_contexts"]:
-        yield f"{manifest['shared_contexts']:,} contexts are in more than one of the declared splits"
+    yield from _split_notes(manifest)
     for name, row in manifest["rewards"]["components"].items():
         if not row["coverage"]:
             yield f"the reward {name} applies to no reply of these logs"
-    if manifest["largest_context"] > LARGE_CONTEXT:
-        share = f"{manifest['largest_context']:.0%} of the dialogs begin with the same user turn"
-        yield f"{share} and are therefore in one split; --split declared takes the data's own splits instead"
     yield from _unrated(manifest)
     if manifest["rewards"]["sum"]["std"] == 0:
         yield "every reply earns the same reward: enough for behaviour cloning, nothing for the other methods to learn from"
@@ -473,6 +487,23 @@ def _unrated(manifest: dict[str, Any]) -> Iterator[str]:
         yield "no reply has a reward: enough for behaviour cloning, nothing for other methods to learn from"
     elif missing:
         yield f"{missing:,} of {replies:,} replies have no reward: no component with a weight applies"
+
+
+def _split_notes(manifest: dict[str, Any]) -> Iterator[str]:
+    by_dialog, settings = manifest["split_by"] == "dialog", manifest["settings"]
+    if manifest["split_why"]:
+        yield f"split by dialog: {manifest['split_why']}; --split_by first_turn does that"
+    if manifest["shared_contexts"]:
+        what = "first user turns" if by_dialog else "contexts"
+        splits = "splits" if settings["split"] == "hash" else "the declared splits"
+        yield f"{manifest['shared_contexts']:,} {what} are in more than one of {splits}"
+    if manifest["largest_context"] > LARGE_CONTEXT and not by_dialog:
+        share = f"{manifest['largest_context']:.0%} of the dialogs begin with the same user turn"
+        others = "--split_by dialog parts them, --split declared takes the data's own splits instead"
+        yield f"{share} and are therefore in one split; {others}"
+    for split in ("validation", "test"):
+        if settings[split] and not manifest["splits"][split]["dialogs"]:
+            yield f"no dialog fell into {split}: more logs, a larger --{split} or another --seed may fill it"
 
 
 if __name__ == "__main__":

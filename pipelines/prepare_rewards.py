@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_dialog.cluster.scoring import Scored
+from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.shards import Shard
 from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Statistics, choose_rewards

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from rl_dialog.training.logger import following
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 CHOICES = {"method": METHODS}
+Report = Callable[[dict[str, float], bool], None]  # metrics of an evaluation, and whether it is the last one
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,35 @@ def main(config: TrainConfig) -> dict[str, Any]:
         raise ValueError(f"{out} already holds a run: pass --resume to continue it or --overwrite to delete it")
     out.mkdir(parents=True, exist_ok=True)
     save_config(config, out / "train.yaml", choices=CHOICES)
+    told = _told_before(config)
+    for note in () if config.quiet else told:
+        print(f"note: {note}", flush=True)
     with connect(config.address or None), nullcontext() if config.quiet else following(out):
         cores = config.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
         fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
-    return json.loads((out / "result.json").read_text(encoding="utf-8"))
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    for note in () if config.quiet else result.get("notes", ()):
+        if note not in told:
+            print(f"note: {note}", flush=True)
+    return result
 
 
-def train_worker(config: TrainConfig, *, report: Callable[[dict[str, float], bool], None] | None = None) -> dict[str, Any]:
+def train_worker(config: TrainConfig, *, report: Report | None = None) -> dict[str, Any]:
     """What one worker does, from files to checkpoints; runs without Ray too.
 
-    `report` hears the metrics of each evaluation, and whether it is the last one.
+    `report` hears the metrics of each evaluation, and whether it is the last one. What a method or the loop
+    warns of before the first step stands under `notes` in result.json: nobody reads a worker's stderr.
     """
+    notes: list[str] = []
+    trainer = _trainer(config, report, notes)
+    result = trainer.train() | ({"notes": notes} if notes else {})
+    if trainer.rank == 0:
+        write_json(Path(config.output_dir) / "result.json", result)
+    return result
+
+
+def _trainer(config: TrainConfig, report: Report | None, notes: list[str]) -> Trainer:
+    """Everything loaded; `notes` gets what was warned of."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     out, device = Path(config.output_dir), _device(config)
@@ -112,23 +132,34 @@ def train_worker(config: TrainConfig, *, report: Callable[[dict[str, float], boo
         from rl_dialog.evaluation.episodes import env_return
 
         evaluate = partial(env_return, make_env=text_env(config.env), episodes=config.env_episodes, seed=10_000)
-    trainer = Trainer(
-        policy,
-        tokenizer,
-        list(read_rows(config.data, "train")),
-        list(read_rows(config.data, "validation")),
-        config,
-        out,
-        prior=prior,
-        evaluate=evaluate,
-        report=report,
-        describe=model_card(config, manifest),
-        device=device,
-    )
-    result = trainer.train()
-    if trainer.rank == 0:
-        write_json(out / "result.json", result)
-    return result
+    rows = [list(read_rows(config.data, split)) for split in ("train", "validation")]
+    given = {"prior": prior, "evaluate": evaluate, "report": report, "describe": model_card(config, manifest)}
+    notes += _told_before(config)
+    with _noting(notes):
+        return Trainer(policy, tokenizer, *rows, config, out, **given, device=device)
+
+
+def _told_before(config: TrainConfig) -> list[str]:
+    """What the data directory tells before anything is trained."""
+    if load_manifest(config.data)["splits"].get("validation", {}).get("dialogs"):
+        return []
+    best = "is chosen by the return alone" if config.env else "is the last one"
+    return [
+        f"{config.data} has no validation dialogs: nothing is measured on held-out replies, and the best "
+        f"checkpoint {best}; prepare keeps some back (--validation; --split_by dialog where all begin alike)"
+    ]
+
+
+@contextmanager
+def _noting(notes: list[str]) -> Iterator[None]:
+    """Collects the warnings of the block; they are given afterwards, too."""
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in given:
+        if warning.category is UserWarning:
+            notes.append(str(warning.message))
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def check(config: TrainConfig) -> None:

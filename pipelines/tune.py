@@ -45,7 +45,7 @@ from rl_dialog.config import ConfigError, load_config, read_yaml, run, save_conf
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.shards import load_manifest
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
-from rl_dialog.evaluation.held_out import decoding_of
+from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
 
 REPORTS, STOPPED, ERROR = "reports.jsonl", "stopped.txt", "error.txt"
@@ -329,7 +329,7 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
 def chat_flags(sweep: Sweep, point: Point, out: Path) -> str:
     """With which `chat` draws replies as the evaluation of a point did."""
     config, chat = evaluate_config(_task(sweep, point), out, ["RUN"]), ChatConfig()
-    drawn = asdict(decoding_of(config)) | {"beta": config.beta}
+    drawn = asdict(Decoding.of(config)) | {"beta": config.beta}
     return shlex.join(Point({name: value for name, value in drawn.items() if value != getattr(chat, name)}).flags)
 
 

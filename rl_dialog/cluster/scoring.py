@@ -7,20 +7,21 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_dialog.cluster.data import CHUNK_BYTES, dataset, errors_of_workers, joined, peak_kib, pool, rows_of, stream_tables
+from rl_dialog.cluster.data import CHUNK_BYTES, dataset, errors_of_workers, peak_kib, pool, stream_tables
+from rl_dialog.cluster.scored import CHUNKS, Scored, choose_split, chunk_name, gather, merge, write_table
 from rl_dialog.data.formats import served
 from rl_dialog.data.readers import Bad, LogFile, read_log
 from rl_dialog.data.schema import SPLITS, Dialog, to_table
-from rl_dialog.data.splits import assign_split, split_key
+from rl_dialog.data.splits import SplitBy, assign_split, split_key
 from rl_dialog.rewards import Statistics, apply_rewards, choose_rewards
 from rl_dialog.rewards.scorers import BUILT_IN, in_batches, make_scorers
 
@@ -30,19 +31,6 @@ WORK = "work"  # folder of a data directory in the making, for what only prepare
 FIGURES = "figures"  # folder in it with a row of CHUNKS per finished chunk
 
 RECORDS = pa.schema([("group", pa.int32()), ("position", pa.int64()), ("log", pa.int32()), ("kind", pa.string()), ("json", pa.large_string())])
-CHUNKS = pa.schema(
-    [
-        ("group", pa.int32()),
-        ("position", pa.int64()),
-        ("records", pa.int64()),  # how many there were: the next chunk of the group begins behind them
-        ("last", pa.bool_()),  # of its group
-        ("split", pa.list_(pa.uint8())),  # per dialog, in the order written
-        ("id", pa.list_(pa.uint64())),  # 64-bit hashes: exact enough to find equal ids and contexts in 8 bytes per dialog
-        ("context", pa.list_(pa.uint64())),
-        ("ranked", pa.list_(pa.float64())),  # the training values of the ranked components, one component after the other
-        ("summary", pa.large_string()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -56,34 +44,12 @@ class Scoring:
     scorers: tuple[str, ...] = ()  # NAME=PATH
     label_weights: dict[str, float] = field(default_factory=dict)
     split: str = "hash"  # or "declared"
+    split_by: SplitBy | Literal["auto"] = "first_turn"
     validation: float = 0.05
     test: float = 0.05
     seed: int = 0
     strict: bool = False
     max_line_bytes: int = 64 << 20
-
-
-@dataclass
-class Scored:
-    """What pass 1 found. `chunks` lists (path, dialogs) per split; the arrays have one entry per dialog in the same order."""
-
-    chunks: dict[str, list[tuple[str, int]]]
-    ids: dict[str, np.ndarray]  # (dialogs,) uint64 per split
-    contexts: dict[str, np.ndarray]
-    order: dict[str, np.ndarray]  # (dialogs,) int64: the chunk each dialog lies in, for who came first across splits
-    counts: dict[tuple[int, str], Counter]  # (log, source) -> dialogs, replies, turns, no_reply, quarantined
-    files: dict[str, dict[str, Any]]  # path -> fingerprint
-    statistics: Statistics | None
-    training: Statistics | None  # of the training split alone, which normalisers are fitted to
-    ranked: dict[str, np.ndarray]  # component -> its values in the training split
-    characters: dict[str, int]  # of message text, per split
-    hashes: int  # the longest run of "#" before a number at the end of an id
-    worker_kib: int
-    first_bad: str | None = None
-
-    @property
-    def dialogs(self) -> dict[str, int]:
-        return {split: sum(n for _, n in chunks) for split, chunks in self.chunks.items()}
 
 
 def score_logs(
@@ -113,7 +79,10 @@ def score_logs(
             fn_constructor_kwargs={"scoring": scoring, "directory": str(directory)},
         )
         tables = itertools.chain(*whole.values(), stream_tables(chunks) if left else ())
-        return _gather(tables, directory, scoring.ranked, progress)
+        rows = gather(tables, progress)
+    if scoring.split_by != "auto":
+        return merge(rows, directory, scoring.ranked, split_by=scoring.split_by)
+    return choose_split(rows, directory, scoring.ranked, validation=scoring.validation, test=scoring.test)
 
 
 def _whole_groups(directory: Path) -> dict[int, list[pa.Table]]:
@@ -202,8 +171,8 @@ class Scorer:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
-        where = f"{rows[0]['group']:06d}-{rows[0]['position']:010d}"
-        figures = self.directory / FIGURES / f"{where}.parquet"
+        name = chunk_name(rows[0])
+        figures = self.directory / FIGURES / name
         if figures.is_file() and (done := pq.read_table(figures))["records"][0].as_py() == len(rows):
             return done  # by a run that was killed later
         chunk = _Chunk([], [], [], Counter(), {})
@@ -213,15 +182,15 @@ class Scorer:
         ready = in_batches([dialog for dialog, _ in found], list(self.rewards.values()), self.models)
         for dialog, (_, log) in zip(ready, found, strict=True):
             self._score(dialog, log, chunk)
-        chunk.dialogs.sort(key=lambda d: SPLITS.index(d.split))  # stable: the order of reading within a split
         for split in SPLITS:
             if members := [d for d in chunk.dialogs if d.split == split]:
                 table = to_table(members)
-                _write_table(table, self.directory / split / f"{where}.parquet")
+                write_table(table, self.directory / split / name)
         if chunk.bad:
-            write_text("".join(line + "\n" for line in chunk.bad), self.directory / "quarantine" / f"{where}.jsonl")
+            quarantine = (self.directory / "quarantine" / name).with_suffix(".jsonl")
+            write_text("".join(line + "\n" for line in chunk.bad), quarantine)
         made = self._figures(rows, chunk)
-        _write_table(made, figures)
+        write_table(made, figures)
         return made
 
     def _take(self, row: dict[str, Any], chunk: _Chunk) -> None:
@@ -234,36 +203,33 @@ class Scorer:
             chunk.counts[row["log"], json.loads(row["json"])["source"], "quarantined"] += 1
 
     def _score(self, dialog: Dialog, log: int, chunk: _Chunk) -> None:
-        s = self.scoring
         if not dialog.replies:
             chunk.counts[log, dialog.source, "no_reply"] += 1
             return
-        if s.split == "hash" or dialog.split is None:
-            dialog.split = assign_split(dialog, s.validation, s.test, seed=s.seed)
-        scores = apply_rewards(dialog, self.rewards, s.weights)
-        chunk.scores.append(scores)
-        if dialog.split == "train":
-            chunk.training.append(scores)
+        declared = self.scoring.split == "declared" and dialog.split is not None
+        if self.scoring.split_by == "auto":
+            chunk.by_dialog.append(dialog.split if declared else self._split(dialog, "dialog"))
+        if not declared:
+            by = "dialog" if self.scoring.split_by == "dialog" else "first_turn"
+            dialog.split = self._split(dialog, by)
+        chunk.scores.append(apply_rewards(dialog, self.rewards, self.scoring.weights))
         chunk.dialogs.append(dialog)
         chunk.counts[log, dialog.source, "dialogs"] += 1
         chunk.counts[log, dialog.source, "replies"] += len(dialog.replies)
         chunk.counts[log, dialog.source, "turns"] += len(dialog.messages)
 
+    def _split(self, dialog: Dialog, by: SplitBy) -> str:
+        s = self.scoring
+        return assign_split(dialog, s.validation, s.test, seed=s.seed, by=by)
+
     def _figures(self, rows: list[dict[str, Any]], chunk: _Chunk) -> pa.Table:
-        nothing = np.empty((0, len(self.rewards) + 1))
-        scores, training = (np.concatenate([nothing, *tables]) for tables in (chunk.scores, chunk.training))
-        columns = [training[:, list(self.rewards).index(name)] for name in self.scoring.ranked]
-        ranked = [column[~np.isnan(column)] for column in columns]
-        characters = Counter()
-        for dialog in chunk.dialogs:
-            characters[dialog.split] += sum(len(m["content"] or "") for m in dialog.messages)
-        summary = {
+        splits = [SPLITS.index(dialog.split) for dialog in chunk.dialogs]
+        order = np.argsort(splits, kind="stable")  # as written
+        summary, ranked = self._training(chunk, splits)
+        summary |= {
             "counts": [[*key, count] for key, count in chunk.counts.items()],
             "files": chunk.files,
-            "statistics": Statistics.of(scores).to_dict(),
-            "training": Statistics.of(training).to_dict(),
-            "ranked": [len(column) for column in ranked],
-            "characters": characters,
+            "statistics": Statistics.of(self._table(chunk.scores)).to_dict(),
             "hashes": max((trailing_hashes(d.id) for d in chunk.dialogs), default=0),
             "worker_kib": max(chunk.worker_kib, peak_kib()),
             "first_bad": str(Bad(**json.loads(chunk.bad[0]))) if chunk.bad else None,
@@ -273,65 +239,52 @@ class Scorer:
             "position": rows[0]["position"],
             "records": len(rows),
             "last": rows[-1]["kind"] == "worker",
-            "split": [SPLITS.index(d.split) for d in chunk.dialogs],
-            "id": [hash64(d.id) for d in chunk.dialogs],
-            "context": [hash64(split_key(d)) for d in chunk.dialogs],
-            "ranked": np.concatenate([np.empty(0), *ranked]).tolist(),
-            "summary": json.dumps(summary),
+            "split": np.array(splits, np.uint8)[order],
+            "place": order,
+            "by_dialog": [],
+            "id": [hash64(chunk.dialogs[i].id) for i in order],
+            "context": [hash64(split_key(chunk.dialogs[i])) for i in order],
+            "ranked": ranked,
+            "ranked_by_dialog": [],
         }
-        return pa.Table.from_pylist([row], CHUNKS)
+        if self.scoring.split_by == "auto":
+            other = [SPLITS.index(split) for split in chunk.by_dialog]
+            row["by_dialog"] = np.array(other, np.uint8)[order]
+            summary["by_dialog"], row["ranked_by_dialog"] = self._training(chunk, other)
+        return pa.Table.from_pylist([row | {"summary": json.dumps(summary)}], CHUNKS)
+
+    def _training(self, chunk: _Chunk, splits: Sequence[int]) -> tuple[dict[str, Any], list[float]]:
+        """Figures of the training split, and what else depends on the splits; the ranked values."""
+        chosen = [scores for scores, split in zip(chunk.scores, splits, strict=True) if not split]
+        training = self._table(chosen)
+        columns = [training[:, list(self.rewards).index(name)] for name in self.scoring.ranked]
+        ranked = [column[~np.isnan(column)] for column in columns]
+        characters: Counter[str] = Counter()
+        for dialog, split in zip(chunk.dialogs, splits, strict=True):
+            characters[SPLITS[split]] += sum(len(m["content"] or "") for m in dialog.messages)
+        figures = {
+            "training": Statistics.of(training).to_dict(),
+            "ranked": [len(column) for column in ranked],
+            "characters": characters,
+        }
+        return figures, np.concatenate([np.empty(0), *ranked]).tolist()
+
+    def _table(self, scores: Sequence[np.ndarray]) -> np.ndarray:
+        """(R, K + 1)."""
+        return np.concatenate([np.empty((0, len(self.rewards) + 1)), *scores])
 
 
 @dataclass
 class _Chunk:
     """What a scorer collects from one table of records."""
 
-    dialogs: list[Dialog]
-    scores: list[np.ndarray]
-    training: list[np.ndarray]  # those of `scores` that are of the training split
+    dialogs: list[Dialog]  # as read
+    scores: list[np.ndarray]  # of each
+    by_dialog: list[str]  # the split that each has by dialog, where that may be chosen
     counts: Counter  # (log, source, what) -> how many
     files: dict[str, dict[str, Any]]
     bad: list[str] = field(default_factory=list)
     worker_kib: int = 0
-
-
-def _gather(tables: Iterable[pa.Table], directory: Path, ranked: Sequence[str], progress: Callable[[int], Any] | None) -> Scored:
-    """Merges the chunks' figures in the order of the chunks, whatever order they arrived in: float sums come out the same every time."""
-    rows = []
-    for row in rows_of(tables, numpy=("split", "id", "context", "ranked")):
-        row["summary"] = json.loads(row["summary"])
-        rows.append(row)
-        if progress:
-            progress(len(row["id"]))
-    rows.sort(key=lambda row: (row["group"], row["position"]))
-    scored = Scored({s: [] for s in SPLITS}, {}, {}, {}, {}, {}, None, None, {}, dict.fromkeys(SPLITS, 0), 0, 0)
-    for row in rows:
-        _add(scored, row["summary"])
-        for code, split in enumerate(SPLITS):
-            if count := int((row["split"] == code).sum()):
-                scored.chunks[split].append((str(directory / split / f"{row['group']:06d}-{row['position']:010d}.parquet"), count))
-    values = [np.split(row["ranked"], np.cumsum(row["summary"]["ranked"])[:-1]) for row in rows] if ranked else []
-    scored.ranked = {name: np.concatenate(parts) for name, parts in zip(ranked, zip(*values, strict=True), strict=True)}
-    for code, split in enumerate(SPLITS):
-        chosen = [row["split"] == code for row in rows]
-        scored.ids[split] = joined([row["id"][c] for row, c in zip(rows, chosen, strict=True)], np.uint64)
-        scored.contexts[split] = joined([row["context"][c] for row, c in zip(rows, chosen, strict=True)], np.uint64)
-        scored.order[split] = joined([np.full(int(c.sum()), i) for i, c in enumerate(chosen)], np.int64)
-    return scored
-
-
-def _add(scored: Scored, summary: dict[str, Any]) -> None:
-    for log, source, what, count in summary["counts"]:
-        scored.counts.setdefault((log, source), Counter())[what] += count
-    scored.files |= summary["files"]
-    for name in ("statistics", "training"):
-        found, more = getattr(scored, name), Statistics.from_dict(summary[name])
-        setattr(scored, name, more if found is None else found.merge(more))
-    for split, count in summary["characters"].items():
-        scored.characters[split] += count
-    scored.hashes = max(scored.hashes, summary["hashes"])
-    scored.worker_kib = max(scored.worker_kib, summary["worker_kib"])
-    scored.first_bad = scored.first_bad or summary["first_bad"]
 
 
 def trailing_hashes(identifier: str) -> int:
@@ -362,11 +315,6 @@ def group_tables(logs: Sequence[LogFile]) -> list[pa.Table]:
         entries = [{"index": i, "first": first.setdefault(logs[i].path, i) == i, "log": asdict(logs[i])} for i in group]
         tables.append(pa.table({"group": pa.array([number], pa.int32()), "logs": pa.array([json.dumps(entries)], pa.large_string())}))
     return tables
-
-
-def _write_table(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, f"{path}.part", compression="zstd", compression_level=1)
-    os.replace(f"{path}.part", path)
 
 
 def write_text(text: str, path: Path) -> None:

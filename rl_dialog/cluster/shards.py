@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_dialog.cluster.data import dataset, errors_of_workers, joined, peak_kib, pool, rows_of, stream_tables
-from rl_dialog.cluster.scoring import WORK, Scored, write_text
+from rl_dialog.cluster.scored import Scored
+from rl_dialog.cluster.scoring import WORK, write_text
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog, to_table
 from rl_dialog.data.shards import SHARD_SCHEMA, pack_rows, shard_name
 from rl_dialog.rewards import Statistics

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Literal
 
 from rl_dialog.data.schema import SPLITS, Dialog
 
+SplitBy = Literal["first_turn", "dialog"]
 
-def split_key(dialog: Dialog) -> str:
+
+def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
     """What must stay on one side: `meta["group"]` where a reader set it, else everything up to and including the first user turn.
 
     Two replies with the same context share its first user turn, so they get the same key and never straddle splits, whether they come from one
     conversation stored as many rows (rated replies, preference pairs) or from two. System prompts are left out: they often hold per-user details.
+    By dialog, for logs that all begin alike: all of its messages, so that only equal ones stay together.
     """
     if "group" in dialog.meta:
         return f"group\0{dialog.meta['group']}"
+    if by == "dialog":
+        return f"dialog\0{json.dumps([(m['role'], m['content']) for m in dialog.messages])}"
     first_user = next((m["content"] or "" for m in dialog.messages if m["role"] == "user"), "")
     return f"user\0{' '.join(first_user.split())}"
 
 
-def assign_split(dialog: Dialog, validation: float, test: float, *, seed: int = 0) -> str:
+def assign_split(
+    dialog: Dialog,
+    validation: float,
+    test: float,
+    *,
+    seed: int = 0,
+    by: SplitBy = "first_turn",
+) -> str:
     """One of SPLITS. `validation` and `test` are shares of the keys (0..1); raises ValueError when they leave nothing to train on."""
     if not (validation >= 0 and test >= 0 and validation + test < 1):
         raise ValueError(f"expected shares >= 0 with validation + test < 1, got validation={validation} and test={test}")
-    digest = hashlib.sha256(f"{seed}\0{split_key(dialog)}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}\0{split_key(dialog, by)}".encode()).digest()
     draw = int.from_bytes(digest[:8], "big") / 2**64
     train, held_out, final = SPLITS
     return final if draw < test else held_out if draw < test + validation else train

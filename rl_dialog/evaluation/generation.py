@@ -37,9 +37,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How replies are drawn from a policy."""
+    """How replies are drawn from a policy. `evaluate`, `chat`, `serve` and the returns that `train` measures
+    share these defaults: what is measured is what is talked to."""
 
-    max_new_tokens: int = 32
+    max_new_tokens: int = 64
     """longest reply, its end-of-turn token included"""
     max_prompt_length: int = 512
     """longest prompt in tokens; older messages are left out first (the system prompt stays)"""
@@ -57,6 +58,11 @@ class Decoding:
     """draw so many replies and say the best of them; 0 is what the method wants, one for most"""
     rank_by: str = ""
     """what best means (evaluation/README.md has the ways); by default the method's own, else mean Q, else the mean log-probability"""
+
+    @staticmethod
+    def of(config: Decoding) -> Decoding:
+        """The part of a verb's config that says how replies are drawn."""
+        return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
 
     def check(self) -> None:
         """Raises ValueError for settings that contradict each other or make no sense."""
@@ -118,8 +124,8 @@ def reply_batch(
     tokenizer: PreTrainedTokenizerFast,
     conversations: Sequence[list[Message]],
     *,
-    max_new_tokens: int = 32,
-    max_prompt_length: int = 512,
+    max_new_tokens: int = Decoding.max_new_tokens,
+    max_prompt_length: int = Decoding.max_prompt_length,
     do_sample: bool = True,
     temperature: float = 1.0,
     top_k: int = 0,

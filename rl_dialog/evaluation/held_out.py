@@ -134,7 +134,10 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
         if config.held_out and len(dialogs) == config.held_out:
             break
     if not dialogs:
-        raise ValueError(f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold {sizes}")
+        raise ValueError(
+            f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold "
+            f"{sizes}: name another --split, or let prepare hold some out (--test; --split_by dialog)"
+        )
     weights = {name: row["weight"] for name, row in manifest["rewards"]["components"].items()}
     contexts = _contexts(dialogs, config.contexts, which=config.context_replies, seed=config.seed)
     if config.candidates and not contexts:
@@ -176,7 +179,8 @@ def score_held_out(result: RunResult, policy: Policy, tokenizer: Any, held_out: 
     if config.candidates:
         how = {"similarities": held_out.similarities, "ranker": held_out.ranker, "reward_model": held_out.reward_model}
         how |= {"click_threshold": config.click_threshold, "seed": config.seed, "batch_size": config.batch_size}
-        result.candidates = make_candidates(policy, tokenizer, held_out.contexts, decoding_of(config), count=config.candidates, **how)
+        how |= {"count": config.candidates}
+        result.candidates = make_candidates(policy, tokenizer, held_out.contexts, Decoding.of(config), **how)
         result.measures |= candidate_measures(result.candidates)
     result.answers = _answer(result, policy, tokenizer, held_out, config)
 
@@ -232,18 +236,14 @@ def _answer(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut
     if result.candidates and (config.do_sample or config.num_beams == 1):
         replies = [found[0] for found in result.candidates.replies]
     else:
-        replies = generate_replies(policy, tokenizer, conversations, decoding_of(config), seeds=seeds, batch_size=config.batch_size)
+        how = {"seeds": seeds, "batch_size": config.batch_size}
+        replies = generate_replies(policy, tokenizer, conversations, Decoding.of(config), **how)
     answers = []
     for (dialog, i), messages, reply in zip(held_out.contexts, conversations, replies, strict=True):
         context = [{"role": m["role"], "content": m["content"], **({"weight": 0} if m["role"] == "assistant" else {})} for m in messages]
         said = [*context, {"role": "assistant", "content": reply.text}]
         answers.append(Answer(dialog.id, Dialog(f"{dialog.id}:{i}", said, dialog.source, truncated=True), reply, dialog.messages[i]["content"] or ""))
     return answers
-
-
-def decoding_of(config: HeldOutConfig) -> Decoding:
-    """Its part that says how replies are drawn."""
-    return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
 
 
 def device_of(config: HeldOutConfig) -> torch.device:

@@ -241,15 +241,16 @@ class Completions:
             raise ApiError(400, f"max_tokens: expected at most {most}, got {wanted}", param="max_tokens", code="invalid_value")
         try:
             wanted = wanted or min(most, int(config.get("max_tokens", self._settings.max_tokens)))
-            temperature, top_p, top_k = float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0))
+            temperature = float(given("temperature", Decoding.temperature))
+            top_p = float(given("top_p", Decoding.top_p))
             decoding = Decoding(
                 max_new_tokens=wanted,
                 max_prompt_length=self._settings.max_prompt_length,
                 do_sample=temperature > 0,
-                temperature=temperature or 1.0,
+                temperature=temperature or Decoding.temperature,
                 top_p=max(top_p, 1e-6),
-                top_k=top_k,
-                num_generations=request.num_generations or 0,
+                top_k=int(given("top_k", Decoding.top_k)),
+                num_generations=request.num_generations or Decoding.num_generations,
             )
             decoding.check()
         except (ValueError, TypeError, OverflowError) as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import method_name, resolve
 from rl_dialog.serving.engine import Engine, load_engine
 from rl_dialog.serving.process import EngineProcess
@@ -38,9 +39,9 @@ class ServeSettings:
     title: str = "Chat"
     consent: str = "Your messages and the replies are stored and used to train and to study chat bots. Please do not write anything private."
     min_messages: int = 3  # of a user before the page asks for ratings
-    max_tokens: int = 64  # longest reply unless the request says otherwise
+    max_tokens: int = Decoding.max_new_tokens  # longest reply unless the request says otherwise
     most_tokens: int = 512  # longest reply a request may ask for, at most half of a model's context
-    max_prompt_length: int = 512  # tokens; older messages are left out first
+    max_prompt_length: int = Decoding.max_prompt_length  # tokens; older messages are left out first
     slots: int = 16
     kept: int = 16
     queue: int = 256

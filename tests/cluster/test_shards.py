@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_dialog.cluster.scoring import WORK, Scored, hash64
+from rl_dialog.cluster.scored import Scored
+from rl_dialog.cluster.scoring import WORK, hash64
 from rl_dialog.cluster.shards import Shard, ShardWriter, occurrences, plan_shards, shared_contexts
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
 from rl_dialog.data.shards import SHARD_SCHEMA, unpack_rows

@@ -105,3 +105,14 @@ def test_dialogs_without_a_user_turn_have_a_key():
 def test_impossible_shares_are_refused(validation, test):
     with pytest.raises(ValueError, match=r"validation \+ test < 1, got validation="):
         assign_split(dialog("x"), validation, test)
+
+
+def test_by_dialog_one_opening_is_on_every_side_and_equal_dialogs_on_one():
+    dialogs = [dialog("begin", answer=f"move {i}", id=str(i)) for i in range(60)]
+    splits = [assign_split(d, 0.3, 0.3, by="dialog") for d in dialogs]
+    assert set(splits) == {"train", "validation", "test"}
+    assert len({assign_split(d, 0.3, 0.3) for d in dialogs}) == 1
+    copies = [dialog("begin", answer=f"move {i}", id="other") for i in range(60)]
+    assert [assign_split(d, 0.3, 0.3, by="dialog") for d in copies] == splits, "the id does not matter"
+    together = [dialog("begin", answer=f"move {i}", meta={"group": "a game"}) for i in range(60)]
+    assert len({assign_split(d, 0.3, 0.3, by="dialog") for d in together}) == 1

@@ -8,6 +8,7 @@ from rl_dialog.data.batch import collate
 from rl_dialog.methods import TFTop
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
+from rl_dialog.methods.tf_top import way_to_judge
 
 NAN = np.nan
 
@@ -104,3 +105,38 @@ def test_a_threshold_that_nothing_reaches_is_refused(rows):
         prepare(TFTop(threshold=4.0), rows)
     with pytest.raises(ValueError, match=r"expected a fraction in \(0, 1\], got 0"):
         prepare(TFTop(fraction=0.0), rows)
+
+
+def outcome(make_row, *rewards):
+    """A dialog whose replies earn `rewards`."""
+    replies = [(2 * i + 1, 2 * i + 1, reward) for i, reward in enumerate(rewards)]
+    return make_row([9, 1] * len(rewards), replies)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("dialogs", "way"),
+    [
+        ([(0, 0, 1), (0, 0, 0), (0, -1)], "dialog"),  # success at the end
+        ([(0, 0, 1), (0,), (0, 0, 0), (3,)], "dialog"),  # a dialog of one reply tells nothing
+        ([(NAN, NAN, 1), (NAN, 0)], "dialog"),  # only the outcome was rated
+        ([(-0.25, -0.25, 4), (-0.25, -2)], "dialog"),  # a cost per reply, and an outcome
+        ([(0, 1, 0), (0, 0, 1)], "reply"),  # replies of their own merit
+        ([(-1, NAN, 1), (-1, 1)], "reply"),  # votes, few of them: a missing one is no cost
+        ([(-1, 0.5, 1)], "reply"),
+        ([(0, 1, NAN), (1, NAN)], "reply"),
+        ([(0, 0), (0, 0), (3,)], "reply"),  # no dialog of several replies tells
+    ],
+)
+def test_the_way_to_judge_follows_from_where_rewards_fall(make_row, dialogs, way):
+    assert way_to_judge([outcome(make_row, *rewards) for rewards in dialogs])[0] == way
+
+
+def test_a_reward_at_the_end_keeps_whole_dialogs_and_not_last_replies(make_row):
+    """By their own rewards the best of these replies would be two last ones, and others by luck."""
+    rows = [outcome(make_row, 0, 0, earned) for earned in (1, 0, 2, 0)]
+    with pytest.warns(UserWarning, match="by dialog: the 8 replies before the last ones .* nothing"):
+        assert kept(prepare(TFTop(), rows)) == [[0, 0, 1], [0, 0, 2]]
+    assert kept(prepare(TFTop(by="reply", threshold=1.0), rows)) == [[1], [2]]

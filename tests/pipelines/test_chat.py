@@ -59,7 +59,8 @@ def bot(lines):
 def test_beams_commands_and_transcript(checkpoints, tmp_path):
     saved = tmp_path / "logs" / "chats.jsonl"
     lines = ["hello", "how are you", "/undo", "/nonsense", "", "thank you", "/reset", "hello", "/reset", "/undo", "QUIT", "never read"]
-    out = talk("--checkpoint", checkpoints / "ilql", "--system", "Be kind.", "--save", saved, "--debug", lines=lines)
+    how = ["--beams_by_rank", 5, "--system", "Be kind.", "--save", saved, "--debug"]
+    out = talk("--checkpoint", checkpoints / "ilql", *how, lines=lines)
     assert len(bot(out)) == 4
     assert json.loads(out[-1]) == {"replies": 4, "dialogs_saved": 2, "saved": str(saved)}
     assert "unknown command /nonsense" in out
@@ -77,13 +78,14 @@ def test_beams_commands_and_transcript(checkpoints, tmp_path):
     assert f"bot> {first.messages[2]['content']}" == bot(out)[0]
     assert len(second.messages) == 3
     assert first.id != second.id
-    assert (first.source, first.meta["method"], first.meta["decoding"]["num_beams"]) == ("chat", "ilql", 5)
+    assert (first.source, first.meta["method"]) == ("chat", "ilql")
+    assert first.meta["decoding"]["beams_by_rank"] == 5
 
 
 def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path, monkeypatch, capsys):
     saved = tmp_path / "chats.jsonl"
-    arguments = ["--checkpoint", checkpoints / "bc", "--do_sample", "--top_k", "50", "--top_p", "0.95", "--temperature", "0.9", "--seed", "3"]
-    arguments += ["--save", saved, "--quiet"]
+    arguments = ["--checkpoint", checkpoints / "bc", "--top_k", "50", "--top_p", "0.95", "--seed", "3"]
+    arguments += ["--temperature", "0.9", "--save", saved, "--quiet"]
     out = talk(*arguments, lines=["hello", "hello"])  # ends with the input
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nhello\n"))
     main(load_config(ChatConfig, [*map(str, arguments), "--max_new_tokens", "5", "--device", "cpu"]))
@@ -98,7 +100,7 @@ def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path, monkeypatch, 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
     saved = tmp_path / "chats.jsonl"
-    process = start("--checkpoint", checkpoints / "bc", "--num_beams", "1", "--save", saved)
+    process = start("--checkpoint", checkpoints / "bc", "--no_do_sample", "--save", saved)
     process.stdin.write("hello\n")
     process.stdin.flush()
     while not process.stdout.readline().startswith("bot> "):
@@ -119,6 +121,7 @@ def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
         (("--checkpoint", "{root}"), "expected a checkpoint (config.json) or a run folder"),
         (("--checkpoint", "{root}/bc", "--beta", "2"), "was trained with bc, which has no beta to set"),
         (("--checkpoint", "{root}/bc", "--num_beams", "0"), "num_beams of at least 1"),
+        (("--checkpoint", "{root}/bc", "--beams_by_rank", "-1"), "--beams_by_rank: expected a number"),
     ],
 )
 def test_errors_are_one_paragraph(checkpoints, arguments, message):

@@ -447,3 +447,50 @@ def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
     manifest = load_manifest(tmp_path / "out")
     assert manifest["largest_context"] == pytest.approx(1 / 3, abs=1e-4)
     assert any("33% of the dialogs begin with the same user turn" in note for note in _notes(manifest, []))
+
+
+def game(number, opening="Which way?"):
+    """One of many dialogs that begin alike; what it earns depends on its number."""
+    moves = ("north", "south", "east", "west")
+    messages = [{"role": "user", "content": opening}]
+    for turn in range(3):
+        said = {"role": "assistant", "content": moves[number // 4**turn % 4], "reward": float(number % 5)}
+        messages += [said, {"role": "user", "content": f"You see {number}."}]
+    return Dialog(id=f"game {number}", messages=messages[:-1])
+
+
+def test_dialogs_that_all_begin_alike_are_split_one_by_one(running, tmp_path, monkeypatch, capsys):
+    """By default as with --split_by dialog, to the last figure, over several chunks."""
+    monkeypatch.setattr(scoring, "GROUP_BYTES", 20_000)
+    for part in range(3):
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        write_jsonl([game(100 * part + i) for i in range(100)], tmp_path / "logs" / f"{part}.jsonl")
+    flags = ["--logs", str(tmp_path / "logs"), "--vocab_size", "300"]
+    flags += ["--rewards.logged", "1", "--normalise", "rank"]
+    told, manifests = {}, {}
+    for by in ("auto", "dialog", "first_turn"):
+        out = tmp_path / by
+        headline = main(load_config(PrepareConfig, [*flags, "--out", str(out), "--split_by", by]))
+        told[by], manifests[by] = capsys.readouterr().out, load_manifest(out)
+        expected = "first_turn" if by == "first_turn" else "dialog"
+        assert headline["split_by"] == manifests[by]["split_by"] == expected
+    for split in SPLITS:
+        found = list(read_dialogs(tmp_path / "auto", split))
+        assert found == list(read_dialogs(tmp_path / "dialog", split)) and found
+        assert {dialog.split for dialog in found} == {split}
+    for key in ("splits", "rewards", "tokenizer", "shared_contexts"):
+        assert manifests["auto"][key] == manifests["dialog"][key]
+    why = "by their first user turns the 300 dialogs would be 300 in train, 0 in validation, 0 in test"
+    assert manifests["auto"]["split_why"] == why and why in " ".join(told["auto"].split())
+    assert manifests["dialog"]["split_why"] == manifests["first_turn"]["split_why"] == ""
+    assert manifests["first_turn"]["splits"]["train"]["dialogs"] == 300
+    assert "no dialog fell into validation" in told["first_turn"] and "fell into" not in told["auto"]
+
+
+def test_what_stays_empty_either_way_is_split_by_first_turn(running, tmp_path):
+    """Copies of one dialog are on one side by any key; contexts that differ need no other one."""
+    for name, dialogs in (("copies", [game(1)] * 80), ("apart", [game(i, f"maze {i}") for i in range(80)])):
+        write_jsonl(dialogs, tmp_path / f"{name}.jsonl")
+        flags = ["--logs", str(tmp_path / f"{name}.jsonl"), "--out", str(tmp_path / name)]
+        main(load_config(PrepareConfig, [*flags, "--vocab_size", "300", "--quiet"]))
+        assert load_manifest(tmp_path / name)["split_by"] == "first_turn"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,19 @@ def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
     done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error:" in done.stderr and "holds a run of bc" in " ".join(done.stderr.split())
+
+
+def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
+    """No validation dialogs, and how tf_top chose to judge replies: in words and in the line of JSON."""
+    shutil.copytree(folder / "data", folder / "whole")
+    manifest = json.loads((folder / "whole" / "manifest.json").read_text())
+    manifest["splits"]["validation"] |= {"dialogs": 0, "shards": []}
+    (folder / "whole" / "manifest.json").write_text(json.dumps(manifest))
+    sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1")
+    flags = ("--data", "whole", "--output_dir", "runs/top", "--method", "tf_top", *sizes)
+    done = call(folder, "pipelines.train", *flags)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    unseen, judged = json.loads(last)["notes"]
+    assert "has no validation dialogs" in unseen and judged.startswith("tf_top judges by reply: ")
+    assert [line for line in lines if line.startswith("note: ")] == [f"note: {unseen}", f"note: {judged}"]

@@ -1,0 +1,61 @@
+"""What is measured is what is talked to: without flags evaluate, train, chat and serve draw replies alike."""
+
+import inspect
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from pipelines.chat import Chat, ChatConfig, decoding_of
+from pipelines.evaluate import EvaluateConfig
+from pipelines.serve import ServeConfig, settings_of
+from rl_dialog.evaluation.episodes import env_return
+from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
+from rl_dialog.methods import UtteranceILQL
+from rl_dialog.serving.completions import Completions
+from rl_dialog.serving.protocol import ChatRequest
+
+TALK = [{"role": "user", "content": "hello there"}]
+# the fixture's server has limits of its own
+DEFAULTS = {"max_tokens": Decoding.max_new_tokens, "max_prompt_length": Decoding.max_prompt_length}
+
+
+def test_one_set_of_defaults(serve, tmp_path):
+    with serve(**DEFAULTS) as (_, models, store):
+        request = ChatRequest(model="bc", messages=TALK)
+        served = Completions(models, store, None)._decoding(request, {}, models.served["bc"])
+    assert served == decoding_of(ChatConfig()) == Decoding.of(EvaluateConfig()) == Decoding()
+    assert inspect.signature(env_return).parameters["decoding"].default is None  # which is Decoding()
+    told = settings_of(ServeConfig(models=("bc=runs/bc",), store=f"sqlite:///{tmp_path}/chats.db"))
+    assert {name: getattr(told, name) for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.fixture
+def three(checkpoints, make_policy, tokenizer, tmp_path):
+    """Those of `checkpoints`, and one that says the best of several replies."""
+    place = str(tmp_path / "utterance")
+    make_policy(UtteranceILQL(num_generations=4)).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return checkpoints | {"utterance": place}
+
+
+@pytest.mark.parametrize("name", ["bc", "ilql", "utterance"])
+def test_chat_and_server_say_what_is_evaluated(serve, three, tokenizer, capsys, name):
+    """Reply for reply at the same seed, so in distribution too; chat's first draws from stream(seed, 0)."""
+    policy, replies = load_for_decoding(three[name]), {"evaluated": [], "chat": [], "served": []}
+    seeds = [stream(seed, 0) for seed in range(6)]
+    decoding = Decoding.of(EvaluateConfig())
+    evaluated = generate_replies(policy, tokenizer, [TALK] * len(seeds), decoding, seeds=seeds)
+    with serve(models=three, **DEFAULTS) as (url, _, _):
+        for seed, drawn in enumerate(seeds):
+            chat = Chat(replace(ChatConfig(), checkpoint=three[name], seed=seed, device="cpu", quiet=True))
+            chat.answer(TALK[0]["content"])
+            body = {"model": name, "messages": TALK, "seed": drawn}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+            replies["chat"].append(chat.messages[-1]["content"])
+            replies["served"].append(answer["choices"][0]["message"]["content"])
+    replies["evaluated"] = [reply.text for reply in evaluated]
+    assert len(set(replies["evaluated"])) > 1, "sampled, not always the same"
+    assert replies["chat"] == replies["evaluated"]
+    assert replies["served"] == [text.replace("\0", "\ufffd") for text in replies["evaluated"]]
+    capsys.readouterr()
