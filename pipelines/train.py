@@ -27,7 +27,7 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.methods import BC, METHODS, Method
-from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve
+from rl_dialog.models.checkpoint import describe, freeze_prior, method_name, read_method, resolve
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.logger import following
 from rl_dialog.training.loop import Trainer, TrainerConfig
@@ -106,7 +106,9 @@ def train_worker(config: TrainConfig, *, report: Report | None = None) -> dict[s
     """
     notes: list[str] = []
     trainer = _trainer(config, report, notes)
-    result = trainer.train() | ({"notes": notes} if notes else {})
+    with _noting(notes):
+        result = trainer.train()
+    result |= {"notes": notes} if notes else {}
     if trainer.rank == 0:
         write_json(Path(config.output_dir) / "result.json", result)
     return result
@@ -123,6 +125,7 @@ def _trainer(config: TrainConfig, report: Report | None, notes: list[str]) -> Tr
     model = _with_path(config.model)
     lm = load_lm(model, tokenizer)
     policy = Policy(lm, config.method, model)
+    policy.pretrained = bool(model.model_name_or_path) and describe(model.model_name_or_path).get("pretrained", True)
     prior = None
     if config.method.uses_prior:
         prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=config.prior, weights=config.prior_weights)
@@ -169,7 +172,7 @@ def check(config: TrainConfig) -> None:
             raise ValueError(f"expected --{name}: {'a directory that `prepare` wrote' if name == 'data' else 'a folder for the run'}")
     load_manifest(config.data)
     if (config.prior or config.prior_weights) and not config.method.uses_prior:
-        raise ValueError(f"--prior: {method_name(config.method)} has none; kl_control, psi, dpo, kto, and ilql with reg_to base_policy do")
+        raise ValueError(f"--prior: {method_name(config.method)} has none; way_off_policy, dpo, kto, and ilql with reg_to base_policy do")
     if len(config.prior_weights) not in (0, len(config.prior)):
         raise ValueError(f"--prior_weights: expected one for each of the {len(config.prior)} checkpoints of --prior, got {config.prior_weights}")
     for path in config.prior:

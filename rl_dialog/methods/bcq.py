@@ -46,6 +46,9 @@ class BCQ(Method):
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True
 
+    def in_rewards(self, unit: float) -> dict[str, float]:
+        return {"beta": self.beta / unit}
+
     def target_rate(self, updates: int) -> float:
         return rate_of_targets(self.alpha, updates)
 

@@ -31,6 +31,9 @@ class DBCQ(BCQ):
         if self.samples < 1 or self.beta != BCQ.beta:
             raise ValueError(f"dbcq: expected samples of at least 1 and no beta (the best sample is taken), got {self.samples} and {self.beta:g}")
 
+    def in_rewards(self, unit: float) -> dict[str, float]:
+        return {}
+
     def decode(self, out: Outputs) -> Tensor:
         p = out.lm.dense().double().softmax(1)
         order = minimum(tuple(q.dense() for q in out.q_target)).argsort(dim=1, stable=True)

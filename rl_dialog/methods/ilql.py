@@ -147,6 +147,9 @@ class ILQL(Method):
             total = total + self.transition_weight * metrics["context_nll"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
+    def in_rewards(self, unit: float) -> dict[str, float]:
+        return {"beta": self.beta / unit}
+
     def target_rate(self, updates: int) -> float:
         return rate_of_targets(self.alpha, updates)
 

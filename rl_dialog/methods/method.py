@@ -106,6 +106,10 @@ class Method:
         """Polyak rate of the targets in a run of so many updates; 0 for a method without targets."""
         return 0.0
 
+    def in_rewards(self, unit: float) -> dict[str, float]:
+        """The hyper-parameters that are in the unit of values, as they are in units of reward, where a unit of values is `unit` of them."""
+        return {}
+
     def measure(self, out: Outputs, batch: Batch) -> Tensor:
         """(K,) sums over a batch; the loop adds them up over the whole update before any of its losses is computed."""
         raise TypeError(f"{type(self).__name__} measures nothing")

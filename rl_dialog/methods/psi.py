@@ -45,6 +45,9 @@ class Psi(Method):
     reads_lm: ClassVar[bool] = False
     plain_lm: ClassVar[bool] = False
 
+    def in_rewards(self, unit: float) -> dict[str, float]:
+        return {"c": self.c * unit}
+
     def target_rate(self, updates: int) -> float:
         return rate_of_targets(self.alpha, updates)
 

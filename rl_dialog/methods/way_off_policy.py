@@ -95,6 +95,9 @@ class WayOffPolicy(Method):
         metrics = {"q_loss": q_loss, "q": q.sum(), "nll": -log_pi.sum(), "log_p_minus_log_pi": (batch.prior_logp - log_pi).sum()}
         return Loss(q_loss, {name: value.detach() for name, value in metrics.items()})
 
+    def in_rewards(self, unit: float) -> dict[str, float]:
+        return {"c": self.c * unit}
+
     def target_rate(self, updates: int) -> float:
         return rate_of_targets(self.alpha, updates)
 

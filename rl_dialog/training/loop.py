@@ -167,6 +167,7 @@ class Trainer:
         self.terms_per_update = _terms(policy.method, train_rows) / len(train_rows) * policy.method.rows_per_unit * self.batch_size
         self.target_rate = policy.method.target_rate(self.total_steps)
         self.step, self.best = 0, None
+        self._held_out: list[float] = []  # the mean -log p of held-out tokens at each evaluation
         self._epoch: tuple[int, list[np.ndarray]] | None = None
         self.metric, self.sign = self._selection_metric()
         self.objective = Objective(self.policy, None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy)
@@ -183,7 +184,19 @@ class Trainer:
         log = None if self.rank else Logger(self.output_dir, first_step=self.step, report_to=self.config.report_to, settings=settings)
         with contextlib.closing(log) if log else contextlib.nullcontext():
             metrics = self._train(objective, log)
-        return metrics | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+        self._say_if_still_learning()
+        units = {} if self.policy.value_unit == 1 else {"value_unit": self.policy.value_unit}
+        units |= {f"{name}_in_rewards": value for name, value in self.policy.method.in_rewards(self.policy.value_unit).items()}
+        return metrics | units | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+
+    def _say_if_still_learning(self) -> None:
+        """A warning where the held-out cross-entropy fell by more than a fiftieth between the last two evaluations."""
+        if len(self._held_out) > 1 and self._held_out[-1] < 0.98 * self._held_out[-2]:
+            warnings.warn(
+                f"the held-out loss was still falling at the end, from {self._held_out[-2]:.3f} to {self._held_out[-1]:.3f} per token: "
+                f"more than {self.total_steps} updates (--max_steps) would teach more",
+                stacklevel=3,
+            )
 
     def _train(self, objective: nn.Module, log: Logger | None) -> dict[str, float]:
         """From where it is to the last step; returns the last metrics."""
@@ -342,6 +355,7 @@ class Trainer:
         metrics = self._means("eval", sums | {"decisions": count}) if self.eval_rows else {}  # `decisions`: what the sums are divided by
         if "eval/nll" in metrics:
             metrics["eval/perplexity"] = float(np.exp(metrics["eval/nll"]))
+            self._held_out.append(metrics["eval/nll"])
         if self.evaluate and self.rank == 0:
             metrics |= self.evaluate(self.policy, self.tokenizer, self.step)
         if self.world > 1:
