@@ -191,6 +191,8 @@ def check(config: TrainConfig) -> None:
     run_folder = Path(config.output_dir)
     if config.resume and (run_folder / "latest").exists():
         stored = read_method(resolve(run_folder / (run_folder / "latest").read_text().strip()))
+        solved = ("beta", "c") if config.method.target_kl is not None else ()
+        stored = replace(stored, **{name: getattr(config.method, name) for name in solved if hasattr(stored, name)})
         if stored != config.method:
             raise ValueError(
                 f"{run_folder} holds a run of {method_name(stored)} with {stored}, expected {method_name(config.method)} with {config.method}: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -36,6 +36,8 @@ class ILQL(Method):
     """expectile: 0.5 values the average logged behaviour (SARSA), towards 1 the best the logs contain"""
     beta: float = 4.0
     """strength of the advantage when decoding, per spread of returns in the training split (per unit of reward with value_unit 1)"""
+    target_kl: float | None = None
+    """instead of a beta: how far to lean, in nats of KL(policy || p) per reply; beta is solved on held-out replies at each checkpoint"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "turn"
@@ -146,6 +148,9 @@ class ILQL(Method):
             metrics["context_nll"], _ = out.context.nll(batch.input_ids.flatten()[batch.context + 1])
             total = total + self.transition_weight * metrics["context_nll"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def with_strength(self, strength: float) -> ILQL:
+        return replace(self, beta=strength)
 
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"beta": self.beta / unit}

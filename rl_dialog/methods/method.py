@@ -64,6 +64,7 @@ class Method:
     reads_lm: ClassVar[bool] = True  # off: the loss does not ask for Outputs.lm
     proposals: ClassVar[int] = 0  # replies that the LM proposes to every context before training, for batch.proposals
     acts_with_beta: ClassVar[bool] = False  # `beta` belongs to `decode`: another one needs no training
+    target_kl: ClassVar[float | None] = None  # nats per reply that a method with `with_strength` is to keep from p
     num_generations: ClassVar[int] = 1  # replies to draw when acting, of which the best is said ...
     rank_by: ClassVar[str] = ""  # ... by this way of evaluation/scoring.py ...
     rerank_log_prob_weight: ClassVar[float] = 0.0  # ... and so much of its log-probability
@@ -105,6 +106,10 @@ class Method:
     def target_rate(self, updates: int) -> float:
         """Polyak rate of the targets in a run of so many updates; 0 for a method without targets."""
         return 0.0
+
+    def with_strength(self, strength: float) -> Method:
+        """The method that acts on log p + strength (Q - V), for methods that act on something like it."""
+        raise TypeError(f"{type(self).__name__} has no strength to set")
 
     def in_rewards(self, unit: float) -> dict[str, float]:
         """The hyper-parameters that are in the unit of values, as they are in units of reward, where a unit of values is `unit` of them."""

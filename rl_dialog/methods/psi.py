@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -27,6 +27,8 @@ class Psi(Method):
 
     c: float = 0.25
     """how strongly the prior holds, in spreads of returns in the training split (in units of reward with value_unit 1): a larger c stays closer"""
+    target_kl: float | None = None
+    """instead of the c to act with: nats of KL(policy || p) per reply; it is solved on held-out replies at each checkpoint. V is learned with c"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "turn"
@@ -44,6 +46,9 @@ class Psi(Method):
     trains_lm: ClassVar[bool] = False
     reads_lm: ClassVar[bool] = False
     plain_lm: ClassVar[bool] = False
+
+    def with_strength(self, strength: float) -> Psi:
+        return replace(self, c=1 / strength)
 
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"c": self.c * unit}

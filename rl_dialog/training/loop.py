@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import time
 import warnings
@@ -30,6 +31,7 @@ from rl_dialog.data.files import write_atomically, write_json, write_text_atomic
 from rl_dialog.data.missing import to_go, unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.method import Heads, Method
+from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.checkpoint import save_policy
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -366,16 +368,44 @@ class Trainer:
         """At the steps where they are due."""
         evaluating = self._due(self.eval_steps) or self.step == self.total_steps
         saving = self._due(self.config.save_steps) or evaluating
+        learning = self.policy.method
+        if saving and learning.target_kl is not None:
+            self.policy.method = self._at_target_kl()
         metrics = self._evaluation() if evaluating else {}
         if log and metrics:
             log.log(self.step, metrics)
         if saving and self.rank == 0:
             self._save(metrics)
+        if self.step < self.total_steps:
+            self.policy.method = learning
         if saving and self.world > 1:
             dist.barrier()
         if self.report and evaluating:
             self.report({"step": self.step, **metrics}, self.step == self.total_steps)
         return metrics
+
+    @torch.no_grad()
+    def _at_target_kl(self, rows: int = 64, halvings: int = 24) -> Method:
+        """The method with the strength at which KL(policy || p) per held-out reply is its `target_kl`, by bisection; it rises with the strength.
+
+        It is the `kl_per_reply` of `evaluate`: summed over the decisions of logged replies, of validation rows where there are any.
+        """
+        self.policy.eval()
+        method, chosen = self.policy.method, (self.eval_rows or self.train_rows)[:rows]
+        batches = [collate(chosen[start : start + 8]).to(self.device) for start in range(0, len(chosen), 8)]
+        found = [(batch, self.policy.outputs(batch)) for batch in batches]
+        replies = sum(int(batch.turn_end.sum()) for batch in batches)
+
+        def divergence(strength: float) -> float:
+            stronger = method.with_strength(strength)
+            parts = (kl_divergence(stronger.decode(out).log_softmax(1), out.lm.dense().log_softmax(1))[: batch.decisions] for batch, out in found)
+            return sum(float(part.sum()) for part in parts) / max(1, replies)
+
+        low, high = -7.0, 9.0  # exponents of e
+        for _ in range(halvings):
+            middle = (low + high) / 2
+            low, high = (low, middle) if divergence(math.exp(middle)) > method.target_kl else (middle, high)
+        return method.with_strength(math.exp((low + high) / 2))
 
     def _save(self, metrics: dict[str, float]) -> None:
         """checkpoint-<step>/, then the pointers `latest` and `best`, then the removal of old ones."""
