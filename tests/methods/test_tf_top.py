@@ -86,7 +86,7 @@ def test_what_nobody_rated_is_never_kept(make_row, method, expected):
 def test_too_few_rated_replies_are_counted(make_row):
     rows = [make_row([9, 1, 9, 2], [(1, 1, NAN), (3, 3, reward)]) for reward in (1.0, NAN)]
     with pytest.raises(ValueError, match=r"every reply earned 1 \(3 of 4 have no reward\), so none"):
-        prepare(TFTop(), rows)
+        prepare(TFTop(by="reply"), rows)
     with pytest.raises(ValueError, match=r"every dialog earned 1 \(2 of 4 have no reward\), so none"):
         prepare(TFTop(by="dialog"), rows)
     with pytest.raises(ValueError, match=r"no reply has a reward \(2 of 2 have no reward\), .* or train bc"):

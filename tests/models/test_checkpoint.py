@@ -84,7 +84,7 @@ def test_values_of_whole_replies_come_back(make_policy, make_row, tmp_path, trun
     assert torch.equal(mine.v, theirs.v)
 
 
-@pytest.mark.parametrize("method", [BC(), WayOffPolicy(c=0.25, backup="max", coefficient="kl")], ids=["bc", "kl_control"])
+@pytest.mark.parametrize("method", [BC(), WayOffPolicy(c=0.25, backup="max", coefficient="kl")], ids=["bc", "way_off_policy"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
     policy = make_policy(method, family).start_training()
@@ -95,9 +95,9 @@ def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
 
 
 def test_plain_transformers_loads_the_policy_in_a_fresh_process(make_policy, tmp_path, tokenizer):
-    """bc and kl_control act by their LM alone: AutoModelForCausalLM, in a process that never heard of us, gives the policy's logits and replies."""
+    """bc and way_off_policy act by their LM alone: AutoModelForCausalLM, in a process that never heard of us, gives the policy's logits and replies."""
     wanted = {}
-    for name, method, family in (("bc", BC(), "gpt2"), ("kl_control", WayOffPolicy(), "llama")):
+    for name, method, family in (("bc", BC(), "gpt2"), ("way_off_policy", WayOffPolicy(), "llama")):
         policy = make_policy(method, family)
         policy.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
@@ -193,7 +193,7 @@ def test_the_description_is_readable_and_complete(saved):
 
 
 def test_method_names_are_those_of_the_registry():
-    assert [method_name(m) for m in (BC(), WayOffPolicy(), ILQL())] == ["bc", "kl_control", "ilql"]
+    assert [method_name(m) for m in (BC(), WayOffPolicy(), ILQL())] == ["bc", "way_off_policy", "ilql"]
 
 
 # --- damage --------------------------------------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def refused(directory, *parts, **options):
 
 def test_another_method_s_checkpoint(saved):
     _, directory = saved
-    refused(directory, str(directory), "trained with ilql, expected kl_control", method=WayOffPolicy())
+    refused(directory, str(directory), "trained with ilql, expected way_off_policy", method=WayOffPolicy())
 
 
 def test_missing_heads(saved):

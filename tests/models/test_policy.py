@@ -17,10 +17,10 @@ from rl_dialog.models.checkpoint import freeze_prior, save_policy
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
 
-PLAIN = [("bc", "mlp", "shared"), ("kl_control", "mlp", "shared")]
+PLAIN = [("bc", "mlp", "shared"), ("way_off_policy", "mlp", "shared")]
 STEERED = [("ilql", heads, trunk) for heads in ("mlp", "advanced_mlp", "lowrank") for trunk in ("shared", "separate")]
 STEERED += [("ilql", "mlp", "shared", "separate"), ("ilql", "lowrank", "separate", "separate")]  # the last one is the target trunk
-METHODS = {"bc": BC(), "kl_control": WayOffPolicy(), "ilql": ILQL(beta=2.0)}
+METHODS = {"bc": BC(), "way_off_policy": WayOffPolicy(), "ilql": ILQL(beta=2.0)}
 COMBINATIONS = [(family, *rest) for family in ("gpt2", "llama") for rest in PLAIN + STEERED]
 PROMPT = torch.tensor([[3, 77, 78, 79, 1, 4]])
 
@@ -147,7 +147,7 @@ def test_nothing_is_cut_off_the_policy_unasked(tokenizer):
     assert len(set(policy.generate(PROMPT.expand(2000, -1), max_new_tokens=1)[:, -1].tolist())) > 200
 
 
-@every([("gpt2", "kl_control", "mlp", "shared"), ("llama", "ilql", "mlp", "separate")])
+@every([("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "ilql", "mlp", "separate")])
 def test_streamers_print_what_generate_returns(policy, tokenizer, capsys):
     whole = tokenizer.decode(greedy(policy, PROMPT)[0, PROMPT.shape[1] :])
     greedy(policy, PROMPT, streamer=TextStreamer(tokenizer, skip_prompt=True))
@@ -290,7 +290,7 @@ def test_a_padded_batch_gives_each_row_its_own_outputs(policy, rows):
             assert alone.keys() == together.keys()
             for name, value in alone.items():
                 torch.testing.assert_close(together[name][states // width == b], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    wanted = {"bc": {"lm"}, "kl_control": {"lm", "v", "lm_target"}, "ilql": {"lm", "v", "q0", "q1", "q_target0", "q_target1"}}
+    wanted = {"bc": {"lm"}, "way_off_policy": {"lm", "v", "lm_target"}, "ilql": {"lm", "v", "q0", "q1", "q_target0", "q_target1"}}
     assert together.keys() == wanted[next(k for k, m in METHODS.items() if type(m) is type(policy.method))]
 
 
@@ -315,7 +315,7 @@ def test_the_loss_of_a_batch_is_that_of_its_dense_tables(policy, rows):
         torch.testing.assert_close(got.metrics[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@every([("gpt2", "kl_control", "mlp", "shared"), ("llama", "kl_control", "mlp", "shared")])
+@every([("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "way_off_policy", "mlp", "shared")])
 def test_the_target_copy_runs_on_its_own_trunk(policy, rows):
     """Once the online LM has moved on, the target's scores are still those of the whole model it was copied from."""
     batch = collate(rows)
@@ -500,11 +500,11 @@ def test_new_heads_say_nothing(make_policy, rows):
 
 
 def test_head_kinds_are_checked():
-    with pytest.raises(ValueError, match="expected heads 'mlp', 'advanced_mlp', 'lowrank', got 'linear'"):
+    with pytest.raises(ValueError, match="expected heads 'dueling', 'mlp', 'advanced_mlp', 'lowrank', got 'linear'"):
         ValueHeads(ILQL().heads, 8, 10, kind="linear", rank=2)
 
 
-@pytest.mark.parametrize("method", ["ilql", "kl_control"])
+@pytest.mark.parametrize("method", ["ilql", "way_off_policy"])
 def test_polyak_averaging(make_policy, method):
     """alpha .005 from 0 towards 1: .005, then .005 + .995 * .005 = .009975, and 1 - .995^n after n steps. Nothing else moves."""
     policy = make_policy(METHODS[method]).start_training()
@@ -637,7 +637,7 @@ def test_training_leaves_the_frozen_prior_alone(make_policy, rows, tokenizer, tm
     torch.testing.assert_close(stored(PROMPT).logits, at_first, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "method", "heads", "trunk"), [("gpt2", "kl_control", "mlp", "shared"), ("llama", "ilql", "lowrank", "separate")])
+@pytest.mark.parametrize(("family", "method", "heads", "trunk"), [("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "ilql", "lowrank", "separate")])
 def test_lora_trains_adapters_only(make_policy, rows, tmp_path, family, method, heads, trunk):
     """The LM under the adapters is the prior: unchanged by training, by target updates and by writing a checkpoint."""
     policy = make_policy(METHODS[method], family, heads=heads, trunk=trunk, peft=True)
@@ -746,7 +746,7 @@ def test_named_lora_modules(tokenizer):
 def test_every_combination_is_another_policy(make_policy):
     """The fixtures do not test one thing six times: no two of them decode alike."""
     with torch.no_grad():
-        found = [built(make_policy, *each)(PROMPT).logits.softmax(-1) for each in COMBINATIONS if each[1] != "kl_control"]
+        found = [built(make_policy, *each)(PROMPT).logits.softmax(-1) for each in COMBINATIONS if each[1] != "way_off_policy"]
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(found, 2))
 
 

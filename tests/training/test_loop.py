@@ -16,9 +16,11 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file, save_file
 
+from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
-from rl_dialog.methods import ILQL, METHODS, WayOffPolicy
+from rl_dialog.methods import ILQL, METHODS, Method, Psi, WayOffPolicy
+from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import PADDING, Trainer, TrainerConfig, epoch_order, like_lengths, spread_of_returns
@@ -345,7 +347,7 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
             ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
         )
         torch.testing.assert_close(end[target], start[target] + trainer.target_rate * (end[online] - start[target]))
-        assert trainer.target_rate == 1.0 and type(method)().target_rate(5000) == 0.01 and replace(method, alpha=0.005).target_rate(9) == 0.005
+        assert trainer.target_rate == 1.0 and type(method)().target_rate(5000) == 0.02 and replace(method, alpha=0.005).target_rate(9) == 0.005
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().needs_rewards])
@@ -439,3 +441,60 @@ def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> N
         torch.testing.assert_close(batch.prior_lse, scores.reduce("logsumexp"), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(batch.prior_logp, -scores.nll(batch.actions)[1], rtol=1e-4, atol=1e-5)
         assert len(batch.prior_lse) == len(batch.states)
+
+
+# --- a divergence instead of a strength ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [ILQL(target_kl=0.5), Psi(target_kl=0.5), ILQL(target_kl=2.0)], ids=["ilql", "psi", "ilql, 2 nats"])
+def test_the_strength_follows_from_a_divergence_per_reply(method: Method, tmp_path: Path) -> None:
+    """Within a tenth on other rows than it was solved on, at every checkpoint; learning itself is not changed by it."""
+    tokenizer = make_tokenizer()
+    rows = make_rows(tokenizer, 240)
+    config = TrainerConfig(per_device_train_batch_size=8, max_steps=120, eval_steps=60, learning_rate=3e-3, report_to="none")
+    torch.manual_seed(0)
+    policy = Policy(load_lm(MODEL, tokenizer), method, MODEL)
+    Trainer(policy, tokenizer, rows[:120], rows[120:200], config, tmp_path).train()
+    for step in (60, 120):
+        solved = Policy.from_pretrained(tmp_path / f"checkpoint-{step}")
+        batch = collate(rows[120:])
+        with torch.no_grad():
+            out = solved.outputs(batch)
+            each = kl_divergence(solved.method.decode(out).log_softmax(1), out.lm.dense().log_softmax(1))[: batch.decisions]
+        assert float(each.sum() / batch.turn_end.sum()) == pytest.approx(method.target_kl, rel=0.1)
+    assert (
+        solved.method != method
+        and replace(solved.method, **{name: getattr(method, name) for name in ("beta", "c") if hasattr(method, name)}) == method
+    )
+
+
+# --- rewards that are missing --------------------------------------------------------------------------------------------------------------------
+
+
+def only_last(rows: list[Row]) -> list[Row]:
+    return [replace(row, rewards=np.append(np.full(len(row.rewards) - 1, np.nan), row.rewards[-1:]).astype(np.float32)) for row in rows]
+
+
+def test_rewards_on_last_replies_alone_are_outcomes(tmp_path: Path) -> None:
+    """The replies before them earned 0, and it is said; where some other reply has a reward too, those without one have none."""
+    rows = make_rows(make_tokenizer(), 12)
+    config = TrainerConfig(max_steps=2, per_device_train_batch_size=4, report_to="none")
+    with pytest.warns(UserWarning, match="only last replies have a reward: it is taken for the conversation's"):
+        outcome = make_trainer(tmp_path / "outcome", "ilql", config, rows=only_last(rows))
+    zeros = [replace(row, rewards=np.append(np.zeros(len(row.rewards) - 1), row.rewards[-1:]).astype(np.float32)) for row in rows]
+    given = make_trainer(tmp_path / "zeros", "ilql", config, rows=zeros)
+    outcome.train(), given.train()
+    assert all(torch.equal(value, parameters(given)[name]) for name, value in parameters(outcome).items())
+    some = only_last(rows[:6]) + rows[6:]
+    assert any(np.isnan(row.rewards).any() for row in make_trainer(tmp_path / "some", "ilql", config, rows=some).train_rows)
+
+
+@pytest.mark.parametrize("method", [name for name in VALUE_METHODS if name != "chai"])
+def test_what_an_unrated_reply_would_have_earned_teaches_nothing(method: str, tmp_path: Path) -> None:
+    """Heads that value unrated replies get no gradient from them: with no rated reply in a batch the value terms are 0."""
+    rows = make_rows(make_tokenizer(), 8)
+    trainer = make_trainer(tmp_path, method, TrainerConfig(per_device_train_batch_size=4, report_to="none"), rows=rows)
+    unrated = [replace(row, rewards=np.full_like(row.rewards, np.nan)) for row in rows]
+    metrics = trainer.objective(collate(unrated))[1]
+    assert metrics["q_loss"] == 0 and metrics.get("v_loss", torch.zeros(())) == 0
+    assert trainer.objective(collate(rows))[1]["q_loss"] > 0
