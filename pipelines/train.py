@@ -27,7 +27,7 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.methods import BC, METHODS, Method
-from rl_dialog.models.checkpoint import describe, freeze_prior, method_name, read_method, resolve
+from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.logger import following
 from rl_dialog.training.loop import Trainer, TrainerConfig
@@ -125,7 +125,7 @@ def _trainer(config: TrainConfig, report: Report | None, notes: list[str]) -> Tr
     model = _with_path(config.model)
     lm = load_lm(model, tokenizer)
     policy = Policy(lm, config.method, model)
-    policy.pretrained = bool(model.model_name_or_path) and describe(model.model_name_or_path).get("pretrained", True)
+    policy.start = start_of(model.model_name_or_path) if model.model_name_or_path else "new"
     prior = None
     if config.method.uses_prior:
         prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=config.prior, weights=config.prior_weights)

@@ -53,7 +53,7 @@ def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) ->
     method = {"name": method_name(policy.method), **dataclasses.asdict(policy.method)}
     shape = {name: getattr(policy.model_config, name) for name in ("heads", "rank", "value_trunk", "target_trunk")}
     description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
-    description |= {"value_unit": policy.value_unit, "pretrained": policy.pretrained}
+    description |= {"value_unit": policy.value_unit, "pretrained": policy.start == "pretrained"}
     (directory / "rl_dialog.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
 
 
@@ -100,10 +100,15 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
     policy.value_unit = float(describe(directory).get("value_unit", 1.0))
-    policy.pretrained = bool(describe(directory).get("pretrained", True))
+    policy.start = start_of(directory)
     if policy.heads is not None:
         _load_heads(policy, Path(directory) / "heads.safetensors")
     return policy.eval()
+
+
+def start_of(directory: str | Path) -> str:
+    """Whether the LM in a directory was `made` by us from nothing, or `pretrained` elsewhere."""
+    return "pretrained" if describe(directory).get("pretrained", True) else "made"
 
 
 def load_prior(directory: str | Path) -> Prior | None:

@@ -198,7 +198,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         self.heads = ValueHeads(method.heads, hidden, vocabulary, kind=config.heads, rank=config.rank) if wanted else None
         self.lm_target: PreTrainedModel | None = None  # made by `start_training`
         self.value_unit = 1.0  # units of reward in one unit of what the heads say; set by training
-        self.pretrained = bool(config.model_name_or_path)  # the LM comes from elsewhere, so that steps should be small
+        self.start: Literal["new", "made", "pretrained"] = "pretrained" if config.model_name_or_path else "new"  # where the LM comes from
 
     # What transformers asks of a model.
 

@@ -58,7 +58,8 @@ class TrainerConfig:
     max_steps: int = 0
     """updates; 0 derives them from num_train_epochs"""
     learning_rate: float | None = None
-    """peak learning rate of AdamW; by default 8e-3 over the root of the model's width (1e-3 at 64), a fifth of it for a pretrained model"""
+    """peak learning rate of AdamW; by default it follows from the width and the start: 4e-3 for a new model of width 64, 1e-3 for one that goes on
+    from such a model, 6e-5 for a pretrained one of width 768"""
     lr_scheduler_type: Schedule = "linear"
     """constant, linear or cosine decay to zero"""
     warmup_steps: int | None = None
@@ -157,7 +158,7 @@ class Trainer:
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.policy = policy.start_training().to(self.device)
-        by_default = default_learning_rate(policy.config.hidden_size, pretrained=policy.pretrained)
+        by_default = default_learning_rate(policy.config.hidden_size, policy.start)
         self.learning_rate = by_default if config.learning_rate is None else config.learning_rate
         self.optimizer = make_optimizer(self.policy, learning_rate=self.learning_rate, weight_decay=config.weight_decay)
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
@@ -265,7 +266,7 @@ class Trainer:
         """Those of num_train_epochs; by default at least as many as what begins here, a model or its values, needs to be learned at all."""
         if self.config.num_train_epochs is not None:
             return max(1, round(self.config.num_train_epochs * self.steps_per_epoch))
-        least = (0 if self.policy.heads is None else 1000) if self.policy.pretrained else 2000 if self.policy.heads is None else 4000
+        least = (0 if self.policy.heads is None else 1000) if self.policy.start == "pretrained" else 2000 if self.policy.heads is None else 4000
         return max(3 * self.steps_per_epoch, least)
 
     @torch.no_grad()

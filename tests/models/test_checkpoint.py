@@ -95,7 +95,7 @@ def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
 
 
 def test_plain_transformers_loads_the_policy_in_a_fresh_process(make_policy, tmp_path, tokenizer):
-    """bc and way_off_policy act by their LM alone: AutoModelForCausalLM, in a process that never heard of us, gives the policy's logits and replies."""
+    """bc and way_off_policy act by their LM alone: AutoModelForCausalLM, in a process without us, gives the policy's logits and replies."""
     wanted = {}
     for name, method, family in (("bc", BC(), "gpt2"), ("way_off_policy", WayOffPolicy(), "llama")):
         policy = make_policy(method, family)

@@ -637,7 +637,9 @@ def test_training_leaves_the_frozen_prior_alone(make_policy, rows, tokenizer, tm
     torch.testing.assert_close(stored(PROMPT).logits, at_first, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "method", "heads", "trunk"), [("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "ilql", "lowrank", "separate")])
+@pytest.mark.parametrize(
+    ("family", "method", "heads", "trunk"), [("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "ilql", "lowrank", "separate")]
+)
 def test_lora_trains_adapters_only(make_policy, rows, tmp_path, family, method, heads, trunk):
     """The LM under the adapters is the prior: unchanged by training, by target updates and by writing a checkpoint."""
     policy = make_policy(METHODS[method], family, heads=heads, trunk=trunk, peft=True)
