@@ -39,7 +39,7 @@ KEY = "simulated users"
 
 @dataclass(frozen=True)
 class CircleConfig:
-    """How large the circle is. The defaults take some ten minutes on two cores."""
+    """How large the circle is. The defaults take a while on two cores."""
 
     out: str = "runs/circle"
     """folder for everything it writes; an earlier circle there is replaced"""

@@ -1,4 +1,4 @@
-"""The whole circle on a laptop in minutes: logs -> prepare -> train (bc, kl_control, ilql) -> evaluate -> a chat.
+"""The whole circle on a laptop in minutes: logs -> prepare -> train (bc, psi, ilql) -> evaluate -> a chat.
 
     python -m pipelines.quickstart
 
@@ -31,12 +31,12 @@ from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
 
 CONFIGS = Path(__file__).parent.parent / "tune_configs"
-METHODS = ("bc", "kl_control", "ilql")
+METHODS = ("bc", "psi", "ilql")
 
 
 @dataclass(frozen=True)
 class QuickstartConfig:
-    """What the quickstart makes. The defaults take under six minutes on two cores."""
+    """What the quickstart makes. The defaults take minutes on two cores."""
 
     out: str = "runs/quickstart"
     """folder for everything it writes; an earlier quickstart there is replaced"""
