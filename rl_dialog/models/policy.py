@@ -334,11 +334,14 @@ class Policy(PreTrainedModel, GenerationMixin):
             self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
         return self
 
+    def values(self) -> list[nn.Parameter]:
+        """The parameters of the heads and of a trunk of their own that train."""
+        modules = [module for module in (self.heads, self.value_trunk) if module is not None]
+        return [p for module in modules for p in module.parameters() if p.requires_grad]
+
     def parts(self) -> list[list[nn.Parameter]]:
-        """The parameters that train: of the language model, and of the heads with a trunk of their own. Their gradients are clipped apart."""
-        values = [module for module in (self.heads, self.value_trunk) if module is not None]
-        parts = [self.lm.parameters(), (p for module in values for p in module.parameters())]
-        return [trained for part in parts if (trained := [p for p in part if p.requires_grad])]
+        """The parameters that train: of the language model, and of its values. Their gradients are clipped apart."""
+        return [part for part in ([p for p in self.lm.parameters() if p.requires_grad], self.values()) if part]
 
     @torch.no_grad()
     def update_targets(self, alpha: float) -> None:

@@ -59,7 +59,7 @@ class TrainerConfig:
     """updates; 0 derives them from num_train_epochs"""
     learning_rate: float | None = None
     """peak learning rate of AdamW; by default it follows from the width and the start: 4e-3 for a new model of width 64, 1e-3 for one that goes on
-    from such a model, 6e-5 for a pretrained one of width 768"""
+    from such a model, 6e-5 for a pretrained one of width 768. Values learn at most at 8e-3 over the root of the width"""
     lr_scheduler_type: Schedule = "linear"
     """constant, linear or cosine decay to zero"""
     warmup_steps: int | None = None
@@ -160,7 +160,15 @@ class Trainer:
         self.policy = policy.start_training().to(self.device)
         by_default = default_learning_rate(policy.config.hidden_size, policy.start)
         self.learning_rate = by_default if config.learning_rate is None else config.learning_rate
-        self.optimizer = make_optimizer(self.policy, learning_rate=self.learning_rate, weight_decay=config.weight_decay)
+        # Steps that suit words are too long for values: at 5e-3 and width 32 their transformer forgets to tell states apart for good.
+        most = default_learning_rate(policy.config.hidden_size, "made")
+        self.optimizer = make_optimizer(
+            self.policy,
+            learning_rate=self.learning_rate,
+            weight_decay=config.weight_decay,
+            values=self.policy.values(),
+            value_share=min(1.0, most / self.learning_rate) if self.learning_rate else 1.0,
+        )
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
         self.total_steps = config.max_steps or self._planned_updates()
@@ -236,7 +244,7 @@ class Trainer:
             self.step, peak=self.learning_rate, warmup=self.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
         )
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0)
         self.policy.train()
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):

@@ -14,14 +14,17 @@ from torch import nn
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def make_optimizer(model: nn.Module, *, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over the parameters that train; only matrices decay."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+def make_optimizer(
+    model: nn.Module, *, learning_rate: float, weight_decay: float, values: Iterable[nn.Parameter] = (), value_share: float = 1.0
+) -> torch.optim.AdamW:
+    """AdamW over the parameters that train; only matrices decay. Of `values` the rate is `value_share` of the others'."""
+    apart = {id(p) for p in values}
+    groups = []
+    for chosen, share in ((False, 1.0), (True, value_share)):
+        parameters = [p for p in model.parameters() if p.requires_grad and (id(p) in apart) == chosen]
+        for matrices, decay in ((True, weight_decay), (False, 0.0)):
+            groups.append({"params": [p for p in parameters if (p.dim() >= 2) == matrices], "weight_decay": decay, "share": share})
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def default_learning_rate(width: int, start: str) -> float:

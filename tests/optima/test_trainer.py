@@ -77,7 +77,7 @@ def test_cloning_copies_the_shares(train) -> None:
 
 
 @pytest.mark.parametrize("c", [1.0, 4.0])
-@pytest.mark.parametrize("method", [Psi, partial(WayOffPolicy, backup="psi")], ids=["heads", "published"])
+@pytest.mark.parametrize("method", [partial(Psi, cql_weight=0.0), partial(WayOffPolicy, backup="psi")], ids=["heads", "published"])
 def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, method, c: float) -> None:  # noqa: ANN001
     """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z, with values in heads and with the logits as values."""
     policy = train(method(c=c, gamma=1.0, alpha=0.1), clone(train))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,14 @@ SHORT, LONG = "yes", "no no no no no no no no"
 ASK = [{"role": "user", "content": "well"}]
 MODEL = ModelConfig(family="llama", layers=1, width=16, attention_heads=2, context=64)
 HALF = pytest.approx(0.5, abs=0.02)
-CONFIG = TrainerConfig(per_device_train_batch_size=16, max_steps=500, learning_rate=5e-3, report_to="none", logging_steps=500)
-METHODS = [SARSA(gamma=1.0), ILQL(gamma=1.0, tau=0.5), MCReturns(gamma=1.0), Psi(gamma=1.0), KLControl(gamma=1.0, tau=0.5), DT(), KTO()]
+CONFIG = TrainerConfig(per_device_train_batch_size=32, max_steps=600, learning_rate=5e-3, report_to="none", logging_steps=600)
+SHORT_STEPS = replace(CONFIG, learning_rate=2e-4)  # rewards that say nothing leave kto no slope, and long steps would go astray along it
+SLOW = [SARSA(gamma=1.0), MCReturns(gamma=1.0), KLControl(gamma=1.0, tau=0.5), DT(), KTO()]
+METHODS = [ILQL(gamma=1.0, tau=0.5), Psi(gamma=1.0), *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW)]
 
 
 def rows_of(tokenizer) -> list[Row]:  # noqa: ANN001
-    """Each reply 64 times, half of them with reward 1: eight updates an epoch, and their rows differ in length by a factor of four."""
+    """Each reply 64 times, half of them with reward 1: four updates an epoch, and their rows differ in length by a factor of four."""
     dialogs = [
         Dialog(f"{text[:3]}-{i}", [*ASK, {"role": "assistant", "content": text, "reward": float(i % 2)}]) for i in range(64) for text in (SHORT, LONG)
     ]
@@ -74,25 +77,26 @@ def test_a_clone_says_both_equally_often(clone) -> None:  # noqa: ANN001
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_neither_chances_nor_values_depend_on_length(method: Method, clone, tmp_path: Path) -> None:  # noqa: ANN001
-    policy, tokenizer = learn(method, tmp_path, start=clone[0])
+    policy, tokenizer = learn(method, tmp_path, start=clone[0], config=SHORT_STEPS if isinstance(method, KTO) else CONFIG)
     assert chance_of_short(policy, tokenizer) == HALF
     if method.heads.v:
         assert first_value(policy, tokenizer) == HALF
 
 
+@pytest.mark.slow
 def test_accumulated_updates_are_as_unbiased(tmp_path: Path) -> None:
     config = TrainerConfig(
-        per_device_train_batch_size=2, gradient_accumulation_steps=8, max_steps=500, learning_rate=5e-3, report_to="none", logging_steps=500
+        per_device_train_batch_size=4, gradient_accumulation_steps=8, max_steps=600, learning_rate=5e-3, report_to="none", logging_steps=600
     )
     policy, tokenizer = learn(ILQL(gamma=1.0, tau=0.5), tmp_path, config=config)
     assert chance_of_short(policy, tokenizer) == HALF and first_value(policy, tokenizer) == HALF
 
 
 def test_a_row_s_share_of_an_update_does_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:
-    """The divisor is what an update has on average, 16 rows of (2 + 9) / 2 decisions, whichever were drawn."""
+    """The divisor is what an update has on average, 32 rows of (2 + 9) / 2 decisions, whichever were drawn."""
     tokenizer = train_tokenizer(["well yes no"] * 3, vocab_size=280)
     rows = rows_of(tokenizer)
     trainer = Trainer(Policy(load_lm(MODEL, tokenizer), BC(), MODEL), tokenizer, rows, [], CONFIG, tmp_path)
-    assert trainer.terms_per_update == 16 * np.mean([row.assistant.sum() for row in rows])
-    drawn = {sum(len(rows[i].input_ids) for part in trainer._micro_batches(step) for i in part) for step in range(8)}
+    assert trainer.terms_per_update == 32 * np.mean([row.assistant.sum() for row in rows])
+    drawn = {sum(len(rows[i].input_ids) for part in trainer._micro_batches(step) for i in part) for step in range(4)}
     assert len(drawn) > 1  # updates hold different numbers of tokens
