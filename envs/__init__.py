@@ -3,13 +3,23 @@
 small_talk and multiwoz are talked in: Gymnasium environments whose observations are messages (`multiwoz/` can be spoken in acts too). The others are
 vectors of environments with numbers or pictures, where policies learn from preferences; atari is any of its games: `game`.
 
-One of your own is named `module:Class`: a gymnasium.vector.VectorEnv that `Class(num_envs, worker=i)` makes, with the options of `--env_options`, and
-that starts an episode one step after the last one ended (AutoresetMode.NEXT_STEP) and returns new arrays. Its class has `clip_length`, the steps that
-people compare at a time, `frames_per_second` of clips, `task`, what people are asked, and `draw(observation)`, a static method: what an observation
-looks like, uint8 (height, width, 3). Films name its `action_names`, if it has them.
+One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
+world to talk in is made by `Class()`: `reset(seed=...)` returns (messages, info), where messages end with
+what the policy is to answer, and `step(reply)` returns (messages with the reply and what came after it,
+reward, terminated, truncated, info). The same seed gives the same conversation partner. It may bring
+`reference_returns(episodes, seed)`, a static function that returns {name: list of returns}: lines that
+`evaluate` draws beside the policies.
+
+A world that is watched is a gymnasium.vector.VectorEnv that `Class(num_envs, worker=i)` makes, with the
+options of `--env_options`, and that starts an episode one step after the last one ended
+(AutoresetMode.NEXT_STEP) and returns new arrays. Its class has `clip_length`, the steps that people compare
+at a time, `frames_per_second` of clips, `task`, what people are asked, and `draw(observation)`, a static
+method: what an observation looks like, uint8 (height, width, 3). Films name its `action_names`, if it has
+them.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -30,34 +40,46 @@ ENVS = {
 
 
 def text_env(name: str) -> Callable[..., Any]:
-    """The constructor of a world to talk in. Raises ValueError for any other name."""
-    return _choose(name, ("small_talk", "multiwoz"), "messages")
+    """The constructor of a world to talk in; `module:Class` is imported. Raises ValueError for other names."""
+    if ":" not in name:
+        return _choose(name, ("small_talk", "multiwoz"), "messages")
+    found = _own(name, ("reset", "step"), "a world to talk in")
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ValueError(f"env {name!r}: expected a class made without arguments, got {error}") from error
+    return found
 
 
 def control_env(name: str) -> Callable[..., Any]:
     """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported. Raises ValueError for any other name."""
-    return _own(name) if ":" in name else _choose(name, ("moving_dot", "pong", "enduro", "atari"), "numbers or pictures")
+    if ":" not in name:
+        return _choose(name, ("moving_dot", "pong", "enduro", "atari"), "numbers or pictures")
+    return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
 
 
-def _own(name: str) -> Callable[..., Any]:
+def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
     module, _, kind = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), kind)
-    except (ImportError, SyntaxError, AttributeError) as error:
+    except (ImportError, SyntaxError, AttributeError, ValueError) as error:
         raise ValueError(
             f"env {name!r}: expected the class {kind} in {module}.py in the folder where the command starts, or in an installed module, "
             f"got {type(error).__name__}: {error}"
         ) from error
-    if missing := [each for each in ("clip_length", "frames_per_second", "task", "draw") if not hasattr(found, each)]:
-        raise ValueError(f"env {name!r}: expected a vector of environments whose class has {', '.join(missing)}; envs/__init__.py says what they are")
+    missing = [each for each in wanted if not hasattr(found, each)]
+    if missing or not callable(found):
+        lacking = ", ".join(missing) or f"a constructor, got {type(found).__name__}"
+        where = "envs/__init__.py says what they are"
+        raise ValueError(f"env {name!r}: expected {what} whose class has {lacking}; {where}")
     return found
 
 
 def _choose(name: str, names: tuple[str, ...], observations: str) -> Callable[..., Any]:
     if name in names:
         return ENVS[name]
-    near = get_close_matches(name, names, 1)
+    near, kind = get_close_matches(name, names, 1), "unsuitable" if name in ENVS else "unknown"
+    expected = f"one of {', '.join(names)}, whose observations are {observations}"
     raise ValueError(
-        f"{'unsuitable' if name in ENVS else 'unknown'} env {name!r}: expected one of {', '.join(names)}, whose observations are {observations}."
-        + (f" Did you mean {near[0]}?" if near else "")
+        f"{kind} env {name!r}: expected {expected}, or module:Class for one of your own." + (f" Did you mean {near[0]}?" if near else "")
     )

@@ -62,7 +62,7 @@ class EvaluateConfig(HeldOutConfig):
     out: str = ""
     """folder for report.md, report.html, metrics.json, replies.csv and plots/"""
     env: str = ""
-    """environment to talk in"""
+    """environment to talk in: small_talk, multiwoz, or module:Class for one of your own (envs/README.md)"""
     episodes: int = 128
     """conversations per checkpoint"""
     rewards: tuple[str, ...] = ("vote", "rating", "logged", "sentiment", "answer_length", "question", "repetition")

@@ -65,7 +65,8 @@ class TrainConfig(TrainerConfig):
     overwrite: bool = False
     """delete the run in output_dir and start anew"""
     env: str = ""
-    """measure the return in this environment at each evaluation, and choose the best checkpoint by it"""
+    """measure the return in this environment at each evaluation, and choose the best checkpoint by it:
+    small_talk, multiwoz, or module:Class for one of your own (envs/README.md)"""
     env_episodes: int = 64
     """conversations per measurement"""
     address: str = ""

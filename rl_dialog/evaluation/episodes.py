@@ -91,7 +91,11 @@ class _Table:
     def __init__(self, make_env: Callable[[], Any], seed: int, index: int) -> None:
         self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
         self.seed = stream(seed, index)
-        self.messages, _ = self.env.reset(seed=self.seed)
+        begun = self.env.reset(seed=self.seed)
+        if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):
+            got = str(begun)[:200]
+            raise ValueError(f"{self.name}: expected reset to return (messages, info), got {got}")
+        self.messages, _ = begun
         self.given = len(self.messages)
         self.rewards: dict[int, tuple[float, Any]] = {}  # message index -> reward, vote
         self.replies: list[Reply] = []

@@ -22,6 +22,7 @@ class Measure:
     numerator: np.ndarray  # (U,)
     denominator: np.ndarray  # (U,)
     exponential: bool = False
+    interval: bool = True  # off where units are so unequal that a bootstrap over them would claim too much
 
     @classmethod
     def mean(cls, values: Sequence[float | None] | np.ndarray) -> Measure:
@@ -57,6 +58,8 @@ def estimate(runs: Sequence[Measure], *, replicates: int = REPLICATES, seed: int
     value = float(_ratio(numerator.sum(), denominator.sum(), exponential))
     if np.isnan(value):
         return None
+    if not all(run.interval for run in runs):
+        return Estimate(value, None, None, len(runs), numerator.shape[1])
     units = _draws(numerator.shape[1], replicates, _stream(seed, 0))
     draws = _replicate(numerator, denominator, exponential, units, _stream(seed, 1))
     return _with_interval(value, draws, len(runs), numerator.shape[1])
@@ -70,6 +73,8 @@ def difference(runs: Sequence[Measure], baseline: Sequence[Measure], *, replicat
     value = float(_ratio(ours[0].sum(), ours[1].sum(), ours[2]) - _ratio(theirs[0].sum(), theirs[1].sum(), theirs[2]))
     if np.isnan(value):
         return None
+    if not all(run.interval for run in (*runs, *baseline)):
+        return Estimate(value, None, None, min(len(runs), len(baseline)), ours[0].shape[1])
     units = _draws(ours[0].shape[1], replicates, _stream(seed, 0))
     draws = _replicate(*ours, units, _stream(seed, 1)) - _replicate(*theirs, units, _stream(seed, 2))
     return _with_interval(value, draws, min(len(runs), len(baseline)), ours[0].shape[1])
@@ -81,7 +86,7 @@ def unpaired_difference(ours: Measure, theirs: Measure, *, replicates: int = REP
     if np.isnan(value):
         return None
     units = [int((measure.denominator > 0).sum()) for measure in (ours, theirs)]
-    if min(units) < 2:
+    if min(units) < 2 or not (ours.interval and theirs.interval):
         return Estimate(value, None, None, 1, min(units))
     drawn = []
     for number, measure in enumerate((ours, theirs)):

@@ -29,7 +29,7 @@ from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
 
 ESTIMATORS = ("fqe", "dm", "wis", "pdwis")
-FEW = 30.0  # effective dialogs below which an importance-sampled mean says next to nothing
+FEW = 40.0  # effective dialogs below which bootstrap intervals of weighted means cover too seldom (README.md)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,12 @@ def importance_sampling(
         estimates.measures["ope/wis"] = Measure(w * np.array([part.sum() for part in earned]), w)
     if "pdwis" in which:
         estimates.measures["ope/pdwis"] = Measure.mean(per_decision(weights, earned))
-    estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
+    if (n_eff := effective(w)) < FEW:  # at its last decision pdwis weighs dialogs as wis does
+        why = f"No interval: {n_eff:.1f} effective dialogs are too few, from {FEW:g} on there is one."
+        for name in [f"ope/{name}" for name in which]:
+            estimates.measures[name] = replace(estimates.measures[name], interval=False)
+            estimates.add_note(name, why)
+    estimates.measures["ope/n_eff"] = Measure.whole(n_eff)
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
     return estimates
 

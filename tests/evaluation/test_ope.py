@@ -9,6 +9,7 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.fqe import FQE, Piece, evaluate_q, expected, fit
+from rl_dialog.evaluation.intervals import difference, estimate, unpaired_difference
 from rl_dialog.evaluation.ope import (
     Behaviour,
     Discount,
@@ -201,6 +202,41 @@ def test_effective_number():
     assert effective(np.array([2e-200, 1e-200]) / 3e-200) == pytest.approx(9 / 5)
 
 
+def one_reply_each(make_row, earned):
+    rows = [make_row([START, A], [(1, 1, reward)]) for reward in earned]
+    return LoggedReplies(rows, np.arange(len(rows)), len(rows))
+
+
+def test_an_interval_needs_enough_effective_dialogs(make_row):
+    """60 dialogs, one earns 1: with 20 times the others' weight 20 / 79 in all, and n_eff is 79^2 / 459."""
+    logs, mu = one_reply_each(make_row, [1.0] + [0.0] * 59), np.full(60, 0.01)
+    even, heavy = (weighted(logs, np.r_[0.01 * ratio, mu[1:]], mu) for ratio in (1, 20))
+    for name in ("ope/wis", "ope/pdwis"):
+        found = estimate([heavy.measures[name]])
+        assert found.value == pytest.approx(20 / 79) and (found.low, found.high) == (None, None)
+        why = "No interval: 13.6 effective dialogs are too few, from 40 on there is one."
+        assert heavy.notes[name] == why and name not in even.notes
+        assert estimate([even.measures[name]]).low is not None
+        change = difference([even.measures[name]], [heavy.measures[name]])
+        assert change.value == pytest.approx(1 / 60 - 20 / 79) and change.low is None
+    assert unpaired_difference(heavy.measures["ope/wis"], even.measures["ope/wis"]).low is None
+
+
+def test_intervals_are_left_out_where_they_would_not_cover(make_row):
+    """log w ~ N(0, s^2), half the variance of returns is that of log w, the truth s / sqrt 2: a hard case."""
+    rng, covered = np.random.default_rng(0), {True: [], False: []}
+    for sigma in (0.75, 1.0, 2.5, 3.0) * 25:
+        z = rng.normal(size=300)
+        logs = one_reply_each(make_row, (z + rng.normal(size=300)) / np.sqrt(2))
+        behaviour = Behaviour("mu", logs, np.full(300, 9.0))
+        found = importance_sampling(("wis",), scored(9 - sigma * z), logs, behaviour, UNDISCOUNTED)
+        measure = found.measures["ope/wis"]
+        interval = estimate([replace(measure, interval=True)], replicates=300)
+        covered[measure.interval].append(interval.low <= sigma / np.sqrt(2) <= interval.high)
+    assert min(map(len, covered.values())) > 20
+    assert np.mean(covered[True]) > 0.8 and np.mean(covered[False]) < 0.7
+
+
 def test_weights_may_be_astronomically_small(logs):
     """A hundred tokens of ratio 1e-9 underflow as a product; their logarithms do not."""
     behaviour = Behaviour("mu", logs, np.array([0.0, 0.0, 0.0]))
@@ -224,7 +260,7 @@ def test_per_decision_numbers_have_the_estimate_as_their_mean_and_its_spread():
 
 def test_warnings_in_words(logs):
     notes = weighted(logs, (0.8, 0.2, 0.0), (0.4, 0.4, 0.2)).notes
-    assert "Only 1.0 of 2 dialogs carry the weight (fewer than 30)" in notes["ope/n_eff"]
+    assert "Only 1.0 of 2 dialogs carry the weight (fewer than 40)" in notes["ope/n_eff"]
     assert "probability 0 to logged tokens in 1 of 2 dialogs" in notes["ope/n_eff"]
     nothing = weighted(logs, (0.0, 0.2, 0.0), (0.4, 0.4, 0.2))
     assert not nothing.measures

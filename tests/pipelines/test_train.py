@@ -89,3 +89,40 @@ def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
     unseen, judged = json.loads(last)["notes"]
     assert "has no validation dialogs" in unseen and judged.startswith("tf_top judges by reply: ")
     assert [line for line in lines if line.startswith("note: ")] == [f"note: {unseen}", f"note: {judged}"]
+
+
+WORLD = """
+class Lengths:
+    \"\"\"Two turns; a reply earns its words.\"\"\"
+
+    @staticmethod
+    def reference_returns(episodes, seed):
+        return {"a word each": [2.0] * episodes}
+
+    def reset(self, *, seed=None):
+        self.messages = [{"role": "user", "content": f"guest {seed % 7}"}]
+        return list(self.messages), {}
+
+    def step(self, reply):
+        self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}]
+        return list(self.messages), float(len(reply.split())), len(self.messages) > 4, False, {}
+"""
+
+
+def test_a_world_of_ones_own_is_played_by_workers_of_every_kind(folder: Path) -> None:
+    """By the training worker, in the command's own process, by actors and side by side: the same returns."""
+    (folder / "guests.py").write_text(WORLD)
+    sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1", "--env_episodes", "4")
+    where = ("--data", "data", "--output_dir", "runs/own", "--env", "guests:Lengths")
+    done = call(folder, "pipelines.train", *where, *sizes)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["eval/return"] > 0
+    flags = ("--checkpoints", "runs/own", "--env", "guests:Lengths", "--episodes", "6")
+    flags += ("--max_new_tokens", "6")
+    found = []
+    for name, how in (("here", ()), ("actors", ("--num_workers", "2")), ("beside", ("--side_by_side",))):
+        done = call(folder, "pipelines.evaluate", *flags, "--out", name, *how)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout.splitlines()[-1])
+        found.append((result["figures"], result["references"]))
+    assert found[0] == found[1] == found[2] and found[0][1] == {"a word each": 2.0}
