@@ -348,7 +348,7 @@ def test_the_direct_method_asks_the_critic(make_policy, logged):
         assert found.measures["ope/dm"].numerator == pytest.approx((pi * q).sum(1)[first].numpy(), rel=1e-4)
         assert "optimistic" in found.notes["ope/dm"]
     assert "not a return" in found.notes["ope/dm"]
-    assert "by 0.99 per token, not by 1 per token" in direct_method(make_policy(ILQL()), logged, UNDISCOUNTED).notes["ope/dm"]
+    assert "by 0.99 per turn, not by 1 per token" in direct_method(make_policy(ILQL()), logged, UNDISCOUNTED).notes["ope/dm"]
     assert "which only training reads" in direct_method(make_policy(WayOffPolicy()), logged, UNDISCOUNTED).notes["ope/dm"]
     none = direct_method(make_policy(BC()), logged, UNDISCOUNTED)
     assert (none.measures, none.notes) == ({}, {"ope/dm": "The method has no Q over tokens."})

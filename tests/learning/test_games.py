@@ -1,0 +1,223 @@
+"""Learning in games that nobody here wrote, at the defaults: between the clone and what the method itself would answer, worked out from the logs.
+
+    python -m tests.learning.test_games nim 0 1 2          every method of the table in one game, seed by seed
+
+The logs are those of a random, a mediocre and a good player (tests/worlds). A state is the last user message, an action a whole reply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_dialog.data.schema import Dialog, read_jsonl
+from rl_dialog.data.tokenize import texts_of, tokenize, train_tokenizer
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.methods import BC, METHODS, Method
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.training.loop import Trainer, TrainerConfig
+from tests.worlds.mazes import Maze, Walk
+from tests.worlds.text_game import write_logs
+
+MODEL = ModelConfig(layers=2, width=64)
+Table = dict[str, dict[str, list[tuple[float, str | None]]]]  # state -> reply -> (reward, next state) of each time it was said
+Choice = dict[str, float]
+
+
+def table_of(dialogs: list[Dialog]) -> tuple[Table, list[str]]:
+    """The logged decision process and the states that dialogs begin in."""
+    table: Table = defaultdict(lambda: defaultdict(list))
+    starts = []
+    for dialog in dialogs:
+        states = [dialog.messages[i - 1]["content"] for i in dialog.replies]
+        starts.append(states[0])
+        for state, following, i in zip(states, [*states[1:], None], dialog.replies, strict=True):
+            table[state][dialog.messages[i]["content"]].append((dialog.messages[i]["reward"], following))
+    return table, starts
+
+
+def exact_return(
+    table: Table, starts: list[str], gamma: float, backup: Callable[[Choice, Choice], float], act: Callable[[Choice, Choice], Choice]
+) -> float:
+    """The return of act(p, Q) in the logged process, Q being that of V(s) = backup(p, Q), by value iteration."""
+    value, earned = defaultdict(float), defaultdict(float)
+    for _ in range(60):
+        for state, replies in table.items():
+            total = sum(map(len, replies.values()))
+            p = {a: len(said) / total for a, said in replies.items()}
+            q = {a: sum(r + gamma * (value[s] if s else 0.0) for r, s in said) / len(said) for a, said in replies.items()}
+            value[state], chosen = backup(p, q), act(p, q)
+            earned[state] = sum(chosen[a] * sum(r + (earned[s] if s else 0.0) for r, s in said) / len(said) for a, said in replies.items())
+    return float(np.mean([earned[state] for state in starts]))
+
+
+def tilted(strength: float) -> Callable[[Choice, Choice], Choice]:
+    def act(p: Choice, q: Choice) -> Choice:
+        top = max(q.values())
+        weight = {a: p[a] * math.exp(strength * (q[a] - top)) for a in p}
+        return {a: w / sum(weight.values()) for a, w in weight.items()}
+
+    return act
+
+
+def mean(p: Choice, q: Choice) -> float:
+    return sum(p[a] * q[a] for a in p)
+
+
+def expectile_at(tau: float) -> Callable[[Choice, Choice], float]:
+    def backup(p: Choice, q: Choice) -> float:
+        low, high = min(q.values()), max(q.values())
+        for _ in range(40):
+            v = (low + high) / 2
+            low, high = (v, high) if sum(p[a] * (tau if q[a] > v else 1 - tau) * (q[a] - v) for a in p) > 0 else (low, v)
+        return (low + high) / 2
+
+    return backup
+
+
+def soft_at(c: float) -> Callable[[Choice, Choice], float]:
+    def backup(p: Choice, q: Choice) -> float:
+        top = max(q.values())
+        return top + c * math.log(sum(p[a] * math.exp((q[a] - top) / c) for a in p))
+
+    return backup
+
+
+def best_of(n: int) -> Callable[[Choice, Choice], Choice]:
+    """The best of n replies drawn from p; replies of equal Q share their chance as p does."""
+
+    def act(p: Choice, q: Choice) -> Choice:
+        chosen, below = {}, 0.0
+        for value in sorted(set(q.values())):
+            tied = [a for a in q if q[a] == value]
+            mass = sum(p[a] for a in tied)
+            chosen |= {a: ((below + mass) ** n - below**n) * p[a] / mass for a in tied}
+            below += mass
+        return chosen
+
+    return act
+
+
+def exact_of(method: Method, unit: float, table: Table, starts: list[str]) -> float:
+    """What the method would return in the logged process if it learned perfectly."""
+    name = next(name for name, kind in METHODS.items() if type(method) is kind)
+    strength = method.in_rewards(unit).get("beta") or 1 / method.in_rewards(unit).get("c", 1.0)
+    ways = {
+        "mc": (mean, tilted(strength)),
+        "sarsa": (mean, tilted(strength)),
+        "ilql": (expectile_at(getattr(method, "tau", 0.5)), tilted(strength)),
+        "cql": (lambda p, q: max(q.values()), tilted(strength)),
+        "psi": (soft_at(1 / strength), tilted(strength)),
+        "kl_control": (expectile_at(getattr(method, "tau", 0.5)), tilted(strength / 2)),
+        "utterance_ilql": (expectile_at(getattr(method, "tau", 0.5)), best_of(method.num_generations)),
+    }
+    return exact_return(table, starts, method.gamma, *ways[name])
+
+
+class Trial:
+    """One game's logs, and what is trained on them."""
+
+    def __init__(self, game: type, folder: Path, *, episodes: int = 2500) -> None:
+        write_logs(game, folder / "logs.jsonl", episodes, 1)
+        self.game, self.folder = game, folder
+        self.dialogs = list(read_jsonl(folder / "logs.jsonl"))
+        self.tokenizer = train_tokenizer(texts_of(self.dialogs))
+        self.rows = [row for dialog in self.dialogs for row in tokenize(dialog, self.tokenizer)]
+        self.table, self.starts = table_of(self.dialogs)
+
+    def train(self, method: Method, seed: int, start: Policy | None = None, **settings: int) -> Policy:
+        """As `train` would, at its defaults."""
+        torch.manual_seed(seed)
+        policy = Policy(copy.deepcopy(start.lm) if start else load_lm(MODEL, self.tokenizer), method, MODEL)
+        policy.start = "made" if start else "new"
+        config = TrainerConfig(seed=seed, report_to="none", eval_steps=0, **settings)
+        cut = len(self.rows) // 10
+        Trainer(policy, self.tokenizer, self.rows[cut:], self.rows[:cut], config, tempfile.mkdtemp(dir=self.folder)).train()
+        return policy.eval()
+
+    def returns(self, policy: Policy, *, do_sample: bool = True, episodes: int = 300) -> np.ndarray:
+        method = policy.method
+        best = {"num_generations": method.num_generations, "rank_by": method.rank_by} if do_sample and method.num_generations > 1 else {}
+        decoding = Decoding(do_sample=do_sample, max_new_tokens=16, **best)
+        with torch.inference_mode():
+            played = play_episodes(policy, self.tokenizer, self.game, range(episodes), decoding, seed=7)
+        return np.array([episode.total for episode in played])
+
+
+@pytest.fixture(scope="module")
+def nim(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    pytest.importorskip("textarena", reason="the games of TextArena: pip install textarena")
+    from tests.worlds.textarena_games import Nim
+
+    return Trial(Nim, tmp_path_factory.mktemp("nim"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world", [Maze, Walk])
+def test_values_lead_above_the_clone(world: type, tmp_path: Path) -> None:
+    """Costs of -1 a step and edges of any worth, seeds that nothing was tuned on: mc and ilql are above the clone they start from."""
+    torch.set_num_threads(1)
+    trial = Trial(world, tmp_path, episodes=1000)
+    clone = trial.train(BC(), 0, max_steps=600)
+    cloned = trial.returns(clone, episodes=150)
+    for name in ("mc", "ilql"):
+        found = trial.returns(trial.train(METHODS[name](), 0, clone, max_steps=800), episodes=150)
+        difference = found - cloned
+        assert difference.mean() > 2 * difference.std(ddof=1) / np.sqrt(len(difference)), (name, found.mean(), cloned.mean())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["mc", "ilql", "psi"])
+def test_in_nim_methods_learn_what_they_would_answer(nim: Trial, name: str) -> None:
+    """A third of the default number of updates leads more than half of the way from the clone to the method's own exact answer."""
+    torch.set_num_threads(1)
+    if not hasattr(nim, "clone"):
+        nim.clone = nim.train(BC(), 0)
+        nim.cloned = nim.returns(nim.clone).mean()
+    method = METHODS[name]()
+    policy = nim.train(method, 0, nim.clone, max_steps=1300)
+    exact = exact_of(method, policy.value_unit, nim.table, nim.starts)
+    assert exact > 0.9 and (nim.returns(policy).mean() - nim.cloned) / (exact - nim.cloned) > 0.5
+
+
+def main() -> None:
+    """The table of one game."""
+    from tests.worlds.textarena_games import GAMES
+
+    games = GAMES | {"maze": Maze, "walk": Walk}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("game", choices=sorted(games))
+    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--methods", nargs="+", default=["mc", "sarsa", "ilql", "cql", "psi", "kl_control", "utterance_ilql"])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial(games[options.game], Path(folder))
+        logs = exact_return(trial.table, trial.starts, 1.0, mean, lambda p, q: p)
+        print(f"logs {logs:.3f}", flush=True)
+        for seed in options.seeds:
+            clone = trial.train(BC(), seed)
+            cloned, greedy = trial.returns(clone).mean(), trial.returns(clone, do_sample=False).mean()
+            print(f"bc              seed {seed}: sampled {cloned:.3f}, greedy {greedy:.3f}", flush=True)
+            for name in options.methods:
+                policy = trial.train(METHODS[name](), seed, clone)
+                sampled, best = trial.returns(policy).mean(), trial.returns(policy, do_sample=False).mean()
+                exact = exact_of(policy.method, policy.value_unit, trial.table, trial.starts)
+                share = (sampled - cloned) / (exact - cloned)
+                print(f"{name:15s} seed {seed}: sampled {sampled:.3f}, greedy {best:.3f}, exact {exact:.3f}, share {share:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
