@@ -28,7 +28,7 @@ from rl_dialog.models.checkpoint import resolve
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 SEEDS = 3
 CLONE = "--model.family llama --model.layers 2 --model.width 64 --model.context 512 --max_steps 400"
-IMPROVE = "--max_steps 250"
+IMPROVE = "--max_steps 200"
 METHODS = {
     "tf_top": "--method.fraction 0.3",
     "dt": "--method.bins 3",
@@ -42,7 +42,7 @@ METHODS = {
     "utterance_ilql": "",
     "dpo": "--method.by to_go --max_steps 200",
     "kto": "--method.by to_go --method.undesirable_weight 0.3 --max_steps 200",
-    "chai": "--method.gamma 0.5 --method.proposals 2 --method.proposal_tokens 24 --method.density original --method.features end --max_steps 1200",
+    "chai": "--method.gamma 0.5 --method.proposals 2 --method.proposal_tokens 24 --method.density original --method.features end --max_steps 800",
     "psi": "",
     "kl_control": "",
     # The paper's discount; with gamma 1 the entropy in its target pays for talking on and on.
@@ -52,13 +52,13 @@ ABOVE_CLONE_ONLY = ("dpo", "way_off_policy", "chai")  # their gain over longer c
 
 
 def learn(arguments: list[str]) -> float:
-    """Trains as `train` would, then lets the best checkpoint talk; the mean return of 200 conversations."""
+    """Trains as `train` would, then lets the best checkpoint talk; the mean return of 128 conversations."""
     torch.set_num_threads(1)
     config = load_config(train.TrainConfig, arguments, choices=train.CHOICES)
     train.train_worker(config)
     best = resolve(config.output_dir)
     policy, tokenizer = load_for_decoding(best), load_tokenizer(best)
-    return env_return(policy, tokenizer, make_env=ENVS["small_talk"], episodes=200, seed=10_000)["eval/return"]
+    return env_return(policy, tokenizer, make_env=ENVS["small_talk"], episodes=128, seed=10_000)["eval/return"]
 
 
 class Learner:
