@@ -115,6 +115,10 @@ class ILQL(Method):
         return self.transition_weight > 0
 
     @property
+    def reads_lm(self) -> bool:
+        return bool(self.awac_weight or self.transition_weight) or self.reg_to == "base_policy"
+
+    @property
     def uses_prior(self) -> bool:
         return self.reg_to == "base_policy"
 
