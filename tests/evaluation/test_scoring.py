@@ -8,7 +8,7 @@ from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import scoring
 from rl_dialog.evaluation.scoring import critic_scores, held_out_measures, kl_divergence, logged_replies, rank_replies, score_replies, token_table
-from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
+from rl_dialog.methods import BC, ILQL, Psi, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.prior import Prior
 
 DIALOGS = [
@@ -175,3 +175,15 @@ def test_logged_replies_have_their_own_values(make_policy, logged):
 def test_a_way_that_the_policy_does_not_have(make_policy):
     with pytest.raises(ValueError, match="cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', which is what"):
         rank_replies(make_policy(BC()), PROMPTS, REPLIES, by="mean Q")
+
+
+@pytest.mark.parametrize("method", [ILQL(), Psi(), UtteranceILQL()])
+def test_values_are_reported_in_units_of_reward(make_policy, logged, method):
+    """A checkpoint whose unit of value is 3 rewards says 3 times what its heads say, and acts no differently."""
+    policy = make_policy(method)
+    plain = score_replies(policy, logged)
+    policy.value_unit = 3.0
+    scaled = score_replies(policy, logged)
+    for name in ("q", "q_last", "advantage", "v_last", "utterance_q"):
+        np.testing.assert_allclose(getattr(scaled, name), 3 * getattr(plain, name), rtol=1e-6)
+    np.testing.assert_array_equal(scaled.nll, plain.nll)

@@ -17,7 +17,7 @@ from rl_dialog.config import ConfigError
 from rl_dialog.data.batch import collate
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
-from rl_dialog.models.checkpoint import freeze_prior, load_policy, load_prior, method_name, read_method, resolve, save_policy
+from rl_dialog.models.checkpoint import freeze_prior, load_policy, load_prior, method_name, read_method, resolve, save_policy, start_of
 from rl_dialog.models.policy import Policy
 
 IDS = torch.tensor([[3, 77, 78, 79, 1, 4, 80]])
@@ -435,3 +435,14 @@ def test_json_has_no_nan(tmp_path):
 
 def test_config_errors_are_value_errors():
     assert issubclass(ConfigError, ValueError)
+
+
+def test_the_unit_of_values_and_where_the_model_began_come_back(make_policy, tokenizer, tmp_path):
+    """A model that began here stays one that began here; a directory that is not ours is a pretrained one."""
+    policy = make_policy(ILQL())
+    policy.value_unit = 12.5
+    save_policy(policy, tmp_path / "ours")
+    again = Policy.from_pretrained(tmp_path / "ours")
+    assert again.value_unit == 12.5 and again.start == "made" and policy.start == "new"
+    (tmp_path / "ours" / "rl_dialog.yaml").unlink()
+    assert start_of(tmp_path / "ours") == "pretrained"

@@ -18,7 +18,7 @@ from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
 
 PLAIN = [("bc", "mlp", "shared"), ("way_off_policy", "mlp", "shared")]
-STEERED = [("ilql", heads, trunk) for heads in ("mlp", "advanced_mlp", "lowrank") for trunk in ("shared", "separate")]
+STEERED = [("ilql", heads, trunk) for heads in ("mlp", "dueling", "advanced_mlp", "lowrank") for trunk in ("shared", "separate")]
 STEERED += [("ilql", "mlp", "shared", "separate"), ("ilql", "lowrank", "separate", "separate")]  # the last one is the target trunk
 METHODS = {"bc": BC(), "way_off_policy": WayOffPolicy(), "ilql": ILQL(beta=2.0)}
 COMBINATIONS = [(family, *rest) for family in ("gpt2", "llama") for rest in PLAIN + STEERED]
