@@ -78,6 +78,7 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
     "bc": (BC(), {}),
     "ilql mlp": (ILQL(), {"heads": "mlp"}),
     "ilql lowrank": (ILQL(), {"heads": "lowrank"}),
+    "ilql, own trunk": (ILQL(), {"value_trunk": "separate"}),
     "mc lowrank": (MCReturns(), {"heads": "lowrank"}),
     "awac lowrank": (AWAC(), {"heads": "lowrank"}),
     "cql lowrank": (CQL(), {"heads": "lowrank"}),
@@ -238,7 +239,7 @@ def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[
     """The same step as the training loop takes it."""
     method, model = CONTENDERS[name]
     lm = _new_lm(config, dropout=model.get("dropout", 0.0))
-    policy = Policy(lm, method, ModelConfig(rank=config.rank, **model)).start_training().train()
+    policy = Policy(lm, method, ModelConfig(**{"rank": config.rank, "value_trunk": "shared"} | model)).start_training().train()
     prior = Prior([_new_lm(config)]) if method.prior_every_step else None
     objective, given = Objective(policy, prior), replace(batch)
     if method.uses_prior:
@@ -247,13 +248,16 @@ def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[
     if method.proposals:
         shape = int(batch.turn_end.sum()), method.proposals
         given.proposals, given.proposal_logp = torch.rand(*shape, config.width), torch.full(shape, -10.0)
-    return _step(policy, lambda: objective(given)[0] / batch.decisions, alpha=getattr(method, "alpha", 0.0))
+    if method.measures:
+        with torch.no_grad():
+            given.measured = method.measure(policy.outputs(given), given)
+    return _step(policy, lambda: objective(given)[0] / batch.decisions, alpha=method.target_rate(1000))
 
 
 def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> Callable[[], None]:
     """Forward, backward, clipping, optimizer, targets: the order of training/loop.py."""
     trainer = TrainerConfig()
-    optimizer = make_optimizer(model, learning_rate=trainer.learning_rate, weight_decay=trainer.weight_decay)
+    optimizer = make_optimizer(model, learning_rate=1e-4, weight_decay=trainer.weight_decay)
 
     def step() -> None:
         loss().backward()
