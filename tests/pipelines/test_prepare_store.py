@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+import numpy as np
 import pytest
 
 from pipelines.prepare import PrepareConfig, main
@@ -62,12 +63,13 @@ def test_votes_on_served_chats_become_rewards(running, database, request, tmp_pa
     assert headline["dialogs"] == len(dialogs) == 41 and headline["replies"] == 61 and headline["quarantined"] == 0
     for chat, _ in store.chats():
         first, second = dialogs[chat.id], dialogs[f"{chat.id}#2"]
-        assert [m.get("reward") for m in first.messages] == [None, 0.0, None, -1.0]
+        assert [m.get("reward") for m in first.messages] == [None, None, None, -1.0]  # no vote is no 0
         assert second.messages[1]["weight"] == 0 and "reward" not in second.messages[1]
         assert second.messages[3]["rewards"] == {"vote": 1.0, "rating": 4.0} and second.messages[3]["reward"] == 3.0
         assert second.meta["user"] == chat.user and second.meta["settings"] == {"beta": 1.0}
     rows = [row for split in SPLITS for row in read_rows(tmp_path / "out", split)]
-    assert sorted(float(reward) for row in rows for reward in row.rewards) == [-1.0] * 20 + [0.0] * 21 + [3.0] * 20
+    rewards = np.concatenate([row.rewards for row in rows])
+    np.testing.assert_array_equal(np.sort(rewards), [-1.0] * 20 + [3.0] * 20 + [np.nan] * 21)  # NaN is last
     check_manifest(tmp_path / "out", store)
     store.close()
 
