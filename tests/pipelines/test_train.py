@@ -16,7 +16,7 @@ from pipelines import train
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parents[2]
-PSI = ["--data", "data", "--output_dir", "runs/x", "--method", "psi"]
+PSI = ["--data", "data", "--output_dir", "runs/x", "--method", "way_off_policy", "--method.backup", "psi"]
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -> None:
     steps = ("--max_steps", "2", "--model.model_name_or_path", "runs/bc")
-    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/psi", "--method", "kl_control", *steps)
+    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/psi", "--method", "way_off_policy", *steps)
     assert done.returncode == 0, done.stderr
     assert (folder / "runs" / "psi" / "checkpoint-2" / "model.safetensors").is_file() and (folder / "runs" / "psi" / "prior").is_dir()
     assert "step 2:" in done.stdout
@@ -56,7 +56,7 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -
         (["--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"], "holds a run of bc"),
         (["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"], "Did you mean --learning_rate?"),
         (["--data", "data", "--output_dir", "runs/x", "--env", "smalltalk"], "unknown env 'smalltalk'"),
-        (["--data", "data", "--output_dir", "runs/x", "--prior", "runs/bc"], "--prior: bc has none; kl_control, psi"),
+        (["--data", "data", "--output_dir", "runs/x", "--prior", "runs/bc"], "--prior: bc has none; way_off_policy, dpo"),
         (["--data", "data", "--output_dir", "runs/x", "--method", "ilql", "--prior", "runs/bc"], "--prior: ilql has none"),
         ([*PSI, "--prior", "runs/bc", "--prior_weights", "1", "2"], "--prior_weights: expected one for each of the 1 checkpoints"),
         ([*PSI, "--prior", "runs/nowhere"], "runs/nowhere: expected a directory with a model"),
