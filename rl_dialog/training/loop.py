@@ -144,7 +144,7 @@ class Trainer:
         if policy.heads is not None or policy.method.heads.lm_target:
             spread, level = spread_of_returns(train_rows)
             policy.value_unit = config.value_unit or spread
-            if policy.heads is not None and not config.value_unit:
+            if policy.heads is not None and not policy.method.heads.lm_target and not config.value_unit:
                 policy.heads.start_at(level / policy.value_unit)
             train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
