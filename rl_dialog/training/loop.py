@@ -59,7 +59,7 @@ class TrainerConfig:
     """updates; 0 derives them from num_train_epochs"""
     learning_rate: float | None = None
     """peak learning rate of AdamW; by default it follows from the width and the start: 4e-3 for a new model of width 64, 1e-3 for one that goes on
-    from such a model, 6e-5 for a pretrained one of width 768. Values learn at most at 8e-3 over the root of the width"""
+    from such a model, 6e-5 for a pretrained one of width 768. Values with a trunk of their own learn at most at 8e-3 over the root of the width"""
     lr_scheduler_type: Schedule = "linear"
     """constant, linear or cosine decay to zero"""
     warmup_steps: int | None = None
@@ -167,7 +167,7 @@ class Trainer:
             learning_rate=self.learning_rate,
             weight_decay=config.weight_decay,
             values=self.policy.values(),
-            value_share=min(1.0, most / self.learning_rate) if self.learning_rate else 1.0,
+            value_share=min(1.0, most / self.learning_rate) if self.policy.value_trunk is not None and self.learning_rate else 1.0,
         )
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))

@@ -28,7 +28,7 @@ from rl_dialog.models.checkpoint import resolve
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 SEEDS = 3
 CLONE = "--model.family llama --model.layers 2 --model.width 64 --model.context 512 --max_steps 400"
-IMPROVE = "--max_steps 200"
+IMPROVE = "--max_steps 200 --learning_rate 3e-3"  # of words; values take shorter steps by themselves
 METHODS = {
     "tf_top": "--method.fraction 0.3",
     "dt": "--method.bins 3",
@@ -40,9 +40,9 @@ METHODS = {
     "bcq": "",
     "dbcq": "--method.samples 5",
     "utterance_ilql": "",
-    "dpo": "--method.by to_go --max_steps 200",
-    "kto": "--method.by to_go --method.undesirable_weight 0.3 --max_steps 200",
-    "chai": "--method.gamma 0.5 --method.proposals 2 --method.proposal_tokens 24 --method.density original --method.features end --max_steps 800",
+    "dpo": "--method.by to_go --learning_rate 1e-3",
+    "kto": "--method.by to_go --method.undesirable_weight 0.3 --learning_rate 1e-3",
+    "chai": "--method.gamma 0.5 --method.proposals 2 --method.proposal_tokens 24 --method.density original --method.features end --max_steps 1200",
     "psi": "",
     "kl_control": "",
     # The paper's discount; with gamma 1 the entropy in its target pays for talking on and on.
