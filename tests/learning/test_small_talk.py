@@ -48,7 +48,7 @@ METHODS = {
     # The paper's discount; with gamma 1 the entropy in its target pays for talking on and on.
     "way_off_policy": "--method.backup psi --method.c 0.5 --method.gamma 0.5 --reward_spread every_token --value_unit 1 --learning_rate 2e-3",
 }
-ABOVE_CLONE_ONLY = ("dpo", "way_off_policy", "chai")  # their gain over longer cloning is within the seeds' noise; chai trains no LM at all
+ABOVE_CLONE_ONLY = ("dpo", "kl_control", "way_off_policy", "chai")  # their gain over longer cloning is within the noise of the seeds
 
 
 def learn(arguments: list[str]) -> float:
