@@ -108,7 +108,7 @@ def tabular_lm(rows: Sequence[Row], vocabulary: int, *, key: Key = tuple) -> Tab
 
 def tabular_policy(lm: TabularLM, method: Method) -> Policy:
     """A policy whose Q and V heads are tables as well: their inner layers are the identity and stay so, and nothing is shared between states."""
-    policy = Policy(lm, method, ModelConfig(heads="mlp"))
+    policy = Policy(lm, method, ModelConfig(heads="mlp", value_trunk="shared"))
     for head in [] if policy.heads is None else [module for module in policy.heads.modules() if hasattr(module, "inner")]:
         with torch.no_grad():
             head.inner.weight.copy_(torch.eye(*head.inner.weight.shape))
