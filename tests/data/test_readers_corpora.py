@@ -404,7 +404,7 @@ def test_abcd_sample():
 
 @pytest.mark.realdata
 def test_everything_beside_the_dialogs_is_skipped():
-    corpora = "README.md abcd convlab3_samples dailydialog deal_or_not multiwoz taskmaster1 taskmaster3 taskmaster4".split()
+    corpora = ["README.md", "abcd", "convlab3_samples", "dailydialog", "deal_or_not", "multiwoz", "taskmaster1", "taskmaster3", "taskmaster4"]
     logs, bads, skipped = find_logs([str(real(corpus)) for corpus in corpora])
     assert len(logs) == 27 and not bads and len(skipped) == 31
     assert sum(log.reader == "taskmaster" for log in logs) == 18
