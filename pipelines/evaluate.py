@@ -28,7 +28,7 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.candidates import write_candidates
 from rl_dialog.evaluation.episodes import Episode, play_episodes
-from rl_dialog.evaluation.generation import Decoding, load_for_decoding
+from rl_dialog.evaluation.generation import Decoding, generations, load_for_decoding
 from rl_dialog.evaluation.held_out import (
     HeldOut,
     HeldOutConfig,
@@ -47,7 +47,7 @@ from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
 
 MakeEnv = Callable[[], Any]
-Player = Callable[[Policy, Any, str, float | None], list[Episode]]  # policy, tokenizer, its checkpoint and beta -> the episodes it played
+Player = Callable[[Policy, Any, str, float | None, Decoding], list[Episode]]  # policy, tokenizer, its checkpoint and beta -> the episodes it played
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class EvaluateConfig(HeldOutConfig):
     """environment to talk in: small_talk, multiwoz, or module:Class for one of your own (envs/README.md)"""
     episodes: int = 128
     """conversations per checkpoint"""
+    greedy: bool = True
+    """where replies are sampled, also play the same conversations with the likeliest token every time (the greedy return)"""
+    best_of: int = 0
+    """also play them with the reply of the highest Q among so many draws, for policies that have a Q; 0 does not"""
     rewards: tuple[str, ...] = ("vote", "rating", "logged", "sentiment", "answer_length", "question", "repetition")
     """rewards of the generated dialogs to report, besides those that the data was prepared with"""
     beta: float | None = None
@@ -147,8 +151,10 @@ def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | N
     if beta is not None:
         result.notes["beta"] = f"decoded with {beta:g}"
     if play:
-        result.episodes = play(policy, tokenizer, directory, beta)
+        result.episodes = play(policy, tokenizer, directory, beta, Decoding.of(config))
         result.measures["return"] = Measure.mean([episode.total for episode in result.episodes])
+        for figure, decoding in _other_ways(policy, config).items():
+            result.measures[figure] = Measure.mean([episode.total for episode in play(policy, tokenizer, directory, beta, decoding)])
     if held_out:
         score_held_out(result, policy, tokenizer, held_out, config)
     trained = [name for name in held_out.trained if name in REWARDS] if held_out else []
@@ -158,6 +164,16 @@ def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | N
         result.notes["learned"] = "the reward model that the data was prepared with is not known here: --reward_model"
     result.score(choose_rewards([*trained, *config.rewards, *asked], scorers=scorers))
     return result
+
+
+def _other_ways(policy: Policy, config: EvaluateConfig) -> dict[str, Decoding]:
+    """The same policy in the same conversations with other draws: figure -> how they are made. What says the best of several has no likeliest reply."""
+    asked, ways = Decoding.of(config), {}
+    if config.greedy and config.do_sample and generations(policy, asked) == 1:
+        ways["return_greedy"] = replace(asked, do_sample=False)
+    if config.best_of > 1 and policy.method.heads.q:
+        ways["return_best_of"] = replace(asked, do_sample=True, num_beams=1, num_generations=config.best_of)
+    return ways
 
 
 def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: EvaluateConfig) -> list[Group]:
@@ -177,17 +193,18 @@ def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: Eva
 @contextmanager
 def _player(config: EvaluateConfig, make_env: MakeEnv | None) -> Iterator[Player | None]:
     """How episodes are played: on Ray actors, in this process, or not at all."""
-    what = {"episodes": range(config.episodes), "decoding": Decoding.of(config)}
-    what |= {"seed": config.seed, "batch_size": config.batch_size}
+    what = {"episodes": range(config.episodes), "seed": config.seed, "batch_size": config.batch_size}
     if make_env is None:
         yield None
     elif not config.num_workers:
-        yield lambda policy, tokenizer, directory, beta: play_episodes(policy, tokenizer, make_env, **what)
+        yield lambda policy, tokenizer, directory, beta, decoding: play_episodes(policy, tokenizer, make_env, decoding=decoding, **what)
     else:
         from rl_dialog.cluster.rollout import Rollouts
 
         with Rollouts(make_env, config.num_workers, address=config.address or None) as rollouts:
-            yield lambda policy, tokenizer, directory, beta: rollouts.play(Path(directory).absolute(), beta=beta, **what)
+            yield lambda policy, tokenizer, directory, beta, decoding: rollouts.play(
+                Path(directory).absolute(), beta=beta, decoding=decoding, **what
+            )
 
 
 def _references(config: EvaluateConfig, make_env: MakeEnv | None) -> dict[str, Estimate]:
@@ -219,8 +236,8 @@ def _check(config: EvaluateConfig) -> MakeEnv | None:
     if not config.env and not config.data:
         raise ValueError("nothing to evaluate on: expected --env (an environment to talk in), --data (a directory that `prepare` wrote), or both")
     make_env = text_env(config.env) if config.env else None
-    if config.episodes < 1 or config.batch_size < 1 or config.replicates < 1 or config.num_workers < 0:
-        raise ValueError("expected episodes, batch_size and replicates of at least 1 and num_workers of at least 0")
+    if config.episodes < 1 or config.batch_size < 1 or config.replicates < 1 or config.num_workers < 0 or config.best_of < 0:
+        raise ValueError("expected episodes, batch_size and replicates of at least 1, and num_workers and best_of of at least 0")
     if config.side_by_side and config.num_workers:
         raise ValueError("expected side_by_side or num_workers: checkpoints that are evaluated at the same time play their own episodes")
     Decoding.of(config).check()
@@ -243,7 +260,8 @@ def _about(config: EvaluateConfig, held_out: HeldOut | None) -> list[str]:
         drawn = f"by beam search of {config.num_beams}" if config.num_beams > 1 else "greedy"
     how = f"{drawn}, at most {config.max_new_tokens} tokens, seed {config.seed}"
     if config.env:
-        about.append(f"{config.episodes} conversations in {config.env}; replies {how}.")
+        best = f"; the best of {config.best_of} has the highest Q among so many draws" if config.best_of else ""
+        about.append(f"{config.episodes} conversations in {config.env}; replies {how}{best}.")
     if held_out:
         what = f"{len(held_out.dialogs)} dialogs of the {held_out.split} split of {Path(config.data).name}"
         about.append(f"Held-out: {what}; {len(held_out.contexts)} of their contexts answered" + ("." if config.env else f", {how}."))
@@ -298,7 +316,7 @@ def _write_candidates(groups: Sequence[Group], directory: Path) -> dict[str, lis
 def _headline(evaluation: Evaluation) -> dict[str, Any]:
     """For the JSON line: the figures of each group that people ask for first."""
     tops = dict.fromkeys(name for group in evaluation.groups for name in group.estimates if name.startswith(("top/", "ope/")))
-    wanted = ("return", "perplexity", "kl", "critic", "distinct_2", "words", *tops)
+    wanted = ("return", "return_greedy", "return_best_of", "perplexity", "kl", "critic", "distinct_2", "words", *tops)
     figures = {
         group.label: {name: [value.value, value.low, value.high] for name in wanted if (value := group.estimates.get(name))}
         for group in evaluation.groups

@@ -98,7 +98,11 @@ def _cells(task: ComparedTask, method: str) -> list[str]:
             value += f"<br>Δ {shown(change, figure_of(headline), signed=True)}"
             value = f"**{value}**" if _better(change, headline) else value
         cells.append("as last" if which == "best" and task.one_checkpoint(method) else value)
-    return cells + [shown(task.estimate(method, "last", name), figure_of(name)) for name in others]
+    for name in others:
+        change = task.difference(method, "last", name) if name.startswith("return") else None
+        value = shown(task.estimate(method, "last", name), figure_of(name))
+        cells.append(value + (f"<br>Δ {shown(change, figure_of(name), signed=True)}" if change else ""))
+    return cells
 
 
 def _references(tasks: Sequence[ComparedTask]) -> list[list[str]]:

@@ -32,11 +32,12 @@ class Evaluation:
     samples: int = 3
 
 
-OVERVIEW = ("return", "perplexity", "kl", "critic", "distinct_2", "words", "repeated", "empty")
+OVERVIEW = ("return", "return_greedy", "return_best_of", "perplexity", "kl", "critic", "distinct_2", "words", "repeated", "empty")
+RETURNS = ("return", "return_greedy", "return_best_of")
 TEXTS = ("distinct_1", "distinct_2", "words", "tokens", "replies", "repeated", "rep_3", "empty", "unfinished")
 FROM_LOGS = ("ope/logged", "ope/fqe", "ope/dm", "ope/wis", "ope/pdwis", "ope/n_eff", "ope/fqe_td")
 LANGUAGE = ("perplexity", "lm_perplexity", "kl", "kl_per_reply")
-COMPARED = ("return", "perplexity", "kl", "critic", "distinct_2", "words", "repeated")
+COMPARED = ("return", "return_greedy", "return_best_of", "perplexity", "kl", "critic", "distinct_2", "words", "repeated")
 
 
 def sections(evaluation: Evaluation) -> list[Section]:
@@ -90,10 +91,11 @@ def _returns(evaluation: Evaluation) -> Section | None:
     png = plots.interval_plot(evaluation.groups, "return", title="Return per dialog", references=evaluation.references)
     if png is None:
         return None
-    rows = [[group.label, shown(group.estimates.get("return"), FIGURES["return"])] for group in evaluation.groups]
-    rows += [[label, shown(value, FIGURES["return"])] for label, value in evaluation.references.items()]
+    names = [name for name in RETURNS if _known(evaluation, name)]
+    table = _table(evaluation.groups, names)
+    table.rows += [[label, shown(value, FIGURES["return"]), *["-"] * (len(names) - 1)] for label, value in evaluation.references.items()]
     text = ["Undiscounted sum of the environment's rewards. Every policy meets the same conversation partners. Small dots are single runs."]
-    return Section("Return", text, Table(["policy", "return per dialog"], rows), plot=("return.png", png))
+    return Section("Return", text, table, plot=("return.png", png))
 
 
 def _comparison(evaluation: Evaluation) -> Section | None:

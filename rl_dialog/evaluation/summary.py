@@ -26,6 +26,8 @@ class Figure:
 
 FIGURES: dict[str, Figure] = {
     "return": Figure("return per dialog"),
+    "return_greedy": Figure("greedy return"),
+    "return_best_of": Figure("return, best by Q"),
     "replies": Figure("replies per dialog"),
     "perplexity": Figure("perplexity (policy)"),
     "lm_perplexity": Figure("perplexity (plain LM)"),
