@@ -2,7 +2,8 @@
 
     python -m pipelines.evaluate --compare tune_configs/compare_methods.yaml --out runs/compare --readme README.md
 
-    logs -> prepare -> bc for every seed -> candidates (where a task wants them) -> every method from its seed's bc -> evaluate -> table
+    logs -> settings (where a task searches) -> prepare -> bc for every seed -> candidates (where a task wants them)
+         -> every method from its seed's bc -> evaluate -> table
 
 Runs are processes of one core, as many at a time as Ray has cores; OUT/<task>/<method>-seed<k> is the folder of one, OUT/<task>/report of `evaluate`.
 The same command again repeats nothing that is done: a killed run goes on from its latest checkpoint, and only what follows from a changed flag is
@@ -13,6 +14,7 @@ stops no other one: the table names it, its traceback is in error.txt of its fol
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shlex
@@ -25,8 +27,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs import small_talk, text_env
 from pipelines import candidates, evaluate, prepare, train
 from pipelines.benchmark import describe_machine
+from pipelines.compare_search import Settings, describe, find_settings, flags_of
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.jobs import each
 from rl_dialog.config import ConfigError, changed, from_dict, load_config, read_yaml, run, save_config
@@ -76,10 +80,12 @@ class Task:
     bc: str  # flags of `train` for bc
     improve: str  # for every other method
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA; the task is skipped where they are missing
-    write_logs: dict[str, int] = field(default_factory=dict)  # instead: dialogs and seed of small-talk logs
+    write_logs: dict[str, Any] = field(default_factory=dict)  # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
     prepare: str = ""
     candidates: str = ""  # flags of `candidates`: the methods learn from scored replies of the first seed's bc
     methods: dict[str, str | None] = field(default_factory=dict)  # more flags of a method in this task; null leaves it out
+    search: str = ""  # flags of `evaluate`, with other users than `evaluate` has: settings are drawn from `space` and chosen there
+    settings_of: str = ""  # or the task whose chosen settings of methods hold here too
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,9 @@ class Comparison:
     tasks: dict[str, Task]
     seeds: tuple[int, ...] = (0, 1, 2)
     train: str = ""  # flags of every run
+    space: dict[str, Any] = field(default_factory=dict)  # method -> flag of train -> {uniform|loguniform|randint: [low, high]} or a list of values
+    samples: int = 6  # draws for each method
+    search_seeds: tuple[int, ...] = (100,)
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,10 @@ def main(config: CompareConfig) -> dict[str, Any]:
     if config.readme:  # to fail now and not in two hours
         replace_table(Path(config.readme).read_text(encoding="utf-8"), "")
     say: Say = (lambda text: None) if config.quiet else lambda text: print(text, flush=True)
-    tasks = [Progress(name, task, out / name, plan(comparison, name, out)) for name, task in comparison.tasks.items()]
+    for name in comparison.tasks:
+        plan(comparison, name, out, {})
+    settings = find_settings(comparison, config, out)
+    tasks = [Progress(name, task, out / name, plan(comparison, name, out, settings.get(name, {}))) for name, task in comparison.tasks.items()]
     with connect(config.address or None):
         for task in tasks:
             prepare_task(task, say)
@@ -149,7 +161,7 @@ def main(config: CompareConfig) -> dict[str, Any]:
             _candidates(task, say)
         train_runs([task for task in tasks if not task.problem], lambda run: run.method != BASELINE, say)
         evaluate_tasks([task for task in tasks if not task.problem], say)
-    return _write(config, comparison, tasks, out, say)
+    return _write(config, comparison, tasks, out, say, settings)
 
 
 def read_comparison(config: CompareConfig) -> Comparison:
@@ -169,7 +181,7 @@ def read_comparison(config: CompareConfig) -> Comparison:
     for name in methods:
         if name not in METHODS:
             raise ConfigError(f"{config.compare}: unknown method {name!r}: expected one of {', '.join(METHODS)}.{nearest(name, METHODS)}")
-    return Comparison(methods, _chosen(config.tasks, found.tasks, "tasks"), config.seeds or found.seeds, found.train)
+    return replace(found, methods=methods, tasks=_chosen(config.tasks, found.tasks, "tasks"), seeds=config.seeds or found.seeds)
 
 
 def _chosen(names: Sequence[str], among: dict[str, Any], what: str) -> dict[str, Any]:
@@ -180,8 +192,8 @@ def _chosen(names: Sequence[str], among: dict[str, Any], what: str) -> dict[str,
     return {name: value for name, value in among.items() if not names or name in names}
 
 
-def plan(comparison: Comparison, name: str, out: Path) -> list[Run]:
-    """Every run of a task, bc first. All flags are read here, so that a misspelt one is found before anything starts."""
+def plan(comparison: Comparison, name: str, out: Path, settings: dict[str, dict[str, Any]]) -> list[Run]:
+    """Every run of a task, bc first, with the chosen settings. All flags are read here: a misspelt one is found before anything starts."""
     task, runs = comparison.tasks[name], []
     prepare_config(task, out / name)
     _candidates_config(task, out / name, out / name)
@@ -193,8 +205,8 @@ def plan(comparison: Comparison, name: str, out: Path) -> list[Run]:
             data = folder / ("logged" if first and task.candidates else "data")
             where = ["--data", str(data), "--output_dir", str(folder / f"{method}-seed{seed}")]
             where += [] if first else ["--model.model_name_or_path", str(folder / f"{BASELINE}-seed{seed}")]
-            settings = shlex.split(" ".join([comparison.train, task.bc if first else task.improve, everywhere, here]))
-            flags = [*settings, "--method", method, "--seed", str(seed), *where]
+            fixed = shlex.split(" ".join([comparison.train, task.bc if first else task.improve, everywhere, here]))
+            flags = [*fixed, *flags_of(settings.get(method, {})), "--method", method, "--seed", str(seed), *where]
             runs.append(Run(method, seed, load_config(train.TrainConfig, flags, choices=train.CHOICES)))
     unknown = next((method for method in task.methods if method not in METHODS), None)
     if unknown:
@@ -213,15 +225,22 @@ def prepare_task(task: Progress, say: Say) -> None:
     if not claim(task.logged, "manifest.json", {"settings": changed(config), "write_logs": task.task.write_logs}):
         began = time.perf_counter()
         if task.task.write_logs:
-            from envs.small_talk import write_logs
-
-            Path(config.logs[0]).parent.mkdir(parents=True, exist_ok=True)
-            write_logs(config.logs[0], **task.task.write_logs)
+            write_logs(task.task.write_logs, Path(config.logs[0]))
         try:
             prepare.main(config)
         except (ValueError, OSError) as error:
             task.problem = line_of(error)
         say(f"{task.name}: {task.problem or 'prepared'} ({time.perf_counter() - began:.0f} s)")
+
+
+def write_logs(asked: dict[str, Any], path: Path) -> None:
+    """Logs of small talk, or of `world`, whose module has a function write_logs(world, path, dialogs, seed)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if world := asked.get("world"):
+        made = text_env(world)
+        importlib.import_module(world.partition(":")[0]).write_logs(made, path, asked["dialogs"], asked["seed"])
+    else:
+        small_talk.write_logs(path, **asked)
 
 
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
@@ -354,9 +373,9 @@ def evaluate_config(task: Task, folder: Path, runs: Sequence[str]) -> evaluate.E
     return load_config(evaluate.EvaluateConfig, [*shlex.split(task.evaluate), *where])
 
 
-def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progress], out: Path, say: Say) -> dict[str, Any]:
+def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progress], out: Path, say: Say, settings: Settings) -> dict[str, Any]:
     """compare.md, compare.json, compare.svg and the table in README."""
-    found = [_compared(task) for task in tasks]
+    found = [_compared(task, _how_chosen(comparison, task, settings)) for task in tasks]
     machine = describe_machine()
     methods, seeds, command = list(comparison.methods), ", ".join(map(str, comparison.seeds)), _command(config)
     header = f"`{command}`: seeds {seeds}; {machine['cores']} cores of {machine['cpu']}, one per run; torch {machine['torch']}."
@@ -364,7 +383,8 @@ def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progre
     paths = {kind: out / f"compare.{kind}" for kind in ("md", "json", "svg")}
     out.mkdir(parents=True, exist_ok=True)
     write_text_atomically(paths["md"], table)
-    record = {"command": command, "seeds": comparison.seeds, "machine": machine, "methods": methods, "tasks": [asdict(task) for task in found]}
+    record = {"command": command, "seeds": comparison.seeds, "machine": machine, "methods": methods, "settings": settings}
+    record["tasks"] = [asdict(task) for task in found]
     write_json(paths["json"], record)
     if any(task.metrics for task in found):
         for path in (paths["svg"], *([Path(config.picture)] if config.picture else [])):
@@ -381,11 +401,21 @@ def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progre
     return {**{kind: str(path) for kind, path in paths.items()}, "skipped": [task.name for task in found if task.problem]}
 
 
-def _compared(task: Progress) -> ComparedTask:
+def _how_chosen(comparison: Comparison, task: Progress, settings: Settings) -> str:
+    if task.name not in settings:
+        return ""
+    chosen, draws = describe(settings[task.name]), f"{comparison.samples} draws for each method"
+    if task.task.settings_of:
+        return f"Settings are those chosen in {comparison.tasks[task.task.settings_of].title}, none was chosen here: {chosen}."
+    seeds = ", ".join(map(str, comparison.search_seeds))
+    return f"Settings are the best of {draws}, with training seed {seeds} and other users: {chosen}."
+
+
+def _compared(task: Progress, chosen: str) -> ComparedTask:
     paths = [task.folder / "report" / name for name in (METRICS, METRICS_OF_SOME)]
     metrics = json.loads(next(path for path in paths if path.is_file()).read_text(encoding="utf-8")) if not task.problem else None
     runs = tuple(task.finished[run.name] for run in task.runs if run.name in task.finished)
-    about = f"{task.task.about} {_what_best_means(task.runs[0].config)}"
+    about = " ".join(part for part in (task.task.about, _what_best_means(task.runs[0].config), chosen) if part)
     return ComparedTask(task.name, task.task.title, task.task.figures, about, runs, metrics, task.problem)
 
 

@@ -167,7 +167,7 @@ def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | N
 
 
 def _other_ways(policy: Policy, config: EvaluateConfig) -> dict[str, Decoding]:
-    """The same policy in the same conversations with other draws: figure -> how they are made. What says the best of several has no likeliest reply."""
+    """The same policy in the same conversations with other draws, by figure. What says the best of several replies has no likeliest one."""
     asked, ways = Decoding.of(config), {}
     if config.greedy and config.do_sample and generations(policy, asked) == 1:
         ways["return_greedy"] = replace(asked, do_sample=False)
@@ -202,9 +202,7 @@ def _player(config: EvaluateConfig, make_env: MakeEnv | None) -> Iterator[Player
         from rl_dialog.cluster.rollout import Rollouts
 
         with Rollouts(make_env, config.num_workers, address=config.address or None) as rollouts:
-            yield lambda policy, tokenizer, directory, beta, decoding: rollouts.play(
-                Path(directory).absolute(), beta=beta, decoding=decoding, **what
-            )
+            yield lambda policy, tokenizer, directory, beta, decoding: rollouts.play(Path(directory).absolute(), beta=beta, decoding=decoding, **what)
 
 
 def _references(config: EvaluateConfig, make_env: MakeEnv | None) -> dict[str, Estimate]:

@@ -22,7 +22,7 @@ class BCQ(Method):
     L_Q  = sum_i (Q_i(s,a) - y)^2,  y = r + gamma max_{a' in support(s')} min_i Q'_i(s',a')      Q' are the Polyak targets
     L_LM = -log p(a|s)
     L    = L_Q + clone_weight L_LM                         each averaged over decisions
-    pi   = softmax(beta min_i Q'_i) inside the support, 0 outside
+    pi   = p exp(beta min_i Q'_i) / Z inside the support, 0 outside                        p is 1 without include_logits, as published
     """
 
     threshold: float = 0.1
@@ -37,6 +37,8 @@ class BCQ(Method):
     """inside a reply y is at least the value of the whole reply as logged; token: step by step, as published"""
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
+    include_logits: bool = True
+    """act on p exp(beta Q), which is p where Q knows nothing yet; off: on exp(beta Q) alone, as published"""
     clone_weight: float = 1.0
     """weight of the cloning term; 0 leaves the LM, and so the support, as it was loaded"""
     alpha: float | None = None
@@ -79,4 +81,5 @@ class BCQ(Method):
 
     def decode(self, out: Outputs) -> Tensor:
         logits = out.lm.dense()
-        return (self.beta * minimum(tuple(q.dense() for q in out.q_target))).masked_fill(~self._support(logits), -torch.inf)
+        q = self.beta * minimum(tuple(q.dense() for q in out.q_target))
+        return (logits.log_softmax(1) + q if self.include_logits else q).masked_fill(~self._support(logits), -torch.inf)

@@ -40,6 +40,7 @@ class DPO(Method):
     """most pairs of one context, those with the largest difference first"""
 
     rows_per_unit: ClassVar[int] = 2
+    learning_rate_share: ClassVar[float] = 0.2
 
     @property
     def uses_prior(self) -> bool:

@@ -61,6 +61,7 @@ class Method:
     rows_per_unit: ClassVar[int] = 1  # rows that `prepare` puts side by side and that must stay in one batch (a pair: 2)
     needs_rewards: ClassVar[bool] = True  # off: learns the same from rewards that are all zero
     trains_lm: ClassVar[bool] = True  # off: only the heads learn
+    learning_rate_share: ClassVar[float] = 1.0  # of the default learning rate, where steps that suit cloning are too long
     reads_lm: ClassVar[bool] = True  # off: the loss does not ask for Outputs.lm
     proposals: ClassVar[int] = 0  # replies that the LM proposes to every context before training, for batch.proposals
     acts_with_beta: ClassVar[bool] = False  # `beta` belongs to `decode`: another one needs no training

@@ -35,8 +35,8 @@ class ModelConfig:
 
     model_name_or_path: str = ""
     """hub name or local directory of a causal LM (a checkpoint of ours too); empty builds a new one from the fields below"""
-    family: Literal["gpt2", "llama"] = "gpt2"
-    """architecture of a new model"""
+    family: Literal["llama", "gpt2"] = "llama"
+    """architecture of a new model; llama knows how far back a word is, so what it learns in one turn holds in all of them"""
     layers: int = 4
     """transformer blocks of a new model"""
     attention_heads: int = 4

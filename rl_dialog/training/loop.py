@@ -59,7 +59,8 @@ class TrainerConfig:
     """updates; 0 derives them from num_train_epochs"""
     learning_rate: float | None = None
     """peak learning rate of AdamW; by default it follows from the width and the start: 4e-3 for a new model of width 64, 1e-3 for one that goes on
-    from such a model, 6e-5 for a pretrained one of width 768. Values with a trunk of their own learn at most at 8e-3 over the root of the width"""
+    from such a model, 6e-5 for a pretrained one of width 768; a fifth of it for dpo. Values with a trunk of their own learn at most at 8e-3 over the
+    root of the width"""
     lr_scheduler_type: Schedule = "linear"
     """constant, linear or cosine decay to zero"""
     warmup_steps: int | None = None
@@ -158,7 +159,7 @@ class Trainer:
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.policy = policy.start_training().to(self.device)
-        by_default = default_learning_rate(policy.config.hidden_size, policy.start)
+        by_default = policy.method.learning_rate_share * default_learning_rate(policy.config.hidden_size, policy.start)
         self.learning_rate = by_default if config.learning_rate is None else config.learning_rate
         # Steps that suit words are too long for values: at 5e-3 and width 32 their transformer forgets to tell states apart for good.
         most = default_learning_rate(policy.config.hidden_size, "made")
