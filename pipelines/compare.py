@@ -80,7 +80,7 @@ class Task:
     bc: str  # flags of `train` for bc
     improve: str  # for every other method
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA; the task is skipped where they are missing
-    write_logs: dict[str, Any] = field(default_factory=dict)  # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
+    write_logs: dict[str, object] = field(default_factory=dict)  # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
     prepare: str = ""
     candidates: str = ""  # flags of `candidates`: the methods learn from scored replies of the first seed's bc
     methods: dict[str, str | None] = field(default_factory=dict)  # more flags of a method in this task; null leaves it out
@@ -96,7 +96,7 @@ class Comparison:
     tasks: dict[str, Task]
     seeds: tuple[int, ...] = (0, 1, 2)
     train: str = ""  # flags of every run
-    space: dict[str, Any] = field(default_factory=dict)  # method -> flag of train -> {uniform|loguniform|randint: [low, high]} or a list of values
+    space: dict[str, object] = field(default_factory=dict)  # method -> flag of train -> {uniform|loguniform|randint: [low, high]} or a list of values
     samples: int = 6  # draws for each method
     search_seeds: tuple[int, ...] = (100,)
 

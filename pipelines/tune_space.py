@@ -31,7 +31,7 @@ class Sweep:
     train: str = ""  # flags of every trial
     start: str = ""  # flags of the bc that every trial of a seed starts from; without them trials start as `train` says
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute
-    write_logs: dict[str, Any] = field(default_factory=dict)  # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
+    write_logs: dict[str, object] = field(default_factory=dict)  # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
     prepare: str = ""
     evaluate: str = ""  # flags of the evaluation of all trials that reach their end
     metric: str = "eval/return"  # of training's own evaluations: what trials are stopped and ranked by where there is no evaluation

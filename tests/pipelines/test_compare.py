@@ -222,6 +222,38 @@ def figure(value: float | None, low: float | None = None, high: float | None = N
     return {"value": value, "low": low, "high": high, "runs": 2, "units": 9}
 
 
+def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was_chosen(tmp_path: Path) -> None:
+    values = copy.deepcopy(TINY) | {"methods": {"bc": "", "tf_top": "--method.by reply"}, "samples": 2, "search_seeds": [7]}
+    values["space"] = {"tf_top": {"method.fraction": {"uniform": [0.3, 0.9]}}}
+    talk = values["tasks"]["talk"]
+    talk["search"] = talk["evaluate"] + " --seed 1000"
+    maze = {"title": "maze", "about": "", "settings_of": "talk", "write_logs": {"world": "tests.worlds.mazes:Maze", "dialogs": 30, "seed": 1}}
+    short = "--env tests.worlds.mazes:Maze --episodes 2 --contexts 0 --max_new_tokens 4 --held_out 4 --replicates 100"
+    values["tasks"] = {"talk": talk, "maze": talk | {"search": "", "figures": ["return", "return_greedy"], "evaluate": short} | maze}
+    path = tmp_path / "compare.yaml"
+    path.write_text(written(values))
+    result = main(config_of(path))
+    record = json.loads(Path(result["json"]).read_text())
+    chosen = record["settings"]["talk"]["tf_top"]
+    assert set(chosen) == {"method.by", "method.fraction"} and record["settings"]["maze"] == record["settings"]["talk"]
+    points = json.loads((path.parent / "out" / "talk" / "search" / "sweep.json").read_text())["points"]
+    assert len(points) == 2 and points[0]["values"]["method.fraction"] == chosen["method.fraction"]
+    for task in ("talk", "maze"):
+        used = yaml.safe_load((path.parent / "out" / task / "tf_top-seed0" / "train.yaml").read_text())
+        assert used["method"]["fraction"] == chosen["method.fraction"] and used["seed"] == 0
+    text = Path(result["md"]).read_text()
+    assert "best of 2 draws for each method, with training seed 7" in text and "none was chosen here" in text and "greedy return, last" in text
+
+
+def test_a_task_that_takes_over_what_nobody_chose_is_refused(tmp_path: Path) -> None:
+    values = copy.deepcopy(TINY)
+    values["tasks"]["talk"]["settings_of"] = "elsewhere"
+    path = tmp_path / "compare.yaml"
+    path.write_text(written(values))
+    with pytest.raises(ValueError, match="settings_of: expected a task with a search"):
+        main(config_of(path))
+
+
 def group(name: str, which: str, **figures) -> dict:
     return {"label": f"{name} ({which})" if which else name, "group": name, "which": which, "figures": figures}
 
