@@ -84,10 +84,20 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in trainer.policy.state_dict().items()}
 
 
-def _worker(rank: int, world: int, port: int, directory: str, method: str, config: TrainerConfig) -> None:
+def _join(rank: int, world: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _worker(rank: int, world: int, port: int, directory: str, method: str, config: TrainerConfig) -> None:
+    _join(rank, world, port)
     trainer = plain_descent(make_trainer(Path(directory), method, config))
     trainer.train()
     if rank == 0:
@@ -108,12 +118,9 @@ def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, 
     one.train()
     cut = plain_descent(make_trainer(tmp_path / "cut", method, TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared)))
     cut.train()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     config = TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, **shared)
     (tmp_path / "two").mkdir()
-    multiprocessing.spawn(_worker, args=(2, port, str(tmp_path / "two"), method, config), nprocs=2)
+    multiprocessing.spawn(_worker, args=(2, free_port(), str(tmp_path / "two"), method, config), nprocs=2)
     two = load_file(tmp_path / "two" / "parameters.safetensors")
     moved = max((expected - start[name]).abs().max().item() for name, expected in parameters(one).items())
     assert moved > 5e-3  # the updates were real, thousands of times the tolerance
@@ -383,19 +390,35 @@ def times(rows: list[Row], factor: float) -> list[Row]:
     return [replace(row, rewards=row.rewards * np.float32(factor)) for row in rows]
 
 
-@pytest.mark.parametrize("method", VALUE_METHODS)
-def test_the_unit_of_rewards_changes_nothing(method: str, tmp_path: Path) -> None:
+def learn_in_two_units(folder: Path, method: str, *, updates: int, batch_size: int) -> None:
     """Updates on rewards and on 1024 times the rewards end in the same weights; what is reported is 1024 times as much."""
-    updates = 200 if method in ("ilql", "psi") else 40
-    config = TrainerConfig(per_device_train_batch_size=4, max_steps=updates, learning_rate=3e-3, report_to="none", logging_steps=updates)
+    config = TrainerConfig(per_device_train_batch_size=batch_size, max_steps=updates, learning_rate=3e-3, report_to="none", logging_steps=updates)
     rows = make_rows(make_tokenizer(), 12)
-    one, large = (make_trainer(tmp_path / str(factor), method, config, rows=times(rows, factor)) for factor in (1, 1024))
+    one, large = (make_trainer(folder / f"{method}-{factor}", method, config, rows=times(rows, factor)) for factor in (1, 1024))
     assert large.policy.value_unit == pytest.approx(1024 * one.policy.value_unit, rel=1e-6)
     start = parameters(one)
     one.train(), large.train()
     assert any(not torch.equal(value, start[name]) for name, value in parameters(one).items())
     for name, value in parameters(one).items():
-        torch.testing.assert_close(parameters(large)[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(parameters(large)[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{method}, {name}: {text}")
+
+
+@pytest.mark.parametrize("method", VALUE_METHODS)
+def test_the_unit_of_rewards_changes_nothing(method: str, tmp_path: Path) -> None:
+    learn_in_two_units(tmp_path, method, updates=200 if method in ("ilql", "psi") else 40, batch_size=4)
+
+
+def _learn_in_two_units(rank: int, world: int, port: int, folder: str) -> None:
+    _join(rank, world, port)
+    for method in VALUE_METHODS:
+        learn_in_two_units(Path(folder), method, updates=200, batch_size=2)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_unit_of_rewards_changes_nothing_for_two_workers(tmp_path: Path) -> None:
+    multiprocessing.spawn(_learn_in_two_units, args=(2, free_port(), str(tmp_path)), nprocs=2)
 
 
 def test_the_spread_of_returns() -> None:
