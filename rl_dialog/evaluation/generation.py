@@ -241,7 +241,8 @@ def reply_scores(
     default = method.rank_by or ("mean Q" if method.heads.q else "mean log-probability")
     scores = rank_replies(policy, prompts, ids, by=decoding.rank_by or default)
     if method.rerank_log_prob_weight:
-        scores = scores + method.rerank_log_prob_weight * rank_replies(policy, prompts, ids, by="log-probability")
+        weight = method.rerank_log_prob_weight * policy.value_unit  # Q is in units of reward here
+        scores = scores + weight * rank_replies(policy, prompts, ids, by="log-probability")
     return scores
 
 

@@ -14,22 +14,24 @@ from rl_dialog.methods.method import Outputs
 
 @dataclass(frozen=True)
 class DBCQ(BCQ):
-    """Double Q-learning with the maximum over all tokens; acts on argmax of min_i Q'_i(s,a) over a_1..a_n ~ p(.|s), p the LM that clones the logs.
+    """Double Q-learning with the maximum over what the LM might say; acts on argmax of min_i Q'_i(s,a) over a_1..a_n ~ p(.|s), p the cloning LM.
 
     The token so chosen has a distribution of closed form: with tokens in order of their Q and F the cumulated p, pi(a) = F(a)^n - F(a-)^n. So nothing
     is drawn here, and `generate` samples from the exact pi; n = 1 is p itself, and without end it is the best token of p's support.
     """
 
-    samples: int = 10
-    """n, tokens drawn from the LM"""
-    threshold: float = 0.0
-    """smallest share of the likeliest token's probability that counts in the backup; 0 counts every token"""
+    samples: int = 2
+    """n, tokens drawn from the LM: more lean further on Q, also where it is wrong"""
+    threshold: float = 0.1
+    """smallest share of the likeliest token's probability that counts in the backup; 0, as published, counts every token"""
 
     acts_with_beta: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.beta != BCQ.beta:
             raise ValueError(f"dbcq: expected samples of at least 1 and no beta (the best sample is taken), got {self.samples} and {self.beta:g}")
+        if not self.include_logits:
+            raise ValueError("dbcq: expected include_logits, the tokens are drawn from the LM")
 
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {}

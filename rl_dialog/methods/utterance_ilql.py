@@ -36,8 +36,9 @@ class UtteranceILQL(Method):
     """largest cloning weight"""
     num_generations: int = 8
     """replies to choose among when acting"""
-    rerank_log_prob_weight: float = 0.0
-    """weight of a reply's log-probability beside its value when acting"""
+    rerank_log_prob_weight: float = 0.1
+    """weight of a reply's log-probability beside its value when acting, in spreads of returns in the training split (in units of reward with
+    value_unit 1): the largest of several values is often the most overestimated one; 0 goes by the value alone"""
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
     alpha: float | None = None

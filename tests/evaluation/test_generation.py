@@ -93,7 +93,7 @@ def ranks(policy, tokenizer, talk, replies, by):
         (ILQL(beta=1.0), "", "mean Q"),
         (ILQL(beta=1.0), "last V", "last V"),
         (WayOffPolicy(), "", "mean log-probability"),
-        (UtteranceILQL(), "", "utterance Q"),
+        (UtteranceILQL(rerank_log_prob_weight=0.0), "", "utterance Q"),
     ],
     ids=lambda each: str(each)[:12],
 )

@@ -38,7 +38,7 @@ METHODS = {
     "cql": "",
     "awac": "--method.awac_beta 2",
     "bcq": "",
-    "dbcq": "--method.samples 5",
+    "dbcq": "",
     "utterance_ilql": "",
     "dpo": "--method.by to_go --learning_rate 2e-4",
     "kto": "--method.by to_go --method.undesirable_weight 0.3 --learning_rate 1e-3",

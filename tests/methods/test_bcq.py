@@ -40,7 +40,10 @@ def test_the_target_and_the_loss(make_row):
 
 
 def test_it_says_nothing_outside_the_support():
-    got = BCQ(threshold=0.4, beta=2.0).decode(outputs()).softmax(1)
-    e = math.exp(2 * (2 - 1))
-    torch.testing.assert_close(got[0], torch.tensor([1 / (1 + e), e / (1 + e), 0.0]))
-    assert got[1, 1] == 0
+    e, out = math.exp(2 * (2 - 1)), outputs()
+    alone = BCQ(threshold=0.4, beta=2.0, include_logits=False).decode(out).softmax(1)
+    torch.testing.assert_close(alone[0], torch.tensor([1 / (1 + e), e / (1 + e), 0.0]))
+    p = out.lm.dense()[0].softmax(0)
+    with_p = BCQ(threshold=0.4, beta=2.0).decode(out).softmax(1)
+    torch.testing.assert_close(with_p[0], torch.tensor([p[0], p[1] * e, 0.0]) / (p[0] + p[1] * e))
+    assert alone[1, 1] == with_p[1, 1] == 0

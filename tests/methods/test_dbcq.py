@@ -78,12 +78,13 @@ def test_a_likely_prior_stays_exact_in_many_draws():
     assert got[1].item() == pytest.approx(1 - math.exp(1000 * math.log1p(-1e-6)), rel=0.05)  # float32 logits hold 1e-6 to some percent
 
 
-def test_it_learns_by_the_maximum_over_all_tokens(make_row):
-    """Token 1, then token 0 and the end with reward 3: y = (.5 * 50, 3); the second state's best token has p = 0.04 and BCQ leaves it out."""
+def test_it_learns_by_the_maximum_inside_the_support_or_as_published_over_all_tokens(make_row):
+    """Token 1, then token 0 and the end with reward 3: y = (.5 * 50, 3); the second state's best token has p = 0.04, less than a tenth of 0.5."""
     batch = collate([make_row([9, 1, 0], [(1, 2, 3.0)])])
     q = Dense(torch.tensor([[1.0, 2.0, 9.0], [0.0, 50.0, 3.0]]))
     out = Outputs(Dense(torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.04, 0.46]]).log()), (q, q), (q, q))
-    assert DBCQ(gamma=0.5).loss(out, batch).metrics["target"].item() == pytest.approx(25 + 3)
+    assert DBCQ(gamma=0.5, threshold=0.0).loss(out, batch).metrics["target"].item() == pytest.approx(25 + 3)
+    assert DBCQ(gamma=0.5).loss(out, batch).metrics["target"].item() == pytest.approx(1.5 + 3)
     assert BCQ(gamma=0.5).loss(out, batch).metrics["target"].item() == pytest.approx(1.5 + 3)
 
 

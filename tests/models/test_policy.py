@@ -739,7 +739,7 @@ def test_a_new_model_has_the_shape_of_its_config(tokenizer, family):
 
 
 def test_named_lora_modules(tokenizer):
-    config = ModelConfig(layers=1, attention_heads=2, width=16, use_peft=True, lora_target_modules="c_attn, c_fc")
+    config = ModelConfig(family="gpt2", layers=1, attention_heads=2, width=16, use_peft=True, lora_target_modules="c_attn, c_fc")
     policy = Policy(load_lm(config, tokenizer), BC(), config)
     adapted = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name, _ in policy.lm.named_parameters() if "lora_" in name}
     assert adapted == {"c_attn", "c_fc"}
