@@ -95,7 +95,7 @@ def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: 
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"# python -m pipelines.evaluate --compare tune_configs/{path.name} --out runs/")
     found = compare.read_comparison(compare.CompareConfig(compare=str(path), out=str(tmp_path)))
-    assert all(compare.plan(found, name, tmp_path) for name in found.tasks)
+    assert all(compare.plan(found, name, tmp_path, {}) for name in found.tasks)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)

@@ -52,8 +52,8 @@ class ILQL(Method):
     """two Q heads and the minimum of their targets; off: one"""
     mc_returns: bool = False
     """fit V to the returns that followed instead of to Q'"""
-    cql_weight: float = 0.1
-    """weight of the conservative term that keeps Q low on tokens the logs never took"""
+    cql_weight: float = 0.5
+    """weight of the conservative term that keeps Q low on tokens the logs never, or seldom, took"""
     cql_temperature: float = 1.0
     """temperature of the softmax in the conservative term"""
     dm_weight: float = 0.0

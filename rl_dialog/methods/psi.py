@@ -37,8 +37,8 @@ class Psi(Method):
     """fit V to the value of the whole reply, or of the next token"""
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y"""
-    cql_weight: float = 0.1
-    """weight of the conservative term that keeps Q low on tokens the logs never took"""
+    cql_weight: float = 0.5
+    """weight of the conservative term that keeps Q low on tokens the logs never, or seldom, took"""
     alpha: float | None = None
     """Polyak rate of the targets, once per optimizer step; by default 100 over the number of updates"""
 
