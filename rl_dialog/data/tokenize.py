@@ -77,13 +77,22 @@ class Row:
         return cls(ids, np.arange(len(ids)) >= len(context), np.array([len(ids) - 1], np.int32), np.array([reward], np.float32), False)
 
 
+# English endings, words with at most one capital letter, words of scripts without case, single signs, spaces; a space belongs to what follows it.
+WORDS = r"'(?i:s|t|re|ve|m|ll|d)(?!\p{L})| ?\p{Lu}?[\p{Ll}\p{M}]+| ?[\p{Lo}\p{Lm}\p{M}]+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
+
+
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of vocabulary."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of vocabulary.
+
+    Tokens are made of words only: each digit, mark and capital letter without a word of its own is one token, so that the fifth place of `X..O.....`
+    is always the fifth token.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     bpe.decoder = decoders.ByteLevel()
     special = [PAD, END, *ROLE_TOKENS]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -53,12 +53,12 @@ class TrainerConfig:
     gradient_accumulation_steps: int = 1
     """micro-batches per update"""
     num_train_epochs: float | None = None
-    """passes over the training split, where max_steps is not set; by default 3, or more where that is less than 4,000 updates of a new model with
-    values, 2,000 of one without, and 1,000 of a pretrained one with values"""
+    """passes over the training split, where max_steps is not set; by default 3, or more where that is less than 4,000 updates of a new model or of
+    new values, 2,000 of a model that was cloned before, and 1,000 of new values beside a pretrained one"""
     max_steps: int = 0
     """updates; 0 derives them from num_train_epochs"""
     learning_rate: float | None = None
-    """peak learning rate of AdamW; by default it follows from the width and the start: 4e-3 for a new model of width 64, 1e-3 for one that goes on
+    """peak learning rate of AdamW; by default it follows from the width and the start: 2e-3 for a new model of width 64, 1e-3 for one that goes on
     from such a model, 6e-5 for a pretrained one of width 768; a fifth of it for dpo. Values with a trunk of their own learn at most at 8e-3 over the
     root of the width"""
     lr_scheduler_type: Schedule = "linear"
@@ -275,7 +275,8 @@ class Trainer:
         """Those of num_train_epochs; by default at least as many as what begins here, a model or its values, needs to be learned at all."""
         if self.config.num_train_epochs is not None:
             return max(1, round(self.config.num_train_epochs * self.steps_per_epoch))
-        least = (0 if self.policy.heads is None else 1000) if self.policy.start == "pretrained" else 2000 if self.policy.heads is None else 4000
+        with_values = self.policy.heads is not None
+        least = {"new": 4000, "made": 4000 if with_values else 2000, "pretrained": 1000 if with_values else 0}[self.policy.start]
         return max(3 * self.steps_per_epoch, least)
 
     @torch.no_grad()

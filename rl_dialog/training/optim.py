@@ -28,12 +28,12 @@ def make_optimizer(
 
 
 def default_learning_rate(width: int, start: str) -> float:
-    """Narrow models want long steps, and what has been learned short ones: over the root of the width, 0.032 for a `new` model, 0.008 for one that
+    """Narrow models want long steps, and what has been learned short ones: over the root of the width, 0.016 for a `new` model, 0.008 for one that
     was `made` by us, and 0.0016 for a `pretrained` one.
 
-    That is 4e-3 for a new model of width 64, 1e-3 for what goes on from it (and for its values), 6e-5 for a pretrained model of width 768.
+    That is 2e-3 for a new model of width 64, 1e-3 for what goes on from it (and for its values), 6e-5 for a pretrained model of width 768.
     """
-    return {"new": 0.032, "made": 0.008, "pretrained": 0.0016}[start] / math.sqrt(width)
+    return {"new": 0.016, "made": 0.008, "pretrained": 0.0016}[start] / math.sqrt(width)
 
 
 class RMSprop(torch.optim.Optimizer):

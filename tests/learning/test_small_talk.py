@@ -27,7 +27,7 @@ from rl_dialog.models.checkpoint import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 SEEDS = 3
-CLONE = "--model.family llama --model.layers 2 --model.width 64 --model.context 512 --max_steps 400"
+CLONE = "--model.layers 2 --model.width 64 --model.context 512 --max_steps 400"
 IMPROVE = "--max_steps 200 --learning_rate 3e-3"  # of words; values take shorter steps by themselves
 METHODS = {
     "tf_top": "--method.fraction 0.3",
