@@ -215,11 +215,11 @@ def _references(config: EvaluateConfig, make_env: MakeEnv | None) -> dict[str, E
 
 
 def small_talk_references(episodes: int, seed: int) -> dict[str, list[float]]:
-    """The policy behind the logs, met by the same conversation partners, and the optimum by search."""
+    """The policy behind the logs and the best of those that it is a mixture of, met by the same conversation partners, and the optimum by search."""
     from envs.small_talk import POLICIES, optimal_return, returns
 
-    behaviour = returns(POLICIES["mixed"], conversations=episodes, seed=seed)
-    return {"behaviour policy": behaviour.tolist(), "optimum": [optimal_return()]}
+    behaviour, best = (returns(POLICIES[name], conversations=episodes, seed=seed).tolist() for name in ("mixed", "friend"))
+    return {"behaviour policy": behaviour, "best inside the logs": best, "optimum": [optimal_return()]}
 
 
 REFERENCES = {"small_talk": small_talk_references}
