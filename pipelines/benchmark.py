@@ -251,7 +251,7 @@ def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[
     if method.measures:
         with torch.no_grad():
             given.measured = method.measure(policy.outputs(given), given)
-    return _step(policy, lambda: objective(given)[0] / batch.decisions, alpha=method.target_rate(1000))
+    return _step(policy, lambda: objective(given)[0] / batch.decisions, alpha=method.target_rate(1000, 0.0))
 
 
 def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> Callable[[], None]:

@@ -92,9 +92,12 @@ def gumbel(error: Tensor, c: float, limit: float = 5.0) -> Tensor:
     return c * c * (inside.exp() * (1 + z - inside) - z - 1)
 
 
-def rate_of_targets(alpha: float | None, updates: int) -> float:
-    """`alpha`, or where it is None what lets targets follow in a hundredth of the run: values pass some twenty replies while they are learned."""
-    return min(1.0, 100 / max(1, updates)) if alpha is None else alpha
+def rate_of_targets(alpha: float | None, updates: int, progress: float) -> float:
+    """`alpha`, or where it is None what lets targets follow in a hundredth of the run, and at its end in a tenth.
+
+    Values pass some twenty replies while they are learned; at last the targets, which policies act on, are a mean over many updates.
+    """
+    return min(1.0, 100 / max(1, updates) * max(0.1, 1 - progress)) if alpha is None else alpha
 
 
 def minimum(scores: tuple[Tensor, ...]) -> Tensor:

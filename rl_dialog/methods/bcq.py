@@ -42,7 +42,7 @@ class BCQ(Method):
     clone_weight: float = 1.0
     """weight of the cloning term; 0 leaves the LM, and so the support, as it was loaded"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, at the end 10"""
 
     heads: ClassVar[Heads] = Heads(q=2, target=True)
     plain_lm: ClassVar[bool] = False
@@ -51,8 +51,8 @@ class BCQ(Method):
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"beta": self.beta / unit}
 
-    def target_rate(self, updates: int) -> float:
-        return rate_of_targets(self.alpha, updates)
+    def target_rate(self, updates: int, progress: float) -> float:
+        return rate_of_targets(self.alpha, updates, progress)
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         zero = batch.rewards.new_zeros(())

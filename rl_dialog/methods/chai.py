@@ -40,7 +40,7 @@ class CHAI(Method):
     num_generations: int = 8
     """replies to choose among when acting"""
     alpha: float | None = None
-    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates"""
+    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates, at the end 10"""
 
     trains_lm: ClassVar[bool] = False
     rank_by: ClassVar[str] = "utterance Q"
@@ -56,8 +56,8 @@ class CHAI(Method):
     def terms(self, batch: Batch) -> int:
         return int(batch.turn_end.sum())
 
-    def target_rate(self, updates: int) -> float:
-        return rate_of_targets(self.alpha, updates)
+    def target_rate(self, updates: int, progress: float) -> float:
+        return rate_of_targets(self.alpha, updates, progress)
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         row, done = batch.rows[batch.turn_end], batch.dones[batch.turn_end]  # (R,)

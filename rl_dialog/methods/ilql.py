@@ -52,7 +52,7 @@ class ILQL(Method):
     """two Q heads and the minimum of their targets; off: one"""
     mc_returns: bool = False
     """fit V to the returns that followed instead of to Q'"""
-    cql_weight: float = 0.5
+    cql_weight: float = 0.3
     """weight of the conservative term that keeps Q low on tokens the logs never, or seldom, took"""
     cql_temperature: float = 1.0
     """temperature of the softmax in the conservative term"""
@@ -91,7 +91,7 @@ class ILQL(Method):
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates (0.005 in the papers)"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, at the end 10 (0.005 in the papers)"""
 
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True
@@ -159,8 +159,8 @@ class ILQL(Method):
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"beta": self.beta / unit}
 
-    def target_rate(self, updates: int) -> float:
-        return rate_of_targets(self.alpha, updates)
+    def target_rate(self, updates: int, progress: float) -> float:
+        return rate_of_targets(self.alpha, updates, progress)
 
     def aim(self, out: Outputs, batch: Batch, q_target: Tensor) -> Tensor:
         """(N,) x, what V is fitted to; q_target (N,) is min Q' of the logged tokens."""

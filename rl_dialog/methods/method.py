@@ -104,8 +104,8 @@ class Method:
         """How many terms the sums of `loss` have: the N decisions, unless the method learns from whole replies or pairs."""
         return batch.decisions
 
-    def target_rate(self, updates: int) -> float:
-        """Polyak rate of the targets in a run of so many updates; 0 for a method without targets."""
+    def target_rate(self, updates: int, progress: float) -> float:
+        """Polyak rate of the targets in a run of so many updates, of which the share `progress` is done; 0 for a method without targets."""
         return 0.0
 
     def with_strength(self, strength: float) -> Method:

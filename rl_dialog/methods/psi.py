@@ -37,10 +37,10 @@ class Psi(Method):
     """fit V to the value of the whole reply, or of the next token"""
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y"""
-    cql_weight: float = 0.5
+    cql_weight: float = 0.3
     """weight of the conservative term that keeps Q low on tokens the logs never, or seldom, took"""
     alpha: float | None = None
-    """Polyak rate of the targets, once per optimizer step; by default 100 over the number of updates"""
+    """Polyak rate of the targets, once per optimizer step; by default 100 over the number of updates, at the end 10"""
 
     heads: ClassVar[Heads] = Heads(q=2, v=True, target=True)
     trains_lm: ClassVar[bool] = False
@@ -53,8 +53,8 @@ class Psi(Method):
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"c": self.c * unit}
 
-    def target_rate(self, updates: int) -> float:
-        return rate_of_targets(self.alpha, updates)
+    def target_rate(self, updates: int, progress: float) -> float:
+        return rate_of_targets(self.alpha, updates, progress)
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         v, known = out.v[: batch.decisions], batch.rated

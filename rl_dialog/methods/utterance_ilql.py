@@ -42,7 +42,7 @@ class UtteranceILQL(Method):
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
     alpha: float | None = None
-    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates"""
+    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates, at the end 10"""
 
     heads: ClassVar[Heads] = Heads(v=True, utterance_q=2)
     rank_by: ClassVar[str] = "utterance Q"
@@ -50,8 +50,8 @@ class UtteranceILQL(Method):
     def terms(self, batch: Batch) -> int:
         return int(batch.turn_end.sum())
 
-    def target_rate(self, updates: int) -> float:
-        return rate_of_targets(self.alpha, updates)
+    def target_rate(self, updates: int, progress: float) -> float:
+        return rate_of_targets(self.alpha, updates, progress)
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         v = out.v[batch.reply_starts]  # (R,)

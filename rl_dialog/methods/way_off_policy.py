@@ -56,7 +56,7 @@ class WayOffPolicy(Method):
     discount: Literal["token", "turn"] = "token"
     """apply gamma at every token (as in the papers) or only at the end of a reply"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates (0.005 in the 2019 code)"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, at the end 10 (0.005 in the 2019 code)"""
 
     def __post_init__(self) -> None:
         if self.kl != "sampled" and not self._subtracts_log_pi:
@@ -98,8 +98,8 @@ class WayOffPolicy(Method):
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"c": self.c * unit}
 
-    def target_rate(self, updates: int) -> float:
-        return rate_of_targets(self.alpha, updates)
+    def target_rate(self, updates: int, progress: float) -> float:
+        return rate_of_targets(self.alpha, updates, progress)
 
     def level(self, out: Outputs, batch: Batch) -> Tensor:
         """(S,) v - b, what all of a state's logits are raised by."""

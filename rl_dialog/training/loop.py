@@ -177,7 +177,6 @@ class Trainer:
         few = 0 if self.total_steps < 500 else -(-self.total_steps // 5)
         self.eval_steps = few if config.eval_steps is None else config.eval_steps
         self.terms_per_update = _terms(policy.method, train_rows) / len(train_rows) * policy.method.rows_per_unit * self.batch_size
-        self.target_rate = policy.method.target_rate(self.total_steps)
         self.step, self.best = 0, None
         self._held_out: list[float] = []  # the mean -log p of held-out tokens at each evaluation
         self._epoch: tuple[int, list[np.ndarray]] | None = None
@@ -264,8 +263,8 @@ class Trainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.target_rate:
-            self.policy.update_targets(self.target_rate)
+        if target_rate := self.policy.method.target_rate(self.total_steps, self.step / self.total_steps):
+            self.policy.update_targets(target_rate)
         self.step += 1
         share = count / self.world  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
         tokens = sum(int(b.attention_mask.sum()) for b in batches)

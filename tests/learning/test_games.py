@@ -169,7 +169,7 @@ def test_in_nim_methods_learn_what_they_would_answer(nim: Trial, name: str) -> N
     """A third of the default number of updates leads more than half of the way from the clone to the method's own exact answer."""
     torch.set_num_threads(1)
     if not hasattr(nim, "clone"):
-        nim.clone = nim.train(BC(), 0)
+        nim.clone = nim.train(BC(), 0, max_steps=2000)
         nim.cloned = nim.returns(nim.clone).mean()
     method = METHODS[name]()
     policy = nim.train(method, 0, nim.clone, max_steps=1300)

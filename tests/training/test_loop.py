@@ -353,8 +353,9 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
         online, target = (
             ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
         )
-        torch.testing.assert_close(end[target], start[target] + trainer.target_rate * (end[online] - start[target]))
-        assert trainer.target_rate == 1.0 and type(method)().target_rate(5000) == 0.02 and replace(method, alpha=0.005).target_rate(9) == 0.005
+        torch.testing.assert_close(end[target], start[target] + (end[online] - start[target]))  # one update: a rate of 1
+        assert [method.target_rate(5000, progress) for progress in (0, 0.5, 1)] == pytest.approx([0.02, 0.01, 0.002])
+        assert replace(method, alpha=0.005).target_rate(9, 1.0) == 0.005
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().needs_rewards])
