@@ -56,7 +56,7 @@ class WayOffPolicy(Method):
     discount: Literal["token", "turn"] = "token"
     """apply gamma at every token (as in the papers) or only at the end of a reply"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, at the end 10 (0.005 in the 2019 code)"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, 10 at the end (0.005 in 2019)"""
 
     def __post_init__(self) -> None:
         if self.kl != "sampled" and not self._subtracts_log_pi:
