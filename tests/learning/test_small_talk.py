@@ -35,7 +35,6 @@ METHODS = {
     "ilql": "",
     "mc": "",
     "cql": "",
-    "awac": "--method.awac_beta 2",
     "bcq": "",
     "dbcq": "",
     "utterance_ilql": "",
