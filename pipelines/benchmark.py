@@ -474,7 +474,8 @@ class _Vocabulary:
 def _new_lm(config: BenchmarkConfig, *, dropout: float = 0.0) -> Any:
     torch.manual_seed(config.seed)
     context = max(config.length, config.prompt + config.new_tokens)
-    model = ModelConfig(layers=config.layers, attention_heads=config.attention_heads, width=config.width, context=context, dropout=dropout)
+    shape = {"layers": config.layers, "attention_heads": config.attention_heads, "width": config.width, "context": context}
+    model = ModelConfig(family="gpt2", **shape, dropout=dropout)
     return load_lm(model, _Vocabulary(config.vocabulary))
 
 

@@ -80,7 +80,8 @@ class Load:
         self.room = 2 * config.prompt
         torch.manual_seed(config.seed)
         context = 2 * max(self.room, 2 * config.new_tokens)
-        model = ModelConfig(layers=config.layers, attention_heads=config.attention_heads, width=config.width, context=context, heads="lowrank")
+        shape = {"layers": config.layers, "attention_heads": config.attention_heads, "width": config.width, "context": context}
+        model = ModelConfig(family="gpt2", **shape, heads="lowrank")
         self.policy = Policy(load_lm(model, _Larger(self.tokenizer, config.vocabulary)), ILQL(beta=config.beta, top_k=config.top_k), model).eval()
         for parameter in self.policy.heads.parameters():
             nn.init.normal_(parameter, std=0.02)  # new heads are zero and would steer nowhere

@@ -46,7 +46,7 @@ class ModelConfig:
     context: int = 1024
     """longest input of a new model, in tokens"""
     dropout: float = 0.0
-    """dropout of a new GPT-2"""
+    """dropout of a new model; a llama has it in its attention only"""
     heads: Literal["dueling", "mlp", "advanced_mlp", "lowrank"] = "dueling"
     """Q heads: mlp as published (2H x V numbers each), dueling (the same with a level for each state), advanced_mlp (a transformer's MLP block,
     8H x H + H x V), or lowrank on top of the LM head (rank x V)"""
@@ -115,6 +115,7 @@ def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
         num_attention_heads=config.attention_heads,
         num_key_value_heads=config.attention_heads,
         max_position_embeddings=config.context,
+        attention_dropout=config.dropout,
         tie_word_embeddings=True,
         initializer_range=spread,
         bos_token_id=None,
@@ -325,7 +326,8 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def start_training(self) -> Policy:
         """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises ValueError for passes that would be equal."""
-        if self.method.target_passes > 1 and not any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.lm.modules()):
+        dropped = [m.p for m in self.lm.modules() if isinstance(m, nn.Dropout)] + [getattr(self.lm.config, "attention_dropout", None) or 0.0]
+        if self.method.target_passes > 1 and not any(dropped):
             raise ValueError(
                 f"target_passes {self.method.target_passes}: expected a language model with dropout, found none, so all passes would be the same; "
                 "start from a new model with --model.dropout 0.1, or from one whose config has dropout"

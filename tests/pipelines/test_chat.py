@@ -93,7 +93,7 @@ def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path, monkeypatch, 
     assert once.messages == again.messages
     assert capsys.readouterr().out.splitlines() == out[:-1]  # the command adds its line of JSON
     for message in once.messages[1::2]:
-        assert message["content"] in "\n".join(out)
+        assert "\n".join(message["content"].splitlines()) in "\n".join(out)
     assert not any("/help" in line for line in out)
 
 
