@@ -2,12 +2,13 @@
 
     python -m pipelines.chat --checkpoint runs/ilql
     python -m pipelines.chat --checkpoint runs/ilql --temperature 0.8 --save chats.jsonl --debug
-    python -m pipelines.chat --checkpoint runs/ilql --beams_by_rank 5
+    python -m pipelines.chat --checkpoint runs/ilql --beams_by_rank 5 --prime "hi" "hello, how are you?"
 
 By default it answers as `evaluate` measures a policy and `serve` serves it: sampled at temperature 1, or
 the best of several replies where the method says so. `--beams_by_rank 5` is the way of the 2019 bots: a
 beam search proposes five replies and one of them is drawn by rank, .4 .3 .2 .1 0. That is another policy
-than the one that was evaluated. Saved chats are log lines that `prepare` reads.
+than the one that was evaluated. `--prime` puts exchanges before every conversation, as they did. Saved chats
+are log lines that `prepare` reads; what primed them has weight 0 there, so nothing learns to say it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ from transformers.utils import logging as transformers_logging
 from rl_dialog.config import run
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
-from rl_dialog.evaluation.generation import Decoding, Reply, beam_replies, choose_beam, load_for_decoding, prompt_room, stream, stream_reply
+from rl_dialog.evaluation.generation import (
+    Decoding,
+    Reply,
+    beam_replies,
+    choose_beam,
+    choose_reply,
+    generations,
+    load_for_decoding,
+    prompt_room,
+    stream,
+    stream_reply,
+)
 from rl_dialog.evaluation.runs import existing
 from rl_dialog.evaluation.scoring import reference_policy, token_table
 from rl_dialog.models.checkpoint import load_prior, method_name, resolve
@@ -51,6 +63,8 @@ class ChatConfig(Decoding):
     """run folder (its best checkpoint) or checkpoint directory"""
     system: str = ""
     """system prompt"""
+    prime: tuple[str, ...] = ()
+    """what the user and the bot said before every conversation, in turns"""
     beams_by_rank: int = 0
     """draw one of so many beams by rank, as the bots of 2019 did with 5, instead of sampling; 0 does not"""
     beta: float | None = None
@@ -58,7 +72,8 @@ class ChatConfig(Decoding):
     seed: int = 0
     """the same seed and input give the same replies"""
     debug: bool = False
-    """show the context, all beams with their scores, and Q, V and log-probabilities of each token of the reply"""
+    """show the context, all beams with their scores or all replies that were chosen among with their Q, and Q, V and log-probabilities of each
+    token of the reply"""
     save: str = ""
     """append every conversation to this file as one JSON line"""
     device: str = ""
@@ -81,18 +96,24 @@ class Chat:
         self.start()
 
     def start(self) -> None:
-        """An empty conversation."""
+        """A conversation in which nobody has said anything yet but what it is primed with, which is shown."""
         self.id = f"chat-{uuid.uuid4().hex[:12]}"
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.messages: list[dict[str, Any]] = [{"role": "system", "content": self.config.system}] if self.config.system else []
+        system = _as_typed(self.config.system, sys.getfilesystemencoding())
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        texts = [_as_typed(text, sys.getfilesystemencoding()) for text in self.config.prime]
+        for user, bot in zip(texts[::2], texts[1::2], strict=True):
+            self.messages += [{"role": "user", "content": user}, {"role": "assistant", "content": bot, "weight": 0}]  # no reply of the policy's
+            print(f"you> {user}\nbot> {bot}", flush=True)
+        self.given = len(self.messages)
 
     def answer(self, text: str) -> None:
         """Adds the user's message and the reply, which it prints."""
-        self.messages.append({"role": "user", "content": text.encode("utf-8", "replace").decode("utf-8")})
+        self.messages.append({"role": "user", "content": text})
         if self.config.debug:
             prompt = encode_prompt(self.messages, self.tokenizer, max_length=prompt_room(self.policy, self.decoding))
             print(f"context ({len(prompt)} tokens): {self.tokenizer.decode(prompt)}")
-        reply = self._draw() if self.config.beams_by_rank else self._stream()
+        reply = self._draw() if self.config.beams_by_rank else self._choose() if generations(self.policy, self.decoding) > 1 else self._stream()
         if self.config.debug:
             print(self._table(prompt, reply), flush=True)
         self.messages.append({"role": "assistant", "content": reply.text})
@@ -100,7 +121,7 @@ class Chat:
 
     def undo(self) -> bool:
         """Takes back the last exchange; False when there is none."""
-        users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        users = [i for i, message in enumerate(self.messages) if message["role"] == "user" and i >= self.given]
         if users:
             del self.messages[users[-1] :]
         return bool(users)
@@ -109,7 +130,7 @@ class Chat:
         """Appends the conversation to the transcript, if it has a reply; a message that was not answered is left out."""
         while self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
-        if not self.config.save or not any(message["role"] == "assistant" for message in self.messages):
+        if not self.config.save or len(self.messages) <= self.given:
             return
         others = {"beta": self.config.beta, "beams_by_rank": self.config.beams_by_rank or None}
         given = {name: value for name, value in others.items() if value is not None}
@@ -125,6 +146,14 @@ class Chat:
         print("bot> ", end="", flush=True)
         streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         return stream_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed(), streamer=streamer)
+
+    def _choose(self) -> Reply:
+        choice = choose_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed())
+        for i, reply in enumerate(choice.replies) if self.config.debug else ():
+            told = "  ".join(f"{name} {values[i]:8.4f}" for name, values in choice.scores.items())
+            print(f"reply {i + 1}{' *' if i == choice.chosen else '  '} {told}  {reply.text or '(empty)'}")
+        print(f"bot> {choice.replies[choice.chosen].text}", flush=True)
+        return choice.replies[choice.chosen]
 
     def _draw(self) -> Reply:
         beams = beam_replies(self.policy, self.tokenizer, self.messages, self.decoding)
@@ -152,6 +181,8 @@ def main(config: ChatConfig) -> dict[str, Any]:
     """Talks until the user leaves; returns how much was said and where it was saved."""
     if not config.checkpoint:
         raise ValueError("expected --checkpoint: a run folder or a checkpoint directory")
+    if len(config.prime) % 2:
+        raise ValueError(f"--prime: expected a reply to every message, an even number of texts, got {len(config.prime)}")
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     chat = Chat(config)
@@ -185,14 +216,27 @@ def _obey(chat: Chat, line: str) -> bool:
 def typed_lines(prompt: str) -> Iterator[str]:
     """What the user types; a terminal gets line editing."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        yield from (_as_typed(line, sys.stdin.encoding) for line in sys.stdin)
         return
     while True:
         try:
-            yield input(prompt)
+            yield _as_typed(input(prompt), sys.stdin.encoding)
         except EOFError:
             print()
             return
+
+
+def _as_typed(text: str, encoding: str) -> str:
+    """Text with bytes that its encoding does not have, which Python reads as lone surrogates (PEP 383), is UTF-8, or else Latin-1."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        typed = text.encode(encoding, "surrogateescape")
+        try:
+            return typed.decode("utf-8")
+        except UnicodeDecodeError:
+            return typed.decode("latin-1")
+    return text
 
 
 @contextmanager

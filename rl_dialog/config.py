@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import io
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,7 +68,7 @@ def load_config(
         numbers = {name: {key: math.nan if v is None else v for key, v in value.items()} for name, value in unset.items()}
         default = dataclasses.replace(default, **numbers)
     program = f"python -m {Path(sys.argv[0]).resolve().parent.name}.{Path(sys.argv[0]).stem}"
-    return tyro.cli(config_class, args=arguments, default=default, prog=program, config=(tyro.conf.AvoidSubcommands,))
+    return finite(tyro.cli(config_class, args=arguments, default=default, prog=program, config=(tyro.conf.AvoidSubcommands,)), "flags", "--")
 
 
 def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:
@@ -89,9 +90,30 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
             value = default | dict(value)
         filled[name] = _typed(value, hints[name], name, where)
     try:
-        return config_class(**filled)
+        return finite(config_class(**filled), where)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def finite(config: T, where: str, start: str = "") -> T:
+    """The config as it is. Raises ConfigError for an infinite number or a NaN in it, which would spoil results without a word."""
+    for name, number in _not_finite(config, ""):
+        raise ConfigError(f"{where}: expected a finite number for {start}{name}, got {number}")
+    return config
+
+
+def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        yield from () if math.isfinite(value) else ((name, value),)
+        return
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _not_finite(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _not_finite(inner, name)
 
 
 def to_dict(config: Any, *, choices: Choices | None = None) -> dict[str, Any]:
@@ -136,6 +158,7 @@ def run(
 
     Errors that a user can fix (ValueError, OSError) become one paragraph on stderr and exit status 2; RL_DIALOG_DEBUG=1 shows where they came from.
     """
+    _take_any_terminal()
     try:
         result = main(load_config(config_class, choices=choices, suited=suited))
     except (ValueError, OSError, ImportError) as error:
@@ -143,7 +166,24 @@ def run(
             raise
         print("\n" + textwrap.fill(f"error: {error}", width=140, break_long_words=False, replace_whitespace=False), file=sys.stderr)
         sys.exit(2)
-    print(json.dumps(result, ensure_ascii=False, default=str), flush=True)
+    print(_shown_as_json(result), flush=True)
+
+
+def _take_any_terminal() -> None:
+    """No character ends a program: one that the terminal cannot show is escaped, bytes that its encoding does not have are kept (PEP 383)."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def _shown_as_json(result: dict[str, Any]) -> str:
+    """One line that is JSON on any terminal."""
+    text = json.dumps(result, ensure_ascii=False, default=str)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(result, default=str)
+    return text
 
 
 def _choose(name: str, picked: str | None, given: Any, options: Mapping[str, type], default: Any, path: str | None) -> Any:

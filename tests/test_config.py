@@ -385,3 +385,20 @@ def test_importing_the_config_is_light():
     code = "import sys; import rl_dialog.config; print(sorted({'torch', 'ray', 'tyro', 'transformers'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "message"),
+    [
+        (("--trainer.learning_rate", "inf"), "", "flags: expected a finite number for --trainer.learning_rate, got inf"),
+        (("--method.tau", "nan"), "", "flags: expected a finite number for --method.tau, got nan"),
+        (("--shares", "0.1", "-inf"), "", "flags: expected a finite number for --shares, got -inf"),
+        (("--rewards.vote=nan",), "", "expected a finite number for rewards.vote, got nan"),
+        ((), "method: {beta: .inf}", "c.yaml: method: expected a finite number for beta, got inf"),
+        ((), "anything: {depth: .nan}", "c.yaml: expected a finite number for anything.depth, got nan"),
+    ],
+)
+def test_numbers_are_finite(load, arguments, text, message):
+    with pytest.raises(ConfigError) as error:
+        load(*arguments, yaml=text or None)
+    assert message in str(error.value)

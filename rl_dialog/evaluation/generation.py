@@ -23,8 +23,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from rl_dialog.config import finite
 from rl_dialog.data.tokenize import encode_prompt
-from rl_dialog.evaluation.scoring import WAYS, rank_replies
+from rl_dialog.evaluation.scoring import WAYS, all_rankings
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prefill import read_prompts
@@ -66,6 +67,7 @@ class Decoding:
 
     def check(self) -> None:
         """Raises ValueError for settings that contradict each other or make no sense."""
+        finite(self, "decoding")
         if self.do_sample and self.num_beams > 1:
             raise ValueError(f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
         if self.num_generations < 0 or (self.num_generations > 1 and not self.do_sample):
@@ -86,6 +88,19 @@ class Reply:
     tokens: tuple[int, ...]  # as generated, without the end-of-turn token
     finished: bool  # False: cut off at max_new_tokens
     score: float | None = None  # of a beam: mean log-probability per token
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Several replies to one prompt, and how good the policy finds each of them."""
+
+    replies: list[Reply]
+    scores: dict[str, np.ndarray]  # (replies,) as `reply_scores` gives them
+
+    @property
+    def chosen(self) -> int:
+        """The index of the one that is said."""
+        return int(self.scores["score"].argmax())
 
 
 class RowSampler(LogitsProcessor):
@@ -116,7 +131,7 @@ def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Po
         return Policy.from_pretrained(place)
     if not method.acts_with_beta:
         raise ValueError(f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out")
-    return Policy.from_pretrained(place, method=replace(method, beta=beta))
+    return Policy.from_pretrained(place, method=finite(replace(method, beta=beta), method_name(method)))
 
 
 def reply_batch(
@@ -168,15 +183,37 @@ def sample_replies(
 ) -> list[list[Reply]]:
     """Reply k to prompt i from the stream seeds[i][k], or where the best of n is said, the best of the streams (seeds[i][k], 0 to n - 1)."""
     decoding.check()
-    count = generations(policy, decoding)
-    if count == 1 or not prompts:
+    if generations(policy, decoding) == 1 or not prompts:
         return draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
+    choices = choices_of(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
+    return [[choice.replies[choice.chosen] for choice in of_prompt] for of_prompt in choices]
+
+
+def choose_reply(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding, *, seed: int) -> Choice:
+    """What `generate_replies` chooses among where the best of several is said."""
+    prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
+    ((choice,),) = choices_of(policy, tokenizer, [prompt], decoding, seeds=[[seed]], batch_size=generations(policy, decoding))
+    return choice
+
+
+def choices_of(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[list[int]],
+    decoding: Decoding,
+    *,
+    seeds: Sequence[Sequence[int]],
+    batch_size: int,
+) -> list[list[Choice]]:
+    """Choice k for prompt i is among the replies from the streams (seeds[i][k], 0 to n - 1)."""
+    count = generations(policy, decoding)
     streams = [[stream(seed, k) for seed in of_prompt for k in range(count)] for of_prompt in seeds]
     drawn = draw(policy, tokenizer, prompts, decoding, seeds=streams, batch_size=batch_size)
     behind = [prompt for prompt, replies in zip(prompts, drawn, strict=True) for _ in replies]
     with evaluating(policy):
-        scores = iter(reply_scores(policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding).reshape(-1, count))
-    return [[replies[k * count + int(next(scores).argmax())] for k in range(len(of))] for replies, of in zip(drawn, seeds, strict=True)]
+        scores = reply_scores(policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding)
+    parts = iter([{name: values[at : at + count] for name, values in scores.items()} for at in range(0, len(behind), count)])
+    return [[Choice(replies[k * count : (k + 1) * count], next(parts)) for k in range(len(of))] for replies, of in zip(drawn, seeds, strict=True)]
 
 
 @torch.no_grad()
@@ -234,16 +271,17 @@ def generations(policy: Policy, decoding: Decoding) -> int:
 
 def reply_scores(
     policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], replies: list[Reply], decoding: Decoding
-) -> np.ndarray:
-    """How good the policy finds each reply."""
+) -> dict[str, np.ndarray]:
+    """How good the policy finds each reply: its `score`, and what that is made of, a value and where the method wants it the log-probability."""
     method, end = policy.method, [tokenizer.eos_token_id]
     ids = [[*reply.tokens, *(end if reply.finished or not reply.tokens else [])] for reply in replies]
-    default = method.rank_by or ("mean Q" if method.heads.q else "mean log-probability")
-    scores = rank_replies(policy, prompts, ids, by=decoding.rank_by or default)
-    if method.rerank_log_prob_weight:
-        weight = method.rerank_log_prob_weight * policy.value_unit  # Q is in units of reward here
-        scores = scores + weight * rank_replies(policy, prompts, ids, by="log-probability")
-    return scores
+    way = decoding.rank_by or method.rank_by or ("mean Q" if method.heads.q else "mean log-probability")
+    found = all_rankings(policy, prompts, ids, by=way)
+    if not method.rerank_log_prob_weight:
+        return {way: found[way], "score": found[way]}
+    weight = method.rerank_log_prob_weight * policy.value_unit  # Q is in units of reward here
+    logp = found["log-probability"]
+    return {way: found[way], "log-probability": logp, "score": found[way] + weight * logp}
 
 
 def beam_replies(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding) -> list[Reply]:

@@ -74,14 +74,19 @@ def score_replies(policy: Policy, logged: LoggedReplies, *, prior: Prior | None 
     return ReplyScores(*_score_rows(policy, frozen, logged.rows, tokens_per_batch).T, kl_missing=missing)
 
 
-@torch.no_grad()
 def rank_replies(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str) -> np.ndarray:
     """(replies,) how good the policy finds each reply (ids, end of turn included) behind its prompt. Raises ValueError for a way it does not have."""
+    return all_rankings(policy, prompts, replies, by=by)[by]
+
+
+@torch.no_grad()
+def all_rankings(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str) -> dict[str, np.ndarray]:
+    """The same in every way that the policy has; `by` has to be one of them."""
     rows = [Row.of_reply(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
     found = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
     if by not in found:
         raise ValueError(f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has")
-    return found[by]
+    return found
 
 
 def _score_rows(policy: Policy, frozen: Prior | Policy | None, rows: Sequence[Row], tokens_per_batch: int) -> np.ndarray:

@@ -38,7 +38,8 @@ RATE = 15  # frames per second: what an agent that acts on every fourth frame se
 HOLD = 7  # frames that the end is held before the next round
 EMPTY = 0.5  # seconds between two questions for a pair while there is none
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
-SHADES = " ░▒▓█"  # dark to bright, where there are no colours
+SHADES = " ░▒▓█"  # dark to bright, where there are no colours ...
+ASCII_SHADES = " .:*#"  # ... and no blocks
 KEYS = {"l": "left", "r": "right", "e": "tie", "": "skip", "\n": "skip", "\r": "skip", " ": "skip", "s": "skip"}
 KEYS |= {"u": "undo", "p": "pause", "q": "quit", "\x04": "quit", "+": "faster", "-": "slower"}
 ARROWS = {"A": "tie", "B": "skip", "C": "right", "D": "left"}  # after ESC [ or ESC O
@@ -145,7 +146,7 @@ class TerminalLabeller:
 
     def _take(self, pair: Query) -> None:
         left, right = self.segments[pair.left], self.segments[pair.right]
-        self.view = self._clips(left, right) if isinstance(left, Clip) else _replies(left, right)
+        self.view = self._clips(left, right) if isinstance(left, Clip) else self._replies(left, right)
         self.pair, self.renewed, self.began, self.asked = pair, time.monotonic(), time.monotonic(), 0.0
 
     def _give_back(self) -> None:
@@ -169,8 +170,9 @@ class TerminalLabeller:
         if self.draw is None:
             raise ValueError("expected a function that draws observations, TerminalLabeller(draw=...), to show clips")
         width, height = (self.console.width - 6) // 2, max(4, self.console.height - 8)
-        colours = self.console.color_system is not None
-        clips = [[half_blocks(frame, width, height, colours=colours) for frame in drawn_frames(clip, self.draw)] for clip in (left, right)]
+        blocks = self._shown(SHADES + "▀") == SHADES + "▀"
+        how = {"colours": blocks and self.console.color_system is not None, "shades": SHADES if blocks else ASCII_SHADES}
+        clips = [[half_blocks(frame, width, height, **how) for frame in drawn_frames(clip, self.draw)] for clip in (left, right)]
         longest = max(map(len, clips))
 
         def at(frame: float) -> RenderableType:
@@ -186,15 +188,19 @@ class TerminalLabeller:
 
         return at
 
+    def _replies(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
+        talk = Text("\n".join(f"{message['role']}> {self._shown(message['content'])}" for message in left.context))
+        table = Table.grid(expand=True, padding=(0, 1))
+        table.add_column(ratio=1)
+        table.add_column(ratio=1)
+        sides = (("Left", left), ("Right", right))
+        table.add_row(*(Panel(Text(self._shown(reply.text) or "(an empty reply)"), title=name) for name, reply in sides))
+        whole = Group(Panel(talk, title="The conversation so far", border_style="dim"), table)
+        return lambda _: whole
 
-def _replies(left: Segment, right: Segment) -> Callable[[float], RenderableType]:
-    talk = Text("\n".join(f"{message['role']}> {message['content']}" for message in left.context))
-    table = Table.grid(expand=True, padding=(0, 1))
-    table.add_column(ratio=1)
-    table.add_column(ratio=1)
-    table.add_row(*(Panel(Text(reply.text or "(an empty reply)"), title=name) for name, reply in (("Left", left), ("Right", right))))
-    whole = Group(Panel(talk, title="The conversation so far", border_style="dim"), table)
-    return lambda _: whole
+    def _shown(self, text: str) -> str:
+        """The text with escapes for what the terminal's encoding does not have: two replies that differ must not look alike."""
+        return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
 
 
 class Picture:
@@ -212,7 +218,7 @@ class Picture:
             yield Cell.line()
 
 
-def half_blocks(frame: np.ndarray, columns: int, rows: int, *, colours: bool = True) -> Picture:
+def half_blocks(frame: np.ndarray, columns: int, rows: int, *, colours: bool = True, shades: str = SHADES) -> Picture:
     """A frame (H, W, 3) in at most so many characters: each shows two pixels, the upper one in its colour and the lower one in that of the ground."""
     height, width, _ = frame.shape
     scale = min(columns / width, 2 * rows / height)
@@ -221,8 +227,8 @@ def half_blocks(frame: np.ndarray, columns: int, rows: int, *, colours: bool = T
     pixels = np.asarray(Image.fromarray(frame).resize((across, 2 * down), kind))
     pixels = (pixels * (frame.max() / max(1, pixels.max()))).astype(np.uint8)  # what is small and bright is not averaged away
     if not colours:
-        bright = pixels.reshape(down, 2, across, 3).mean((1, 3)) / 256 * len(SHADES)
-        return Picture([[Cell("".join(SHADES[int(value)] for value in row))] for row in bright], across)
+        bright = pixels.reshape(down, 2, across, 3).mean((1, 3)) / 256 * len(shades)
+        return Picture([[Cell("".join(shades[int(value)] for value in row))] for row in bright], across)
     return Picture([list(_runs(upper, lower)) for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True)], across)
 
 

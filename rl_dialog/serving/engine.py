@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
+from rl_dialog.config import finite
 from rl_dialog.data.tokenize import load_tokenizer
-from rl_dialog.evaluation.generation import Reply, generations, load_for_decoding, reply_scores, stream
+from rl_dialog.evaluation.generation import Choice, Reply, generations, load_for_decoding, reply_scores, stream
 from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask, Row, RunningBatch, Token
 from rl_dialog.serving.text import TextStream
@@ -195,7 +195,7 @@ class Engine:
         if ask.beta is not None and not method.acts_with_beta:
             raise ValueError(f"this model was trained with {type(method).__name__}, which has no beta to set")
         if ask.beta is not None:
-            replace(method, beta=ask.beta)  # raises ValueError for one that the method does not take
+            finite(replace(method, beta=ask.beta), "the request")  # raises ValueError for one that the method does not take
 
     def _choices(self, ask: Ask) -> list[_Choice]:
         draws, choices = self.draws(ask), []
@@ -314,7 +314,8 @@ class Engine:
         """The reply that the method values most."""
         ask = rows[0].ask
         replies = [Reply(row.text.text, tuple(token.id for token in row.told), row.tokens[-1] in self.batch.stops) for row in rows]
-        return rows[int(np.argmax(reply_scores(self.policy, self.tokenizer, [list(ask.prompt)] * len(rows), replies, ask.decoding)))]
+        scores = reply_scores(self.policy, self.tokenizer, [list(ask.prompt)] * len(rows), replies, ask.decoding)
+        return rows[Choice(replies, scores).chosen]
 
     def _show(self, ticket: Ticket, choice: _Choice, row: Row) -> None:
         new, told, row.told = row.text.text[choice.shown :], tuple(row.told), []

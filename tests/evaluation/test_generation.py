@@ -231,6 +231,8 @@ def test_the_prompt_leaves_room_for_the_reply(make_policy, tokenizer):
         {"max_new_tokens": 0},
         {"top_k": -1},
         {"num_generations": -1},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
         {"num_generations": 2, "do_sample": False},
         {"rank_by": "best"},
     ],
@@ -304,6 +306,9 @@ def test_another_beta(make_policy, tokenizer, tmp_path):
     make_policy(BC()).save_pretrained(tmp_path / "bc")
     assert load_for_decoding(tmp_path / "ilql", beta=7.0).method == ILQL(beta=7.0)
     assert load_for_decoding(tmp_path / "ilql").method.beta == 1.0
+    for beta in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"ilql: expected a finite number for beta, got {beta}"):
+            load_for_decoding(tmp_path / "ilql", beta=beta)
     make_policy(DPO()).save_pretrained(tmp_path / "dpo")
     for name in ("bc", "dpo"):  # dpo's beta belongs to training
         with pytest.raises(ValueError, match=f"trained with {name}, which has no beta"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -23,7 +24,7 @@ from rich.console import Console
 from pipelines.label import LabelConfig, drawing, main
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.segments import Clip, Reply, Segments
-from rl_dialog.preferences.terminal import half_blocks
+from rl_dialog.preferences.terminal import TerminalLabeller, half_blocks
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*38;2;(\d+);(\d+);(\d+)")
 
@@ -276,3 +277,22 @@ def test_tokens_and_the_page(folder):
     ]
     assert json.loads(line) == {"labeller": "ann", "answers": 1, "undone": 0, "labels": 2}
     assert main(LabelConfig(run=str(folder.path), revoke="ann")) == {"labeller": "ann", "revoked": 2} and folder.log.labels() == []
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_without_blocks(folder, encoding):
+    """Clips are shown in signs that it has, and replies that differ look different."""
+    talk = [{"role": "user", "content": "\u00e4h"}]
+    replies = [folder.segments.add(Reply(talk, text)) for text in ("\u2026", "\u2014")]
+    pairs = [folder.log.add_query(*replies), *folder.ask(1)]
+    with io.TextIOWrapper(io.BytesIO(), encoding=encoding) as out:
+        console = Console(file=out, force_terminal=True, color_system="truecolor", width=80, height=24)
+        labeller = TerminalLabeller(folder.log, folder.segments, "ann", draw=lambda frame: frame, console=console)
+        for _ in pairs:
+            labeller._take(folder.log.lease("ann", 60))
+            console.print(labeller._whole(labeller.view(0)))
+            folder.log.answer(labeller.pair.id, "ann", "left")
+        out.flush()
+        shown = out.buffer.getvalue().decode(encoding)
+    assert "\\u2026" in shown and "\\u2014" in shown and ("\u00e4h" if encoding == "latin-1" else "\\xe4h") in shown
+    assert "Left" in shown and "48;2;" not in shown

@@ -11,7 +11,7 @@ import torch
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.evaluation.generation import Decoding, generate_replies, stream
 from rl_dialog.evaluation.scoring import token_table
-from rl_dialog.methods import BC, BCQ, CQL, DBCQ, ILQL, MCReturns, UtteranceILQL, WayOffPolicy
+from rl_dialog.methods import BC, BCQ, CHAI, CQL, DBCQ, ILQL, MCReturns, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed, Engine, QueueFull
@@ -106,6 +106,22 @@ def test_every_method_says_what_it_says_alone(make_policy, tokenizer, engine_of,
         time.sleep(0.003)
     assert [client.replies()[0] for client in clients] == expected
     assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("method", [UtteranceILQL(), CHAI()], ids=lambda method: type(method).__name__)
+def test_the_critic_decides_what_is_said(make_policy, engine_of, ask_of, method):
+    """With the signs of all values turned, others of the same replies are said."""
+    policy, said = make_policy(method), []
+    for _ in range(2):
+        clients, engine = [Client() for _ in TALKS], engine_of(policy)
+        for talk, client in zip(TALKS, clients, strict=True):
+            engine.submit(ask_of(talk), client)
+        said.append([client.replies()[0] for client in clients])
+        with torch.no_grad():
+            for head in policy.heads.utterance_q_target:
+                head.out.weight.neg_()
+                head.out.bias.neg_()
+    assert said[0] != said[1]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -365,6 +381,8 @@ def test_what_it_cannot_do_it_says(make_policy, engine_of, ask_of):
         engine.submit(ask_of(TALKS[0], 0, replace(DECODING, max_new_tokens=127)), Client())
     with pytest.raises(ValueError, match="BC, which has no beta"):
         engine.submit(ask_of(TALKS[0], beta=2.0), Client())
+    with pytest.raises(ValueError, match="expected a finite number for beta, got nan"):
+        engine_of(make_policy(ILQL())).submit(ask_of(TALKS[0], beta=float("nan")), Client())
     with pytest.raises(ValueError, match="at most 64 replies for a request, got 80"):
         engine.submit(ask_of(TALKS[0], 0, replace(DECODING, num_generations=16), choices=5), Client())
     with pytest.raises(ValueError, match="beam search"):
