@@ -39,6 +39,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+LONG_TOKEN = 8  # characters: a text has seldom so many for each of its tokens
+LEAST_VOCABULARY = 256 + 2 + len(ROLE_TOKENS)  # every byte and the special tokens: then each character (of English) is a token
 LONG_DIALOG = 24  # messages from which the quick way is shorter
 
 TEMPLATE_KEYS = (
@@ -91,8 +93,13 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrain
     """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of vocabulary.
 
     Tokens are made of words only: each digit, mark and capital letter without a word of its own is one token, so that the fifth place of `X..O.....`
-    is always the fifth token.
+    is always the fifth token. With LEAST_VOCABULARY each byte is one. Raises ValueError for less: what has no token would be lost.
     """
+    if vocab_size < LEAST_VOCABULARY:
+        raise ValueError(
+            f"expected --vocab_size of at least {LEAST_VOCABULARY} (256 bytes and {LEAST_VOCABULARY - 256} special tokens: each character is one), "
+            f"got {vocab_size}"
+        )
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -225,7 +232,13 @@ def _latest(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, 
         return _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=prompt))
 
     drops = range(max(1, len(messages) - lead))  # 0 to all but the last message; the more are left out, the shorter the prompt
-    first = 0 if len(without(0)) <= max_length else bisect_left(drops, True, key=lambda drop: len(without(drop)) <= max_length)
+    least, characters = drops[-1], 0
+    while least and characters < LONG_TOKEN * max_length:  # rendering all of a conversation at every turn would take time in the square of its turns
+        least -= 1
+        characters += len(str(messages[lead + least].get("content") or messages[lead + least].get("tool_calls")))
+    least = least if least and len(without(least)) > max_length else 0
+    fits = not least and len(without(0)) <= max_length
+    first = 0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= max_length)
     return without(min(first, drops[-1]))[-max_length:]
 
 

@@ -528,6 +528,22 @@ def test_vocabulary_size_is_an_upper_bound():
     assert len(train_tokenizer(["x"], vocab_size=5000)) < 300
 
 
+def test_the_smallest_vocabulary_has_a_token_for_each_character():
+    made = train_tokenizer(["X..O..... left"] * 5, vocab_size=262)
+    assert len(made) == 262 and len(made("X..O..... left")["input_ids"]) == 14
+    with pytest.raises(ValueError, match="at least 262 .*got 261"):
+        train_tokenizer(["x"], vocab_size=261)
+
+
+def test_of_a_long_conversation_a_prompt_renders_the_end(tokenizer, monkeypatch):
+    messages = [m for i in range(300) for m in (user(f"question {i}"), reply(f"answer {i}"))] + [user("so?")]
+    monkeypatch.setattr("rl_dialog.data.tokenize.LONG_TOKEN", 10_000)
+    whole = encode_prompt(messages, tokenizer, max_length=60)
+    monkeypatch.undo()
+    seen = counted(tokenizer, monkeypatch)
+    assert encode_prompt(messages, tokenizer, max_length=60) == whole and max(seen) < 100
+
+
 def test_training_a_tokenizer_is_deterministic():
     texts = ["the cat sat on the mat", "a dog ate my homework", "the the the"] * 7
     assert train_tokenizer(texts, vocab_size=300).get_vocab() == train_tokenizer(iter(texts), vocab_size=300).get_vocab()
