@@ -35,7 +35,7 @@ import tyro
 from torch import Tensor, nn
 
 from pipelines.benchmark_prefer import benchmark_prefer
-from pipelines.benchmark_prepare import benchmark_prepare, benchmark_scorers
+from pipelines.benchmark_prepare import benchmark_long, benchmark_prepare, benchmark_scorers
 from pipelines.benchmark_serve import benchmark_serving
 from pipelines.benchmark_simulate import benchmark_simulate
 from pipelines.benchmark_tune import benchmark_tune
@@ -150,6 +150,10 @@ class BenchmarkConfig:
     """prepare: conversations of the CSV; scorers: dialogs"""
     turns: int = 10
     """prepare: exchanges of a conversation"""
+    exchanges: tuple[int, ...] = (100, 400, 1600, 6400)
+    """prepare: exchanges of one long dialog, whose scoring and tokenising are timed: twice as many should take twice as long"""
+    turn_bytes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    """prepare: length of one long turn, timed in the same way"""
     encoder: str = ""
     """scorers: an encoder's folder or hub name"""
     logs: str = ""
@@ -189,6 +193,7 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     before, more = os.getloadavg(), {}
     if config.what == "prepare":
         settings, more["memory"] = benchmark_prepare(config)
+        more["long"] = benchmark_long(config)
     elif config.what == "tune":
         settings, more["overhead"] = benchmark_tune(config)
     elif config.what == "serve":
@@ -204,6 +209,8 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     figures = {setting: summarise(seconds, tokens, seed=config.seed) for setting, (tokens, seconds) in settings.items()}
     if not config.quiet:
         print(_table(config, figures))
+        for what, row in more.get("long", {}).items():
+            print(f"  {what:<24} tokenise {row['tokenise']:>8.2f} s   score {row['score']:>8.2f} s   peak memory {row['peak_mib']:>6} MiB")
     machine = describe_machine() | {"load_average_before": before, "load_average_after": os.getloadavg()}
     report = {"what": config.what, "machine": machine, "settings": asdict(config), "figures": figures, **more}
     report |= {"measured_elsewhere": OTHERS[config.what]} if config.what in OTHERS else {}

@@ -6,6 +6,7 @@ import csv
 import random
 import re
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +17,8 @@ from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.scoring import Scoring, score_logs
 from rl_dialog.data.readers import find_logs
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards import apply_rewards, choose_rewards
+from rl_dialog.data.tokenize import tokenize, train_tokenizer
+from rl_dialog.rewards import REWARDS, apply_rewards, choose_rewards
 from rl_dialog.rewards.phrases import CHEERFUL, COMPLIMENTS, POLITENESS, SUPPORTIVE
 from rl_dialog.rewards.scorers import in_batches, make_scorers
 from rl_dialog.rewards.words import QUESTION_WORDS
@@ -85,6 +87,36 @@ def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> No
             for turn in range(turns):
                 moment = (began + timedelta(seconds=600 * chat + 10 * turn)).isoformat()
                 writer.writerow([f"chat {chat}", "bot", moment, text(), text(), rng.choice(("", "1", "-1")), quality])
+
+
+def benchmark_long(config: BenchmarkConfig) -> dict[str, dict[str, float]]:
+    """{one long dialog, or one with a long turn: processor seconds of tokenising and of all rewards, this process's peak memory so far}."""
+    rng = random.Random(config.seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)] + [
+        "but",
+        "good",
+        "not",
+        "great",
+        "why",
+    ] * 50
+    tokenizer = train_tokenizer([" ".join(words)] * 2, vocab_size=1000)
+    rewards = choose_rewards(list(REWARDS))
+
+    def text(characters: int) -> str:
+        return " ".join(rng.choices(words, k=1 + characters // 4))[:characters]
+
+    cases = {f"{count} exchanges": [text(40) for _ in range(2 * count)] for count in config.exchanges}
+    cases |= {f"a turn of {size} bytes": [text(size), text(size), text(40), text(40)] for size in config.turn_bytes}
+    figures = {}
+    for name, turns in cases.items():
+        dialog = Dialog(name, [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)])
+        began = time.process_time()
+        tokenize(dialog, tokenizer)
+        between = time.process_time()
+        apply_rewards(dialog, rewards, dict.fromkeys(rewards, 1.0))
+        seconds = {"tokenise": round(between - began, 3), "score": round(time.process_time() - between, 3)}
+        figures[name] = seconds | {"peak_mib": peak_kib() // 1024}
+    return figures
 
 
 def pandas_pass(log: Path, out: Path) -> None:

@@ -29,6 +29,7 @@ from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
@@ -256,7 +257,14 @@ def _check(config: FitRewardConfig) -> None:
         raise ValueError(f"expected --split validation or test, or neither for both, got {config.split!r}")
     if not 0 <= config.validation < 1 or config.folds < 0 or config.folds == 1:
         raise ValueError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, got {config.validation} and {config.folds}")
-    for name, least in (("most_per_context", 1), ("hidden_size", 1), ("num_hidden_layers", 1), ("max_length", 16), ("vocab_size", 300), ("seed", 0)):
+    for name, least in (
+        ("most_per_context", 1),
+        ("hidden_size", 1),
+        ("num_hidden_layers", 1),
+        ("max_length", 16),
+        ("vocab_size", LEAST_VOCABULARY),
+        ("seed", 0),
+    ):
         if getattr(config, name) < least:
             raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
     if not config.base and config.hidden_size % 32:

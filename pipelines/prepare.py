@@ -42,6 +42,7 @@ from rl_dialog.data.pairs import mine_pairs
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest, read_dialogs
+from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
 
@@ -88,7 +89,7 @@ class PrepareConfig:
     tokenizer: str | None = None
     """Hub name or folder; by default a byte-level BPE tokenizer is trained on the train split."""
     vocab_size: int = 4096
-    """Size of a tokenizer that is trained."""
+    """Size of a tokenizer that is trained, at least 262: then each character is a token, as text games want it."""
     max_length: int = 1024
     """Longest row in tokens; longer dialogs become several overlapping windows."""
     split: str = "hash"
@@ -108,6 +109,8 @@ class PrepareConfig:
     """Dialogs per shard; one shard is tokenised by one worker."""
     max_line_bytes: int = 64 << 20
     """A line longer than this is quarantined."""
+    record_seconds: float = 60.0
+    """A record that takes longer to score or to tokenise is quarantined; 0: no limit."""
     num_cpus: int | None = None
     """CPUs of a Ray that this run starts; by default all."""
     concurrency: int | None = None
@@ -140,14 +143,16 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         tokenizer = _tokenizer(config, scored, directory / "tokenizer")
         with _progress("tokenise", config.quiet, sum(scored.dialogs.values())) as progress:
             sizes = {"shard_rows": config.shard_rows, "max_length": config.max_length, "concurrency": config.concurrency}
+            sizes |= {"record_seconds": config.record_seconds, "strict": config.strict}
             added = {"weights": weights, "normalisers": normalisers}
             shards = write_shards(scored, directory / "tokenizer", directory, **sizes, **added, progress=progress)
-        quarantined = _write_quarantine(bad, work / "quarantine", directory / "quarantine.jsonl")
+        late = [item for found in shards.values() for shard in found for item in shard.late]
+        quarantined = _write_quarantine(bad, work / "quarantine", late, directory / "quarantine.jsonl")
         manifest = {
             "format": FORMAT,
             "version": VERSION,
             "settings": to_dict(config),
-            "sources": _sources(logs, bad, scored),
+            "sources": _sources(logs, bad, scored, late),
             "skipped": [asdict(skip) for skip in skipped],
             "splits": {split: _split_figures(found) for split, found in shards.items()},
             "rewards": reward_figures(scored, shards, weights, normalisers) | {"scorers": scorer_names(config, weights)},
@@ -255,7 +260,16 @@ def _check(config: PrepareConfig) -> None:
         raise ValueError(f"expected --split hash or declared, got {config.split!r}")
     if not (config.validation >= 0 and config.test >= 0 and config.validation + config.test < 1):
         raise ValueError(f"expected shares >= 0 with validation + test < 1, got validation={config.validation} and test={config.test}")
-    for name, least in (("shard_rows", 1), ("max_length", 8), ("max_line_bytes", 1), ("vocab_size", 300), ("num_cpus", 1), ("concurrency", 1)):
+    if not config.record_seconds >= 0:
+        raise ValueError(f"expected --record_seconds of at least 0, got {config.record_seconds}")
+    for name, least in (
+        ("shard_rows", 1),
+        ("max_length", 8),
+        ("max_line_bytes", 1),
+        ("vocab_size", LEAST_VOCABULARY),
+        ("num_cpus", 1),
+        ("concurrency", 1),
+    ):
         value = getattr(config, name)
         if value is not None and value < least:
             raise ValueError(f"expected --{name} of at least {least}, got {value}")
@@ -300,6 +314,7 @@ def _scoring(config: PrepareConfig, weights: dict[str, float], kinds: dict[str, 
         seed=config.seed,
         strict=config.strict,
         max_line_bytes=config.max_line_bytes,
+        record_seconds=config.record_seconds,
     )
 
 
@@ -324,8 +339,8 @@ def sample_texts(scored: Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
         seen += count
 
 
-def _write_quarantine(bad: Sequence[Bad], parts: Path, path: Path) -> int:
-    """All bad records, files first, in the order of reading. Returns how many."""
+def _write_quarantine(bad: Sequence[Bad], parts: Path, late: Sequence[dict[str, Any]], path: Path) -> int:
+    """All bad records, files first, in the order of reading; then those that took too long to tokenise. Returns how many."""
     count = 0
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for item in bad:
@@ -336,7 +351,9 @@ def _write_quarantine(bad: Sequence[Bad], parts: Path, path: Path) -> int:
                 for line in lines:
                     file.write(line)
                     count += 1
-    return count
+        for item in late:
+            file.write(json.dumps(item, ensure_ascii=False) + "\n")
+    return count + len(late)
 
 
 def _write_pairs(directory: Path) -> None:
@@ -347,7 +364,7 @@ def _write_pairs(directory: Path) -> None:
                 file.write(json.dumps(pair, ensure_ascii=False) + "\n")
 
 
-def _sources(logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored) -> dict[str, Any]:
+def _sources(logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored, late: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts per source, and the files that it came from; a file without a record counts for its corpus."""
     counts = {**scored.counts}
     seen = {log for log, _ in counts}
@@ -364,6 +381,9 @@ def _sources(logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored) -> dic
             source[key] += count.get(key, 0)
     for item in bad:
         sources.setdefault(item.source, _new_source())["quarantined"] += 1
+    for item in late:
+        source = sources.setdefault(item["source"], _new_source())
+        source["quarantined"], source["dialogs"] = source["quarantined"] + 1, source["dialogs"] - 1
     return dict(sorted(sources.items()))
 
 

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 
 from rl_dialog.cluster.data import CHUNK_BYTES, dataset, errors_of_workers, peak_kib, pool, stream_tables
 from rl_dialog.cluster.scored import CHUNKS, Scored, choose_split, chunk_name, gather, merge, write_table
+from rl_dialog.cluster.time_limit import TookTooLong, time_limit, too_long
 from rl_dialog.data.formats import served
+from rl_dialog.data.formats.log_file import shown
 from rl_dialog.data.readers import Bad, LogFile, read_log
-from rl_dialog.data.schema import SPLITS, Dialog, to_table
+from rl_dialog.data.schema import SPLITS, Dialog, DialogError, to_table
 from rl_dialog.data.splits import SplitBy, assign_split, split_key
 from rl_dialog.rewards import Statistics, apply_rewards, choose_rewards
 from rl_dialog.rewards.scorers import BUILT_IN, in_batches, make_scorers
@@ -30,7 +32,17 @@ CHUNK_DIALOGS = 1000  # or CHUNK_BYTES, whichever comes first
 WORK = "work"  # folder of a data directory in the making, for what only prepare needs
 FIGURES = "figures"  # folder in it with a row of CHUNKS per finished chunk
 
-RECORDS = pa.schema([("group", pa.int32()), ("position", pa.int64()), ("log", pa.int32()), ("kind", pa.string()), ("json", pa.large_string())])
+RECORDS = pa.schema(
+    [
+        ("group", pa.int32()),
+        ("position", pa.int64()),
+        ("log", pa.int32()),
+        ("file", pa.string()),
+        ("record", pa.int64()),  # its number in the file
+        ("kind", pa.string()),
+        ("json", pa.large_string()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Scoring:
     seed: int = 0
     strict: bool = False
     max_line_bytes: int = 64 << 20
+    record_seconds: float = 0.0  # that scoring one may take; 0: no limit
 
 
 def score_logs(
@@ -126,13 +139,13 @@ def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
         log = LogFile(**entry["log"])
         if entry["first"]:
             chunk.add(entry["index"], "file", json.dumps(fingerprint(log)))
-        for item in read_log(log, max_line_bytes=scoring.max_line_bytes):
+        for number, item in enumerate(read_log(log, max_line_bytes=scoring.max_line_bytes), 1):
             if isinstance(item, Bad):
                 if scoring.strict:
                     raise ValueError(f"{item} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
                 chunk.add(entry["index"], "bad", json.dumps(asdict(item), ensure_ascii=False))
             else:
-                chunk.add(entry["index"], "dialog", item.to_json())
+                chunk.add(entry["index"], "dialog", item.to_json(), file=log.name, record=number)
             if chunk.full:
                 yield chunk.take()
     chunk.add(-1, "worker", str(peak_kib()))
@@ -149,8 +162,9 @@ class _Records:
     def full(self) -> bool:
         return len(self.rows) >= CHUNK_DIALOGS or self.bytes >= CHUNK_BYTES
 
-    def add(self, log: int, kind: str, text: str) -> None:
-        self.rows.append({"group": self.group, "position": self.position, "log": log, "kind": kind, "json": text})
+    def add(self, log: int, kind: str, text: str, *, file: str = "", record: int = 0) -> None:
+        what = {"log": log, "file": file, "record": record, "kind": kind, "json": text}
+        self.rows.append({"group": self.group, "position": self.position, **what})
         self.position += 1
         self.bytes += len(text)
 
@@ -176,12 +190,12 @@ class Scorer:
         if figures.is_file() and (done := pq.read_table(figures))["records"][0].as_py() == len(rows):
             return done  # by a run that was killed later
         chunk = _Chunk([], [], [], Counter(), {})
-        found = [(Dialog.from_json(row["json"]), row["log"]) for row in rows if row["kind"] == "dialog"]
+        found = [(Dialog.from_json(row["json"]), row) for row in rows if row["kind"] == "dialog"]
         for row in rows:
             self._take(row, chunk)
         ready = in_batches([dialog for dialog, _ in found], list(self.rewards.values()), self.models)
-        for dialog, (_, log) in zip(ready, found, strict=True):
-            self._score(dialog, log, chunk)
+        for dialog, (_, row) in zip(ready, found, strict=True):
+            self._score(dialog, row, chunk)
         for split in SPLITS:
             if members := [d for d in chunk.dialogs if d.split == split]:
                 table = to_table(members)
@@ -202,9 +216,19 @@ class Scorer:
             chunk.bad.append(row["json"])
             chunk.counts[row["log"], json.loads(row["json"])["source"], "quarantined"] += 1
 
-    def _score(self, dialog: Dialog, log: int, chunk: _Chunk) -> None:
+    def _score(self, dialog: Dialog, row: dict[str, Any], chunk: _Chunk) -> None:
+        log = row["log"]
         if not dialog.replies:
             chunk.counts[log, dialog.source, "no_reply"] += 1
+            return
+        try:
+            with time_limit(self.scoring.record_seconds):
+                scores = apply_rewards(dialog, self.rewards, self.scoring.weights)
+        except TookTooLong:
+            self._quarantine(dialog, row, too_long(self.scoring.record_seconds, "scored"), chunk)
+            return
+        except DialogError as error:  # a vote of 2
+            self._quarantine(dialog, row, str(error), chunk)
             return
         declared = self.scoring.split == "declared" and dialog.split is not None
         if self.scoring.split_by == "auto":
@@ -212,11 +236,18 @@ class Scorer:
         if not declared:
             by = "dialog" if self.scoring.split_by == "dialog" else "first_turn"
             dialog.split = self._split(dialog, by)
-        chunk.scores.append(apply_rewards(dialog, self.rewards, self.scoring.weights))
+        chunk.scores.append(scores)
         chunk.dialogs.append(dialog)
         chunk.counts[log, dialog.source, "dialogs"] += 1
         chunk.counts[log, dialog.source, "replies"] += len(dialog.replies)
         chunk.counts[log, dialog.source, "turns"] += len(dialog.messages)
+
+    def _quarantine(self, dialog: Dialog, row: dict[str, Any], reason: str, chunk: _Chunk) -> None:
+        bad = Bad(row["file"], f"record {row['record']}", reason, dialog.source, shown(row["json"]))
+        if self.scoring.strict:
+            raise ValueError(f"{bad} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
+        chunk.bad.append(json.dumps(asdict(bad), ensure_ascii=False))
+        chunk.counts[row["log"], dialog.source, "quarantined"] += 1
 
     def _split(self, dialog: Dialog, by: SplitBy) -> str:
         s = self.scoring

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from rl_dialog.cluster.data import dataset, errors_of_workers, joined, peak_kib, pool, rows_of, stream_tables
 from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.scoring import WORK, write_text
+from rl_dialog.cluster.time_limit import TookTooLong, time_limit, too_long
+from rl_dialog.data.formats.log_file import Bad, shown
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog, to_table
 from rl_dialog.data.shards import SHARD_SCHEMA, pack_rows, shard_name
 from rl_dialog.rewards import Statistics
@@ -41,6 +43,7 @@ class Shard:
     tokens: int = 0
     cut_replies: int = 0
     worker_kib: int = 0
+    late: list[dict[str, Any]] = field(default_factory=list)  # quarantined, because tokenising them took too long
     rewards: dict[str, Any] | None = None  # Statistics of the replies' rewards, where normalisers made them anew
 
 
@@ -53,6 +56,8 @@ def write_shards(
     max_length: int,
     weights: Mapping[str, float],
     normalisers: Mapping[str, Normaliser],
+    record_seconds: float = 0.0,
+    strict: bool = False,
     concurrency: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> dict[str, list[Shard]]:
@@ -77,6 +82,8 @@ def write_shards(
                 "max_length": max_length,
                 "weights": dict(weights),
                 "normalisers": dict(normalisers),
+                "record_seconds": record_seconds,
+                "strict": strict,
             },
         )
         for row in rows_of(stream_tables(shards)):
@@ -130,7 +137,17 @@ def plan_shards(scored: Scored, shard_rows: int) -> Iterator[dict[str, Any]]:
 class ShardWriter:
     """An actor of pass 2: tokenises the dialogs of one planned shard and writes it, with its own tokenizer (shared ones are "Already borrowed")."""
 
-    def __init__(self, tokenizer_dir: str, directory: str, max_length: int, weights: dict[str, float], normalisers: dict[str, Normaliser]) -> None:
+    def __init__(
+        self,
+        tokenizer_dir: str,
+        directory: str,
+        max_length: int,
+        weights: dict[str, float],
+        normalisers: dict[str, Normaliser],
+        record_seconds: float = 0.0,
+        strict: bool = False,
+    ) -> None:
+        self.record_seconds, self.strict = record_seconds, strict
         self.tokenizer, self.directory, self.max_length = _saved_tokenizer(tokenizer_dir), Path(directory), max_length
         self.weights, self.normalisers = weights, normalisers
 
@@ -186,22 +203,38 @@ class ShardWriter:
     def _tokenised(self, part: pa.Table, suffixes: dict[str, str], shard: Shard) -> pa.Table:
         from rl_dialog.data.tokenize import cut_replies, tokenize
 
-        ids, windows = [], []
+        ids, windows, kept = [], [], []
         for i in range(len(part)):
             [row] = part.slice(i, 1).to_pylist()
             dialog = Dialog.from_row(row)
             for message in dialog.messages:  # no template shows these, and transformers copies all it is given for every prefix it renders
                 message.pop("rewards", None), message.pop("feedback", None)
-            rows = tokenize(dialog, self.tokenizer, max_length=self.max_length)
-            ids.append(dialog.id + suffixes.get(str(shard.dialogs), ""))
+            name = dialog.id + suffixes.get(str(shard.dialogs + len(shard.late)), "")
+            try:
+                with time_limit(self.record_seconds):
+                    rows = tokenize(dialog, self.tokenizer, max_length=self.max_length)
+            except TookTooLong:
+                shard.late.append(asdict(self._late(name, dialog)))
+                continue
+            ids.append(name)
             windows.append(rows)
+            kept.append(i)
             shard.dialogs += 1
             shard.replies += len(dialog.replies)
             shard.rows += len(rows)
             shard.tokens += sum(len(r.input_ids) for r in rows)
             shard.cut_replies += cut_replies(dialog, self.tokenizer, rows)
+        part = part.take(pa.array(kept, pa.int64())) if len(kept) < len(part) else part
         renamed = part.set_column(0, ARROW_SCHEMA.field("id"), pa.array(ids, pa.string()))
         return renamed.append_column(SHARD_SCHEMA.field("rows"), pack_rows(windows))
+
+    def _late(self, name: str, dialog: Dialog) -> Bad:
+        late = Bad(
+            dialog.source, f"dialog {name!r}", too_long(self.record_seconds, "tokenised"), dialog.source, shown(dialog.messages[0]["content"] or "")
+        )
+        if self.strict:
+            raise ValueError(f"{late} (a strict run stops at the first bad record)")
+        return late
 
 
 def _saved_tokenizer(directory: str) -> PreTrainedTokenizerFast:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from typing import Literal
 
 from rl_dialog.data.schema import SPLITS, Dialog
@@ -16,14 +17,22 @@ def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
 
     Two replies with the same context share its first user turn, so they get the same key and never straddle splits, whether they come from one
     conversation stored as many rows (rated replies, preference pairs) or from two. System prompts are left out: they often hold per-user details.
-    By dialog, for logs that all begin alike: all of its messages, so that only equal ones stay together.
+    Case, punctuation and spacing of that turn make no difference ("What's up?", "whats up"), except where it has nothing else.
+    By dialog, for logs that all begin alike: all of its messages, so that only equal ones stay together. Groups, turns and dialogs have keys apart.
     """
     if "group" in dialog.meta:
         return f"group\0{dialog.meta['group']}"
     if by == "dialog":
         return f"dialog\0{json.dumps([(m['role'], m['content']) for m in dialog.messages])}"
     first_user = next((m["content"] or "" for m in dialog.messages if m["role"] == "user"), "")
-    return f"user\0{' '.join(first_user.split())}"
+    return f"user\0{_folded(first_user)}"
+
+
+def _folded(text: str) -> str:
+    """Without case and punctuation: an apostrophe joins, other marks part words."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    kept = "".join("" if c in "'’" else " " if unicodedata.category(c)[0] == "P" else c for c in plain)
+    return " ".join(kept.split()) or " ".join(plain.split())
 
 
 def assign_split(

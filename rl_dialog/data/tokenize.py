@@ -5,6 +5,10 @@
     written by us    0      0    0             0          1      1        <- `assistant`: tokens the policy wrote, end of turn included
 
 A template whose rendering of the first n messages is not a prefix of the rendering of n+1 messages cannot be masked, and raises TemplateError.
+
+Prefix by prefix, a long dialog takes time in the square of its length. There each message is rendered behind the few before it, and what it adds
+is looked for in the one rendering of the whole; whole prefixes are checked at the powers of two and at the end. Where what a message adds depends
+on messages further back, the long way is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +38,10 @@ CHAT_TEMPLATE = (
     "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}{{ '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+
+LONG_TOKEN = 8  # characters: a text has seldom so many for each of its tokens
+LEAST_VOCABULARY = 256 + 2 + len(ROLE_TOKENS)  # every byte and the special tokens: then each character (of English) is a token
+LONG_DIALOG = 24  # messages from which the quick way is shorter
 
 TEMPLATE_KEYS = (
     "role",
@@ -85,8 +93,13 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrain
     """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of vocabulary.
 
     Tokens are made of words only: each digit, mark and capital letter without a word of its own is one token, so that the fifth place of `X..O.....`
-    is always the fifth token.
+    is always the fifth token. With LEAST_VOCABULARY each byte is one. Raises ValueError for less: what has no token would be lost.
     """
+    if vocab_size < LEAST_VOCABULARY:
+        raise ValueError(
+            f"expected --vocab_size of at least {LEAST_VOCABULARY} (256 bytes and {LEAST_VOCABULARY - 256} special tokens: each character is one), "
+            f"got {vocab_size}"
+        )
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -170,20 +183,21 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
     replies = dialog.replies
     if not replies:
         return []
-    rendered = _render(dialog, tokenizer)
+    rendered = _render(dialog, replies, tokenizer)
     earned = {i: dialog.messages[i].get("reward") for i in replies}
     rewards = {i: math.nan if reward is None else float(reward) for i, reward in earned.items()}
     if len(rendered.input_ids) <= max_length:
-        return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length)]
-    rendered = _render(dialog, tokenizer, every=True)
+        return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length, later=None)]
+    rendered = rendered if rendered.starts else _render(dialog, replies, tokenizer, every=True)
     states_after = [*(rendered.actions[i] for i in replies[1:]), len(rendered.input_ids) if dialog.truncated else rendered.action_ends[replies[-1]]]
     rows, done = [], 0
     while done < len(replies):
         system, start = _context_start(dialog, rendered, replies[done], max_length // 2)
-        fitting = sum(1 for end in states_after[done:] if end - start <= max_length - system)
+        fitting = bisect_right(states_after, start + max_length - system) - done
         taken = replies[done : done + max(1, fitting)]
-        rows.append(_window(dialog, rendered, system, start, taken, rewards, max_length=max_length))
         done += len(taken)
+        later = replies[done] if done < len(replies) else None
+        rows.append(_window(dialog, rendered, system, start, taken, rewards, max_length=max_length, later=later))
     return rows
 
 
@@ -218,46 +232,109 @@ def _latest(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, 
         return _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=prompt))
 
     drops = range(max(1, len(messages) - lead))  # 0 to all but the last message; the more are left out, the shorter the prompt
-    first = 0 if len(without(0)) <= max_length else bisect_left(drops, True, key=lambda drop: len(without(drop)) <= max_length)
+    least, characters = drops[-1], 0
+    while least and characters < LONG_TOKEN * max_length:  # rendering all of a conversation at every turn would take time in the square of its turns
+        least -= 1
+        characters += len(str(messages[lead + least].get("content") or messages[lead + least].get("tool_calls")))
+    least = least if least and len(without(least)) > max_length else 0
+    fits = not least and len(without(0)) <= max_length
+    first = 0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= max_length)
     return without(min(first, drops[-1]))[-max_length:]
 
 
-def _render(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, every: bool = False) -> _Rendered:
-    """Renders the prefixes that end at a trained reply or begin one; with `every`, those of all messages (a dialog that must be cut needs them)."""
-    messages, replies = dialog.messages, set(dialog.replies)
-    texts: dict[int, str] = {}  # message -> the text up to and including it
-    prompts: dict[int, str] = {}  # reply -> the text it continues
-    last = ""
-    for n in range(len(messages)):
-        if n in replies:
-            texts[n] = _text(tokenizer, messages[: n + 1])
-            prompts[n] = _text(tokenizer, messages[:n], prompt=True) if n else _opening(texts[n], messages[n], tokenizer)
-            _require_prefix(prompts[n], texts[n], n, dialog.id)
-        elif every or n == len(messages) - 1:
-            texts[n] = _text(tokenizer, messages[: n + 1])
-        if n in texts:
-            _require_prefix(last, texts[n], n, dialog.id)
-            last = texts[n]
-    final = _text(tokenizer, messages, prompt=True) if dialog.truncated and messages[-1]["role"] != "assistant" else last
+def _render(dialog: Dialog, replies: list[int], tokenizer: PreTrainedTokenizerFast, *, every: bool = False) -> _Rendered:
+    """`every` asks for the starts of all messages (a dialog that must be cut needs them); of a long dialog they are known anyway."""
+    messages = _defused(dialog.messages, _any_of(tuple(tokenizer.all_special_tokens)))
+    whole = _text(tokenizer, messages)
+    found = _lengths(messages, replies, whole, tokenizer) if len(messages) >= LONG_DIALOG else None
+    ends, prompts = found or _lengths_by_prefixes(messages, replies, whole, tokenizer, dialog.id, every=every)
+    final = _text(tokenizer, messages, prompt=True) if dialog.truncated and messages[-1]["role"] != "assistant" else whole
     encoded = tokenizer(final, add_special_tokens=False, return_offsets_mapping=True)
     ids = np.asarray(encoded["input_ids"], dtype=np.int32)
     token_starts = np.asarray([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
 
-    def position(characters: int) -> int:
-        return int(np.searchsorted(token_starts, characters, side="left"))
+    def positions(characters: dict[int, int]) -> dict[int, int]:
+        return dict(zip(characters, np.searchsorted(token_starts, list(characters.values()), side="left").tolist(), strict=True))
 
-    ends = {n: position(len(text)) for n, text in texts.items()}
-    actions = {n: position(len(prompt)) for n, prompt in prompts.items()}
-    action_ends = {n: _end_of_turn(ids, start, ends[n], tokenizer.eos_token_id) for n, start in actions.items()}
-    starts = [0, *(ends[n] for n in range(len(messages) - 1))] if every else []
+    stops, actions = positions(ends), positions(prompts)
+    action_ends = {n: _end_of_turn(ids, start, stops[n], tokenizer.eos_token_id) for n, start in actions.items()}
+    starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or found else []
     return _Rendered(ids, starts, actions, action_ends)
 
 
-def _window(dialog: Dialog, r: _Rendered, system: int, start: int, replies: list[int], rewards: dict[int, float], *, max_length: int) -> Row:
-    """Tokens `start`..(state before the reply after the last of `replies`), behind the first `system` tokens."""
-    later = [i for i in dialog.replies if i > replies[-1]]
-    stop = r.actions[later[0]] if later else len(r.input_ids)
-    ends_here = not later and not dialog.truncated
+Lengths = tuple[dict[int, int], dict[int, int]]  # message -> characters up to and including it; reply -> characters of the prompt that it continues
+
+
+def _lengths_by_prefixes(
+    messages: list[dict[str, Any]], replies: list[int], whole: str, tokenizer: PreTrainedTokenizerFast, dialog: str, *, every: bool
+) -> Lengths:
+    """Renders the prefixes that end at a trained reply or begin one; with `every`, those of all messages. Raises TemplateError."""
+    ends: dict[int, int] = {}
+    prompts: dict[int, int] = {}
+    trained, last = set(replies), ""
+    for n in range(len(messages)):
+        if n not in trained and not every and n < len(messages) - 1:
+            continue
+        text = _text(tokenizer, messages[: n + 1]) if n < len(messages) - 1 else whole
+        if n in trained:
+            prompt = _text(tokenizer, messages[:n], prompt=True) if n else _opening(text, messages[n], tokenizer)
+            _require_prefix(prompt, text, n, dialog)
+            prompts[n] = len(prompt)
+        _require_prefix(last, text, n, dialog)
+        ends[n], last = len(text), text
+    return ends, prompts
+
+
+def _lengths(messages: list[dict[str, Any]], replies: list[int], whole: str, tokenizer: PreTrainedTokenizerFast) -> Lengths | None:
+    """The same of every message, in linear time; None where the template needs the long way (which may find that it cannot be masked).
+
+    What message n adds is its text behind the assistant message before it, the user message before that and the leading system messages (roles that
+    alternate go on alternating), less the text without it. `whole` must be these pieces and nothing else, each reply's piece must begin with
+    the generation prompt behind the same messages, and prefixes as they are must end there too at the powers of two and at the last reply.
+    """
+    near = _contexts(messages)
+    trained = [n for n in replies if n]
+    try:
+        behind = _texts(tokenizer, [[*context, message] for context, message in zip(near, messages, strict=True)])
+        alone = ["", *_texts(tokenizer, near[1:])]
+        asked = dict(zip(trained, _texts(tokenizer, [near[n] for n in trained], prompt=True), strict=True))
+        ends, prompts, at = {}, {}, 0
+        for n, (before, text) in enumerate(zip(alone, behind, strict=True)):
+            prompt = asked.get(n, before)
+            if not (text.startswith(prompt) and prompt.startswith(before) and whole.startswith(text[len(before) :], at)):
+                return None
+            prompts |= {n: at + len(prompt) - len(before)} if n in asked else {}
+            at = ends[n] = at + len(text) - len(before)
+        if 0 in replies:
+            prompts[0] = len(_opening(behind[0], messages[0], tokenizer))
+        checked = {2**k for k in range(len(messages).bit_length())} | {replies[-1]}
+        agrees = at == len(whole) and all(_text(tokenizer, messages[: n + 1]) == whole[: ends[n]] for n in checked if n < len(messages))
+        agrees = agrees and all(_text(tokenizer, messages[:n], prompt=True) == whole[: prompts[n]] for n in checked & set(trained))
+    except TemplateError:  # of a few messages on their own; all of them together it may render
+        return None
+    return (ends, prompts) if agrees else None
+
+
+def _contexts(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Of each message the few before it that decide what it adds: see `_lengths`. The first messages have all of them."""
+    lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    found: list[list[dict[str, Any]]] = []
+    user, asked, spoke = lead, lead, lead  # the latest user message; that before the latest assistant message; the latter
+    for n, message in enumerate(messages):
+        found.append([*messages[: min(n, lead)], *(messages[asked : asked + 1] if asked < spoke else ()), *messages[spoke:n]])
+        if message["role"] == "user":
+            user = n
+        elif message["role"] == "assistant":
+            asked, spoke = user, n
+    return found
+
+
+def _window(
+    dialog: Dialog, r: _Rendered, system: int, start: int, replies: list[int], rewards: dict[int, float], *, max_length: int, later: int | None
+) -> Row:
+    """Tokens `start`..(state before the reply `later`, the next after the last of `replies`), behind the first `system` tokens."""
+    stop = len(r.input_ids) if later is None else r.actions[later]
+    ends_here = later is None and not dialog.truncated
     shift = system - start
     stop = min(stop, max(r.action_ends[replies[-1]], start + max_length - system))  # a long user turn after the last reply may not fit
     whole = np.concatenate([r.input_ids[:system], r.input_ids[start:stop]])
@@ -305,14 +382,18 @@ def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
 
 
 def _text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
+    return _texts(tokenizer, [_defused(messages, _any_of(tuple(tokenizer.all_special_tokens)))], prompt=prompt)[0]
+
+
+def _texts(tokenizer: PreTrainedTokenizerFast, conversations: list[list[dict[str, Any]]], *, prompt: bool = False) -> list[str]:
+    """The rendering of each."""
     from jinja2 import TemplateError as JinjaError
 
-    special = _any_of(tuple(tokenizer.all_special_tokens))
+    shown = [[{key: m[key] for key in TEMPLATE_KEYS if key in m} for m in messages] for messages in conversations]
     try:
-        messages = [{key: _defused(m[key], special) for key in TEMPLATE_KEYS if key in m} for m in messages]
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+        return tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=prompt) if shown else []
     except JinjaError as error:
-        roles = ", ".join(m["role"] for m in messages)
+        roles = ", ".join(dict.fromkeys(m["role"] for m in conversations[0]))
         raise TemplateError(f"expected a chat template that renders messages of the roles {roles}, got its error: {error}") from error
 
 

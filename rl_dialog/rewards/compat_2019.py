@@ -9,10 +9,12 @@ classifier of 64 emojis as `--scorers sentiment=PATH`.
 from __future__ import annotations
 
 import math
+import re
 import string
 from collections.abc import Callable
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.rewards import human
 from rl_dialog.rewards.conversation import conversation_length
 from rl_dialog.rewards.phrases import CHEERFUL, COMPLIMENTS, POLITENESS, SUPPORTIVE
 from rl_dialog.rewards.scorers import INSULT_LIST, VADER, Scorer
@@ -20,6 +22,7 @@ from rl_dialog.rewards.user import questions
 from rl_dialog.rewards.words import QUESTION_WORDS
 
 UNKNOWN = "<unk>"
+BETWEEN_TOKENS = re.compile(r"\s|[?!,;:@#$%&()\[\]{}<>\"]|--|\.{2,}")  # as that code's tokenizer split English; hyphens and slashes do not
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -44,13 +47,13 @@ def laughter(dialog: Dialog) -> list[float]:
 
 
 def vote(dialog: Dialog) -> list[float]:
-    """-1, 0 or 1, 0 where nobody voted."""
-    return [float(dialog.messages[i].get("feedback", {}).get("vote") or 0) for i in dialog.replies]
+    """-1, 0 or 1, 0 where nobody voted. Raises DialogError for any other vote."""
+    return [given or 0.0 for given in human.vote(dialog)]
 
 
 def question(dialog: Dialog) -> list[float]:
-    """Half for "?", half for a question word between spaces, in lower case only."""
-    return [0.5 * ("?" in reply) + 0.5 * (not QUESTION_WORDS.isdisjoint(reply.split())) for reply in _replies(dialog)]
+    """Half for "?", half for a question word in any case as a token of its own: "what's" and "What?" have one, "show" and "how-to" none."""
+    return [0.5 * ("?" in reply) + 0.5 * (not QUESTION_WORDS.isdisjoint(_tokens(reply.lower()))) for reply in _replies(dialog)]
 
 
 def compliments(dialog: Dialog) -> list[float]:
@@ -91,11 +94,15 @@ def sentiment_sum(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
 
 
 def sentiment_slope(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
-    """(lowest - highest) / (row of the lowest - row of the highest), the 0 of the last reply included; 0 where all are equal; on every reply."""
+    """(lowest - highest) / (row of the lowest - row of the highest), the 0 of the last reply included; 0 where all are equal; on every reply.
+
+    It sorted the rows by sentiment and took both ends: of equals the first row is the lowest and the last row the highest. Its sort kept the order of
+    equals in conversations of up to 16 exchanges; of longer ones, where it depended on the machine, we keep it too.
+    """
     values = [sentiment(answer) if answer else 0.0 for answer in _next_turns(dialog)]
     if not values or min(values) == max(values):
         return [0.0] * len(values)
-    low, high = values.index(min(values)), values.index(max(values))
+    low, high = values.index(min(values)), len(values) - 1 - values[::-1].index(max(values))
     return [(values[low] - values[high]) / (low - high)] * len(values)
 
 
@@ -164,11 +171,17 @@ def _replies(dialog: Dialog) -> list[str]:
 
 def _next_turns(dialog: Dialog, *, spoken: bool = False) -> list[str | None]:
     """The user turn after each reply; after the last one the offline code knew none (None), in self-play there is one."""
-    turns = []
-    for i in dialog.replies:
-        later = (message["content"] or "" for message in dialog.messages[i + 1 :] if message["role"] == "user")
-        turns.append(next(later, ""))
+    after, later = [], ""
+    for message in reversed(dialog.messages):
+        after.append(later)
+        later = (message["content"] or "") if message["role"] == "user" else later
+    turns = [after[-1 - i] for i in dialog.replies]
     return turns if spoken else [*turns[:-1], None] if turns else []
+
+
+def _tokens(text: str) -> set[str]:
+    """Words without the full stop behind them and without what a contraction adds ("what's" -> what)."""
+    return {piece.partition("'")[0].rstrip(".") for piece in BETWEEN_TOKENS.split(text)}
 
 
 def _holds(text: str, phrases: tuple[str, ...]) -> float:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, DialogError
 
 
 def vote(dialog: Dialog) -> list[float | None]:
     """-1, 0 or 1: the thumb a human gave this reply (`feedback.vote`). Does not apply where nobody voted.
 
-    Raises ValueError for a vote that is not one of the three.
+    Raises DialogError for a vote that is not one of the three.
     """
     values: list[float | None] = []
     for i in dialog.replies:
         given = dialog.messages[i].get("feedback", {}).get("vote")
         if given is not None and (isinstance(given, bool) or given not in (-1, 0, 1)):
-            raise ValueError(f"dialog {dialog.id!r}, message {i}: expected feedback.vote to be -1, 0 or 1, got {given!r}")
+            raise DialogError(f"dialog {dialog.id!r}, message {i}: expected feedback.vote to be -1, 0 or 1, got {given!r}")
         values.append(None if given is None else float(given))
     return values
 

@@ -11,8 +11,10 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from heapq import heappop, heappush
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from rl_dialog.rewards.tfidf import TfidfClassifier
 from rl_dialog.rewards.words import parts, words
 
 MOST_TEXTS = 20_000  # remembered per scorer
+MOST_BYTES = 256 << 20  # of them and of what was said about them, about
+MOST_WORDS = 2048  # that the built-in encoder reads of a text; models read 512 tokens
 TOGETHER = 64  # dialogs whose texts are scored together
 HASHED = 256  # numbers in the built-in encoder's vector of a word
 
@@ -36,6 +40,7 @@ class Scorer:
     def __init__(self, name: str, score: Callable[[list[Any]], Sequence[Any]], blank: Any) -> None:
         self.name, self.score, self.blank = name, score, blank
         self.known: dict[Hashable, Any] = {}
+        self.bytes = 0
         self.collected: dict[Hashable, None] | None = None
 
     def __call__(self, text: Hashable) -> Any:
@@ -44,7 +49,7 @@ class Scorer:
                 self.collected[text] = None
                 return self.blank
             self._make_room()
-            self.known[text] = self.score([text])[0]
+            self._remember([text], self.score([text]))
         return self.known[text]
 
     def collect(self) -> None:
@@ -56,11 +61,17 @@ class Scorer:
         """Scores what was collected, and ends the collecting."""
         texts, self.collected = list(self.collected or ()), None
         if texts:
-            self.known |= zip(texts, self.score(texts), strict=True)
+            self._remember(texts, self.score(texts))
+
+    def _remember(self, texts: list[Any], values: Sequence[Any]) -> None:
+        for text, value in zip(texts, values, strict=True):
+            self.known[text] = value
+            self.bytes += (len(text) if isinstance(text, str) else 8 * len(text)) + getattr(value, "nbytes", 0)
 
     def _make_room(self) -> None:
-        if len(self.known) >= MOST_TEXTS:
+        if len(self.known) >= MOST_TEXTS or self.bytes >= MOST_BYTES:
             self.known.clear()
+            self.bytes = 0
 
 
 def make_scorers(chosen: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None) -> dict[str, Scorer]:
@@ -110,23 +121,58 @@ def in_batches(dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: 
 
 @cache
 def _analyser() -> Any:
-    """The lexicon, read once per process."""
+    """The lexicon, read once per process, and VADER's rules with the same numbers in linear time.
+
+    There are no parts to combine: a word's valence depends on the three words before it, the two behind it and whether the text mixes capitals, so
+    it is asked with these words alone (the library lower-cases all words for each one of the lexicon); the valences are added up as they were.
+    """
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError as error:
         raise ImportError("rewards of sentiment need VADER: pip install vaderSentiment") from error
-    return SentimentIntensityAnalyzer()
+
+    class Analyser(SentimentIntensityAnalyzer):
+        def sentiment_valence(self, valence: float, sentitext: Any, item: str, i: int, sentiments: list[float]) -> list[float]:
+            start = max(i - 3, 0)
+            near = SimpleNamespace(words_and_emoticons=sentitext.words_and_emoticons[start : i + 3], is_cap_diff=sentitext.is_cap_diff)
+            return super().sentiment_valence(valence, near, item, i - start, sentiments)
+
+        _but_check = staticmethod(_but_check)
+
+    return Analyser()
 
 
-@cache
+def _but_check(said: list[str], valences: list[float]) -> list[float]:
+    """Half of what stands before the first "but" and 1.5 times what stands behind it, as VADER does it: in place of each valence, one after the
+    other, the first that equals it at that moment is changed."""
+    but = next((i for i, word in enumerate(said) if word.lower() == "but"), None)
+    if but is None:
+        return valences
+    places: dict[float, list[int]] = {}  # a heap per value; a place that has another value by now is dropped when it comes up
+    for i, valence in enumerate(valences):
+        places.setdefault(valence, []).append(i)
+    for i in range(len(valences)):
+        valence = valences[i]
+        heap = places[valence]
+        while valences[heap[0]] != valence:
+            heappop(heap)
+        first = heap[0]
+        if first != but:
+            valences[first] = valence * (0.5 if first < but else 1.5)
+            heappush(places.setdefault(valences[first], []), first)
+    return valences
+
+
+@lru_cache(MOST_TEXTS)
 def _hashed(word: str) -> np.ndarray:
     seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).standard_normal(HASHED)
 
 
 def _hashed_words(text: str) -> np.ndarray:
-    """(n, HASHED) a random vector per word, always the same one: near are texts that share words."""
-    return np.stack([_hashed(word) for word in words(text)]) if words(text) else np.zeros((0, HASHED))
+    """(n, HASHED) a random vector per word, always the same one: near are texts that share words. Of a long text the first MOST_WORDS words."""
+    read = words(text[: 64 * MOST_WORDS])[:MOST_WORDS]
+    return np.stack([_hashed(word) for word in read]) if read else np.zeros((0, HASHED))
 
 
 SURE = math.exp(-0.355)  # 0.70: the probability from which a text counts as toxic for good, in the filter that the levels come from

@@ -82,27 +82,24 @@ def sentiment_slope(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float 
 
 def questions(dialog: Dialog) -> list[str | None]:
     """What the user said between the assistant message before each reply and the reply, None where that is nothing."""
-    found: list[str | None] = []
-    for i in dialog.replies:
-        said = []
-        for message in reversed(dialog.messages[:i]):
-            if message["role"] == "assistant":
-                break
-            if message["role"] == "user":
-                said.append(message["content"] or "")
-        found.append("\n".join(reversed(said)) if said else None)
-    return found
+    said = _said_behind(dialog)
+    before = dict(zip(list(said)[1:], said.values(), strict=False))
+    return [before[i] for i in dialog.replies]
 
 
 def answers(dialog: Dialog) -> list[str | None]:
     """What the user said between each reply and the next assistant message, None where that is nothing."""
-    found: list[str | None] = []
-    for i in dialog.replies:
-        said = []
-        for message in dialog.messages[i + 1 :]:
-            if message["role"] == "assistant":
-                break
-            if message["role"] == "user":
-                said.append(message["content"] or "")
-        found.append("\n".join(said) if said else None)
-    return found
+    said = _said_behind(dialog)
+    return [said[i] for i in dialog.replies]
+
+
+def _said_behind(dialog: Dialog) -> dict[int, str | None]:
+    """Assistant message -> what the user said between it and the next one, None for nothing; -1 is the beginning of the dialog."""
+    said: dict[int, list[str]] = {-1: []}
+    latest = -1
+    for i, message in enumerate(dialog.messages):
+        if message["role"] == "assistant":
+            latest, said[i] = i, []
+        elif message["role"] == "user":
+            said[latest].append(message["content"] or "")
+    return {i: "\n".join(turns) if turns else None for i, turns in said.items()}

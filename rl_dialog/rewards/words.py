@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 
 REMEMBERED = 256  # texts: several rewards count the words of the same dialog, one after the other
+LONGEST_REMEMBERED = 10_000  # characters: 256 turns of a megabyte would fill the memory with their words
 
 # Scripts written without spaces: kana, Han ideographs and their extensions. Korean and most others separate words, so \w+ finds theirs.
 UNSPACED = "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
@@ -30,16 +31,19 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 QUESTION_WORDS = frozenset(("who", "what", "why", "where", "how", "when"))
 
 
-@lru_cache(REMEMBERED)
 def words(text: str) -> tuple[str, ...]:
     """Lower-case words; punctuation is none, "don't" is one, and each ideograph or kana counts as one."""
-    return tuple(_WORD.findall(text.lower()))
+    return _found(_WORD, text) if len(text) <= LONGEST_REMEMBERED else _found.__wrapped__(_WORD, text)
 
 
-@lru_cache(REMEMBERED)
 def parts(text: str) -> tuple[str, ...]:
     """Lower-case words split at apostrophes too ("what's" -> what, s), with unspaced text in whole runs."""
-    return tuple(_RUN.findall(text.lower()))
+    return _found(_RUN, text) if len(text) <= LONGEST_REMEMBERED else _found.__wrapped__(_RUN, text)
+
+
+@lru_cache(2 * REMEMBERED)
+def _found(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+    return tuple(pattern.findall(text.lower()))
 
 
 def content_words(text: str) -> set[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,13 +50,15 @@ def test_a_reader_yields_dialogs_bad_records_file_hashes_and_its_memory(tmp_path
 
 
 def records(*dialogs):
-    rows = [{"group": 3, "position": 7 + i, "log": 0, "kind": "dialog", "json": d.to_json()} for i, d in enumerate(dialogs)]
+    rows = [
+        {"group": 3, "position": 7 + i, "log": 0, "file": "chats", "record": i, "kind": "dialog", "json": d.to_json()} for i, d in enumerate(dialogs)
+    ]
     return pa.Table.from_pylist(rows, RECORDS)
 
 
 def make_scorer(directory, scoring):
     for name in (*SPLITS, "quarantine", FIGURES):
-        (directory / name).mkdir()
+        (directory / name).mkdir(parents=True)
     return Scorer(scoring, str(directory))
 
 
@@ -87,3 +91,39 @@ def test_declared_splits_are_kept_and_the_rest_hashed(tmp_path):
 @pytest.mark.parametrize(("identifier", "hashes"), [("a", 0), ("a7", 0), ("a#7", 1), ("a##12", 2), ("#3", 1), ("a#", 0), ("7", 0)])
 def test_hashes_before_a_number_at_the_end_of_an_id(identifier, hashes):
     assert trailing_hashes(identifier) == hashes
+
+
+def test_a_vote_that_is_none_goes_to_quarantine(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    talks = [talk(number) for number in range(4)]
+    for number, given in ((0, 1), (1, 2), (3, "up")):
+        talks[number].messages[1]["feedback"] = {"vote": given}
+    write_jsonl(talks, path)
+    [table] = group_tables(find_logs([str(path)])[0])
+    read = pa.concat_tables(read_group(table, scoring=Scoring({})))
+    for compat in ("", "2019"):
+        scorer = make_scorer(tmp_path / f"out{compat}", Scoring({"vote": 1.0}, compat=compat))
+        [row] = scorer(read).to_pylist()
+        assert len(row["id"]) == 2 and ["quarantined", 2] in [entry[2:] for entry in json.loads(row["summary"])["counts"]]
+        bad = [json.loads(line) for line in next((tmp_path / f"out{compat}" / "quarantine").iterdir()).read_text().splitlines()]
+        assert [entry["where"] for entry in bad] == ["record 2", "record 4"] and bad[0]["file"] == str(path)
+        assert "dialog 'd3', message 1: expected feedback.vote to be -1, 0 or 1, got 'up'" in bad[1]["reason"]
+    with pytest.raises(ValueError, match="chats.jsonl:record 2: .*a strict run"):
+        make_scorer(tmp_path / "strict", Scoring({"vote": 1.0}, strict=True))(read)
+
+
+def test_a_record_that_takes_too_long_goes_to_quarantine(tmp_path):
+    """Even where the reward suppresses what stops it."""
+    scorer = make_scorer(tmp_path / "out", Scoring({"slow": 1.0}, record_seconds=0.2))
+
+    def slow(dialog):
+        while dialog.id == "d1":
+            with suppress(Exception):
+                time.sleep(0.01)
+        return [1.0]
+
+    scorer.rewards = {"slow": slow}
+    [row] = scorer(records(talk(0), talk(1), talk(2))).to_pylist()
+    assert len(row["id"]) == 2
+    [line] = next((tmp_path / "out" / "quarantine").iterdir()).read_text().splitlines()
+    assert "within 0.2 s" in json.loads(line)["reason"] and "--record_seconds" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -71,3 +72,19 @@ def test_a_writer_tokenises_the_planned_dialogs_and_renames(tmp_path, tokenizer)
     assert shard.tokens == sum(len(row.input_ids) for row in rows)
     assert tokenizer.decode(rows[0].input_ids) == tokenizer.apply_chat_template(dialogs[1].messages, tokenize=False)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_dialog_that_takes_too_long_to_tokenise_is_left_out(tmp_path, tokenizer, monkeypatch):
+    from rl_dialog.data import tokenize as module
+
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / WORK).mkdir()
+    pq.write_table(pa.Table.from_pylist([talk(i).to_row() for i in range(3)], ARROW_SCHEMA), tmp_path / "chunk.parquet")
+    plan = {"split": "train", "number": 0, "parts": [[str(tmp_path / "chunk.parquet"), 0, 3]], "suffixes": {"1": "#2", "2": "#3"}}
+    real = module.tokenize
+    monkeypatch.setattr(module, "tokenize", lambda dialog, *args, **more: time.sleep(9 * (dialog.id == "d1")) or real(dialog, *args, **more))
+    [row] = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {}, 1.0)(pa.table({"plan": [json.dumps(plan)]})).to_pylist()
+    shard = Shard(**json.loads(row["summary"]))
+    assert pq.read_table(tmp_path / "train-00000.parquet").column("id").to_pylist() == ["d0", "d2#3"]
+    assert shard.dialogs == 2 and [(item["source"], item["where"]) for item in shard.late] == [("chats", "dialog 'd1#2'")]
+    assert "tokenised within 1 s" in shard.late[0]["reason"]

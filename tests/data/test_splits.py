@@ -55,6 +55,15 @@ def test_replies_to_the_same_context_never_straddle():
         assert len({assign_split(d, 0.3, 0.3, seed=1) for d in variants}) == 1
 
 
+def test_case_and_punctuation_of_the_first_turn_make_no_difference():
+    assert len({split_key(dialog(text)) for text in ("What's up?", "whats up", "WHAT\u2019S  UP!!", "- what's up...")}) == 1
+    assert len({split_key(dialog(text)) for text in ("Straße", "STRASSE", "strasse.")}) == 1
+    assert split_key(dialog("9:30")) != split_key(dialog("930")) and split_key(dialog("1+1")) != split_key(dialog("1 1"))
+    assert split_key(dialog("?")) != split_key(dialog("!")) != split_key(dialog(""))  # nothing else is said
+    assert split_key(dialog("x", meta={"group": "A"})) != split_key(dialog("x", meta={"group": "a"})) != split_key(dialog("a"))
+    assert split_key(dialog("group\0a")) != split_key(dialog("x", meta={"group": "a"}))
+
+
 def test_a_longer_conversation_goes_where_its_beginning_went():
     short = dialog("where is the station?")
     longer = Dialog(id="x", messages=[*short.messages, {"role": "user", "content": "thanks"}, {"role": "assistant", "content": "bye"}])

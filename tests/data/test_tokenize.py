@@ -258,6 +258,69 @@ def test_a_template_that_refuses_the_roles_is_named():
         tokenize(dialog(system("be kind"), user("hello"), reply("there")), with_template(template))
 
 
+def counted(tokenizer, monkeypatch):
+    """How many messages the template has rendered since."""
+    seen, real = [], tokenizer.apply_chat_template
+    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda talks, **more: seen.extend(map(len, talks)) or real(talks, **more))
+    return seen
+
+
+CALL = {"tool_calls": [{"type": "function", "function": {"name": "menu", "arguments": {"day": "today"}}}]}
+LONG_TALKS = {
+    "turns": [m for i in range(40) for m in (user(f"question {i} "), reply(f" answer {i}", reward=i))],
+    "a prompt, an opening, two user turns": [system("be kind"), reply("hi")] + [user("a"), user("b"), reply(""), user("c"), reply("d", weight=0)] * 9,
+    "tools": [user("what is there?")] + [reply(None, **CALL), {"role": "tool", "content": "<|end|> soup", "tool_call_id": "1"}, reply("soup")] * 15,
+    "ends with the user": [*[user("a"), reply("b")] * 20, user("c")],
+}
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("kind", LONG_TALKS)
+def test_a_long_dialog_has_the_rows_of_its_prefixes(tokenizer, chatml, monkeypatch, kind, truncated):
+    """Rendered a few messages at a time, and prefix by prefix."""
+    made = dialog(*LONG_TALKS[kind], truncated=truncated)
+    for tried in (tokenizer, chatml):
+        seen = counted(tried, monkeypatch)
+        short, long = (tokenize(made, tried, max_length=length) for length in (100, 10_000))
+        assert sum(seen) < 40 * len(made.messages)  # twice, and a few prefixes: all of them would be a hundred times as many
+        with monkeypatch.context() as patch:
+            patch.setattr("rl_dialog.data.tokenize.LONG_DIALOG", 10_000)
+            for rows, wanted in ((short, tokenize(made, tried, max_length=100)), (long, tokenize(made, tried, max_length=10_000))):
+                assert len(rows) == len(wanted)
+                for row, other in zip(rows, wanted, strict=True):
+                    assert all(np.array_equal(getattr(row, name), getattr(other, name), equal_nan=name == "rewards") for name in vars(row))
+
+
+def test_a_long_dialog_is_rendered_in_linear_time(tokenizer, monkeypatch):
+    seen, work = counted(tokenizer, monkeypatch), []
+    for exchanges in (50, 200):
+        seen.clear()
+        tokenize(dialog(*[user("hello"), reply("there")] * exchanges), tokenizer, max_length=64)
+        work.append(sum(seen))
+    assert work[1] < 5 * work[0]
+
+
+@pytest.mark.parametrize("mark", ["{{ loop.index }}", "{% if messages[0]['content'] == 'hello' %}!{% endif %}"])
+def test_a_template_that_looks_far_back_is_rendered_prefix_by_prefix(monkeypatch, mark):
+    """It numbers the messages, or reads the first of them in all others: it only appends, but not the same behind the last few messages."""
+    template = "{% for m in messages %}" + mark + "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    made = with_template(
+        template + "{% if add_generation_prompt %}" + mark.replace("loop.index", "messages | length + 1") + "<|assistant|>{% endif %}"
+    )
+    talk = dialog(user("hello"), reply("there"), *[user("a"), reply("b")] * 20)
+    (row,) = tokenize(talk, made)
+    monkeypatch.setattr("rl_dialog.data.tokenize.LONG_DIALOG", 10_000)
+    (wanted,) = tokenize(talk, made)
+    assert np.array_equal(row.assistant, wanted.assistant) and written(made, row) == ["there<|end|>"] + ["b<|end|>"] * 20
+
+
+@pytest.mark.parametrize("shown", ["messages[-30:]", "(messages if messages | length < 30 else messages[:1] + messages)"])
+def test_a_template_that_rewrites_the_history_of_long_dialogs_alone_is_refused(shown):
+    template = "{% for m in " + shown + " %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    with pytest.raises(TemplateError, match="changes earlier text when message (29|31) is added"):
+        tokenize(dialog(*[m for i in range(25) for m in (user(f"a {i}"), reply("b"))]), with_template(template))
+
+
 def test_template_errors_are_value_errors():
     assert issubclass(TemplateError, ValueError)
 
@@ -463,6 +526,22 @@ def test_special_tokens_are_one_id_each(tokenizer):
 def test_vocabulary_size_is_an_upper_bound():
     assert len(train_tokenizer(["the cat sat on the mat"] * 50, vocab_size=265)) == 265
     assert len(train_tokenizer(["x"], vocab_size=5000)) < 300
+
+
+def test_the_smallest_vocabulary_has_a_token_for_each_character():
+    made = train_tokenizer(["X..O..... left"] * 5, vocab_size=262)
+    assert len(made) == 262 and len(made("X..O..... left")["input_ids"]) == 14
+    with pytest.raises(ValueError, match="at least 262 .*got 261"):
+        train_tokenizer(["x"], vocab_size=261)
+
+
+def test_of_a_long_conversation_a_prompt_renders_the_end(tokenizer, monkeypatch):
+    messages = [m for i in range(300) for m in (user(f"question {i}"), reply(f"answer {i}"))] + [user("so?")]
+    monkeypatch.setattr("rl_dialog.data.tokenize.LONG_TOKEN", 10_000)
+    whole = encode_prompt(messages, tokenizer, max_length=60)
+    monkeypatch.undo()
+    seen = counted(tokenizer, monkeypatch)
+    assert encode_prompt(messages, tokenizer, max_length=60) == whole and max(seen) < 100
 
 
 def test_training_a_tokenizer_is_deterministic():

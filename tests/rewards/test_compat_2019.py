@@ -30,7 +30,10 @@ def talk(*turns):
         ("you", ("hi", "a young man"), [1], [0]),
         ("question", ("hi", "how are you ?"), [1], [1]),
         ("question", ("hi", "show me ?"), [0.5], [0.5]),
-        ("question", ("hi", "What's up?"), [0.5], [1]),
+        ("question", ("hi", "What's up?"), [1], [1]),  # it lower-cased, and its tokenizer cut contractions
+        ("question", ("hi", "Who? me (why)"), [1], [1]),
+        ("question", ("hi", "tell me how."), [0.5], [0.5]),
+        ("question", ("hi", "a how-to, somewhat"), [0], [0.5]),
         ("answer_length", ("hi", "a", "I don't know , really !", "b"), [6, 0], [4 / 30, None]),
         ("answer_length", ("hi", "a", "", "b"), [1, 0], [0, None]),
         ("answer_length", ("hi", "a", "word " * 40, "b"), [30, 0], [1, None]),
@@ -56,6 +59,7 @@ FELT = Scorer("felt", lambda texts: [{"glad": 0.5, "sad": -0.5, "_": 0.1, "bot":
         ("sentiment_sum", ("glad", "a", "sad", "b"), [-1.0 + 0.6] * 2),
         ("sentiment_slope", ("hi", "a", "sad", "b", "glad", "c"), [1.0] * 3),  # (-0.5 - 0.5) / (0 - 1)
         ("sentiment_slope", ("hi", "a", "sad", "b", "sad", "c"), [0.25] * 3),  # the last row's 0 is the highest: (-0.5 - 0) / (0 - 2)
+        ("sentiment_slope", ("", "a", "glad", "b", "sad", "c", "glad", "d", "sad", "e"), [1.0] * 5),  # the first -0.5, the last 0.5: -1 / (1 - 2)
         ("sentiment_slope", ("hi", "a"), [0.0]),
     ],
 )

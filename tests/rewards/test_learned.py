@@ -10,8 +10,8 @@ from pipelines.prepare_rewards import scorer_names, weights_of
 from rl_dialog.data.schema import Dialog
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import apply_rewards, choose_rewards
-from rl_dialog.rewards.learned import learned
-from rl_dialog.rewards.scorers import in_batches, make_scorers
+from rl_dialog.rewards.learned import LATEST, learned
+from rl_dialog.rewards.scorers import Scorer, in_batches, make_scorers
 
 CALL = [{"function": {"name": "menu", "arguments": "{}"}}]
 
@@ -73,3 +73,12 @@ def test_prepare_wants_the_model_and_names_it(model):
         weights_of(PrepareConfig(rewards=weights, scorers=("reward_model=./nowhere",), quiet=True))
     with pytest.raises(ValueError, match="--label_weights: expected a classifier"):
         make_scorers([f"reward_model={model}"], label_weights={"good": 1.0})
+
+
+def test_of_a_long_conversation_the_model_is_shown_the_latest_messages():
+    shown = []
+    model = Scorer("lengths", lambda talks: shown.extend(talks) or [float(len(turns)) for turns in talks], 0.0)
+    messages = [{"role": "system", "content": "be kind"}, *({"role": r, "content": f"{r} {i}"} for i in range(300) for r in ("user", "assistant"))]
+    lengths = learned(Dialog("long", messages), reward_model=model)
+    assert lengths[:3] == [3.0, 5.0, 7.0] and max(lengths) == lengths[-1] == LATEST + 2
+    assert shown[-1][0] == ("system", "be kind") and shown[-1][-1] == ("assistant", "assistant 299")

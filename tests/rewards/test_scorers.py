@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+import time
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from rl_dialog.rewards.scorers import (
     EMOJIS,
     HASHED_WORDS,
     MOST_TEXTS,
+    MOST_WORDS,
     TOGETHER,
+    VADER,
     Scorer,
     in_batches,
     make_scorers,
@@ -29,6 +33,7 @@ from rl_dialog.rewards.scorers import (
 )
 from rl_dialog.rewards.similarity import similarity
 from rl_dialog.rewards.user import sentiment, sentiment_transition
+from rl_dialog.rewards.words import LONGEST_REMEMBERED, _found, parts
 
 
 def talk(*turns, name="d"):
@@ -260,3 +265,61 @@ def test_what_cannot_be_a_scorer(classifier):
         with pytest.raises(ValueError, match=message):
             make_scorers(entries, label_weights=weights)
     assert -1 <= make_scorers([f"sentiment={path}"], label_weights={"Joy": 1.0, "anger": -1.0})["sentiment"]("good") <= 1
+
+
+def test_vader_says_what_the_library_says():
+    """Over boosters, negations, idioms, capitals, and "but" between equal valences, of which the library changes the first."""
+    from vaderSentiment.vaderSentiment import BOOSTER_DICT, NEGATE, SPECIAL_CASES, SentimentIntensityAnalyzer
+
+    library, rng = SentimentIntensityAnalyzer(), random.Random(0)
+    said = [
+        "but",
+        "BUT",
+        "no",
+        "nor",
+        "least",
+        "at",
+        "never",
+        "so",
+        "without",
+        "doubt",
+        "good",
+        "good",
+        "GOOD",
+        "bad",
+        "house",
+        "ok!",
+        "?",
+        "\U0001f601",
+    ]
+    said += [
+        *list(BOOSTER_DICT)[:9],
+        *NEGATE[:9],
+        *(word for idiom in SPECIAL_CASES for word in idiom.split()),
+        *rng.sample(sorted(library.lexicon), 20),
+    ]
+    for length in [*range(20)] * 20:
+        text = " ".join(rng.choices(said, k=length))
+        assert VADER.score([text]) == [library.polarity_scores(text)["compound"]]  # the same sums in the same order: equal to the bit
+
+
+def test_vader_reads_a_long_turn_in_linear_time():
+    """A fifth of a second of a processor; the library takes more than 25."""
+    began = time.process_time()
+    VADER.score(["good but not so great a day, " * 3500])
+    assert time.process_time() - began < 5
+
+
+def test_long_texts_fill_no_memory():
+    text = " ".join(f"w{i}" for i in range(10 * MOST_WORDS))
+    assert HASHED_WORDS.score([text])[0].shape[0] == MOST_WORDS and len(text) > LONGEST_REMEMBERED
+    before = _found.cache_info().currsize
+    assert len(parts(text)) == 10 * MOST_WORDS and _found.cache_info().currsize == before
+
+
+def test_a_scorer_forgets_what_would_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("rl_dialog.rewards.scorers.MOST_BYTES", 1000)
+    scorer = Scorer("vectors", lambda texts: [np.zeros(50) for _ in texts], 0.0)
+    for i in range(10):
+        scorer(f"text {i}")
+        assert len(scorer.known) <= 3
