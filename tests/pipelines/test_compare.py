@@ -222,6 +222,7 @@ def figure(value: float | None, low: float | None = None, high: float | None = N
     return {"value": value, "low": low, "high": high, "runs": 2, "units": 9}
 
 
+@pytest.mark.slow
 def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was_chosen(tmp_path: Path) -> None:
     values = copy.deepcopy(TINY) | {"methods": {"bc": "", "tf_top": "--method.by reply"}, "samples": 2, "search_seeds": [7]}
     values["space"] = {"tf_top": {"method.fraction": {"uniform": [0.3, 0.9]}}}
