@@ -29,11 +29,11 @@ def mine_pairs(
     `by` says what a reply earned: its own reward, or the sum of the known rewards from it to the end of its
     dialog. Replies whose reward (or all rewards from there on) is missing are left out.
     """
-    count = Counter(_key(dialog, i) for dialog in read() for i in dialog.replies)
+    count = Counter(context_key(dialog, i) for dialog in read() for i in dialog.replies)
     at: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(dict)  # context -> text -> the first reply of that text
     for dialog in read():
         for i, earned in _earned(dialog, by):
-            if count[key := _key(dialog, i)] > 1:
+            if count[key := context_key(dialog, i)] > 1:
                 at[key].setdefault(dialog.messages[i]["content"] or "", (earned, dialog, i))
     for found in at.values():
         for better, worse in widest_pairs(list(found.values()), margin=margin, most=most_per_context):
@@ -53,7 +53,7 @@ def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tupl
     return sorted(apart, key=lambda pair: pair[1][0] - pair[0][0])[:most]
 
 
-def _key(dialog: Dialog, i: int) -> bytes:
+def context_key(dialog: Dialog, i: int) -> bytes:
     """The messages before message i, as 16 bytes."""
     text = json.dumps([(message["role"], message["content"]) for message in dialog.messages[:i]])
     return hashlib.sha256(text.encode()).digest()[:16]
