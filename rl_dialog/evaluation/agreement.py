@@ -80,11 +80,10 @@ def labelled_replies(dialogs: Iterable[Dialog], names: Sequence[str]) -> Labelle
     good, known, kinds = _labels(np.array(vote), np.array(logged), of_source, len(sources))
     if not (good & known).any() or not (~good & known).any():
         return None
-    table = np.array(values).reshape(-1, len(names))[known]
+    table = np.array(values).reshape(len(vote), len(names))[known]
     unit = _units(np.array(context_of, dtype=np.int64))[dialog[known]]
-    used, place = np.unique(of_source[known], return_inverse=True)
-    told = tuple(list(sources)[s] or "(no source)" for s in used)
-    return Labelled(kinds, good[known], place, told, unit, {name: table[:, k] for k, name in enumerate(names) if name not in kinds})
+    told, place = np.unique(np.array([name or "(no source)" for name in sources])[of_source[known]], return_inverse=True)
+    return Labelled(kinds, good[known], place, tuple(told.tolist()), unit, {name: table[:, k] for k, name in enumerate(names) if name not in kinds})
 
 
 def opening(dialog: Dialog) -> bytes:
