@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
+from rl_dialog.evaluation.agreement import auc_with_interval
 from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
 from rl_dialog.evaluation.reply_judges import calibration, choice_measures, log_odds_measures, pair_accuracy
-from rl_dialog.evaluation.reward_report import auc_with_interval
 from rl_dialog.evaluation.scoring import rank_replies
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward

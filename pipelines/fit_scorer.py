@@ -19,7 +19,7 @@ import numpy as np
 
 from rl_dialog.config import run, save_config
 from rl_dialog.data.shards import load_manifest, read_dialogs
-from rl_dialog.evaluation.reward_report import auc_with_interval
+from rl_dialog.evaluation.agreement import auc_with_interval
 from rl_dialog.rewards.scorers import make_scorers
 from rl_dialog.rewards.tfidf import TfidfClassifier
 

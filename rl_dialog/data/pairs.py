@@ -29,10 +29,10 @@ def mine_pairs(
     `by` says what a reply earned: its own reward, or the sum of the known rewards from it to the end of its
     dialog. Replies whose reward (or all rewards from there on) is missing are left out.
     """
-    count = Counter(key for dialog in read() for key in _keys(dialog).values())
+    count = Counter(keys[i] for dialog in read() for keys in (context_keys(dialog),) for i in dialog.replies)
     at: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(dict)  # context -> text -> the first reply of that text
     for dialog in read():
-        keys = _keys(dialog)
+        keys = context_keys(dialog)
         for i, earned in _earned(dialog, by):
             if count[key := keys[i]] > 1:
                 at[key].setdefault(dialog.messages[i]["content"] or "", (earned, dialog, i))
@@ -54,14 +54,15 @@ def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tupl
     return sorted(apart, key=lambda pair: pair[1][0] - pair[0][0])[:most]
 
 
-def _keys(dialog: Dialog) -> dict[int, bytes]:
-    """Reply -> the messages before it, as 16 bytes."""
+def context_keys(dialog: Dialog) -> dict[int, bytes]:
+    """Reply -> the messages before it, as 16 bytes; the dialog's length stands for a reply that is still to come."""
     digest, found = hashlib.sha256(), {}
-    replies = set(dialog.replies)
-    for i, message in enumerate(dialog.messages):
+    replies = {*dialog.replies, len(dialog.messages)}
+    for i, message in enumerate([*dialog.messages, None]):
         if i in replies:
             found[i] = digest.digest()[:16]
-        digest.update(json.dumps((message["role"], message["content"])).encode())
+        if message is not None:
+            digest.update(json.dumps((message["role"], message["content"])).encode())
     return found
 
 

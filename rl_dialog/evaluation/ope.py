@@ -22,6 +22,7 @@ from rl_dialog.evaluation.fqe import FQE, Table, at_first, evaluate_q, expected,
 from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, logged_replies, score_replies
+from rl_dialog.evaluation.support import decisions_outside, mass_outside
 from rl_dialog.methods.backup import minimum
 from rl_dialog.methods.method import Method
 from rl_dialog.methods.way_off_policy import WayOffPolicy
@@ -29,6 +30,7 @@ from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
 
 ESTIMATORS = ("fqe", "dm", "wis", "pdwis")
+NUDGE = 0.25  # standard errors that the mass outside the logs may move an estimate by; more, and an interval would cover too seldom (README.md)
 FEW = 40.0  # effective dialogs below which bootstrap intervals of weighted means cover too seldom (README.md)
 
 
@@ -47,6 +49,7 @@ class Behaviour:
     name: str
     logged: LoggedReplies
     nll: np.ndarray  # (R,) -log mu(reply)
+    policy: Policy | None = None  # to ask what else it could have said
 
 
 @dataclass
@@ -68,7 +71,7 @@ def read_behaviour(directory: str | Path, dialogs: Sequence[Dialog], *, max_leng
     policy = load_for_decoding(place).to(device)
     length = min(max_length, getattr(policy.config, "max_position_embeddings", None) or max_length)
     logged = logged_replies(dialogs, load_tokenizer(place), max_length=length)
-    return Behaviour(str(directory), logged, score_replies(policy, logged).nll)
+    return Behaviour(str(directory), logged, score_replies(policy, logged).nll, policy)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -201,18 +204,28 @@ def critic_of(method: Method) -> Table | None:
 
 
 def importance_sampling(
-    which: Sequence[str], scores: ReplyScores, logged: LoggedReplies, behaviour: Behaviour, discount: Discount, *, dialogs: Sequence[Dialog] = ()
+    which: Sequence[str],
+    scores: ReplyScores,
+    logged: LoggedReplies,
+    behaviour: Behaviour,
+    discount: Discount,
+    *,
+    dialogs: Sequence[Dialog] = (),
+    policy: Policy | None = None,
 ) -> Estimates:
-    """`ope/wis`, `ope/pdwis` and `ope/n_eff`. Raises ValueError when the behaviour policy cuts the logged replies into other tokens.
+    """`ope/wis`, `ope/pdwis`, and how far to believe them: `ope/n_eff`, `ope/weight` (the mean weight), `ope/outside` (the mass outside the logs).
 
     Over the dialogs whose replies all have a reward. Undefined, with a note instead of a figure, where there
-    are none, or where mu is 0 at a logged token or pi at one in every dialog.
+    are none, or where mu is 0 at a logged token or pi at one in every dialog. Without the `policy`, or the
+    behaviour's, the mass outside is 1 minus the mean weight, which is less exact. Raises ValueError when the
+    behaviour policy cuts the logged replies into other tokens.
     """
     _check_same_tokens(logged, behaviour)
     estimates = Estimates()
     values = _rewards(logged) * _discounts(logged, scores.tokens, discount)
     columns = [_by_dialog(each, logged) for each in (values, behaviour.nll, scores.nll)]
-    known = [parts for parts in zip(*columns, strict=True) if not np.isnan(parts[0]).any()]
+    rated = [not np.isnan(part).any() for part in columns[0]]
+    known = [parts for parts, use in zip(zip(*columns, strict=True), rated, strict=True) if use]
     if impossible := _impossible(known, behaviour.name):
         for name in which:
             estimates.add_note(f"ope/{name}", f"Undefined: {impossible}.")
@@ -221,18 +234,57 @@ def importance_sampling(
     log_w = np.array([part[-1] for part in weights])
     w = np.exp(log_w - log_w.max())
     w /= w.sum()
+    returns = np.array([part.sum() for part in earned])
     if "wis" in which:
-        estimates.measures["ope/wis"] = Measure(w * np.array([part.sum() for part in earned]), w)
+        estimates.measures["ope/wis"] = Measure(w * returns, w)
     if "pdwis" in which:
         estimates.measures["ope/pdwis"] = Measure.mean(per_decision(weights, earned))
-    if (n_eff := effective(w)) < FEW:  # at its last decision pdwis weighs dialogs as wis does
-        why = f"No interval: {n_eff:.1f} effective dialogs are too few, from {FEW:g} on there is one."
-        for name in [f"ope/{name}" for name in which]:
-            estimates.measures[name] = replace(estimates.measures[name], interval=False)
-            estimates.add_note(name, why)
-    estimates.measures["ope/n_eff"] = Measure.whole(n_eff)
+    with np.errstate(over="ignore"):
+        plain = np.exp(log_w)
+    estimates.measures["ope/weight"] = Measure.mean(plain)
+    outside = Measure.whole(max(0.0, 1 - plain.mean()))
+    if policy is not None and behaviour.policy is not None:
+        decisions = decisions_outside(policy, behaviour.policy, logged, behaviour.logged)
+        outside = Measure.mean(mass_outside([part for part, use in zip(decisions, rated, strict=True) if use]))
+    estimates.measures["ope/outside"] = outside
+    _keep_intervals(estimates, which, w, plain, returns)
+    estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
     return estimates
+
+
+def _keep_intervals(estimates: Estimates, which: Sequence[str], w: np.ndarray, plain: np.ndarray, returns: np.ndarray) -> None:
+    """No interval where too few dialogs carry the weight, or where what the logs cannot hold could move the estimate by NUDGE standard errors.
+
+    The mass outside is what was found, or what the mean weight is certainly short of 1 by, whichever is more.
+    It could earn anything that was earned in the logs.
+    """
+    n_eff, count, mean = effective(w), len(w), plain.mean()
+    error = plain.std(ddof=1) / np.sqrt(count) if count > 1 and np.isfinite(mean) else np.inf
+    found, short = estimates.measures["ope/outside"].value, 1 - mean - 2 * error
+    outside = max(found, short)
+    moves = outside * float(np.ptp(returns))
+    warned = False
+    for name in (f"ope/{name}" for name in which):
+        measure = estimates.measures[name]
+        of_zero = measure.numerator - measure.value * measure.denominator
+        spread = float(np.sqrt(np.square(of_zero).sum()) / measure.denominator.sum())
+        few, far = n_eff < FEW, moves > NUDGE * spread
+        warned |= far
+        why = {
+            f"No interval: {n_eff:.1f} effective dialogs are too few, from {FEW:g} on there is one.": few,
+            f"No interval: {outside:.1%} of what the policy says is outside the logs and could move the estimate by {moves:.2g}, more than "
+            f"{NUDGE:g} standard errors ({spread:.2g} each).": far,
+        }
+        if few or far:  # at its last decision pdwis weighs dialogs as wis does
+            estimates.measures[name] = replace(measure, interval=False)
+            estimates.add_note(name, *(text for text, applies in why.items() if applies))
+    if warned and found > 0:
+        text = f"{found:.1%} of the policy's conversations leave the logs: the estimates are of the others, and nothing is known of these."
+        estimates.add_note("ope/outside", text)
+    if np.isfinite(error) and abs(1 - mean) > 2 * error + 1e-6:
+        side = "the logs do not hold all that the policy says, or " if mean < 1 else ""
+        estimates.add_note("ope/weight", f"It should be 1 and is {mean:.2g}: {side}the behaviour policy is not the one that wrote them.")
 
 
 def _impossible(known: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], behaviour: str) -> str:
@@ -329,7 +381,7 @@ def all_estimates(
     if "dm" in which:
         found.append(direct_method(policy, logged, discount, batch_size=fqe.batch_size))
     if behaviour is not None and (weighted := [name for name in which if name in ("wis", "pdwis")]):
-        found.append(importance_sampling(weighted, scores, logged, behaviour, discount, dialogs=dialogs))
+        found.append(importance_sampling(weighted, scores, logged, behaviour, discount, dialogs=dialogs, policy=policy))
     together = Estimates()
     for each in found:
         together.measures |= each.measures

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ import numpy as np
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.evaluation import plots
+from rl_dialog.evaluation.agreement import TOGETHER, Labelled, RewardAgreement, agreement, labelled_replies, opening
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.rewards.hacks import HACKS, try_hacks
 from rl_dialog.rewards.normalise import Normaliser, weighted_sum
 from rl_dialog.rewards.statistics import SUM
 
-MOST_DIALOGS = 3000  # of the training split, evenly taken from all of it
-HACKED = 500  # dialogs that the hacks are tried on
+SAMPLE = 3000  # about so many dialogs of the training split are looked at (and all labels)
+HACKED = 500  # about so many of them the hacks are tried on
 EXAMPLES = 3  # replies shown at each end
-REPLICATES = 500
 
 Reward = Callable[[Dialog], Sequence[float | None]]
 
@@ -32,22 +33,41 @@ def write_reward_report(data: Path, rewards: Mapping[str, Reward]) -> tuple[Path
     manifest = load_manifest(data)
     dialogs = sample_dialogs(data, manifest)
     table = reward_table(dialogs, list(rewards))
+    labelled = labelled_replies((dialog for split in SPLITS for dialog in read_dialogs(data, split)), list(rewards))
     (data / "report").mkdir(exist_ok=True)
     sections = [
         _components(manifest, table),
         _distributions(table),
         _correlations(manifest),
-        _human(dialogs, table),
-        _hacks(dialogs[:: max(1, len(dialogs) // HACKED)][:HACKED], rewards, manifest),
+        _human(labelled),
+        _hacks(drawn(lambda: dialogs, len(dialogs), HACKED), rewards, manifest),
         *_examples(dialogs, table),
     ]
     return write_document("Rewards", [section for section in sections if section], data / "report")
 
 
 def sample_dialogs(data: Path, manifest: Mapping[str, Any]) -> list[Dialog]:
-    """Every n-th dialog of the training split."""
-    step = max(1, -(-manifest["splits"]["train"]["dialogs"] // MOST_DIALOGS))
-    return list(islice(read_dialogs(data, "train"), 0, None, step))
+    """About SAMPLE dialogs of the training split."""
+    return drawn(lambda: read_dialogs(data, "train"), manifest["splits"]["train"]["dialogs"], SAMPLE)
+
+
+def drawn(read: Callable[[], Iterable[Dialog]], count: int, wanted: int) -> list[Dialog]:
+    """About `wanted` of `count` dialogs by a hash of the messages before the first reply: both sides of a preference pair are drawn or neither.
+
+    Files have an order (chosen, rejected, chosen, ...) that every n-th dialog would fall in step with. Dialogs that merely begin as many others do
+    are drawn one by one. `read` is called twice.
+    """
+    if count <= wanted:
+        return list(read())
+    alike = Counter(map(opening, read()))
+
+    def place(dialog: Dialog) -> float:
+        """Uniform in 0..1; another for each `wanted`, so that a sample of a sample is one."""
+        key = opening(dialog)
+        own = dialog.to_json().encode() if alike[key] > TOGETHER else b""
+        return int.from_bytes(hashlib.sha256(b"%d\0%b%b" % (wanted, key, own)).digest()[:8], "big") / 2**64
+
+    return [dialog for dialog in read() if place(dialog) < wanted / count]
 
 
 def reward_table(dialogs: Sequence[Dialog], names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -58,16 +78,6 @@ def reward_table(dialogs: Sequence[Dialog], names: Sequence[str]) -> dict[str, n
     replies = [dialog.messages[i] for dialog in dialogs for i in dialog.replies]
     table = {name: np.array([reply["rewards"].get(name, np.nan) for reply in replies], dtype=float) for name in names}
     return table | {SUM: np.array([reply["reward"] for reply in replies], dtype=float)}
-
-
-def auc(scores: np.ndarray, good: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """P(the score of a good one > that of a bad one) + half of P(equal), (R,) each; `weights` (R,) count replies several times. NaN without both."""
-    weights = np.ones(len(scores)) if weights is None else weights
-    values, place = np.unique(scores, return_inverse=True)
-    bad = np.bincount(place, weights * ~good, len(values))
-    won = np.cumsum(bad) - bad / 2
-    pairs = (weights * good).sum() * bad.sum()
-    return float((weights * good * won[place]).sum() / pairs) if pairs else float("nan")
 
 
 def _components(manifest: Mapping[str, Any], table: Mapping[str, np.ndarray]) -> Section:
@@ -120,48 +130,40 @@ def _correlations(manifest: Mapping[str, Any]) -> Section | None:
     return Section("Correlations", text, notes=strong, plot=("correlations.png", plots.heat_map(names, values)))
 
 
-def _human(dialogs: Sequence[Dialog], table: Mapping[str, np.ndarray]) -> Section | None:
+def _human(labelled: Labelled | None) -> Section | None:
     """How well each component tells good from bad replies, where people said which are."""
-    found = human_labels(dialogs)
-    if found is None:
+    found = {} if labelled is None else {name: agreed for name in labelled.scores if (agreed := agreement(labelled, name)) is not None}
+    if not found:
         return None
-    what, good, known = found
-    owner = np.repeat(np.arange(len(dialogs)), [len(dialog.replies) for dialog in dialogs])
-    rows = []
-    for name, values in table.items():
-        use = known & ~np.isnan(values)
-        if name in (what, SUM) or len(set(good[use])) < 2:
-            continue
-        value, low, high = auc_with_interval(values[use], good[use], owner[use])
-        rows.append([name, f"{value:.3f} [{low:.3f}, {high:.3f}]", f"{use.sum():,}"])
-    if not rows:
-        return None
+    several = len(labelled.sources) > 1
+    columns, rows = ["reward", "AUC", *(["within sources", *labelled.sources] if several else []), "replies"], []
+    for name, agreed in found.items():
+        parts = [agreed.within, *map(agreed.of_source.get, labelled.sources)] if several else []
+        rows.append([name, *("-" if part is None else str(part) for part in (agreed.whole, *parts)), f"{agreed.whole.replies:,}"])
     text = [
-        f"{what}: {int((good & known).sum()):,} good and {int((~good & known).sum()):,} bad replies in the sample. AUC: how often the component "
-        "ranks a good reply above a bad one; 0.5 is chance, below it the component points the wrong way. 95 % intervals over dialogs."
+        f"{' and '.join(labelled.kinds)}, all splits: {_counted(labelled.good)}. AUC: how often the component ranks a good reply above a bad one; "
+        "0.5 is chance, below it the component points the wrong way. 95 % intervals over dialogs, those that answer the same messages together."
     ]
-    return Section("Against human labels", text, Table(["reward", "AUC", "replies"], rows))
+    if several:
+        counts = "; ".join(f"{name}: {_counted(labelled.good[labelled.source == s])}" for s, name in enumerate(labelled.sources))
+        text.append(f"By source, {counts}. Within sources: only replies of the same source are compared.")
+    notes = [_separation(name, agreed) for name, agreed in found.items() if several and agreed.separates]
+    return Section("Against human labels", text, Table(columns, rows), notes)
 
 
-def human_labels(dialogs: Sequence[Dialog]) -> tuple[str, np.ndarray, np.ndarray] | None:
-    """(which reward, good (R,), known (R,)): votes other than 0, else `logged` rewards of two values; None where there are neither."""
-    replies = [dialog.messages[i] for dialog in dialogs for i in dialog.replies]
-    votes = np.array([(reply.get("feedback") or {}).get("vote") or 0 for reply in replies], dtype=float)
-    if len(set(votes[votes != 0])) == 2:
-        return "vote", votes > 0, votes != 0
-    logged = np.array([reply["rewards"].get("logged", np.nan) for reply in replies], dtype=float)
-    values = np.unique(logged[~np.isnan(logged)])
-    return ("logged", logged == values[1], ~np.isnan(logged)) if len(values) == 2 else None
+def _counted(good: np.ndarray) -> str:
+    return f"{int(good.sum()):,} good and {int((~good).sum()):,} bad replies"
 
 
-def auc_with_interval(scores: np.ndarray, good: np.ndarray, owner: np.ndarray) -> tuple[float, float, float]:
-    """(AUC, low, high) with a 95 % bootstrap interval over dialogs; scores, good and the number of the dialog are (R,) each."""
-    rng = np.random.default_rng(0)
-    dialogs, place = np.unique(owner, return_inverse=True)
-    draws = [rng.multinomial(len(dialogs), np.full(len(dialogs), 1 / len(dialogs)))[place] for _ in range(REPLICATES)]
-    again = [found for weights in draws if not np.isnan(found := auc(scores, good, weights))]
-    low, high = np.percentile(again, [2.5, 97.5])
-    return auc(scores, good), float(low), float(high)
+def _separation(name: str, agreed: RewardAgreement) -> str:
+    if agreed.within is None:
+        return (
+            f"{name}: no source has good and bad replies that it applies to, so {agreed.whole.auc:.3f} says how it tells sources apart, not replies"
+        )
+    return (
+        f"{name} tells sources apart: {agreed.whole.auc:.3f} over all replies, but {agreed.within} between replies of the same source, "
+        "which is what counts for a policy"
+    )
 
 
 def _hacks(dialogs: Sequence[Dialog], rewards: Mapping[str, Reward], manifest: Mapping[str, Any]) -> Section:

@@ -64,8 +64,18 @@ FIGURES: dict[str, Figure] = {
     "ope/wis": Figure("weighted importance sampling"),
     "ope/pdwis": Figure("the same per decision"),
     "ope/n_eff": Figure("effective dialogs", 1),
+    "ope/weight": Figure("mean weight"),
+    "ope/outside": Figure("mass outside the logs", percent=True),
 }
-NOT_COMPARED = ("critic/", "gain/", "ope/logged", "ope/fqe_td", "ope/n_eff")  # figures whose difference to a baseline says nothing
+NOT_COMPARED = (
+    "critic/",
+    "gain/",
+    "ope/logged",
+    "ope/fqe_td",
+    "ope/n_eff",
+    "ope/weight",
+    "ope/outside",
+)  # figures whose difference to a baseline says nothing
 
 
 @dataclass

@@ -296,11 +296,14 @@ def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
     assert [own["ope/wis"][0], own["ope/pdwis"][0]] == pytest.approx([own["ope/logged"][0]] * 2)
     assert own["ope/n_eff"][0] == pytest.approx(5)
     assert 1 <= ilql["ope/n_eff"][0] < 5
+    assert (own["ope/weight"][0], own["ope/outside"][0]) == (pytest.approx(1), 0)
+    figures = {group["name"]: group["figures"] for group in json.loads((out / "metrics.json").read_text())["groups"]}
+    assert figures["bc"]["ope/weight"]["value"] == pytest.approx(1) and 0 <= figures["ilql"]["ope/outside"]["value"] <= 1
     assert "ope/dm" in ilql
     assert "ope/dm" not in own
     text = (out / "report.md").read_text()
     known = "## Return estimated from the logs", "optimistic", "The method has no Q over tokens"
-    known += "fewer than 40", "which only training reads", "No interval:"
+    known += "mean weight", "mass outside the logs", "fewer than 40", "which only training reads", "No interval:"
     assert ilql["ope/wis"][1:] == [None, None]
     assert all(expected in text for expected in known)
     assert (out / "plots" / "from_logs.png").read_bytes().startswith(b"\x89PNG")
