@@ -114,7 +114,7 @@ def test_a_vote_that_is_none_goes_to_quarantine(tmp_path):
 
 def test_a_record_that_takes_too_long_goes_to_quarantine(tmp_path):
     """Even where the reward suppresses what stops it."""
-    scorer = make_scorer(tmp_path / "out", Scoring({"slow": 1.0}, record_seconds=0.2))
+    scorer = make_scorer(tmp_path / "out", Scoring({"question": 1.0}, record_seconds=0.2))
 
     def slow(dialog):
         while dialog.id == "d1":
@@ -122,7 +122,7 @@ def test_a_record_that_takes_too_long_goes_to_quarantine(tmp_path):
                 time.sleep(0.01)
         return [1.0]
 
-    scorer.rewards = {"slow": slow}
+    scorer.rewards = {"question": slow}
     [row] = scorer(records(talk(0), talk(1), talk(2))).to_pylist()
     assert len(row["id"]) == 2
     [line] = next((tmp_path / "out" / "quarantine").iterdir()).read_text().splitlines()

@@ -95,7 +95,8 @@ def test_dropout_masks_are_the_steps_own_and_off_in_eval_mode():
     training = model(observations, actions)
     assert not torch.equal(training[:, 0], training[:, 1])
     model.eval()
-    assert torch.equal(model(observations, actions)[:, 0], model(observations, actions)[:, 1])
+    one, other = model(observations, actions).unbind(1)[:2]
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # a kernel may add up the rows of a batch in different orders
 
 
 def test_returns_leave_padding_out():

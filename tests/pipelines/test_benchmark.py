@@ -69,11 +69,13 @@ def test_simulated_users_are_measured_with_their_memory(tmp_path):
 @pytest.mark.slow
 def test_prepare_is_measured_with_its_memory(tmp_path):
     out = tmp_path / "prepare.json"
-    done = benchmark("prepare", "--conversations", 200, "--turns", 2, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--out", out)
+    small = ("--conversations", 200, "--turns", 2, "--exchanges", 30, "--turn_bytes", 100)
+    done = benchmark("prepare", *small, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--out", out)
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     assert set(report["figures"]["200 conversations of 2 exchanges, 11 rewards, 2 CPUs"]) == {"plain", "prepare"}
     assert report["memory"]["worker at ten times the log"] > 0
+    assert list(report["long"]) == ["30 exchanges", "a turn of 100 bytes"] and all(row["tokenise"] > 0 for row in report["long"].values())
 
 
 def test_an_unknown_contender_is_named():
