@@ -261,8 +261,9 @@ def _keep_intervals(estimates: Estimates, which: Sequence[str], w: np.ndarray, p
     """
     n_eff, count, mean = effective(w), len(w), plain.mean()
     error = plain.std(ddof=1) / np.sqrt(count) if count > 1 and np.isfinite(mean) else np.inf
-    found, short = estimates.measures["ope/outside"].value, 1 - mean - 2 * error
-    outside = max(found, short)
+    measured = estimates.measures["ope/outside"]
+    found, short = measured.value, 1 - mean - 2 * error
+    outside = max(found, short) if len(measured.numerator) == count else short  # one number in all is 1 minus the mean weight, and no more certain
     moves = outside * float(np.ptp(returns))
     warned = False
     for name in (f"ope/{name}" for name in which):
