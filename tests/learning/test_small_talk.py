@@ -35,17 +35,15 @@ METHODS = {
     "ilql": "",
     "mc": "",
     "cql": "",
-    "bcq": "",
     "dbcq": "",
     "utterance_ilql": "",
     "dpo": "--method.by to_go --learning_rate 2e-4",
     "kto": "--method.by to_go --method.undesirable_weight 0.3 --learning_rate 1e-3",
     "psi": "",
-    "kl_control": "--method.c 0.125",  # holds as 0.25 does in psi
     # The paper's discount; with gamma 1 the entropy in its target pays for talking on and on.
     "way_off_policy": "--method.backup psi --method.c 0.5 --method.gamma 0.5 --reward_spread every_token --value_unit 1 --learning_rate 2e-3",
 }
-ABOVE_CLONE_ONLY = ("dpo", "kl_control", "way_off_policy")  # their gain over longer cloning is within the noise of the seeds
+ABOVE_CLONE_ONLY = ("dpo", "way_off_policy")  # their gain over longer cloning is within the noise of the seeds
 
 
 def learn(arguments: list[str]) -> float:
