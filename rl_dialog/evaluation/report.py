@@ -71,8 +71,8 @@ FROM_LOGS_TEXT = (
     "much likelier the policy is to say what was said than the behaviour policy.",
     "None of them knows what happens after words that the logs do not hold. Intervals are over held-out dialogs (and runs) and leave out the error "
     "of the fit and of the behaviour policy, which can be larger. Trust an estimate less the further the policy is from the logs.",
-    "Mean weight: of importance weights before they are normalised; it should be 1. Mass outside the logs: the share of the policy's conversations with "
-    "words that the behaviour policy never says, or less than once in so many dialogs; importance sampling knows nothing of these.",
+    "Mean weight: of importance weights before they are normalised; it should be 1. Mass outside the logs: the share of the policy's conversations "
+    "with words that the behaviour policy never says, or less than once in so many dialogs; importance sampling knows nothing of these.",
 )
 TEXTS_TEXT = (
     "Of the generated replies. distinct-n: different n-grams of words / all of them. Repeated: the same as an earlier reply of the policy in the "
