@@ -243,27 +243,26 @@ def importance_sampling(
         plain = np.exp(log_w)
     estimates.measures["ope/weight"] = Measure.mean(plain)
     outside = Measure.whole(max(0.0, 1 - plain.mean()))
-    if policy is not None and behaviour.policy is not None:
+    if seen := policy is not None and behaviour.policy is not None:
         decisions = decisions_outside(policy, behaviour.policy, logged, behaviour.logged)
         outside = Measure.mean(mass_outside([part for part, use in zip(decisions, rated, strict=True) if use]))
     estimates.measures["ope/outside"] = outside
-    _keep_intervals(estimates, which, w, plain, returns)
+    _keep_intervals(estimates, which, w, plain, returns, seen=seen)
     estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
     return estimates
 
 
-def _keep_intervals(estimates: Estimates, which: Sequence[str], w: np.ndarray, plain: np.ndarray, returns: np.ndarray) -> None:
+def _keep_intervals(estimates: Estimates, which: Sequence[str], w: np.ndarray, plain: np.ndarray, returns: np.ndarray, *, seen: bool) -> None:
     """No interval where too few dialogs carry the weight, or where what the logs cannot hold could move the estimate by NUDGE standard errors.
 
-    The mass outside is what was found, or what the mean weight is certainly short of 1 by, whichever is more.
-    It could earn anything that was earned in the logs.
+    The mass outside is what was `seen` in the policies' probabilities, or what the mean weight is certainly
+    short of 1 by, whichever is more. It could earn anything that was earned in the logs.
     """
     n_eff, count, mean = effective(w), len(w), plain.mean()
     error = plain.std(ddof=1) / np.sqrt(count) if count > 1 and np.isfinite(mean) else np.inf
-    measured = estimates.measures["ope/outside"]
-    found, short = measured.value, 1 - mean - 2 * error
-    outside = max(found, short) if len(measured.numerator) == count else short  # one number in all is 1 minus the mean weight, and no more certain
+    found, short = estimates.measures["ope/outside"].value, 1 - mean - 2 * error
+    outside = max(found, short) if seen else short  # else `found` is half chance
     moves = outside * float(np.ptp(returns))
     warned = False
     for name in (f"ope/{name}" for name in which):

@@ -409,6 +409,7 @@ def test_everything_together_with_a_checkpoint_as_its_own_behaviour(make_policy,
     own = make_policy(BC())
     found = all_estimates(("fqe", "dm", "wis"), own, score_replies(own, logged), logged, behaviour=behaviour, **how)
     assert set(found.measures) == {"ope/logged", "ope/fqe", "ope/fqe_td", "ope/wis", "ope/n_eff", "ope/weight", "ope/outside"}
+    assert found.measures["ope/outside"].value == pytest.approx(0)
     assert found.measures["ope/wis"].value == pytest.approx(found.measures["ope/logged"].value)
     assert found.measures["ope/n_eff"].value == pytest.approx(2, rel=1e-6)
     lost = all_estimates(("wis",), policy, score_replies(policy, logged), logged, behaviour=behaviour, **how)

@@ -296,8 +296,8 @@ def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
     assert [own["ope/wis"][0], own["ope/pdwis"][0]] == pytest.approx([own["ope/logged"][0]] * 2)
     assert own["ope/n_eff"][0] == pytest.approx(5)
     assert 1 <= ilql["ope/n_eff"][0] < 5
-    assert (own["ope/weight"][0], own["ope/outside"][0]) == (pytest.approx(1), 0)
-    figures = {group["name"]: group["figures"] for group in json.loads((out / "metrics.json").read_text())["groups"]}
+    assert (own["ope/weight"][0], own["ope/outside"][0]) == (pytest.approx(1), pytest.approx(0))
+    figures = {group["group"]: group["figures"] for group in json.loads((out / "metrics.json").read_text())["groups"]}
     assert figures["bc"]["ope/weight"]["value"] == pytest.approx(1) and 0 <= figures["ilql"]["ope/outside"]["value"] <= 1
     assert "ope/dm" in ilql
     assert "ope/dm" not in own
