@@ -351,6 +351,8 @@ class Trainer:
         count = torch.zeros((), device=self.device)
         mine = range(self.rank * size, len(self.eval_rows), size * self.world)
         parts = [range(start, min(start + size, len(self.eval_rows))) for start in mine]
+        idle = not parts and bool(self.eval_rows)  # few rows: this worker has none, and still must name the sums that all add up
+        parts = [range(min(size, len(self.eval_rows)))] if idle else parts
         measured = None
         if self.policy.method.measures and self.eval_rows:
             batches = [self._collate(part, self.eval_rows, len(self.train_rows)) for part in parts]
@@ -364,6 +366,8 @@ class Trainer:
             for name, value in {"loss": total, **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()
             count += self.policy.method.terms(batch)
+        if idle:
+            sums, count = {name: 0 * value for name, value in sums.items()}, 0 * count
         metrics = self._means("eval", sums | {"decisions": count}) if self.eval_rows else {}  # `decisions`: what the sums are divided by
         if "eval/nll" in metrics:
             metrics["eval/perplexity"] = float(np.exp(metrics["eval/nll"]))
