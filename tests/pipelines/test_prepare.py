@@ -36,6 +36,10 @@ FLAGS = [
     "15",
     "--vocab_size",
     "300",
+    "--validation",
+    "0.1",
+    "--test",
+    "0.1",
     "--quiet",
 ]
 
@@ -118,6 +122,7 @@ def test_ids_stay_unique_and_order_is_that_of_the_files(prepared):
 
 def test_no_context_is_in_two_splits(prepared):
     out, _, _ = prepared
+    assert load_manifest(out)["split_by"] == "first_turn"
     contexts = [{split_key(d) for d in read_dialogs(out, split)} for split in SPLITS]
     assert not (contexts[0] & contexts[1] or contexts[0] & contexts[2] or contexts[1] & contexts[2])
     assert load_manifest(out)["shared_contexts"] == 0
