@@ -161,8 +161,8 @@ def _keep_prior(
         ours = "the model as it is before training" if not checkpoints else " and ".join(checkpoints)
         if started:
             raise ValueError(
-                f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's checkpoints were trained: "
-                "resume with the same --model, --prior and --prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
+                f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's checkpoints were trained: resume with the "
+                "same --model, --prior and --prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
             )
         warnings.warn(f"{directory} held another prior ({found}) of a run that wrote no checkpoint: it is replaced by {ours}", stacklevel=4)
 

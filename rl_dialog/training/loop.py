@@ -365,8 +365,8 @@ class Trainer:
                     q += float(self.objective(batch)[1]["q"])
         if kl / tokens > FAR:
             warnings.warn(
-                f"the prior is far from the model that training starts from: KL(policy || prior) is {kl / tokens:.2f} nats per token, expected at most "
-                f"{FAR}: start from the prior (--model.model_name_or_path), or choose one that was trained on these logs (--prior)",
+                f"the prior is far from the model that training starts from: KL(policy || prior) is {kl / tokens:.2f} nats per token, expected at "
+                f"most {FAR}: start from the prior (--model.model_name_or_path), or choose one that was trained on these logs (--prior)",
                 stacklevel=3,
             )
         return q / tokens if self.policy.method.heads.lm_target else None
@@ -387,8 +387,8 @@ class Trainer:
             return
         warnings.warn(
             f"step {self.step}: Q ran away: expected logged tokens within {self._reach:.1f} of where they began ({self._first_q:+.1f} on average), "
-            f"which is more than the rewards of the logs explain, got {q:+.1f}: what is learned from here on is of no use. Take a prior nearer to the "
-            "start (--prior), a larger --method.c, or a smaller --method.gamma or --learning_rate; or psi or kl_control, whose values are bounded by data",
+            f"which is more than the rewards of the logs explain, got {q:+.1f}: what is learned from here on is of no use. Take a prior nearer to "
+            "the start (--prior), a larger --method.c, or a smaller --method.gamma or --learning_rate; or psi or kl_control, whose values are bounded by data",
             stacklevel=3,
         )
         self._reach = math.inf
