@@ -388,7 +388,7 @@ class Trainer:
         warnings.warn(
             f"step {self.step}: Q ran away: expected logged tokens within {self._reach:.1f} of where they began ({self._first_q:+.1f} on average), "
             f"which is more than the rewards of the logs explain, got {q:+.1f}: what is learned from here on is of no use. Take a prior nearer to "
-            "the start (--prior), a larger --method.c, or a smaller --method.gamma or --learning_rate; or psi or kl_control, whose values are bounded by data",
+            "the start (--prior), a larger --method.c, or a smaller --method.gamma or --learning_rate; or psi or kl_control, which keep to the logs",
             stacklevel=3,
         )
         self._reach = math.inf

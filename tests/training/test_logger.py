@@ -104,7 +104,7 @@ def mlflow_curves(folder: Path) -> Iterator[tuple[str, int, float]]:
 
 
 def wandb_curves(folder: Path) -> Iterator[tuple[str, int, float]]:
-    """Its file is a LevelDB log: 7 bytes, then blocks of 32 kB of records, each behind a checksum, a length and a kind, one protobuf in one or more."""
+    """Its file is a LevelDB log: 7 bytes, then blocks of 32 kB of records: a checksum, a length, a kind, and (a part of) a protobuf."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     [path] = (folder / "wandb").glob("offline-run-*/*.wandb")
