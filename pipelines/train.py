@@ -7,6 +7,7 @@ python -m pipelines.train --data data/prepared --output_dir runs/ilql --method i
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +30,8 @@ from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_director
 from rl_dialog.methods import BC, METHODS, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
-from rl_dialog.training.logger import following
+from rl_dialog.models.prior import proper_weights
+from rl_dialog.training.logger import check_tracker, following, write_note
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 CHOICES = {"method": METHODS}
@@ -89,12 +91,12 @@ def main(config: TrainConfig) -> dict[str, Any]:
     told = _told_before(config)
     for note in () if config.quiet else told:
         print(f"note: {note}", flush=True)
-    with connect(config.address or None), nullcontext() if config.quiet else following(out):
+    with connect(config.address or None), nullcontext([]) if config.quiet else following(out) as shown:
         cores = config.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
         fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     for note in () if config.quiet else result.get("notes", ()):
-        if note not in told:
+        if note not in (*told, *shown):
             print(f"note: {note}", flush=True)
     return result
 
@@ -102,12 +104,12 @@ def main(config: TrainConfig) -> dict[str, Any]:
 def train_worker(config: TrainConfig, *, report: Report | None = None) -> dict[str, Any]:
     """What one worker does, from files to checkpoints; runs without Ray too.
 
-    `report` hears the metrics of each evaluation, and whether it is the last one. What a method or the loop
-    warns of before the first step stands under `notes` in result.json: nobody reads a worker's stderr.
+    `report` hears the metrics of each evaluation, and whether it is the last one. What a method or the loop warns of is told at once to who follows
+    the run, and stands under `notes` in result.json: nobody reads a worker's stderr.
     """
     notes: list[str] = []
     trainer = _trainer(config, report, notes)
-    with _noting(notes):
+    with _noting(notes, Path(config.output_dir)):
         result = trainer.train()
     result |= {"notes": notes} if notes else {}
     if trainer.rank == 0:
@@ -127,9 +129,6 @@ def _trainer(config: TrainConfig, report: Report | None, notes: list[str]) -> Tr
     lm = load_lm(model, tokenizer)
     policy = Policy(lm, config.method, model)
     policy.start = start_of(model.model_name_or_path) if model.model_name_or_path else "new"
-    prior = None
-    if config.method.uses_prior:
-        prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=config.prior, weights=config.prior_weights)
     evaluate = None
     if config.env:
         from envs import text_env
@@ -137,9 +136,12 @@ def _trainer(config: TrainConfig, report: Report | None, notes: list[str]) -> Tr
 
         evaluate = partial(env_return, make_env=text_env(config.env), episodes=config.env_episodes, seed=10_000)
     rows = [list(read_rows(config.data, split)) for split in ("train", "validation")]
-    given = {"prior": prior, "evaluate": evaluate, "report": report, "describe": model_card(config, manifest)}
+    given = {"evaluate": evaluate, "report": report, "describe": model_card(config, manifest)}
     notes += _told_before(config)
-    with _noting(notes):
+    with _noting(notes, out):
+        if config.method.uses_prior:
+            averaged = {"checkpoints": config.prior, "weights": config.prior_weights, "started": (out / "latest").is_file()}
+            given["prior"] = freeze_prior(policy, out / "prior", tokenizer, **averaged)
         return Trainer(policy, tokenizer, *rows, config, out, **given, device=device)
 
 
@@ -155,15 +157,21 @@ def _told_before(config: TrainConfig) -> list[str]:
 
 
 @contextmanager
-def _noting(notes: list[str]) -> Iterator[None]:
-    """Collects the warnings of the block; they are given afterwards, too."""
-    with warnings.catch_warnings(record=True) as given:
+def _noting(notes: list[str], directory: Path) -> Iterator[None]:
+    """Collects the warnings of the block, which are given as ever, and writes them where `following` reads."""
+    with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category is UserWarning:
+                notes.append(str(message))
+                if int(os.environ.get("RANK", "0")) == 0:
+                    write_note(directory, str(message))
+            show(message, category, *where, **more)
+
+        warnings.showwarning = note
         yield
-    for warning in given:
-        if warning.category is UserWarning:
-            notes.append(str(warning.message))
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def check(config: TrainConfig) -> None:
@@ -176,19 +184,18 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"--prior: {method_name(config.method)} has none; way_off_policy, dpo, kto, and ilql with reg_to base_policy do")
     if len(config.prior_weights) not in (0, len(config.prior)):
         raise ValueError(f"--prior_weights: expected one for each of the {len(config.prior)} checkpoints of --prior, got {config.prior_weights}")
+    if not proper_weights(config.prior_weights):
+        raise ValueError(f"--prior_weights: expected finite numbers above 0, got {list(config.prior_weights)}")
     for path in config.prior:
         require_hub_name_or_directory(path)
+        _require_tokens(config.data, path, f"train a prior on {config.data} (--prior), or run prepare again with --tokenizer {path}")
+    check_tracker(config.report_to)
     check_env(config.env)
     if config.use_gpu and not torch.cuda.is_available() and config.num_workers == 1 and not config.address:
         raise ValueError("--use_gpu: expected a CUDA device, found none")
-    model = _with_path(config.model)
-    if model.model_name_or_path and Path(model.model_name_or_path).is_dir() and (Path(model.model_name_or_path) / "tokenizer.json").exists():
-        ours, theirs = load_tokenizer(Path(config.data) / "tokenizer"), load_tokenizer(model.model_name_or_path)
-        if ours.get_vocab() != theirs.get_vocab():
-            raise ValueError(
-                f"{config.data} was tokenised with {len(ours)} tokens that are not those of {model.model_name_or_path} ({len(theirs)}): "
-                f"run prepare again with --tokenizer {model.model_name_or_path}"
-            )
+    start = config.model.model_name_or_path
+    if start:
+        _require_tokens(config.data, start, f"run prepare again with --tokenizer {start}")
     run_folder = Path(config.output_dir)
     if config.resume and (run_folder / "latest").exists():
         stored = read_method(resolve(run_folder / (run_folder / "latest").read_text().strip()))
@@ -199,6 +206,15 @@ def check(config: TrainConfig) -> None:
                 f"{run_folder} holds a run of {method_name(stored)} with {stored}, expected {method_name(config.method)} with {config.method}: "
                 "resume with the same method, or start a run in another output_dir"
             )
+
+
+def _require_tokens(data: str, path: str, remedy: str) -> None:
+    """Tokens are matched by their ids, so a model whose ids mean other words would be trained, or asked, about those."""
+    if not Path(path).is_dir() or not (Path(resolve(path)) / "tokenizer.json").exists():
+        return
+    ours, theirs = load_tokenizer(Path(data) / "tokenizer"), load_tokenizer(resolve(path))
+    if ours.get_vocab() != theirs.get_vocab():
+        raise ValueError(f"{data} was tokenised with {len(ours)} tokens that are not those of {path} ({len(theirs)}): {remedy}")
 
 
 def check_env(name: str) -> None:

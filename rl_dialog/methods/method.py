@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -115,6 +116,13 @@ class Method:
     def in_rewards(self, unit: float) -> dict[str, float]:
         """The hyper-parameters that are in the unit of values, as they are in units of reward, where a unit of values is `unit` of them."""
         return {}
+
+    def reach(self, returns: float, reward: float) -> float:
+        """How far Q can come to lie from where it starts, where no return exceeds `returns` and no reward `reward` (both sizes, in units of value).
+
+        Infinite for methods whose Q nobody watches.
+        """
+        return math.inf
 
     def measure(self, out: Outputs, batch: Batch) -> Tensor:
         """(K,) sums over a batch; the loop adds them up over the whole update before any of its losses is computed."""

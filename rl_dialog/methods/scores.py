@@ -213,27 +213,28 @@ class LowRank(Scores):
 
 
 class Mixture(Scores):
-    """The log-probabilities of a weighted average of distributions, log sum_i w_i softmax(scores_i). Without gradient."""
+    """The log-probabilities of a weighted average of distributions, log sum_i w_i softmax(scores_i), plus `level` (S,). Without gradient."""
 
-    def __init__(self, members: Sequence[Scores], log_weights: Tensor) -> None:
-        self.members, self.log_weights = tuple(members), log_weights  # log_weights (members,)
+    def __init__(self, members: Sequence[Scores], log_weights: Tensor, level: Tensor | None = None) -> None:
+        self.members, self.log_weights, self.level = tuple(members), log_weights, level  # log_weights (members,)
 
     @torch.no_grad()
     def at(self, actions: Tensor) -> Tensor:
-        return self._average([-member.nll(actions)[1] for member in self.members])
+        return self._logp(actions) if self.level is None else self._logp(actions) + self.level[: len(actions)]
 
     def at_each(self, tokens: Tensor) -> Tensor:
         return self.dense().gather(1, tokens)
 
     @torch.no_grad()
     def dense(self) -> Tensor:
-        return self._average([member.dense().log_softmax(1) for member in self.members])
+        average = self._average([member.dense().log_softmax(1) for member in self.members])
+        return average if self.level is None else average + self.level[:, None]
 
     def scaled(self, factor: float) -> Scores:
         return self if factor == 1 else Dense(self.dense() * factor)
 
     def rows(self, part: slice) -> Mixture:
-        return Mixture([member.rows(part) for member in self.members], self.log_weights)
+        return Mixture([member.rows(part) for member in self.members], self.log_weights, None if self.level is None else self.level[part])
 
     def parts(self) -> list[slice]:
         return self.members[0].parts()
@@ -242,8 +243,12 @@ class Mixture(Scores):
         return torch.cat([Dense(self.rows(part).dense()).reduce(how) for part in self.parts()])
 
     def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        each = -self.at(actions)
+        each = -self._logp(actions)
         return (each if weight is None else each * weight).sum(), each
+
+    @torch.no_grad()
+    def _logp(self, actions: Tensor) -> Tensor:
+        return self._average([-member.nll(actions)[1] for member in self.members])
 
     def _average(self, log_p: list[Tensor]) -> Tensor:
         return torch.stack([each + weight for each, weight in zip(log_p, self.log_weights, strict=True)]).logsumexp(0)

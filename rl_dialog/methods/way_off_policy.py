@@ -98,6 +98,12 @@ class WayOffPolicy(Method):
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"c": self.c * unit}
 
+    def reach(self, returns: float, reward: float) -> float:
+        """Twice the largest return: other ways through the logs may earn more than any conversation of theirs did."""
+        if self.discount == "token" and self.gamma < 1:
+            returns = min(returns, reward / (1 - self.gamma))
+        return 2 * returns / (self.c if self.coefficient == "reward" else 1)
+
     def target_rate(self, updates: int, progress: float) -> float:
         return rate_of_targets(self.alpha, updates, progress)
 

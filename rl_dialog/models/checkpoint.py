@@ -15,7 +15,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,35 +127,74 @@ def load_prior(directory: str | Path) -> Prior | None:
     return _load_frozen(path)
 
 
-def freeze_prior(policy: Policy, directory: Path, tokenizer: Any, *, checkpoints: Sequence[str] = (), weights: Sequence[float] = ()) -> Prior | None:
-    """The prior of a run, kept in `directory` so that resumed runs and evaluations see the same one: the average of `checkpoints`, or without any the
-    LM as it is before training.
+def freeze_prior(
+    policy: Policy, directory: Path, tokenizer: Any, *, checkpoints: Sequence[str] = (), weights: Sequence[float] = (), started: bool = False
+) -> Prior | None:
+    """The prior of a run, kept in `directory` so that evaluations see the same one: the average of `checkpoints`, or without any the LM as it is
+    before training.
 
-    None for a policy with LoRA and no checkpoints: switching its adapters off gives the prior without a second model. Raises ValueError for
-    checkpoints of another vocabulary, or weights that do not fit.
+    A prior that is in `directory` already must be this one. Another one was left by a run that was killed: it is replaced, with a warning, while the
+    run has no checkpoint; where it has (`started`), its values are about the other prior, and ValueError is raised. None for a policy with LoRA and
+    no checkpoints: switching its adapters off gives the prior without a second model. Raises ValueError for checkpoints of another vocabulary, or
+    weights that do not fit.
     """
     switch_off = getattr(policy.lm, "_hf_peft_config_loaded", False) and not checkpoints
-    if directory.is_dir():
-        return None if switch_off else _load_frozen(directory)
     lms = [AutoModelForCausalLM.from_pretrained(resolve(path), dtype=torch.float32, attn_implementation="sdpa") for path in checkpoints]
-    if not switch_off:
-        prior = Prior(lms or [copy.deepcopy(policy.lm)], weights)
-        ours = policy.get_output_embeddings().weight.shape[0]
-        if prior.vocabulary != ours:
-            raise ValueError(f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}")
+    prior = None if switch_off else Prior(lms or [copy.deepcopy(policy.lm)], weights)
+    ours = policy.get_output_embeddings().weight.shape[0]
+    if prior is not None and prior.vocabulary != ours:
+        raise ValueError(f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}")
+    if int(os.environ.get("RANK", "0")) == 0:
+        frozen = [policy.lm] if prior is None else [member.lm for member in prior.members]
+        _keep_prior(directory, frozen, (1.0,) if prior is None else prior.weights, tokenizer, checkpoints, started)
+    return prior
+
+
+def _keep_prior(
+    directory: Path, lms: Sequence[PreTrainedModel], weights: Sequence[float], tokenizer: Any, checkpoints: Sequence[str], started: bool
+) -> None:
+    """Writes a prior into `directory`, unless it is there."""
+    if directory.is_dir():
+        found = _difference(directory, lms, weights)
+        if not found:
+            return
+        ours = "the model as it is before training" if not checkpoints else " and ".join(checkpoints)
+        if started:
+            raise ValueError(
+                f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's checkpoints were trained: resume with the "
+                "same --model, --prior and --prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
+            )
+        warnings.warn(f"{directory} held another prior ({found}) of a run that wrote no checkpoint: it is replaced by {ours}", stacklevel=4)
 
     def fill(temporary: Path) -> None:
-        if len(lms) < 2:
-            _save_lm(lms[0] if lms else policy.lm, temporary)
-        for i, lm in enumerate(lms if len(lms) > 1 else ()):
-            _save_lm(lm, temporary / f"member-{i}")
+        for i, lm in enumerate(lms):
+            _save_lm(lm, temporary / f"member-{i}" if len(lms) > 1 else temporary)
         if len(lms) > 1:
-            write_json(temporary / PRIOR_WEIGHTS, prior.weights)
+            write_json(temporary / PRIOR_WEIGHTS, weights)
         tokenizer.save_pretrained(temporary)
 
-    if int(os.environ.get("RANK", "0")) == 0:
-        write_atomically(directory, fill)
-    return None if switch_off else prior
+    write_atomically(directory, fill)
+
+
+def _difference(directory: Path, lms: Sequence[PreTrainedModel], weights: Sequence[float]) -> str:
+    """What the prior in `directory` is instead of these models with these weights; nothing where it is the same, to the last bit."""
+    try:
+        stored = _load_frozen(directory)
+    except (OSError, ValueError, SafetensorError) as error:
+        return f"one that cannot be read: {str(error)[:120]}"
+    if len(stored.members) != len(lms):
+        return f"one of {len(stored.members)} models instead of {len(lms)}"
+    if not all(math.isclose(theirs, ours, rel_tol=1e-6) for theirs, ours in zip(stored.weights, weights, strict=True)):
+        return f"one with the weights {[round(weight, 4) for weight in stored.weights]} instead of {[round(weight, 4) for weight in weights]}"
+    changed = [i for i, lm in enumerate(lms) if not _same_tensors(stored.members[i].lm, lm)]
+    return f"one of another model (number {changed[0] + 1})" if changed and len(lms) > 1 else "another model" if changed else ""
+
+
+def _same_tensors(stored: PreTrainedModel, lm: PreTrainedModel) -> bool:
+    """Adapters aside."""
+    ours = {name.replace(".base_layer", ""): value for name, value in lm.state_dict().items() if "lora_" not in name}
+    theirs = stored.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(value.cpu(), ours[name].cpu()) for name, value in theirs.items())
 
 
 def resolve(directory: str | Path) -> str:

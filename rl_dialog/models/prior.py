@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,8 +24,8 @@ class Prior(nn.Module):
     def __init__(self, lms: Sequence[PreTrainedModel], weights: Sequence[float] = ()) -> None:
         super().__init__()
         weights = tuple(weights) or (1.0,) * len(lms)
-        if len(weights) != len(lms) or min(weights) <= 0:
-            raise ValueError(f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}")
+        if len(weights) != len(lms) or not proper_weights(weights):
+            raise ValueError(f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}: finite numbers above 0")
         sizes = sorted({lm.get_output_embeddings().weight.shape[0] for lm in lms})
         if len(sizes) > 1:
             raise ValueError(f"expected models of one vocabulary to average, got {sizes} tokens: tokens are matched by their ids")
@@ -35,11 +36,24 @@ class Prior(nn.Module):
 
     @torch.no_grad()
     def prior_scores(self, batch: Batch) -> Scores:
-        """log p (up to a constant of each state) over the vocabulary in the batch's S states."""
+        """log p plus a level of each state over the vocabulary in the batch's S states.
+
+        The level is the log-sum-exp of the logits, averaged over the models by their weights: way_off_policy reads it, and so a model averaged with
+        itself is that model in every respect.
+        """
         scores = [member.outputs(batch).lm for member in self.members]
-        return scores[0] if len(scores) == 1 else Mixture(scores, torch.tensor(self.weights).log())
+        if len(scores) == 1:
+            return scores[0]
+        weights = torch.tensor(self.weights, device=batch.input_ids.device)
+        level = sum(weight * each.reduce("logsumexp").float() for weight, each in zip(weights, scores, strict=True))
+        return Mixture(scores, weights.log(), level)
 
     @torch.no_grad()
     def prior_logp(self, batch: Batch) -> Tensor:
         """(N,) log p(action)."""
         return -self.prior_scores(batch).nll(batch.actions)[1]
+
+
+def proper_weights(weights: Sequence[float]) -> bool:
+    """Whether they can be shares of one sum: all finite and above 0."""
+    return all(math.isfinite(weight) and weight > 0 for weight in weights) and math.isfinite(sum(weights))

@@ -31,7 +31,7 @@ from rl_dialog.data.files import write_atomically, write_json, write_text_atomic
 from rl_dialog.data.missing import to_go, unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods.method import Heads, Method
-from rl_dialog.methods.scores import kl_divergence
+from rl_dialog.methods.scores import kl_divergence, kl_divergences
 from rl_dialog.models.checkpoint import save_policy
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -39,6 +39,7 @@ from rl_dialog.models.proposals import Proposals, propose
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.optim import Schedule, default_learning_rate, learning_rate_at, load_optimizer, make_optimizer, save_optimizer
 
+FAR = 0.5  # nats per token from the prior at the start that are told: two clones of the same logs are nearer
 PADDING = 512  # tokens of padding in a micro-batch that are cheaper than one more pass through the model
 
 Evaluate = Callable[[Policy, Any, int], dict[str, float]]  # (policy, tokenizer, step) -> {"eval/return": ...}
@@ -183,6 +184,8 @@ class Trainer:
         self.metric, self.sign = self._selection_metric()
         self.objective = Objective(self.policy, None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy)
         self._prior_logp, self._prior_lse = self._ask_prior() if policy.method.uses_prior else (None, None)
+        self._first_q = self._meet_prior() if policy.method.uses_prior else None
+        self._reach = self._reach_of_q() if self._first_q is not None else math.inf
         self._proposals = self._propose() if policy.method.proposals else None
 
     def train(self) -> dict[str, Any]:
@@ -226,6 +229,7 @@ class Trainer:
                 }
                 metrics["train/progress"] = self.step / self.total_steps
                 tokens_since = 0
+                self._say_if_q_ran_away(metrics.get("train/q"))
             if log and due:
                 log.log(self.step, metrics)
             metrics |= self._evaluate_and_save(log)
@@ -341,6 +345,52 @@ class Trainer:
             for place, i in enumerate(indices):
                 logp[i], lse[i] = taken[owner[: batch.decisions] == place], levels[owner == place]
         return logp, lse
+
+    @torch.no_grad()
+    def _meet_prior(self, rows: int = 64) -> float | None:
+        """A warning where training starts far from the prior; the mean Q of logged tokens there, where Q is the LM's logits."""
+        (frozen,) = self.objective._prior
+        self.policy.eval()
+        kl, q, tokens = 0.0, 0.0, 0
+        chosen = range(min(rows, len(self.train_rows)))
+        for start in range(0, len(chosen), 8):
+            batch = self._collate(chosen[start : start + 8], self.train_rows, 0)
+            known = slice(0, batch.decisions)
+            tokens += batch.decisions
+            with self._autocast():
+                if frozen is not self.policy:  # else it is the start
+                    kl += float(kl_divergences(self.policy.outputs(batch).lm.rows(known), frozen.prior_scores(batch).rows(known)).sum())
+                if self.policy.method.heads.lm_target:
+                    q += float(self.objective(batch)[1]["q"])
+        if kl / tokens > FAR:
+            warnings.warn(
+                f"the prior is far from the model that training starts from: KL(policy || prior) is {kl / tokens:.2f} nats per token, expected at "
+                f"most {FAR}: start from the prior (--model.model_name_or_path), or choose one that was trained on these logs (--prior)",
+                stacklevel=3,
+            )
+        return q / tokens if self.policy.method.heads.lm_target else None
+
+    def _reach_of_q(self) -> float:
+        """How far the mean Q of logged tokens can move before it is about something else than rewards and a prior's log-probabilities."""
+        every = self.config.reward_spread == "every_token"
+        tokens = [row.assistant.sum() / len(row.rewards) if every else 1.0 for row in self.train_rows]
+        returns = max(
+            float(np.nanmax(np.abs(to_go(row.rewards.astype(np.float64))), initial=0.0)) * n for row, n in zip(self.train_rows, tokens, strict=True)
+        )
+        reward = max(float(np.nanmax(np.abs(row.rewards), initial=0.0)) for row in self.train_rows)
+        return math.log(self.policy.get_output_embeddings().weight.shape[0]) + self.policy.method.reach(returns, reward)
+
+    def _say_if_q_ran_away(self, q: float | None) -> None:
+        """Once, at the first logged step where it is so; training goes on, because a bound from the logs cannot be sure."""
+        if q is None or abs(q - (self._first_q or 0.0)) <= self._reach:
+            return
+        warnings.warn(
+            f"step {self.step}: Q ran away: expected logged tokens within {self._reach:.1f} of where they began ({self._first_q:+.1f} on average), "
+            f"which is more than the rewards of the logs explain, got {q:+.1f}: what is learned from here on is of no use. Take a prior nearer to "
+            "the start (--prior), a larger --method.c, or a smaller --method.gamma or --learning_rate; or psi or kl_control, which keep to the logs",
+            stacklevel=3,
+        )
+        self._reach = math.inf
 
     @torch.no_grad()
     def _evaluation(self) -> dict[str, float]:

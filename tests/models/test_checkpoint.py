@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -348,7 +349,10 @@ def test_an_averaged_prior_comes_back_with_its_weights(make_policy, make_row, tm
     close(logits(prior.members[1]), logits(load_policy(members[1])))
     save_policy(policy, tmp_path / "out/checkpoint-1", prior="../prior")
     expected = prior_logp(prior, make_row)
-    for loaded in (load_prior(tmp_path / "out/checkpoint-1"), freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members)):
+    for loaded in (
+        load_prior(tmp_path / "out/checkpoint-1"),
+        freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members, weights=(1.0, 3.0)),
+    ):
         assert loaded.weights == (0.25, 0.75)
         close(prior_logp(loaded, make_row), expected)
     assert not any(path.suffix not in SAFE for path in (tmp_path / "out/prior").rglob("*") if path.is_file())
@@ -374,6 +378,32 @@ def test_a_prior_of_another_vocabulary_is_refused(make_policy, tmp_path, tokeniz
     assert not (tmp_path / "out/prior").exists()
 
 
+def test_the_prior_of_another_run_is_replaced_while_nothing_was_learned_with_it(make_policy, make_row, tmp_path, tokenizer, members):
+    """A run was killed before its first checkpoint and left its prior; the next one in its folder has another."""
+    policy, folder = make_policy(WayOffPolicy()), tmp_path / "out/prior"
+    wanted = {
+        "another model": {"checkpoints": members[1:]},
+        "one of 1 models instead of 2": {"checkpoints": members, "weights": (1.0, 3.0)},
+        r"one with the weights \[0.25, 0.75\] instead of \[0.5, 0.5\]": {"checkpoints": members},
+        r"one of another model \(number 1\)": {"checkpoints": members[::-1]},
+        "one of 2 models instead of 1": {},
+    }
+    freeze_prior(policy, folder, tokenizer, checkpoints=members[:1])
+    for found, prior in wanted.items():
+        with pytest.raises(
+            ValueError, match=f"prior: expected the prior of this run, .*, found {found}, with which the run's checkpoints were trained"
+        ):
+            freeze_prior(policy, folder, tokenizer, **prior, started=True)
+        with pytest.warns(UserWarning, match=rf"prior held another prior \({found}\) of a run that wrote no checkpoint: it is replaced by"):
+            fresh = freeze_prior(policy, folder, tokenizer, **prior)
+        save_policy(policy, tmp_path / "out/checkpoint-1", prior="../prior")
+        close(prior_logp(load_prior(tmp_path / "out/checkpoint-1"), make_row), prior_logp(fresh, make_row))
+        with warnings.catch_warnings():  # the same one is kept without a word, checkpoints or not
+            warnings.simplefilter("error")
+            freeze_prior(policy, folder, tokenizer, **prior, started=True)
+            freeze_prior(policy, folder, tokenizer, **prior)
+
+
 def test_a_lora_policy_may_have_another_prior_than_its_own_model(make_policy, tmp_path, tokenizer, members):
     policy = make_policy(WayOffPolicy(), peft=True)
     prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members)
@@ -385,6 +415,7 @@ def test_a_lora_policy_may_have_another_prior_than_its_own_model(make_policy, tm
 def test_freezing_a_lora_policy_writes_the_lm_and_copies_nothing(make_policy, tmp_path, tokenizer):
     policy = make_policy(WayOffPolicy(), peft=True, spread=0.0)  # adapters as they are made: no effect yet
     assert freeze_prior(policy, tmp_path / "prior", tokenizer) is None
+    assert freeze_prior(policy, tmp_path / "prior", tokenizer, started=True) is None  # a resumed run finds what it wrote
     with policy.without_adapters():
         close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "prior")), logits(policy))
 

@@ -1,5 +1,7 @@
 """The frozen prior, one model or the weighted average of several, against plain probabilities."""
 
+import math
+
 import pytest
 import torch
 
@@ -41,8 +43,20 @@ def test_a_single_model_is_its_own_average(lms, batch):
 def test_probabilities_are_averaged_and_not_logits(lms, batch, weights, shares):
     prior = Prior(lms, weights)
     expected = sum(share * probabilities(lm, batch) for share, lm in zip(shares, lms, strict=True))
-    torch.testing.assert_close(prior.prior_scores(batch).dense().exp(), expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(prior.prior_scores(batch).dense().softmax(1), expected, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(prior.prior_logp(batch), expected[torch.arange(6), batch.actions].log(), rtol=1e-3, atol=1e-2)
+
+
+def test_a_model_averaged_with_itself_is_that_model(lms, batch):
+    """Level and all: the log-sum-exp of the logits is what way_off_policy takes for the origin of Q."""
+    one, twice = (Prior([lms[1]] * times, (3.0, 1.0)[:times]).prior_scores(batch) for times in (1, 2))
+    assert one.reduce("logsumexp").abs().min() > 1
+    torch.testing.assert_close(twice.dense(), one.dense(), rtol=1e-5, atol=1e-5)
+    for how in ("logsumexp", "max"):
+        torch.testing.assert_close(twice.reduce(how), one.reduce(how), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(twice.at(batch.actions), one.at(batch.actions), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(twice.rows(slice(2, 4)).dense(), one.dense()[2:4], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(twice.nll(batch.actions)[1], one.nll(batch.actions)[1], rtol=1e-5, atol=1e-5)
 
 
 def test_weights_are_normalised_as_published(make_policy):
@@ -53,7 +67,7 @@ def test_weights_are_normalised_as_published(make_policy):
     assert sum(prior.weights) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, -1.0)])
+@pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, -1.0), (1.0, math.nan, 1.0), (1.0, math.inf, 1.0)])
 def test_weights_that_make_no_sense(lms, weights):
     with pytest.raises(ValueError, match="expected a positive weight for each of the prior's 3 models, got"):
         Prior(lms, weights)

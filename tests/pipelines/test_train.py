@@ -35,6 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", *sizes)
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout.splitlines()[-1])["step"] == 2
+    shutil.copytree(folder / "runs" / "bc" / "checkpoint-2", folder / "runs" / "foreign")  # as many tokens, two of which have changed places
+    tokenizer = folder / "runs" / "foreign" / "tokenizer.json"
+    words = json.loads(tokenizer.read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    tokenizer.write_text(json.dumps(words))
     return folder
 
 
@@ -59,6 +65,9 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -
         (["--data", "data", "--output_dir", "runs/x", "--prior", "runs/bc"], "--prior: bc has none; way_off_policy, dpo"),
         (["--data", "data", "--output_dir", "runs/x", "--method", "ilql", "--prior", "runs/bc"], "--prior: ilql has none"),
         ([*PSI, "--prior", "runs/bc", "--prior_weights", "1", "2"], "--prior_weights: expected one for each of the 1 checkpoints"),
+        ([*PSI, "--prior", "runs/bc", "runs/bc", "--prior_weights", "1", "nan"], "--prior_weights: expected finite numbers above 0, got [1.0, nan]"),
+        ([*PSI, "--prior", "runs/bc", "runs/bc", "--prior_weights", "1", "inf"], "--prior_weights: expected finite numbers above 0, got [1.0, inf]"),
+        ([*PSI, "--prior", "runs/bc", "runs/foreign"], "tokens that are not those of runs/foreign (400): train a prior on data"),
         ([*PSI, "--prior", "runs/nowhere"], "runs/nowhere: expected a directory with a model"),
     ],
 )
@@ -73,6 +82,21 @@ def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
     done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error:" in done.stderr and "holds a run of bc" in " ".join(done.stderr.split())
+
+
+def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is_kept(folder: Path, monkeypatch) -> None:  # noqa: ANN001
+    """The second run says so in its notes, also for who follows it; resumed with the first one's prior it is refused."""
+    monkeypatch.chdir(folder)
+    new = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1", "--report_to", "none")
+    flags = ["--data", "data", "--output_dir", "runs/stale", "--method", "way_off_policy", *new]
+    left, config = (load_config(train.TrainConfig, [*flags, *prior], choices=train.CHOICES) for prior in (["--prior", "runs/bc"], []))
+    train._trainer(left, None, [])
+    told = train.train_worker(config)["notes"]
+    expected = "held another prior (another model) of a run that wrote no checkpoint: it is replaced by the model as it is before training"
+    assert [note for note in told if expected in note] and expected in (folder / "runs" / "stale" / "notes.txt").read_text()
+    with pytest.raises(ValueError, match="prior: expected the prior of this run, runs/bc, found another model, .* resume with the same --model"):
+        train.train_worker(left)
+    train.train_worker(config)
 
 
 def test_what_to_know_about_a_run_is_told(folder: Path) -> None:

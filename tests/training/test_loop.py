@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import socket
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -454,6 +456,49 @@ def test_an_empty_reply_is_one_decision(method: str, tmp_path: Path) -> None:
     assert np.isfinite(trainer.train()["eval/loss"])
     empty = rows[0]
     assert empty.assistant.sum() == 1 and empty.input_ids[-1] == tokenizer.eos_token_id and empty.reply_ends.tolist() == [len(empty.input_ids) - 1]
+
+
+def with_prior(folder: Path, members: int = 1, **settings) -> Trainer:  # noqa: ANN003
+    """way_off_policy from a fresh model, the prior that model or the average of several copies of it, logits away from 0."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    policy = Policy(load_lm(MODEL, tokenizer), WayOffPolicy(), MODEL)
+    with torch.no_grad():
+        policy.lm.get_output_embeddings().weight.mul_(20.0)
+    rows = make_rows(tokenizer)
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=4, logging_steps=1, learning_rate=1e-2, report_to="none", **settings)
+    return Trainer(policy, tokenizer, rows, rows[:5], config, folder, prior=Prior([copy.deepcopy(policy.lm) for _ in range(members)]))
+
+
+def test_a_prior_averaged_with_itself_trains_like_itself(tmp_path: Path) -> None:
+    one, twice = with_prior(tmp_path / "one"), with_prior(tmp_path / "twice", 2)
+    assert twice._first_q == pytest.approx(one._first_q, abs=1e-4)
+    one, twice = one.train(), twice.train()
+    for name in ("train/q", "train/q_loss", "eval/q", "eval/log_p_minus_log_pi"):
+        assert twice[name] == pytest.approx(one[name], rel=1e-3, abs=1e-4), name
+
+
+def test_a_prior_far_from_the_start_is_told(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        near = with_prior(tmp_path / "near")
+    far = Prior([load_lm(MODEL, near.tokenizer)])
+    with pytest.warns(
+        UserWarning, match=r"the prior is far from .*: KL\(policy \|\| prior\) is \d+\.\d\d nats per token, expected at most 0\.5: start"
+    ):
+        Trainer(near.policy, near.tokenizer, near.train_rows, [], near.config, tmp_path / "far", prior=far)
+
+
+def test_q_that_runs_away_is_told_once_and_while_it_does(tmp_path: Path) -> None:
+    """Rewards of the logs are about 1, c is 1/2: Q has no business beyond some ten nats of its start. Steps that are too long send it there."""
+    trainer = with_prior(tmp_path, value_unit=1.0)
+    trainer.learning_rate = 3.0
+    assert 5 < trainer._reach < 50
+    with pytest.warns(
+        UserWarning, match=r"step \d: Q ran away: expected logged tokens within \d+\.\d of where they began \(.* got .*--method.c"
+    ) as told:
+        trainer.train()
+    assert len([warning for warning in told if "ran away" in str(warning.message)]) == 1
 
 
 def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> None:
