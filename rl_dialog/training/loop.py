@@ -184,9 +184,9 @@ class Trainer:
         self.metric, self.sign = self._selection_metric()
         self.objective = Objective(self.policy, None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy)
         self._prior_logp, self._prior_lse = self._ask_prior() if policy.method.uses_prior else (None, None)
+        self._proposals = self._propose() if policy.method.proposals else None
         self._first_q = self._meet_prior() if policy.method.uses_prior else None
         self._reach = self._reach_of_q() if self._first_q is not None else math.inf
-        self._proposals = self._propose() if policy.method.proposals else None
 
     def train(self) -> dict[str, Any]:
         """Trains to the last step; returns the final metrics and the paths of the latest and the best checkpoint."""
