@@ -176,7 +176,7 @@ class BenchmarkConfig:
     """simulate: measure so many rollout workers too, against one; 0: none"""
     seeds: int = 10
     """cartpole: independent learners with buffers and networks of their own"""
-    updates: int = 6000
+    updates: int = 8000
     """cartpole: updates of each network of values"""
     priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""

@@ -49,15 +49,15 @@ def causes(logs: Transitions, priors: dict[str, Act], values: dict[str, nn.Modul
     states, logged = logs.observations[place], logs.actions[place] * 2.0 - 1
     true = true_values(balancing, states).diff(dim=-1).squeeze(-1)  # above 0 where action 1 is the right one
     matter, every = (true.abs() > MATTERS).float(), torch.ones_like(true)
-    leanings = {f"p, {name}": prior(states).clamp_min(1e-8).log() for name, prior in priors.items()}
+    leanings = {f"p, {name}": prior(states).clamp_min(1e-8).log() for name, prior in priors.items() if name != "uniform"}  # that has no opinion
     leanings |= {name: networks(states) for name, networks in values.items()}
     leanings = {"logged action": logged} | {name: scores.diff(dim=-1).squeeze(-1) for name, scores in leanings.items()}
     found = {"% of states: the choice matters": (100 * matter, every)}
     found |= {f"% right there: {name}": (100 * matter * (leaning.sign() == true.sign()), matter) for name, leaning in leanings.items()}
     found |= {f"logged - other: {name}": (logged * leanings[name], every) for name in leanings if name.startswith(("p, ", "WOP"))}
-    for name in [name for name in values if name in ("DBCQ's Q", "WOP, clone")]:
-        lowered, apart = _passes(values[name], states)
-        found |= {f"least of {PASSES} passes lowers a value by: {name}": (lowered, every), f"passes differ in 1 - 0 by: {name}": (apart, every)}
+    if psi := next((name for name in values if name.startswith("WOP")), None):
+        lowered, apart = _passes(values[psi], states)
+        found |= {f"least of {PASSES} passes lowers a value by: {psi}": (lowered, every), f"passes differ in 1 - 0 by: {psi}": (apart, every)}
     return {name: list(zip(top.sum(1).tolist(), bottom.sum(1).tolist(), strict=True)) for name, (top, bottom) in found.items()}
 
 

@@ -165,7 +165,7 @@ def test_causes_count_what_is_right():
     assert share["% of states: the choice matters"] > 5
     assert share["% right there: rule"] > 95
     assert share["% right there: opposite"] == pytest.approx(100 - share["% right there: rule"])
-    assert share["% right there: p, uniform"] == share["logged - other: p, uniform"] == 0
+    assert not any("uniform" in name for name in share)
 
 
 @pytest.fixture
