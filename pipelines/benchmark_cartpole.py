@@ -88,7 +88,7 @@ def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
 
 def experiment(seeds: int, updates: int, *, priors: Sequence[str] = ("clone",), seed: int = 0, variants: bool = True) -> Experiment:
     """All policies on all buffers. `seed` reaches whatever is drawn; `variants` adds WOP with one thing changed at a time, and the causes."""
-    first = 100_000 * seed  # seeds of worlds and draws count up from here
+    first = 100 * seed  # what is drawn counts up from here
     logs = collect(seeds, seed=first)
     fitting = {"steps": PRIOR_STEPS, "seed": first}
     clone = learn(BC(), logs, columns_of(seeds, PRIOR_STEPS, seed=first), **fitting)

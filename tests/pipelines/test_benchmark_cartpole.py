@@ -159,7 +159,7 @@ def test_causes_count_what_is_right():
     logs = record(lambda observations: torch.randint(0, 2, (len(observations),)), 2, 300, seed=0)
     rule, opposite = Networks(2), Networks(2)
     for networks, sign in ((rule, 1.0), (opposite, -1.0)):
-        networks.forward = lambda observations, sign=sign: sign * balancing(observations).log()
+        networks.forward = lambda observations, sign=sign: sign * balancing(observations)
     found = causes(logs, {"uniform": uniform}, {"rule": rule, "opposite": opposite}, seed=0)
     share = {name: interval(pairs).value for name, pairs in found.items()}
     assert share["% of states: the choice matters"] > 5
@@ -170,9 +170,10 @@ def test_causes_count_what_is_right():
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LENGTH": 600, "WINDOW": 100, "EPISODES": 3}.items():
+    for name, value in {"LENGTH": 200, "WINDOW": 50, "EPISODES": 3}.items():
         monkeypatch.setattr(benchmark_cartpole_logs, name, value)
     monkeypatch.setattr("pipelines.benchmark_cartpole.PRIOR_STEPS", 5)
+    monkeypatch.setattr("pipelines.benchmark_cartpole_causes.PROBED", 50)
 
 
 def test_the_command(small, tmp_path, capsys):
