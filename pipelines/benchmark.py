@@ -169,15 +169,13 @@ class BenchmarkConfig:
     world: str = ""
     """simulate: folder with MultiWOZ's files; by default a generated town"""
     steps: int = 4000
-    """simulate, prefer: system steps, or steps of the environments, of a round"""
+    """simulate, prefer: system steps, or steps of the environments, of a round; cartpole: updates of each network of values"""
     envs: int = 64
     """simulate: conversations stepped together"""
     workers: int = 0
     """simulate: measure so many rollout workers too, against one; 0: none"""
     seeds: int = 10
     """cartpole: independent learners with buffers and networks of their own"""
-    updates: int = 8000
-    """cartpole: updates of each network of values"""
     priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
     seed: int = 0

@@ -69,11 +69,11 @@ def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
     """Prints both tables, writes the figures and the plot; returns the mean returns. Raises ValueError for numbers that no experiment has."""
     from pipelines.benchmark import describe_machine
 
-    if config.seeds < 1 or config.updates < 1 or config.seed < 0 or not config.priors:
-        raise ValueError("cartpole: expected seeds and updates of at least 1, a seed of at least 0 and one prior or more")
+    if config.seeds < 1 or config.steps < 1 or config.seed < 0 or not config.priors:
+        raise ValueError("cartpole: expected seeds and steps of at least 1, a seed of at least 0 and one prior or more")
     torch.set_num_threads(1)  # products of 32 x 32 matrices gain nothing from more
     start = time.process_time()
-    found = experiment(config.seeds, config.updates, priors=config.priors, seed=config.seed)
+    found = experiment(config.seeds, config.steps, priors=config.priors, seed=config.seed)
     seconds = time.process_time() - start
     out, plotted = Path(config.out), Path(config.out).with_suffix(".svg")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
     plot(found.returns, plotted)
     if not config.quiet:
         print(table(found.returns), "", table(found.causes, head="what may explain it", digits=1), "", sep="\n")
-        print(f"{config.seeds} seeds, {config.updates} updates, {seconds:.0f} s of CPU; means and 95 % intervals over seeds")
+        print(f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU; means and 95 % intervals over seeds")
     means = {buffer: {name: round(float(np.mean(values)), 1) for name, values in rows.items()} for buffer, rows in found.returns.items()}
     return {"what": "cartpole", "returns": means, "out": str(out), "plot": str(plotted)}
 

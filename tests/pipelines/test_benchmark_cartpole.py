@@ -178,7 +178,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command(small, tmp_path, capsys):
     """Both tables, the figures, the plot; the same seed draws the same and another seed other logs, priors and networks."""
-    settings = {"what": "cartpole", "seeds": 2, "updates": 3}
+    settings = {"what": "cartpole", "seeds": 2, "steps": 3}
     found = main(BenchmarkConfig(**settings, out=str(tmp_path / "cartpole.json")))
     report, printed = json.loads((tmp_path / "cartpole.json").read_text()), capsys.readouterr().out
     assert found["plot"] == str(tmp_path / "cartpole.svg") and "<svg" in (tmp_path / "cartpole.svg").read_text()
@@ -193,7 +193,7 @@ def test_the_command(small, tmp_path, capsys):
     assert again["full"]["behaviour"] != other["full"]["behaviour"] and again["noisy"]["behaviour"] != other["noisy"]["behaviour"] and differs
 
 
-@pytest.mark.parametrize("wrong", [{"seeds": 0}, {"updates": 0}, {"priors": ()}, {"seed": -1}])
+@pytest.mark.parametrize("wrong", [{"seeds": 0}, {"steps": 0}, {"priors": ()}, {"seed": -1}])
 def test_numbers_that_no_experiment_has(wrong):
     with pytest.raises(ValueError, match="cartpole: expected seeds"):
         main(BenchmarkConfig(what="cartpole", **wrong))
