@@ -10,6 +10,7 @@
     python -m pipelines.benchmark prefer      steps/s of learning from preferences, over those of plain RLlib
     python -m pipelines.benchmark simulate    system steps/s with simulated users, over those of one conversation after the other; of workers; memory
     python -m pipelines.benchmark serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; first tokens; the cost of HTTP
+    python -m pipelines.benchmark cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
 whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
@@ -99,11 +100,12 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
 class BenchmarkConfig:
     """What to measure, and on which shapes."""
 
-    what: tyro.conf.Positional[Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate", "prefer"]] = (
-        "train"
-    )
+    what: tyro.conf.Positional[
+        Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate", "prefer", "cartpole"]
+    ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates: contexts/s; prepare:
-    conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to several clients; simulate: system steps/s; prefer: environment steps/s"""
+    conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to several clients; simulate: system steps/s; prefer: environment steps/s;
+    cartpole: mean returns"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     out: str = "benchmark.json"
@@ -167,13 +169,17 @@ class BenchmarkConfig:
     world: str = ""
     """simulate: folder with MultiWOZ's files; by default a generated town"""
     steps: int = 4000
-    """simulate, prefer: system steps, or steps of the environments, of a round"""
+    """simulate, prefer: system steps, or steps of the environments, of a round; cartpole: updates of each network of values"""
     envs: int = 64
     """simulate: conversations stepped together"""
     workers: int = 0
     """simulate: measure so many rollout workers too, against one; 0: none"""
+    seeds: int = 10
+    """cartpole: independent learners with buffers and networks of their own"""
+    priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
+    """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
     seed: int = 0
-    """weights, tokens, texts and sampling"""
+    """weights, tokens, texts and sampling; cartpole: the first of its seeds"""
     quiet: bool = False
     """print the JSON line only"""
 
@@ -190,6 +196,10 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     if config.what == "memory":
         return _report_memory(config)
+    if config.what == "cartpole":
+        from pipelines.benchmark_cartpole import benchmark_cartpole
+
+        return benchmark_cartpole(config)
     before, more = os.getloadavg(), {}
     if config.what == "prepare":
         settings, more["memory"] = benchmark_prepare(config)
