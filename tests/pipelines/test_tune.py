@@ -211,7 +211,9 @@ def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) 
     changes = {
         "halving": {"grace": 3, "factor": 2},
         "evaluate": None,
-        "space": {"method": ["psi"], "learning_rate": [1.0e-4, 1.0e-3, 1.0e-2, 1.0e-1]},
+        "metric": "eval/loss",
+        "mode": "min",
+        "space": {"method": ["psi"], "learning_rate": [1.0e-3, 1.0e-4, 1.0e-5, 1.0e-6]},  # the best ones first: the first to report stays
     }
     config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True)
     first = main(config)
