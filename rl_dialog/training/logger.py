@@ -77,7 +77,11 @@ def _open_tracker(name: str, directory: Path, first_step: int, kept: Sequence[st
 def _tensorboard(directory: Path, first_step: int) -> tuple[Log, Callable[[], None]]:
     from torch.utils.tensorboard import SummaryWriter
 
-    board = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step + 1)
+    folder = directory / "tensorboard"
+    # Files are read in the order of their names, which begin with the second they were made in: two of one second could be read the wrong way round.
+    while any(folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
+        time.sleep(0.1)
+    board = SummaryWriter(str(folder), purge_step=first_step + 1)
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
