@@ -34,7 +34,7 @@ class ILQL(Method):
 
     tau: float = 0.7
     """expectile: 0.5 values the average logged behaviour (SARSA), towards 1 the best the logs contain"""
-    beta: float = 8.0
+    beta: float = 6.0
     """strength of the advantage when decoding, per spread of returns in the training split (per unit of reward with value_unit 1)"""
     target_kl: float | None = None
     """instead of a beta: how far to lean, in nats of KL(policy || p) per reply; beta is solved on held-out replies at each checkpoint"""

@@ -25,7 +25,7 @@ class Psi(Method):
     al. 2023). So no value is ever asked of a token that nobody said, which is what ruins the published form on text (`way_off_policy`).
     """
 
-    c: float = 0.125
+    c: float = 0.15
     """how strongly the prior holds, in spreads of returns in the training split (in units of reward with value_unit 1): a larger c stays closer"""
     target_kl: float | None = None
     """instead of the c to act with: nats of KL(policy || p) per reply; it is solved on held-out replies at each checkpoint. V is learned with c"""

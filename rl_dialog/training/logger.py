@@ -207,6 +207,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def write_note(directory: Path, text: str) -> None:
     """Tells whoever follows the run in `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
     with (directory / NOTES).open("a", encoding="utf-8") as file:
         file.write(" ".join(text.split()) + "\n")
 

@@ -113,7 +113,8 @@ def test_our_own_fields(serve, client_of):
             return client.chat.completions.create(model=model, messages=TALK, seed=5, extra_body=body).choices[0]
 
         values = ask(return_values=True)
-        assert "".join(token["token"] for token in values.values["content"]).strip() == values.message.content
+        said = "".join(token["token"] for token in values.values["content"]).strip()
+        assert said.rstrip("\ufffd") == values.message.content.rstrip("\ufffd"), "bytes at the end that never became a character are no token's"
         assert all(token["advantage"] == pytest.approx(token["q"] - token["v"]) for token in values.values["content"])
         assert ask("bc", return_values=True).values["content"][0]["q"] is None, "a cloned model has no values"
         said = {ask().message.content, ask(beta=0.0).message.content, ask(beta=40.0).message.content, ask(top_k=1).message.content}

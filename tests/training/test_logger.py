@@ -177,10 +177,11 @@ def test_a_store_that_mlflow_no_longer_takes_is_one_paragraph(tmp_path: Path, mo
 
 
 def test_who_follows_a_run_is_told_its_notes_at_once_and_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write_note(tmp_path, "of an earlier run")
-    with following(tmp_path) as shown:
+    folder = tmp_path / "runs" / "psi"  # which need not be there yet
+    write_note(folder, "of an earlier run")
+    with following(folder) as shown:
         for _ in range(2):
-            write_note(tmp_path, "the prior\nis far")
+            write_note(folder, "the prior\nis far")
         deadline = time.monotonic() + 30
         while not shown and time.monotonic() < deadline:
             time.sleep(0.05)
