@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.benchmark_cartpole import experiment, interval, table
 
-SEEDS, UPDATES, LEVEL = 10, 4_000, 0.05
+SEEDS, UPDATES, LEVEL = 10, 8_000, 0.05
 
 
 def paired_p(better: Sequence[float], worse: Sequence[float]) -> float:
