@@ -13,7 +13,7 @@ import time
 import pytest
 
 from pipelines.chat import ChatConfig, main
-from rl_dialog.config import load_config, run
+from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.methods import BC, CHAI, ILQL, UtteranceILQL
 
@@ -183,19 +183,12 @@ def test_a_primed_conversation(checkpoints, monkeypatch, capsys, tmp_path):
 
 
 def sitting(encoding, arguments, lines):
-    """A chat in a pseudo terminal of this encoding, into which the lines (bytes) are typed; "": a process of its own in the locale C."""
+    """A chat in a pseudo terminal of this encoding, "" for the locale C, into which the lines (bytes) are typed."""
     pid, terminal = pty.fork()
-    if not pid and not encoding:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO", "PYTHONUTF8"))}
-        os.execve(sys.executable, [sys.executable, "-m", "pipelines.chat", *arguments], env | {"LC_ALL": "C", "OMP_NUM_THREADS": "1"})  # noqa: S606
     if not pid:
-        try:
-            sys.stdin = open(os.dup(0), encoding=encoding, errors="strict")  # noqa: SIM115  (0 itself: GNU readline, which chat does not load)
-            sys.stdout, sys.stderr = (open(file, "w", encoding=encoding, errors="strict", closefd=False) for file in (1, 2))  # noqa: SIM115
-            sys.argv = ["chat", *arguments]
-            run(ChatConfig, main)
-        finally:
-            os._exit(0)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO", "PYTHONUTF8"))}
+        env |= {"PYTHONIOENCODING": f"{encoding}:strict", "LC_ALL": "C.UTF-8"} if encoding else {"LC_ALL": "C"}
+        os.execve(sys.executable, [sys.executable, "-m", "pipelines.chat", *arguments], env | {"OMP_NUM_THREADS": "1"})  # noqa: S606
     seen, left = b"", [*lines, b"/quit"]
     while select.select([terminal], [], [], 60)[0]:
         try:
