@@ -165,9 +165,9 @@ def _noting(notes: list[str], directory: Path) -> Iterator[None]:
 
         def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if category is UserWarning:
-                notes.append(str(message))
+                notes.append(" ".join(str(message).split()))  # as `following` shows it
                 if int(os.environ.get("RANK", "0")) == 0:
-                    write_note(directory, str(message))
+                    write_note(directory, notes[-1])
             show(message, category, *where, **more)
 
         warnings.showwarning = note
