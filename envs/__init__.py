@@ -28,6 +28,7 @@ from envs.atari import AtariVector, EnduroVector, PongVector
 from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
+from rl_dialog.errors import UserError
 
 ENVS = {
     "small_talk": SmallTalk,
@@ -40,19 +41,19 @@ ENVS = {
 
 
 def text_env(name: str) -> Callable[..., Any]:
-    """The constructor of a world to talk in; `module:Class` is imported. Raises ValueError for other names."""
+    """The constructor of a world to talk in; `module:Class` is imported. Raises UserError for other names."""
     if ":" not in name:
         return _choose(name, ("small_talk", "multiwoz"), "messages")
     found = _own(name, ("reset", "step"), "a world to talk in")
     try:
         inspect.signature(found).bind()
     except TypeError as error:
-        raise ValueError(f"env {name!r}: expected a class made without arguments, got {error}") from error
+        raise UserError(f"env {name!r}: expected a class made without arguments, got {error}") from error
     return found
 
 
 def control_env(name: str) -> Callable[..., Any]:
-    """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported. Raises ValueError for any other name."""
+    """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported. Raises UserError for any other name."""
     if ":" not in name:
         return _choose(name, ("moving_dot", "pong", "enduro", "atari"), "numbers or pictures")
     return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
@@ -63,7 +64,7 @@ def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), kind)
     except (ImportError, SyntaxError, AttributeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"env {name!r}: expected the class {kind} in {module}.py in the folder where the command starts, or in an installed module, "
             f"got {type(error).__name__}: {error}"
         ) from error
@@ -71,7 +72,7 @@ def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
     if missing or not callable(found):
         lacking = ", ".join(missing) or f"a constructor, got {type(found).__name__}"
         where = "envs/__init__.py says what they are"
-        raise ValueError(f"env {name!r}: expected {what} whose class has {lacking}; {where}")
+        raise UserError(f"env {name!r}: expected {what} whose class has {lacking}; {where}")
     return found
 
 
@@ -80,6 +81,4 @@ def _choose(name: str, names: tuple[str, ...], observations: str) -> Callable[..
         return ENVS[name]
     near, kind = get_close_matches(name, names, 1), "unsuitable" if name in ENVS else "unknown"
     expected = f"one of {', '.join(names)}, whose observations are {observations}"
-    raise ValueError(
-        f"{kind} env {name!r}: expected {expected}, or module:Class for one of your own." + (f" Did you mean {near[0]}?" if near else "")
-    )
+    raise UserError(f"{kind} env {name!r}: expected {expected}, or module:Class for one of your own." + (f" Did you mean {near[0]}?" if near else ""))

@@ -22,6 +22,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rl_dialog.errors import UserError
+
 SMALL, STACK, ROWS = 84, 4, 210
 
 
@@ -38,7 +40,7 @@ class AtariVector(VectorEnv):
         blank_from: row of the game's 210 below which pictures are black; 210: none.
         threads: that play at the same time; 0: as many as there are cores.
 
-    Raises ValueError for an unknown game, ImportError without ale-py.
+    Raises UserError for an unknown game, ImportError without ale-py.
     """
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -52,13 +54,11 @@ class AtariVector(VectorEnv):
             from ale_py.roms import get_all_rom_ids
             from ale_py.vector_env import AtariVectorEnv
         except ImportError as error:
-            raise ImportError(f"{game} is played by ale-py: pip install ale-py") from error
+            raise UserError(f"{game} is played by ale-py: pip install ale-py") from error
         if num_envs < 1 or max_frames < 1 or not 0 < blank_from <= ROWS:
-            raise ValueError(
-                f"expected num_envs and max_frames of at least 1 and blank_from in 1..{ROWS}, got {num_envs}, {max_frames}, {blank_from}"
-            )
+            raise UserError(f"expected num_envs and max_frames of at least 1 and blank_from in 1..{ROWS}, got {num_envs}, {max_frames}, {blank_from}")
         if game not in get_all_rom_ids():
-            raise ValueError(f"unknown game {game!r}: expected one of {', '.join(sorted(get_all_rom_ids()))}")
+            raise UserError(f"unknown game {game!r}: expected one of {', '.join(sorted(get_all_rom_ids()))}")
         # The limit of ale-py counts from the first action on; ours is below.
         self.games = AtariVectorEnv(game, num_envs, num_threads=threads, episodic_life=episodic_life, max_num_frames_per_episode=2**31 - 1)
         self.num_envs, self.worker, self.max_frames = num_envs, worker, max_frames
@@ -74,7 +74,7 @@ class AtariVector(VectorEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """A new episode in every environment; a seed makes their chance anew. There are no options."""
         if options:
-            raise ValueError(f"expected no options, got {sorted(options)}")
+            raise UserError(f"expected no options, got {sorted(options)}")
         if seed is not None:
             seed = np.array([np.random.SeedSequence(seed, spawn_key=(self.worker, i)).generate_state(1)[0] >> 1 for i in range(self.num_envs)])
         pictures, _ = self.games.reset(seed=seed)
@@ -82,12 +82,12 @@ class AtariVector(VectorEnv):
         return self._observations(pictures), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action per environment # (N,). Raises ValueError for another shape or unknown actions, ResetNeeded before the first reset."""
+        """One action per environment # (N,). Raises UserError for another shape or unknown actions, ResetNeeded before the first reset."""
         if not self.running:
             raise gymnasium.error.ResetNeeded("expected running episodes; call reset first")
         actions, n = np.asarray(actions), self.single_action_space.n
         if actions.shape != (self.num_envs,) or not ((actions >= 0) & (actions < n)).all():
-            raise ValueError(f"expected {self.num_envs} actions of 0 to {n - 1}, got {actions}")
+            raise UserError(f"expected {self.num_envs} actions of 0 to {n - 1}, got {actions}")
         pictures, rewards, terminated, truncated, infos = self.games.step(actions.astype(np.int64))
         if self.cut.any():  # ale-py knows nothing of this end, and went on
             pictures = pictures.copy()

@@ -29,6 +29,8 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rl_dialog.errors import UserError
+
 WIDTH, HEIGHT, SMALL = 160, 210, 84  # of the world; sides of the picture that agents see
 MIDDLE = np.array([80, 105])
 LOW, HIGH = np.array([2, 2]), np.array([157, 207])
@@ -117,11 +119,11 @@ class MovingDot(gymnasium.Env):
         return picture(self.position), {}
 
     def step(self, action: int | np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One pixel. Raises ValueError for what is no action, ResetNeeded before the first reset."""
+        """One pixel. Raises UserError for what is no action, ResetNeeded before the first reset."""
         if self.position is None:
             raise gymnasium.error.ResetNeeded("expected a running episode; call reset first")
         if not self.action_space.contains(action):
-            raise ValueError(f"expected an action of {self.action_space}, got {action!r}")
+            raise UserError(f"expected an action of {self.action_space}, got {action!r}")
         positions = path(self.position[None], directions(np.asarray(action)[None], dead_zone=self.dead_zone), 1)
         self.position, self.steps = positions[1, 0], self.steps + 1
         return picture(self.position), float(step_rewards(positions)[0, 0]), False, self.steps >= self.max_steps, {}
@@ -154,16 +156,16 @@ class MovingDotVector(VectorEnv):
                  random_start: bool = True, noop_max: int | None = None, sign_rewards: bool | None = None, max_steps: int | None = None,
                  clipped_start: bool = False, dead_zone: bool = False) -> None:  # fmt: skip
         if num_envs < 1:
-            raise ValueError(f"expected at least one environment, got {num_envs}")
+            raise UserError(f"expected at least one environment, got {num_envs}")
         if observations not in ("pixels", "features", "position"):
-            raise ValueError(f"expected observations of pixels, features or position, got {observations!r}")
+            raise UserError(f"expected observations of pixels, features or position, got {observations!r}")
         atari = observations != "position"
         self.num_envs, self.observations, self.worker = num_envs, observations, worker
         self.noop_max = NOOP_MAX * atari if noop_max is None else noop_max
         self.sign_rewards = atari if sign_rewards is None else sign_rewards
         self.max_steps = (MAX_STEPS if atari else 100 * SKIP) if max_steps is None else max_steps
         if self.noop_max < 0 or self.max_steps <= self.noop_max:
-            raise ValueError(f"expected max_steps of more than noop_max, which is at least 0, got {self.max_steps} and {self.noop_max}")
+            raise UserError(f"expected max_steps of more than noop_max, which is at least 0, got {self.max_steps} and {self.noop_max}")
         self.random_start, self.clipped_start, self.dead_zone = random_start, clipped_start, dead_zone
         pixels = observations == "pixels"
         self.single_observation_space = Box(0, 255, (SMALL, SMALL, STACK), np.uint8) if pixels else Box(-1.0, 1.0, (2,), np.float32)
@@ -180,7 +182,7 @@ class MovingDotVector(VectorEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """A new episode in every environment; a seed makes their chance anew. There are no options."""
         if options:
-            raise ValueError(f"expected no options, got {sorted(options)}")
+            raise UserError(f"expected no options, got {sorted(options)}")
         if seed is not None or not self.rngs:
             seeds = [np.random.SeedSequence(seed, spawn_key=(self.worker, i)) for i in range(self.num_envs)]
             self.rngs = [np.random.default_rng(each) for each in seeds]
@@ -189,14 +191,14 @@ class MovingDotVector(VectorEnv):
         return self._observe(before, starting), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action per environment # (N,) or (N, 2). Raises ValueError for another shape or unknown actions, ResetNeeded before the first reset."""
+        """One action per environment # (N,) or (N, 2). Raises UserError for another shape or unknown actions, ResetNeeded before the first reset."""
         if not self.rngs:
             raise gymnasium.error.ResetNeeded("expected running episodes; call reset first")
         actions = np.asarray(actions)
         if actions.shape != self.action_space.shape:
-            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+            raise UserError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
         if actions.ndim == 1 and not ((actions >= 0) & (actions < len(ACTIONS))).all():
-            raise ValueError(f"expected actions of 0 to {len(ACTIONS) - 1}, got {actions.min()} to {actions.max()}")
+            raise UserError(f"expected actions of 0 to {len(ACTIONS) - 1}, got {actions.min()} to {actions.max()}")
         positions = path(self.positions, directions(actions, dead_zone=self.dead_zone), SKIP)  # (5, N, 2)
         taken = np.minimum(self.max_steps - self.steps, SKIP)  # the last action of an episode may have fewer
         rewards = (step_rewards(positions) * (np.arange(SKIP)[:, None] < taken)).sum(0).astype(np.float32)

@@ -33,6 +33,7 @@ from envs.small_talk_world import (
     outcomes,
     tone_odds,
 )
+from rl_dialog.errors import UserError
 
 __all__ = ["POLICIES", "TURNS", "SmallTalk", "SmallTalkVector", "mean_interval", "optimal_return", "returns", "write_logs"]
 
@@ -110,7 +111,7 @@ def optimal_return(*, information: str = "text") -> float:
         return sum(p * best_act(0, belief)[0] for p, belief in openings().values())
     if information == "full":
         return sum(p * q * max(full_values(0, state).values()) for p, belief in openings().values() for state, q in belief)
-    raise ValueError(f"expected information 'text' or 'full', got {information!r}")
+    raise UserError(f"expected information 'text' or 'full', got {information!r}")
 
 
 def belief_of(messages: list[Message]) -> Belief:
@@ -124,7 +125,7 @@ def belief_of(messages: list[Message]) -> Belief:
         _, branches = consequences(belief, act)
         signal = (heard.tone, None if act in REACTIONS else heard.warmth, heard.topic != seen[turn].topic)
         if signal not in branches:
-            raise ValueError(f"expected a user turn of this world as the answer to {reply!r}, got {messages[2 * turn + 2]['content']!r}")
+            raise UserError(f"expected a user turn of this world as the answer to {reply!r}, got {messages[2 * turn + 2]['content']!r}")
         _, belief = branches[signal]
     return belief
 

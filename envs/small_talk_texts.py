@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rl_dialog.errors import UserError
+
 TOPICS = {
     "music": ("music", "jazz"),
     "food": ("food", "cooking"),
@@ -234,10 +236,10 @@ EAGER_STARTS = tuple(phrase.split("{a}")[0] for phrase in EAGER_TOPIC)
 
 @lru_cache(maxsize=65536)
 def read_user(text: str) -> Seen:
-    """Reads a user turn of this world (not a goodbye). Raises ValueError when the text names no topic."""
+    """Reads a user turn of this world (not a goodbye). Raises UserError when the text names no topic."""
     topic = next((TOPIC_OF[word] for word in words_of(text) if word in TOPIC_OF), None)
     if topic is None:
-        raise ValueError(f"expected a user turn that names one of {sorted(TOPICS)}, got {text!r}")
+        raise UserError(f"expected a user turn that names one of {sorted(TOPICS)}, got {text!r}")
     tone = next((tone for phrase, tone in TONE_OF.items() if phrase in text), None)
     level = next((level for phrase, level in WARMTH_OF.items() if phrase in text), 0)
     warmth = None if text.startswith(REACTION_PHRASES) else level

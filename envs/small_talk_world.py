@@ -33,6 +33,7 @@ from envs.small_talk_texts import (
     WARMTH,
     read_reply,
 )
+from rl_dialog.errors import UserError
 
 Message = dict[str, str]
 
@@ -191,7 +192,7 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
 
     def __init__(self, render_mode: str | None = None) -> None:
         if render_mode not in (None, "ansi"):
-            raise ValueError(f"expected render_mode None or 'ansi', got {render_mode!r}")
+            raise UserError(f"expected render_mode None or 'ansi', got {render_mode!r}")
         self.render_mode = render_mode
         self.observation_space = Messages()
         self.action_space = gymnasium.spaces.Text(min_length=0, max_length=MAX_CHARACTERS, charset=string.printable)
@@ -202,7 +203,7 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
         """Starts a conversation, which depends on `seed` and the replies only. There are no options."""
         super().reset(seed=seed)
         if options:
-            raise ValueError(f"expected no options (this world has none), got {options!r}")
+            raise UserError(f"expected no options (this world has none), got {options!r}")
         mood, liked, eager, greets, shown, *draws = self.np_random.random(9).tolist()
         self.topic, other, third, *_ = (list(TOPICS)[i] for i in self.np_random.permutation(len(TOPICS)))
         self.state = State(mood=int(np.searchsorted(np.cumsum(MOODS[:-1]), mood, side="right")), rapport=0, liked=liked < LIKED_AT_START)
@@ -266,7 +267,7 @@ class SmallTalkVector:
 
     def __init__(self, count: int) -> None:
         if count < 1:
-            raise ValueError(f"expected at least one conversation, got {count}")
+            raise UserError(f"expected at least one conversation, got {count}")
         self.worlds = [SmallTalk() for _ in range(count)]
 
     def reset(self, seed: int, *, first: int = 0) -> list[list[Message]]:
@@ -276,7 +277,7 @@ class SmallTalkVector:
     def step(self, replies: Sequence[str | None]) -> tuple[list[list[Message]], list[float], list[bool], list[bool], list[dict[str, Any]]]:
         """One reply per conversation -> observations, rewards, terminated, truncated, infos."""
         if isinstance(replies, str) or len(replies) != len(self.worlds):
-            raise ValueError(f"expected a list of {len(self.worlds)} replies, one per conversation, got {replies!r:.200}")
+            raise UserError(f"expected a list of {len(self.worlds)} replies, one per conversation, got {replies!r:.200}")
         steps = [
             (world._observation(), 0.0, True, False, {}) if world.finished else world.step(reply)
             for world, reply in zip(self.worlds, replies, strict=True)

@@ -16,9 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as ShownTable
 
-from rl_dialog.config import run
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.ab import Comparison, Known, compare_served, read_chats, sections, to_json, write_ab_report
+from rl_dialog.run import run
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ def main(config: ABConfig, *, known: Known | None = None) -> dict[str, Any]:
     """Writes the report; returns its paths and the differences. `known` has figures of chats that stand in no store: figure -> chat id -> value."""
     for name, what in (("store", "a database of served chats, e.g. sqlite:///chats.db"), ("out", "a folder for the report")):
         if not getattr(config, name):
-            raise ValueError(f"expected --{name}: {what}")
+            raise UserError(f"expected --{name}: {what}")
     if config.replicates < 1:
-        raise ValueError(f"expected --replicates of at least 1, got {config.replicates}")
+        raise UserError(f"expected --replicates of at least 1, got {config.replicates}")
     with closing(Store(config.store, create=False)) as store:
         chats = read_chats(store.dialogs())
     comparison = compare_served(chats, baseline=config.baseline, known=known, replicates=config.replicates, seed=config.seed)

@@ -17,9 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as ShownTable
 
-from rl_dialog.config import run
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.task_dialogs import read_task_dialogs
 from rl_dialog.evaluation.task_report import compare_tasks, sections, write_task_report
+from rl_dialog.run import run
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class AnalyseConfig:
 
 
 def main(config: AnalyseConfig) -> dict[str, Any]:
-    """Writes the report; returns its paths and the headline figures. Raises ValueError or OSError for what the user can fix."""
+    """Writes the report; returns its paths and the headline figures. Raises UserError or OSError for what the user can fix."""
     if not config.simulated:
-        raise ValueError("expected --simulated: folders that simulate or converse wrote")
+        raise UserError("expected --simulated: folders that simulate or converse wrote")
     if not config.out:
-        raise ValueError("expected --out: a folder for the report")
+        raise UserError("expected --out: a folder for the report")
     if config.replicates < 1:
-        raise ValueError(f"expected --replicates of at least 1, got {config.replicates}")
+        raise UserError(f"expected --replicates of at least 1, got {config.replicates}")
     found = _read(config.simulated)
     options = {name: _options(Path(folder)) for name, (folder, _) in found.items()}
     comparison = compare_tasks(found, options=options, replicates=config.replicates, seed=config.seed)
@@ -71,9 +72,9 @@ def _read(folders: tuple[str, ...]) -> dict[str, tuple[str, list[Any]]]:
         name, _, folder = given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
         path, name = Path(folder) / "dialogs.jsonl", name or Path(folder).name
         if not path.is_file():
-            raise ValueError(f"--simulated {folder}: expected a folder that simulate or converse wrote, found no {path}")
+            raise UserError(f"--simulated {folder}: expected a folder that simulate or converse wrote, found no {path}")
         if name in found:
-            raise ValueError(f"--simulated: two folders are called {name}; name them: a={found[name][0]} b={folder}")
+            raise UserError(f"--simulated: two folders are called {name}; name them: a={found[name][0]} b={folder}")
         found[name] = folder, read_task_dialogs(path)
     return found
 

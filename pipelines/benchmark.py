@@ -40,15 +40,16 @@ from pipelines.benchmark_prepare import benchmark_long, benchmark_prepare, bench
 from pipelines.benchmark_serve import benchmark_serving
 from pipelines.benchmark_simulate import benchmark_simulate
 from pipelines.benchmark_tune import benchmark_tune
-from rl_dialog.config import run
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import Row, encode_prompt, train_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.draws import Context, draw_replies
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
+from rl_dialog.run import run
 from rl_dialog.training.loop import Objective, TrainerConfig
 from rl_dialog.training.optim import make_optimizer
 
@@ -185,13 +186,13 @@ class BenchmarkConfig:
 
 
 def main(config: BenchmarkConfig) -> dict[str, Any]:
-    """Measures, prints a table, writes the figures; returns the ratios. Raises ValueError for sizes that cannot be measured."""
+    """Measures, prints a table, writes the figures; returns the ratios. Raises UserError for sizes that cannot be measured."""
     if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.length < 2 * config.user_block:
-        raise ValueError("expected rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks")
+        raise UserError("expected rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks")
     if unknown := [name for name in config.contenders if name not in CONTENDERS]:
-        raise ValueError(f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}")
+        raise UserError(f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}")
     if config.what == "scorers" and not (config.encoder and config.logs):
-        raise ValueError("scorers: expected --encoder PATH and --logs PATH")
+        raise UserError("scorers: expected --encoder PATH and --logs PATH")
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(config.threads)
     if config.what == "memory":
@@ -280,7 +281,7 @@ def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> C
         loss().backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), trainer.max_grad_norm)
         if not torch.isfinite(norm):
-            raise ValueError("expected a finite gradient")
+            raise UserError("expected a finite gradient")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if alpha:
@@ -364,7 +365,7 @@ def _generation(config: BenchmarkConfig, model: Any, prompt: Tensor, *, top_k: i
     def call() -> None:
         ids = model.generate(prompt, attention_mask=mask, do_sample=True, top_k=top_k, max_new_tokens=config.new_tokens, use_cache=True)
         if ids.shape[1] != config.prompt + config.new_tokens:
-            raise ValueError(f"expected {config.new_tokens} new tokens, got {ids.shape[1] - config.prompt}")
+            raise UserError(f"expected {config.new_tokens} new tokens, got {ids.shape[1] - config.prompt}")
 
     return call
 

@@ -46,6 +46,7 @@ from pipelines.benchmark_cartpole_learners import (
 )
 from pipelines.benchmark_cartpole_logs import BUFFERS, collect, columns_of, returns
 from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 from rl_dialog.methods import BC, WayOffPolicy
 
@@ -66,11 +67,11 @@ class Experiment:
 
 
 def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
-    """Prints both tables, writes the figures and the plot; returns the mean returns. Raises ValueError for numbers that no experiment has."""
+    """Prints both tables, writes the figures and the plot; returns the mean returns. Raises UserError for numbers that no experiment has."""
     from pipelines.benchmark import describe_machine
 
     if config.seeds < 1 or config.steps < 1 or config.seed < 0 or not config.priors:
-        raise ValueError("cartpole: expected seeds and steps of at least 1, a seed of at least 0 and one prior or more")
+        raise UserError("cartpole: expected seeds and steps of at least 1, a seed of at least 0 and one prior or more")
     torch.set_num_threads(1)  # products of 32 x 32 matrices gain nothing from more
     start = time.process_time()
     found = experiment(config.seeds, config.steps, priors=config.priors, seed=config.seed)

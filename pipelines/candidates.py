@@ -45,16 +45,18 @@ from rl_dialog.cluster.candidates import (
     write_dialogs,
 )
 from rl_dialog.cluster.data import connect
-from rl_dialog.config import run, save_config
+from rl_dialog.config import save_config
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.data.tokenize import TemplateError, encode_prompt, load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import REWARDS
 from rl_dialog.rewards.similarity import similarity
+from rl_dialog.run import run
 
 VERSION = 1  # of the texts kept in candidates/: another one is not used again
 SCORED = 2  # the same of their scores
@@ -115,7 +117,7 @@ class CandidatesConfig(Decoding):
 
 
 def main(config: CandidatesConfig) -> dict[str, Any]:
-    """Writes the candidates and the data directory; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    """Writes the candidates and the data directory; returns headline figures. Raises UserError or OSError for what the user can fix."""
     began = time.perf_counter()
     transformers_logging.disable_progress_bar()
     _check(config)
@@ -157,17 +159,17 @@ def _check(config: CandidatesConfig) -> None:
 
     for name, what in (("data", "a directory that `prepare` wrote"), ("policy", "a checkpoint or run folder"), ("out", "a directory to write")):
         if not getattr(config, name):
-            raise ValueError(f"expected --{name}: {what}")
+            raise UserError(f"expected --{name}: {what}")
     if not Path(config.policy).is_dir():
-        raise ValueError(f"--policy {config.policy}: expected a checkpoint directory or run folder, found no such directory")
+        raise UserError(f"--policy {config.policy}: expected a checkpoint directory or run folder, found no such directory")
     if not set(config.splits) <= set(SPLITS) or "train" not in config.splits:
-        raise ValueError(f"expected --splits among {', '.join(SPLITS)}, with train (candidates become training data), got {' '.join(config.splits)}")
+        raise UserError(f"expected --splits among {', '.join(SPLITS)}, with train (candidates become training data), got {' '.join(config.splits)}")
     if config.threshold is not None and not math.isfinite(config.threshold):
-        raise ValueError(f"expected a finite --threshold, got {config.threshold}")
+        raise UserError(f"expected a finite --threshold, got {config.threshold}")
     for name, least in (("contexts", 0), ("shard_contexts", 1), ("batch_size", 1), ("num_generators", 1), ("num_scorers", 1), ("max_length", 8)):
         value = getattr(config, name)
         if value is not None and value < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {value}")
+            raise UserError(f"expected --{name} of at least {least}, got {value}")
     check_draws(Decoding.of(config), count=config.num_candidates, tries=config.tries)
     similarity(config.similarity, path=_similarity_path(config))
     if config.reward_model:
@@ -180,9 +182,7 @@ def _check_vocabulary(policy: Path) -> None:
     """A tokenizer may have got tokens (a chat template's) that the model has never seen."""
     known, needed = getattr(AutoConfig.from_pretrained(policy), "vocab_size", None), len(load_tokenizer(policy))
     if known is not None and needed > known:
-        raise ValueError(
-            f"{policy}: expected a dialog policy, got a model of {known} tokens whose chat format needs {needed}: train it with bc first"
-        )
+        raise UserError(f"{policy}: expected a dialog policy, got a model of {known} tokens whose chat format needs {needed}: train it with bc first")
 
 
 def _drawing(config: CandidatesConfig, policy: Path) -> Drawing:
@@ -236,16 +236,16 @@ def _digest(values: Any) -> str:
 
 
 def _claim(out: Path, ingredients: dict[str, Any], *, overwrite: bool) -> Path:
-    """The folder of the kept shards. Raises ValueError when `out` holds something else, or texts of another model, data or settings."""
+    """The folder of the kept shards. Raises UserError when `out` holds something else, or texts of another model, data or settings."""
     work = out / "candidates"
     stored = json.loads((work / KEY).read_text(encoding="utf-8")) if (work / KEY).is_file() else None
     if stored is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and holds no candidates, so it is left alone: choose another --out")
+        raise UserError(f"{out} exists and holds no candidates, so it is left alone: choose another --out")
     if stored and overwrite:
         shutil.rmtree(out)
     elif stored and stored["texts"] != ingredients["texts"]:
         changed = ", ".join(_differences(stored["texts"], ingredients["texts"]))
-        raise ValueError(f"{out} holds candidates of another {changed}: choose another --out, or delete them with --overwrite")
+        raise UserError(f"{out} holds candidates of another {changed}: choose another --out, or delete them with --overwrite")
     work.mkdir(parents=True, exist_ok=True)
     for part in work.rglob("*.part"):  # of a run that was killed
         part.unlink()
@@ -276,7 +276,7 @@ def _plan(config: CandidatesConfig, key: str, work: Path) -> dict[str, Any]:
         plan["shards"] += shards
         plan["skipped"] = {name: plan["skipped"].get(name, 0) + count for name, count in skipped.items()}
     if not any(shard["file"].startswith("train-") for shard in plan["shards"]):
-        raise ValueError(f"{config.data}: expected contexts to answer in the train split, found none (left out: {plan['skipped']})")
+        raise UserError(f"{config.data}: expected contexts to answer in the train split, found none (left out: {plan['skipped']})")
     write_json(path, plan)
     return plan
 

@@ -28,9 +28,9 @@ import torch
 from transformers import TextStreamer
 from transformers.utils import logging as transformers_logging
 
-from rl_dialog.config import run
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import (
     Decoding,
     Reply,
@@ -48,6 +48,7 @@ from rl_dialog.evaluation.scoring import reference_policy, token_table
 from rl_dialog.models.checkpoint import load_prior, method_name, resolve
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
+from rl_dialog.run import run
 
 HELP = """/reset   start a new conversation
 /undo    take back your last message and its answer
@@ -180,9 +181,9 @@ class Chat:
 def main(config: ChatConfig) -> dict[str, Any]:
     """Talks until the user leaves; returns how much was said and where it was saved."""
     if not config.checkpoint:
-        raise ValueError("expected --checkpoint: a run folder or a checkpoint directory")
+        raise UserError("expected --checkpoint: a run folder or a checkpoint directory")
     if len(config.prime) % 2:
-        raise ValueError(f"--prime: expected a reply to every message, an even number of texts, got {len(config.prime)}")
+        raise UserError(f"--prime: expected a reply to every message, an even number of texts, got {len(config.prime)}")
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     chat = Chat(config)
@@ -253,11 +254,11 @@ def saved_at_the_end(save: Callable[[], None]) -> Iterator[None]:
 
 
 def decoding_of(config: ChatConfig) -> Decoding:
-    """How replies are drawn. Raises ValueError for settings that contradict each other."""
+    """How replies are drawn. Raises UserError for settings that contradict each other."""
     decoding = Decoding.of(config)
     if config.beams_by_rank < 0:
         got = config.beams_by_rank
-        raise ValueError(f"--beams_by_rank: expected a number of beams, or 0 to sample, got {got}")
+        raise UserError(f"--beams_by_rank: expected a number of beams, or 0 to sample, got {got}")
     if config.beams_by_rank:
         decoding = replace(decoding, do_sample=False, num_beams=config.beams_by_rank)
     decoding.check()

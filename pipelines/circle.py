@@ -28,9 +28,11 @@ from pipelines import ab, prepare, serve, train
 from pipelines.circle_users import Crowd, Server
 from rl_dialog.cluster import serve as cluster
 from rl_dialog.cluster.data import connect
-from rl_dialog.config import load_config, run
+from rl_dialog.config import load_config
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import method_name
+from rl_dialog.run import run
 
 CONFIGS = Path(__file__).parent.parent / "tune_configs"
 LOGS = "logs/small_talk.jsonl"
@@ -163,10 +165,10 @@ def _check(config: CircleConfig, out: Path) -> None:
     """Removes an earlier circle; refuses a folder that is something else, before anything is made."""
     for name in ("dialogs", "chats", "ab_chats", "users"):
         if getattr(config, name) < 1:
-            raise ValueError(f"expected --{name} of at least 1, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} of at least 1, got {getattr(config, name)}")
     if out.exists():
         if any(out.iterdir()) and not (out / LOGS).exists():
-            raise ValueError(f"{out} exists and is not a circle's folder: pass another --out")
+            raise UserError(f"{out} exists and is not a circle's folder: pass another --out")
         shutil.rmtree(out)
     (out / LOGS).parent.mkdir(parents=True)
 

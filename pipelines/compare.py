@@ -33,13 +33,15 @@ from pipelines.benchmark import describe_machine
 from pipelines.compare_search import Settings, describe, find_settings, flags_of
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.jobs import each
-from rl_dialog.config import ConfigError, changed, from_dict, load_config, read_yaml, run, save_config
+from rl_dialog.config import ConfigError, changed, from_dict, load_config, read_yaml, save_config
 from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.shards import MANIFEST
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, FinishedRun, replace_table, to_markdown, to_svg
 from rl_dialog.evaluation.runs import nearest
 from rl_dialog.methods import METHODS
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.run import run
 
 METRICS, METRICS_OF_SOME = "metrics.json", "metrics_without_failed_runs.json"
 CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))
@@ -143,7 +145,7 @@ Say = Callable[[str], None]
 
 
 def main(config: CompareConfig) -> dict[str, Any]:
-    """Makes the table; returns its paths. Raises ValueError for what the user can fix, and at the end when something is missing from the table."""
+    """Makes the table; returns its paths. Raises UserError for what the user can fix, and at the end when something is missing from the table."""
     comparison = read_comparison(config)
     out = Path(config.out).absolute()
     if config.readme:  # to fail now and not in two hours
@@ -165,10 +167,10 @@ def main(config: CompareConfig) -> dict[str, Any]:
 
 
 def read_comparison(config: CompareConfig) -> Comparison:
-    """The YAML file, cut down to what the flags ask for. Raises ValueError for what is not in it."""
+    """The YAML file, cut down to what the flags ask for. Raises UserError for what is not in it."""
     for name, what in (("compare", "a file like tune_configs/compare_methods.yaml"), ("out", "a folder for everything")):
         if not getattr(config, name):
-            raise ValueError(f"expected --{name}: {what}")
+            raise UserError(f"expected --{name}: {what}")
     try:
         values = read_yaml(config.compare)
         values["tasks"] = {name: from_dict(Task, task, where=f"{config.compare}: tasks: {name}") for name, task in values["tasks"].items()}
@@ -188,7 +190,7 @@ def _chosen(names: Sequence[str], among: dict[str, Any], what: str) -> dict[str,
     """The entries of these names in the order of the file; all of them without names."""
     for name in names:
         if name not in among:
-            raise ValueError(f"--{what}: unknown name {name!r}: the file has {', '.join(among)}.{nearest(name, among)}")
+            raise UserError(f"--{what}: unknown name {name!r}: the file has {', '.join(among)}.{nearest(name, among)}")
     return {name: value for name, value in among.items() if not names or name in names}
 
 
@@ -397,7 +399,7 @@ def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progre
     broken = [task.name for task in found if task.problem and task.runs]  # a task without runs is one without data: told, and no failure
     if failed or broken:
         what = [*(f"{len(failed)} runs" for _ in failed[:1]), *broken]
-        raise ValueError(f"{' and '.join(what)} failed: {paths['md']} says which and why; the same command tries them again")
+        raise UserError(f"{' and '.join(what)} failed: {paths['md']} says which and why; the same command tries them again")
     return {**{kind: str(path) for kind, path in paths.items()}, "skipped": [task.name for task in found if task.problem]}
 
 
@@ -444,7 +446,7 @@ def recipe_of(one: Run, start: Run | None) -> dict[str, Any]:
 def claim(folder: Path, marker: str, recipe: dict[str, Any], *, keep: bool = False) -> bool:
     """Was `folder` made by this recipe, to the end? One by another recipe is deleted (with `keep` only unless it is whole).
 
-    Raises ValueError for a folder that is not ours, and for one that may not be deleted.
+    Raises UserError for a folder that is not ours, and for one that may not be deleted.
     """
     note, text = folder.parent / "recipes" / f"{folder.name}.json", json.dumps(recipe, indent=1, default=str)
     if note.is_file() and note.read_text(encoding="utf-8") == text:
@@ -453,9 +455,9 @@ def claim(folder: Path, marker: str, recipe: dict[str, Any], *, keep: bool = Fal
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         if not note.is_file():
-            raise ValueError(f"{folder} exists and no comparison made it: choose another --out")
+            raise UserError(f"{folder} exists and no comparison made it: choose another --out")
         if keep and (folder / marker).is_file():
-            raise ValueError(f"{folder} was made with other settings: {_changes(note, text)}. Choose another --out, or --overwrite")
+            raise UserError(f"{folder} was made with other settings: {_changes(note, text)}. Choose another --out, or --overwrite")
         folder.rename(old)  # at once: a killed deletion would leave half a run under the name of a whole one
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(note, text)

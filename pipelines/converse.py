@@ -34,9 +34,11 @@ from envs.multiwoz.rollout import Respond
 from envs.multiwoz.templates import Speaker
 from pipelines.simulate import measure, table
 from pipelines.simulate_play import responder
-from rl_dialog.config import changed, run, save_config
+from rl_dialog.config import changed, save_config
 from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, stream
+from rl_dialog.run import run
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class ConverseConfig:
 
 
 def main(config: ConverseConfig) -> dict[str, Any]:
-    """Holds all conversations and writes them; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    """Holds all conversations and writes them; returns headline figures. Raises UserError or OSError for what the user can fix."""
     _check(config)
     simulator = Simulator(load_world(config.world), config.options)
     readers = {
@@ -90,7 +92,7 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     began = time.perf_counter()
     policy = responder(config.system, simulator)
     if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual"):
-        raise ValueError(
+        raise UserError(
             "--placeholders, --mistakes, --nlu acts, --templates auto_manual: expected with --system rule or a task policy; a language model writes "
             "its own words, and hears those that its logs were made of"
         )
@@ -171,16 +173,16 @@ def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
 
 def _check(config: ConverseConfig) -> None:
     if not config.out:
-        raise ValueError("expected --out: the folder to write conversations and results to")
+        raise UserError("expected --out: the folder to write conversations and results to")
     for name, least in (("episodes", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(config, name) < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
     if config.nlu == "acts" and (config.placeholders or config.user_nlu or config.system_nlu):
-        raise ValueError("--nlu acts: expected without words: no --placeholders, --user_nlu, --system_nlu")
+        raise UserError("--nlu acts: expected without words: no --placeholders, --user_nlu, --system_nlu")
     if "acts" in (config.user_nlu, config.system_nlu):
-        raise ValueError("expected --nlu acts for both sides: one that speaks in words cannot be heard by one that takes acts")
+        raise UserError("expected --nlu acts for both sides: one that speaks in words cannot be heard by one that takes acts")
     if config.templates == "auto_manual" and "templates" in (config.user_nlu or config.nlu, config.system_nlu or config.nlu):
-        raise ValueError("--templates auto_manual: expected a trained --nlu (pipelines/fit_nlu.py), as those sentences cannot be read backwards")
+        raise UserError("--templates auto_manual: expected a trained --nlu (pipelines/fit_nlu.py), as those sentences cannot be read backwards")
     config.decoding.check()
 
 

@@ -25,9 +25,11 @@ from envs.multiwoz.environment import FAILURE, SUCCESS, TURN
 from envs.multiwoz.lexical import PLACES, note, placeholder
 from envs.multiwoz.tracker import DialogState
 from pipelines.fit_nlu import acts_of, read_logs, write_quarantine
-from rl_dialog.config import run, save_config
+from rl_dialog.config import save_config
 from rl_dialog.data.labelled import located
 from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.errors import UserError
+from rl_dialog.run import run
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,17 @@ class DelexicaliseConfig:
 
 
 def main(config: DelexicaliseConfig) -> dict[str, Any]:
-    """Writes the dialogs; returns how many, and how many of them were successful. Raises ValueError or OSError for what the user can fix."""
+    """Writes the dialogs; returns how many, and how many of them were successful. Raises UserError or OSError for what the user can fix."""
     for name in ("logs", "world", "out"):
         if not getattr(config, name):
-            raise ValueError(f"expected --{name}, got none")
+            raise UserError(f"expected --{name}, got none")
     simulator = Simulator(load_world(config.world), Options())
     given, bad = read_logs(config.logs)
     found = [delexicalised(dialog, simulator) for dialog in tqdm(given, unit="dialog", disable=True if config.quiet else None)]
     dialogs = [dialog for dialog in found if dialog is not None]
     if not dialogs:
         why = f"; the first of {len(bad)} records that cannot be read is {bad[0]}" if bad else ""
-        raise ValueError(f"expected dialogs with acts and goals, found none in {', '.join(config.logs)}{why}")
+        raise UserError(f"expected dialogs with acts and goals, found none in {', '.join(config.logs)}{why}")
     out = Path(config.out)
     write_quarantine(bad, out)
     write_jsonl(dialogs, out / "dialogs.jsonl")

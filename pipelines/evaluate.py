@@ -23,9 +23,10 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from envs import text_env
-from rl_dialog.config import run, to_dict
+from rl_dialog.config import to_dict
 from rl_dialog.data.files import write_json
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import write_candidates
 from rl_dialog.evaluation.episodes import Episode, play_episodes
 from rl_dialog.evaluation.generation import Decoding, generations, load_for_decoding
@@ -45,6 +46,7 @@ from rl_dialog.models.checkpoint import method_name, read_method
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
+from rl_dialog.run import run
 
 MakeEnv = Callable[[], Any]
 Player = Callable[[Policy, Any, str, float | None, Decoding], list[Episode]]  # policy, tokenizer, its checkpoint and beta -> the episodes it played
@@ -86,7 +88,7 @@ class EvaluateConfig(HeldOutConfig):
 
 
 def main(config: EvaluateConfig) -> dict[str, Any]:
-    """Evaluates and writes the report; returns headline figures and paths. Raises ValueError for what the user can fix."""
+    """Evaluates and writes the report; returns headline figures and paths. Raises UserError for what the user can fix."""
     began = time.perf_counter()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -185,7 +187,7 @@ def _groups(entries: Sequence[Entry], results: dict[str, RunResult], config: Eva
     for group in groups.values():
         methods = sorted({member.method for member in group.runs})
         if len(methods) > 1:
-            raise ValueError(f"group {group.label}: expected runs of one method, got {', '.join(methods)}: tell them apart with --names")
+            raise UserError(f"group {group.label}: expected runs of one method, got {', '.join(methods)}: tell them apart with --names")
         group.summarise(replicates=config.replicates, seed=config.seed)
     return list(groups.values())
 
@@ -228,16 +230,16 @@ REFERENCES = {"small_talk": small_talk_references}
 def _check(config: EvaluateConfig) -> MakeEnv | None:
     """What can be known to fail before anything is loaded; returns the env's constructor."""
     if not config.checkpoints:
-        raise ValueError("expected --checkpoints: run folders or checkpoint directories")
+        raise UserError("expected --checkpoints: run folders or checkpoint directories")
     if not config.out:
-        raise ValueError("expected --out: a folder for the report")
+        raise UserError("expected --out: a folder for the report")
     if not config.env and not config.data:
-        raise ValueError("nothing to evaluate on: expected --env (an environment to talk in), --data (a directory that `prepare` wrote), or both")
+        raise UserError("nothing to evaluate on: expected --env (an environment to talk in), --data (a directory that `prepare` wrote), or both")
     make_env = text_env(config.env) if config.env else None
     if config.episodes < 1 or config.batch_size < 1 or config.replicates < 1 or config.num_workers < 0 or config.best_of < 0:
-        raise ValueError("expected episodes, batch_size and replicates of at least 1, and num_workers and best_of of at least 0")
+        raise UserError("expected episodes, batch_size and replicates of at least 1, and num_workers and best_of of at least 0")
     if config.side_by_side and config.num_workers:
-        raise ValueError("expected side_by_side or num_workers: checkpoints that are evaluated at the same time play their own episodes")
+        raise UserError("expected side_by_side or num_workers: checkpoints that are evaluated at the same time play their own episodes")
     Decoding.of(config).check()
     check_held_out(config)
     return make_env
@@ -247,7 +249,7 @@ def _check_beta(config: EvaluateConfig, entries: Sequence[Entry]) -> None:
     methods = {entry.directory: read_method(entry.directory) for entry in entries}
     if config.beta is not None and not any(method.acts_with_beta for method in methods.values()):
         names = sorted({method_name(method) for method in methods.values()})
-        raise ValueError(f"--beta {config.beta:g}: none of these checkpoints was trained by a method with a beta (they are {', '.join(names)})")
+        raise UserError(f"--beta {config.beta:g}: none of these checkpoints was trained by a method with a beta (they are {', '.join(names)})")
 
 
 def _about(config: EvaluateConfig, held_out: HeldOut | None) -> list[str]:

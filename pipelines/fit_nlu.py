@@ -31,12 +31,14 @@ from envs.multiwoz.lexical import PLACEHOLDER
 from envs.multiwoz.rollout import dialog_record
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.world import World
-from rl_dialog.config import run, save_config
+from rl_dialog.config import save_config
 from rl_dialog.data.files import write_json
 from rl_dialog.data.labelled import LabelledTurn
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.models.nlu import load_nlu, new_nlu
+from rl_dialog.run import run
 from rl_dialog.training.nlu import fit, judge, labels_of
 
 SIDE = {"user": "user", "assistant": "system"}
@@ -89,7 +91,7 @@ class FitNluConfig:
 
 
 def main(config: FitNluConfig) -> dict[str, Any]:
-    """Trains, judges and saves; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    """Trains, judges and saves; returns headline figures. Raises UserError or OSError for what the user can fix."""
     _check(config)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -97,9 +99,7 @@ def main(config: FitNluConfig) -> dict[str, Any]:
     sources = {"logs": logged_turns(dialogs)} if config.logs else {}
     if config.logs and not sources["logs"]:
         why = f"; the first of {len(bad)} records that cannot be read is {bad[0]}" if bad else ""
-        raise ValueError(
-            f"expected dialogs with acts (MultiWOZ's annotations, or what `simulate` wrote), found none in {', '.join(config.logs)}{why}"
-        )
+        raise UserError(f"expected dialogs with acts (MultiWOZ's annotations, or what `simulate` wrote), found none in {', '.join(config.logs)}{why}")
     count = (0 if config.logs else 1000) if config.simulated is None else config.simulated
     if count:
         sources["simulated"] = list(simulated_turns(load_world(config.world), count, templates=config.templates, seed=SIMULATED_SEED + config.seed))
@@ -127,7 +127,7 @@ def main(config: FitNluConfig) -> dict[str, Any]:
 
 
 def read_logs(paths: Iterable[str | Path]) -> tuple[list[Dialog], list[Bad]]:
-    """The dialogs of logs, and what could not be read. Raises ValueError for paths where there is nothing."""
+    """The dialogs of logs, and what could not be read. Raises UserError for paths where there is nothing."""
     logs, bad, _ = find_logs([str(path) for path in paths])
     items = [item for log in logs for item in read_log(log)]
     return [item for item in items if isinstance(item, Dialog)], [*bad, *(item for item in items if isinstance(item, Bad))]
@@ -219,20 +219,20 @@ def _show(bar: tqdm, step: int, steps: int, loss: float) -> None:
 
 def _check(config: FitNluConfig) -> None:
     if not config.out:
-        raise ValueError("expected --out: the folder for the model")
+        raise UserError("expected --out: the folder for the model")
     if config.simulated == 0 and not config.logs:
-        raise ValueError("expected something to learn from: --logs, or --simulated of at least 1")
+        raise UserError("expected something to learn from: --logs, or --simulated of at least 1")
     for name, least in (("simulated", 0), ("context", 0), ("min_count", 1), ("max_length", 16), ("per_device_train_batch_size", 1), ("seed", 0)):
         value = getattr(config, name)
         if value is not None and value < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {value}")
+            raise UserError(f"expected --{name} of at least {least}, got {value}")
     for name in ("learning_rate", "num_train_epochs"):
         if not getattr(config, name) > 0:
-            raise ValueError(f"expected --{name} above 0, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} above 0, got {getattr(config, name)}")
     if not 0 <= config.validation < 1:
-        raise ValueError(f"expected --validation of at least 0 and below 1, got {config.validation}")
+        raise UserError(f"expected --validation of at least 0 and below 1, got {config.validation}")
     if config.hidden_size % 32:
-        raise ValueError(f"expected --hidden_size to be a multiple of 32 (the width of an attention head), got {config.hidden_size}")
+        raise UserError(f"expected --hidden_size to be a multiple of 32 (the width of an attention head), got {config.hidden_size}")
 
 
 if __name__ == "__main__":

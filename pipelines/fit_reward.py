@@ -24,18 +24,20 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from pipelines.fit_reward_judges import Scores, headline, judged, judges, table
-from rl_dialog.config import run, save_config
+from rl_dialog.config import save_config
 from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.data.tokenize import LEAST_VOCABULARY
+from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.replies import Fitting, Preferences, Rating
 from rl_dialog.rewards import apply_rewards, choose_rewards
+from rl_dialog.run import run
 
 SETTINGS = "fit_reward.yaml"  # in the model's folder: this one may be replaced
 
@@ -91,7 +93,7 @@ class FitRewardConfig:
 
 
 def main(config: FitRewardConfig) -> dict[str, Any]:
-    """Fits, judges and saves; returns headline figures. Raises ValueError or OSError for what the user can fix."""
+    """Fits, judges and saves; returns headline figures. Raises UserError or OSError for what the user can fix."""
     _check(config)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -116,7 +118,7 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
 
 
 def read_labels(config: FitRewardConfig) -> Preferences:
-    """What people, or a corpus, said of replies. Raises ValueError where there is too little to learn from."""
+    """What people, or a corpus, said of replies. Raises UserError where there is too little to learn from."""
     pairs, ratings = [], []
     if config.run:
         log, segments = open_labels(config.run, config.labels)
@@ -129,14 +131,14 @@ def read_labels(config: FitRewardConfig) -> Preferences:
     good = sum(rating.value > config.above for rating in ratings)
     if config.objective != "ratings" and not pairs:
         hint = ": try --objective ratings" if 0 < good < len(ratings) else ""
-        raise ValueError(f"{where}: expected two replies to one context of which one is preferred, found none among {len(ratings)} rated{hint}")
+        raise UserError(f"{where}: expected two replies to one context of which one is preferred, found none among {len(ratings)} rated{hint}")
     if config.objective != "pairs" and not 0 < good < len(ratings):
-        raise ValueError(f"{where}: --objective {config.objective}: expected good and bad replies, got {good} good ones of {len(ratings)} rated")
+        raise UserError(f"{where}: --objective {config.objective}: expected good and bad replies, got {good} good ones of {len(ratings)} rated")
     return Preferences(pairs, ratings)
 
 
 def divisions(labels: Preferences, config: FitRewardConfig) -> Iterator[tuple[Preferences, Preferences]]:
-    """(to fit, to judge by). Raises ValueError where there is nothing to fit."""
+    """(to fit, to judge by). Raises UserError where there is nothing to fit."""
     if config.folds:
         fold = _folds(labels, config)
         for number in range(config.folds):
@@ -148,7 +150,7 @@ def divisions(labels: Preferences, config: FitRewardConfig) -> Iterator[tuple[Pr
     kept = ("validation", "test") if not config.split else (config.split,)
     train, test = (labels.where(lambda reply, of=of: split[preferences.group_of(reply)] in of) for of in (("train",), kept))
     if not (train.ratings if config.objective == "ratings" else train.pairs):
-        raise ValueError(f"expected preferences to learn from in the train split, got none; there are {len(labels.pairs)} pairs in all")
+        raise UserError(f"expected preferences to learn from in the train split, got none; there are {len(labels.pairs)} pairs in all")
     yield train, test
 
 
@@ -182,24 +184,24 @@ def _dialogs(config: FitRewardConfig) -> Iterator[Dialog]:
     if config.data:
         known = load_manifest(config.data)["rewards"]["components"]
         if config.reward not in known:
-            raise ValueError(f"--reward {config.reward}: expected one of {', '.join(known)}, with which {config.data} was prepared")
+            raise UserError(f"--reward {config.reward}: expected one of {', '.join(known)}, with which {config.data} was prepared")
         for split in SPLITS:
             yield from read_dialogs(config.data, split)
     rewards = choose_rewards([config.reward])
     logs, bad, _ = find_logs(config.logs) if config.logs else ([], [], [])
     for item in (*bad, *(item for log in logs for item in read_log(log))):
         if isinstance(item, Bad):
-            raise ValueError(f"{item.file} {item.where}: {item.reason} (`prepare` puts such records into quarantine: --data)")
+            raise UserError(f"{item.file} {item.where}: {item.reason} (`prepare` puts such records into quarantine: --data)")
         apply_rewards(item, rewards, {config.reward: 1.0})
         yield item
 
 
 def _folds(labels: Preferences, config: FitRewardConfig) -> dict[str, int]:
-    """The fold of each reply: conversations in the order of a hash, dealt out in turn. Raises ValueError for too few of them."""
+    """The fold of each reply: conversations in the order of a hash, dealt out in turn. Raises UserError for too few of them."""
     group = {reply.id: preferences.group_of(reply) for reply in labels.replies}
     order = sorted(set(group.values()), key=lambda name: hashlib.sha256(f"{config.seed}\0{name}".encode()).digest())
     if len(order) < config.folds:
-        raise ValueError(f"--folds {config.folds}: expected at least as many conversations, got {len(order)}")
+        raise UserError(f"--folds {config.folds}: expected at least as many conversations, got {len(order)}")
     place = {name: n % config.folds for n, name in enumerate(order)}
     return {id: place[name] for id, name in group.items()}
 
@@ -246,17 +248,17 @@ def _show(bar: tqdm, step: int, steps: int, loss: float) -> None:
 
 def _check(config: FitRewardConfig) -> None:
     if not config.out:
-        raise ValueError("expected --out: the folder for the model")
+        raise UserError("expected --out: the folder for the model")
     if sum(map(bool, (config.run, config.logs, config.data))) != 1:
-        raise ValueError("expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)")
+        raise UserError("expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)")
     if config.labels and not config.run:
-        raise ValueError("--labels: expected --run, the folder with the replies that the labels are about")
+        raise UserError("--labels: expected --run, the folder with the replies that the labels are about")
     if config.data and config.folds:
-        raise ValueError("--folds: expected --run or --logs; a prepared directory is judged by its own splits")
+        raise UserError("--folds: expected --run or --logs; a prepared directory is judged by its own splits")
     if config.split not in ("", "validation", "test"):
-        raise ValueError(f"expected --split validation or test, or neither for both, got {config.split!r}")
+        raise UserError(f"expected --split validation or test, or neither for both, got {config.split!r}")
     if not 0 <= config.validation < 1 or config.folds < 0 or config.folds == 1:
-        raise ValueError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, got {config.validation} and {config.folds}")
+        raise UserError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, got {config.validation} and {config.folds}")
     for name, least in (
         ("most_per_context", 1),
         ("hidden_size", 1),
@@ -266,12 +268,12 @@ def _check(config: FitRewardConfig) -> None:
         ("seed", 0),
     ):
         if getattr(config, name) < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
     if not config.base and config.hidden_size % 32:
-        raise ValueError(f"expected --hidden_size to be a multiple of 32 (the width of an attention head), got {config.hidden_size}")
+        raise UserError(f"expected --hidden_size to be a multiple of 32 (the width of an attention head), got {config.hidden_size}")
     out = Path(config.out)
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / SETTINGS).is_file())):
-        raise ValueError(f"{out} exists and is no reward model that this command wrote, so it is left alone: choose another --out")
+        raise UserError(f"{out} exists and is no reward model that this command wrote, so it is left alone: choose another --out")
 
 
 if __name__ == "__main__":

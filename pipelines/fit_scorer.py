@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from rl_dialog.config import run, save_config
+from rl_dialog.config import save_config
 from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.agreement import auc_with_interval
 from rl_dialog.rewards.scorers import make_scorers
 from rl_dialog.rewards.tfidf import TfidfClassifier
+from rl_dialog.run import run
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,13 @@ class FitScorerConfig:
 
 
 def main(config: FitScorerConfig) -> dict[str, Any]:
-    """Fits on the training split, judges on another; returns figures and the folder. Raises ValueError for what the user can fix."""
+    """Fits on the training split, judges on another; returns figures and the folder. Raises UserError for what the user can fix."""
     for name in ("data", "out"):
         if not getattr(config, name):
-            raise ValueError(f"expected --{name}, got none")
+            raise UserError(f"expected --{name}, got none")
     components = load_manifest(config.data)["rewards"]["components"]
     if config.reward not in components:
-        raise ValueError(f"--reward {config.reward}: expected one of {', '.join(components)}, with which {config.data} was prepared")
+        raise UserError(f"--reward {config.reward}: expected one of {', '.join(components)}, with which {config.data} was prepared")
     texts, good, _ = labelled(config, "train")
     if config.base:
         _fine_tune(config, texts, good)

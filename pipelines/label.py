@@ -26,11 +26,13 @@ from typing import Any, Literal
 from rich.console import Console
 
 from envs import control_env
-from rl_dialog.config import read_yaml, run
+from rl_dialog.config import read_yaml
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Segments
+from rl_dialog.run import run
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ class LabelConfig:
 
 
 def main(config: LabelConfig) -> dict[str, Any]:
-    """Labels, or serves, until it is told to end; what was done. Raises ValueError for a run that is not there and for a page open to everybody."""
+    """Labels, or serves, until it is told to end; what was done. Raises UserError for a run that is not there and for a page open to everybody."""
     folder = Path(config.run)
     if not config.run or not folder.is_dir():
-        raise ValueError(f"--run: expected the folder of a run, got {config.run!r}")
+        raise UserError(f"--run: expected the folder of a run, got {config.run!r}")
     if config.lease < 1 or config.idle < 1:
-        raise ValueError(f"expected at least 1 second as --lease and --idle, got {config.lease:g} and {config.idle:g}")
+        raise UserError(f"expected at least 1 second as --lease and --idle, got {config.lease:g} and {config.idle:g}")
     settings = read_yaml(str(folder / "prefer.yaml")) if (folder / "prefer.yaml").is_file() else {}
     url = config.labels or settings.get("labels") or f"sqlite:///{folder / 'labels.db'}"
     log = LabelLog(url)
@@ -88,7 +90,7 @@ def main(config: LabelConfig) -> dict[str, Any]:
             return {"labeller": config.revoke, "revoked": log.revoke_labeller(config.revoke)}
         return _serve(config, log, url, drawing(settings)) if config.page else _label(config, log, drawing(settings))
     except (KeyError, PermissionError) as error:
-        raise ValueError(error.args[0]) from None
+        raise UserError(error.args[0]) from None
     finally:
         log.close()
 
@@ -104,7 +106,7 @@ def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
     token = config.token or os.environ.get("RL_DIALOG_TOKEN", "")
     labeller = log.labeller_of(token) if token else _name(config)
     if labeller is None:
-        raise ValueError("--token: expected the token of a labeller, got one that nobody has or that was revoked")
+        raise UserError("--token: expected the token of a labeller, got one that nobody has or that was revoked")
     with _interrupted_once():
         more = {"draw": draw, "files": RunFiles(config.run), "lease": config.lease, "idle": config.idle}
         terminal = TerminalLabeller(log, Segments(Path(config.run) / "clips"), labeller, **more)
@@ -113,9 +115,9 @@ def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
 
 def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str, Any]:
     if config.open and not _is_loopback(config.host):
-        raise ValueError(f"--open: expected --host 127.0.0.1, got {config.host}: who is not at this machine needs a token (--new_token NAME)")
+        raise UserError(f"--open: expected --host 127.0.0.1, got {config.host}: who is not at this machine needs a token (--new_token NAME)")
     if not config.open and not any(one["active"] for one in log.labellers().values()):
-        raise ValueError("expected somebody with a token: make one with --new_token NAME, or serve this machine alone with --open")
+        raise UserError("expected somebody with a token: make one with --new_token NAME, or serve this machine alone with --open")
     options = {"draw": draw, "title": config.title, "lease": config.lease, "idle": config.idle, "labeller": _name(config) if config.open else None}
     place = _on_ray(config, url, options) if config.backend == "ray" else _here(config, log, options)
     with place as (address, alive), _told_to_end() as end:  # in this order: Ray has a handler of its own for termination signals

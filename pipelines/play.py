@@ -28,8 +28,9 @@ from typing import Any, Literal
 import numpy as np
 
 from pipelines.prefer_settings import PreferConfig, make_envs
-from rl_dialog.config import read_yaml, run
+from rl_dialog.config import read_yaml
 from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.control_episodes import ControlEpisode, correlation, play_control
 from rl_dialog.evaluation.control_plots import episode_plot, returns_plot
 from rl_dialog.evaluation.films import MOST_GIF_FPS, action_text, film, mp4_library, save_gif, save_mp4
@@ -37,6 +38,7 @@ from rl_dialog.evaluation.intervals import Measure, estimate
 from rl_dialog.models.control_policy import ControlPolicy, ControlPolicyConfig, shape_of
 from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.preferences.roles import newest_version
+from rl_dialog.run import run
 
 PICTURES = re.compile(r"episode-\d+\.(gif|mp4|png)|returns\.png")
 
@@ -74,7 +76,7 @@ class PlayConfig:
 
 
 def main(config: PlayConfig) -> dict[str, Any]:
-    """Plays, writes, and returns headline figures. Raises ValueError for what does not fit, ImportError without an environment's or MP4's library."""
+    """Plays, writes, and returns headline figures. Raises UserError for what does not fit, ImportError without an environment's or MP4's library."""
     _check(config)
     checkpoint, folder = find_checkpoint(config.checkpoint)
     envs = make_envs(_environment(config, folder))(config.episodes, worker=0)
@@ -99,15 +101,15 @@ def main(config: PlayConfig) -> dict[str, Any]:
 
 
 def find_checkpoint(given: str) -> tuple[Path, Path | None]:
-    """The folder of the checkpoint that is meant, and of the run around it. Raises ValueError where there is none."""
+    """The folder of the checkpoint that is meant, and of the run around it. Raises UserError where there is none."""
     path = Path(given) if Path(given).name not in ("", "..") else Path(given).resolve()  # whose parent is not in its text
     if given and (path / "config.json").is_file():
         return path, path.parent if (path.parent / "prefer.yaml").is_file() else None
     if given and (path / "latest").is_file():
         return path / (path / "latest").read_text(encoding="utf-8").strip(), path
     if given and (path / "prefer.yaml").is_file():
-        raise ValueError(f"--checkpoint: {path} holds a run that has saved no policy yet; `prefer` does so every --save_every rounds and at its end")
-    raise ValueError(f"--checkpoint: expected the folder of a run of `prefer` or of a checkpoint, got {given!r}, which holds neither")
+        raise UserError(f"--checkpoint: {path} holds a run that has saved no policy yet; `prefer` does so every --save_every rounds and at its end")
+    raise UserError(f"--checkpoint: expected the folder of a run of `prefer` or of a checkpoint, got {given!r}, which holds neither")
 
 
 def figures(episodes: Sequence[ControlEpisode]) -> dict[str, Any]:
@@ -128,9 +130,9 @@ def figures(episodes: Sequence[ControlEpisode]) -> dict[str, Any]:
 def _check(config: PlayConfig) -> None:
     for name, least in {"episodes": 1, "films": 0, "film_steps": 1, "fps": 0, "seed": 0}.items():
         if getattr(config, name) < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
     if config.format == "gif" and config.fps > MOST_GIF_FPS:
-        raise ValueError(f"--fps: a GIF has at most {MOST_GIF_FPS} frames per second, got {config.fps}: expected fewer, or --format mp4")
+        raise UserError(f"--fps: a GIF has at most {MOST_GIF_FPS} frames per second, got {config.fps}: expected fewer, or --format mp4")
     if config.format == "mp4" and config.films:
         mp4_library()
 
@@ -139,7 +141,7 @@ def _environment(config: PlayConfig, folder: Path | None) -> PreferConfig:
     """The environment that the flags say, else the run's."""
     settings = read_yaml(str(folder / "prefer.yaml")) if folder else {}
     if not config.env and "env" not in settings:
-        raise ValueError(f"expected --env: {config.checkpoint} has no run's prefer.yaml around it that says where its policy plays")
+        raise UserError(f"expected --env: {config.checkpoint} has no run's prefer.yaml around it that says where its policy plays")
     own = settings.get("env_options", "") if config.env in ("", settings.get("env")) else ""
     return PreferConfig(env=config.env or settings["env"], env_options=config.env_options or own)
 
@@ -164,7 +166,7 @@ def _load_reward(folder: Path, shape: ControlPolicyConfig) -> RewardModel:
     told = lambda each: f"observations {each.observation} and {each.actions} {'discrete' if each.discrete else 'continuous'} actions"  # noqa: E731
     needs, has = told(shape), told(reward.config)
     if needs != has:
-        raise ValueError(f"{folder}: expected a reward model for {needs}, got one for {has}: it was fitted in another environment")
+        raise UserError(f"{folder}: expected a reward model for {needs}, got one for {has}: it was fitted in another environment")
     return reward
 
 

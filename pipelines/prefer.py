@@ -30,19 +30,21 @@ from typing import Any
 
 from pipelines.label import drawing
 from pipelines.prefer_settings import PreferConfig, make_envs, resolved, suited
-from rl_dialog.config import read_yaml, run, save_config, to_dict
+from rl_dialog.config import read_yaml, save_config, to_dict
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.schedule import AnnotationSchedule
 from rl_dialog.preferences.segments import Segments
+from rl_dialog.run import run
 from rl_dialog.training.logger import Logger, following
 
 FIXED = ("env", "env_options", "model", "algorithm", "envs", "synchronous")  # a run is gone on with only where these are the same
 
 
 def main(config: PreferConfig) -> dict[str, Any]:
-    """Runs the mode; headline figures. Raises ValueError or OSError for what cannot be, RuntimeError where a role cannot be kept alive."""
+    """Runs the mode; headline figures. Raises UserError or OSError for what cannot be, RuntimeError where a role cannot be kept alive."""
     config = resolved(config)
     out = Path(config.out)
     _check(config)
@@ -53,9 +55,9 @@ def main(config: PreferConfig) -> dict[str, Any]:
 
 
 def placed(config: PreferConfig, gpus: float) -> PreferConfig:
-    """With a device that there is, of so many GPUs. Raises ValueError where a GPU is asked for and there is none."""
+    """With a device that there is, of so many GPUs. Raises UserError where a GPU is asked for and there is none."""
     if config.device == "cuda" and not gpus:
-        raise ValueError("--device cuda: expected a GPU that torch and Ray know of, found none")
+        raise UserError("--device cuda: expected a GPU that torch and Ray know of, found none")
     if config.device != "auto":
         return config
     envs = make_envs(config)(1)
@@ -160,7 +162,7 @@ def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
         metrics = teacher.step()
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
     if not teacher.version:
-        raise ValueError(f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them")
+        raise UserError(f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them")
     return {**{name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics}, **_latest(out)}
 
 
@@ -211,28 +213,28 @@ def _latest(out: Path) -> dict[str, str]:
 
 def _check(config: PreferConfig) -> None:
     if not config.out:
-        raise ValueError("expected --out: the folder of the run")
+        raise UserError("expected --out: the folder of the run")
     least = {"steps": 1, "budget": 1, "initial_labels": 1, "envs": 1, "workers": 0, "first_epochs": 1, "epochs": 1, "clips": 2, "save_every": 1}
     least |= {"save_total_limit": 1, "eval_every": 0, "eval_episodes": 1, "max_staleness": 0, "seed": 0}
     for name, number in least.items():
         if getattr(config, name) < number:
-            raise ValueError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
     if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
-        raise ValueError("--synchronous waits for every answer: expected --labeller oracle")
+        raise UserError("--synchronous waits for every answer: expected --labeller oracle")
     if not 0 <= config.averaging < 1:
-        raise ValueError(f"expected --averaging of at least 0 and below 1, got {config.averaging}")
+        raise UserError(f"expected --averaging of at least 0 and below 1, got {config.averaging}")
     make_envs(config)(1).close()  # an unknown environment, or options that it does not have, before anything is written
 
 
 def _go_on(config: PreferConfig, out: Path) -> None:
-    """Begins a run, or shows what changed of one that is there. Raises ValueError where it cannot be gone on with."""
+    """Begins a run, or shows what changed of one that is there. Raises UserError where it cannot be gone on with."""
     before = out / "prefer.yaml"
     if before.is_file():
         old, new = read_yaml(str(before)), to_dict(config)
         different = {name: (old.get(name), new[name]) for name in new if old.get(name) != new[name] and name not in ("quiet", "address", "report_to")}
         if wrong := [name for name in FIXED if name in different and (out / "latest").is_file()]:
             name = wrong[0]
-            raise ValueError(
+            raise UserError(
                 f"{out} holds a run with --{name} {different[name][0]}, not {different[name][1]}: expected the same, or another --out for a new run"
             )
         for name, (was, now) in different.items():
@@ -244,10 +246,10 @@ def _go_on(config: PreferConfig, out: Path) -> None:
 
 
 def take_over(source: Path, out: Path, labels: str) -> int:
-    """Copies the labels of another run, with their clips; how many. Raises ValueError for a folder that is no run's."""
+    """Copies the labels of another run, with their clips; how many. Raises UserError for a folder that is no run's."""
     path = source / "prefer.yaml"
     if not path.is_file():
-        raise ValueError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
+        raise UserError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
     (theirs, there), here = open_labels(source, read_yaml(str(path))["labels"]), Segments(out / "clips")
     taken = theirs.labels()
     for label in taken:

@@ -22,12 +22,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_dialog.config import run, save_config
+from rl_dialog.config import save_config
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import read_dialogs
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import candidate_replies
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding, stream
 from rl_dialog.models.checkpoint import resolve
@@ -40,6 +41,7 @@ from rl_dialog.preferences.labels import NewQuery, pair_id
 from rl_dialog.preferences.segments import Reply, Segments
 from rl_dialog.rewards import Reward, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
+from rl_dialog.run import run
 
 TASK = "Which reply is better?"
 LOG = "labels.db"
@@ -100,14 +102,14 @@ class PreferRepliesConfig(Decoding):
 
 
 def main(config: PreferRepliesConfig) -> dict[str, Any]:
-    """Adds, answers, exports; returns the counts. Raises ValueError or OSError for what the user can fix."""
+    """Adds, answers, exports; returns the counts. Raises UserError or OSError for what the user can fix."""
     _check(config)
     found: dict[str, Any] = {"out": config.out}
     folder = Path(config.out)
     if config.source:
         folder.mkdir(parents=True, exist_ok=True)
     elif not config.labels and not (folder / LOG).is_file():
-        raise ValueError(f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with --source")
+        raise UserError(f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with --source")
     log, segments = LabelLog(config.labels or f"sqlite:///{folder / LOG}", create=bool(config.source)), Segments(folder / "clips")
     try:
         if config.source:
@@ -181,7 +183,7 @@ def export(log: LabelLog, segments: Segments, path: Path) -> int:
 def value(reply: Reply, reward: Reward) -> float | None:
     """What a reward gives the reply; None where it does not apply."""
     if not isinstance(reply, Reply):
-        raise ValueError(f"expected replies to answer for, got a clip of an environment, {reply.id}")
+        raise UserError(f"expected replies to answer for, got a clip of an environment, {reply.id}")
     return list(reward(preferences.as_dialog(reply)))[-1]
 
 
@@ -193,7 +195,7 @@ def _logged(config: PreferRepliesConfig) -> Iterator[tuple[Dialog, Reply]]:
         dialogs = (item for item in (*bad, *(item for log in logs for item in read_log(log))))
     for dialog in dialogs:
         if isinstance(dialog, Bad):
-            raise ValueError(f"{dialog.file} {dialog.where}: {dialog.reason} (`prepare` puts such records into quarantine)")
+            raise UserError(f"{dialog.file} {dialog.where}: {dialog.reason} (`prepare` puts such records into quarantine)")
         yield from ((dialog, reply) for _, reply in preferences.replies_of(dialog))
 
 
@@ -230,22 +232,22 @@ def _draw(seed: int, first: Reply, second: Reply) -> str:
 
 def _check(config: PreferRepliesConfig) -> None:
     if not config.out:
-        raise ValueError("expected --out: the folder of the replies and their labels")
+        raise UserError("expected --out: the folder of the replies and their labels")
     needed = {"candidates": ("data",), "logs": ("logs",), "checkpoints": ("data", "checkpoints")}.get(config.source, ())
     for name in ("data", "logs", "checkpoints"):
         if name in needed and not getattr(config, name):
-            raise ValueError(f"--source {config.source}: expected --{name}")
+            raise UserError(f"--source {config.source}: expected --{name}")
         if name not in needed and getattr(config, name):
-            raise ValueError(f"--{name}: not used with --source {config.source or '(none)'}: expected it with another source")
+            raise UserError(f"--{name}: not used with --source {config.source or '(none)'}: expected it with another source")
     if config.source == "checkpoints" and len(config.checkpoints) != 2:
-        raise ValueError(f"expected two --checkpoints, got {len(config.checkpoints)}")
+        raise UserError(f"expected two --checkpoints, got {len(config.checkpoints)}")
     if not set(config.splits) <= set(SPLITS) or not config.splits:
-        raise ValueError(f"expected --splits among {', '.join(SPLITS)}, got {' '.join(config.splits) or 'none'}")
+        raise UserError(f"expected --splits among {', '.join(SPLITS)}, got {' '.join(config.splits) or 'none'}")
     for name, least in (("pairs_per_context", 1), ("contexts", 0), ("oracle_labels", 0), ("batch_size", 1), ("seed", 0)):
         if getattr(config, name) < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
     if not 0 <= config.validation < 1:
-        raise ValueError(f"expected --validation of at least 0 and below 1, got {config.validation}")
+        raise UserError(f"expected --validation of at least 0 and below 1, got {config.validation}")
     if config.source == "checkpoints":
         Decoding.of(config).check()
 

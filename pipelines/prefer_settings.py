@@ -11,6 +11,7 @@ import tyro
 import yaml
 
 from envs import control_env
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.queries import QuerySettings
 from rl_dialog.preferences.reward_trainer import RewardTraining
 from rl_dialog.training.policy_gradient import A2C, FEATURES, PIXELS, PPO
@@ -257,11 +258,11 @@ def _steps(config: PreferConfig) -> int:
 
 
 def make_envs(config: PreferConfig) -> Any:
-    """The constructor of vectors of environments. Raises ValueError for options that it does not have."""
+    """The constructor of vectors of environments. Raises UserError for options that it does not have."""
     options = {}
     for part in filter(None, config.env_options.split(",")):
         name, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(f"--env_options: expected name=value,name=value, got {part!r}")
+            raise UserError(f"--env_options: expected name=value,name=value, got {part!r}")
         options[name.strip()] = yaml.safe_load(value)
     return partial(control_env(config.env), **options)

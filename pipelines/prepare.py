@@ -36,15 +36,17 @@ from rl_dialog.cluster.data import connect, peak_kib
 from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.scoring import WORK, Scoring, fingerprint, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
-from rl_dialog.config import run, save_config, to_dict
+from rl_dialog.config import save_config, to_dict
 from rl_dialog.data.database import database_url, shown_url
 from rl_dialog.data.pairs import mine_pairs
 from rl_dialog.data.readers import Bad, LogFile, Skipped, find_logs
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION, load_manifest, read_dialogs
 from rl_dialog.data.tokenize import LEAST_VOCABULARY
+from rl_dialog.errors import UserError
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
+from rl_dialog.run import run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -124,7 +126,7 @@ class PrepareConfig:
 
 
 def main(config: PrepareConfig) -> dict[str, Any]:
-    """Writes the data directory; returns its headline figures. Raises ValueError or OSError for what the user can fix."""
+    """Writes the data directory; returns its headline figures. Raises UserError or OSError for what the user can fix."""
     began = time.perf_counter()
     _check(config)
     out = Path(config.out).absolute()
@@ -183,16 +185,16 @@ def building(out: Path, *, overwrite: bool, recipe: str = "") -> Iterator[Path]:
     """A sibling of `out` that takes its place when the block ends well, so that a killed run never leaves half a data directory under the name.
 
     What a killed or interrupted run on this machine left is taken over if its `recipe` was the same, and removed otherwise; an error leaves nothing.
-    Raises ValueError when `out` holds something: with `overwrite` a data directory is replaced, and nothing else.
+    Raises UserError when `out` holds something: with `overwrite` a data directory is replaced, and nothing else.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not overwrite:
-            raise ValueError(f"{out} exists and is not empty: choose another --out, or replace the data directory there with --overwrite")
+            raise UserError(f"{out} exists and is not empty: choose another --out, or replace the data directory there with --overwrite")
         try:
             load_manifest(out)
         except ValueError as error:
             if not (out / MANIFEST).is_file():
-                raise ValueError(f"{out} exists and is no data directory, so --overwrite leaves it alone: choose another --out ({error})") from None
+                raise UserError(f"{out} exists and is no data directory, so --overwrite leaves it alone: choose another --out ({error})") from None
     out.parent.mkdir(parents=True, exist_ok=True)
     directory = _take_over(out, recipe)
     try:
@@ -253,15 +255,15 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
 
 def _check(config: PrepareConfig) -> None:
     if not config.logs:
-        raise ValueError("expected at least one file or folder with logs, got none: pass --logs PATH [PATH ...]")
+        raise UserError("expected at least one file or folder with logs, got none: pass --logs PATH [PATH ...]")
     if not config.out:
-        raise ValueError("expected a directory to write, got none: pass --out DIR")
+        raise UserError("expected a directory to write, got none: pass --out DIR")
     if config.split not in ("hash", "declared"):
-        raise ValueError(f"expected --split hash or declared, got {config.split!r}")
+        raise UserError(f"expected --split hash or declared, got {config.split!r}")
     if not (config.validation >= 0 and config.test >= 0 and config.validation + config.test < 1):
-        raise ValueError(f"expected shares >= 0 with validation + test < 1, got validation={config.validation} and test={config.test}")
+        raise UserError(f"expected shares >= 0 with validation + test < 1, got validation={config.validation} and test={config.test}")
     if not config.record_seconds >= 0:
-        raise ValueError(f"expected --record_seconds of at least 0, got {config.record_seconds}")
+        raise UserError(f"expected --record_seconds of at least 0, got {config.record_seconds}")
     for name, least in (
         ("shard_rows", 1),
         ("max_length", 8),
@@ -272,18 +274,18 @@ def _check(config: PrepareConfig) -> None:
     ):
         value = getattr(config, name)
         if value is not None and value < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {value}")
+            raise UserError(f"expected --{name} of at least {least}, got {value}")
 
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
     if config.strict and bad:
-        raise ValueError(f"{bad[0]} (a strict run stops at the first bad file)")
+        raise UserError(f"{bad[0]} (a strict run stops at the first bad file)")
     if not logs:
         reason = f"; the first of {len(bad)} bad files is {bad[0]}" if bad else ""
-        raise ValueError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
+        raise UserError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and config.overwrite:
-        raise ValueError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --out")
+        raise UserError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --out")
 
 
 def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
@@ -293,10 +295,10 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
         quarantined = len(bad) + sum(count["quarantined"] for count in scored.counts.values())
         first = scored.first_bad or (str(bad[0]) if bad else "")
         reason = f"; the first quarantined one is {first}" if first else ""
-        raise ValueError(f"expected at least one dialog with an assistant reply, got {silent} without a reply and {quarantined} quarantined{reason}")
+        raise UserError(f"expected at least one dialog with an assistant reply, got {silent} without a reply and {quarantined} quarantined{reason}")
     if not scored.dialogs["train"]:
         fix = "lower --validation and --test, choose another --seed or --split_by dialog, or give more logs"
-        raise ValueError(f"no dialog of {total} fell into the train split: {fix}")
+        raise UserError(f"no dialog of {total} fell into the train split: {fix}")
 
 
 def _scoring(config: PrepareConfig, weights: dict[str, float], kinds: dict[str, str]) -> Scoring:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.shards import Shard
 from rl_dialog.data.shards import MANIFEST, load_manifest
+from rl_dialog.errors import UserError
 from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Statistics, choose_rewards
 from rl_dialog.rewards.normalise import Normaliser, fit_moments, fit_rank, read_kinds
 from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def weights_of(config: PrepareConfig) -> dict[str, float]:
-    """Reward -> weight. Raises ValueError for an unknown reward, or a model that cannot be loaded: now, and not in a worker."""
+    """Reward -> weight. Raises UserError for an unknown reward, or a model that cannot be loaded: now, and not in a worker."""
     if config.weight and len(config.weight) != len(config.reward):
-        raise ValueError(f"expected a weight for each reward, got {len(config.reward)} rewards (-r) and {len(config.weight)} weights (-w)")
+        raise UserError(f"expected a weight for each reward, got {len(config.reward)} rewards (-r) and {len(config.weight)} weights (-w)")
     weights = {name: float(weight) for name, weight in config.rewards.items() if weight is not None}
     for given, weight in zip(config.reward, config.weight or [1.0] * len(config.reward), strict=True):
         name = given if given in REWARDS else COLUMNS_2019.get(given) or COLUMNS_2019.get(f"reward_{given}", given)
         if name in weights:
-            raise ValueError(f"expected each reward once, got {name} twice" + (f", once as {given}" if given != name else ""))
+            raise UserError(f"expected each reward once, got {name} twice" + (f", once as {given}" if given != name else ""))
         weights[name] = weight
     if not weights:
         weights = {"logged": 1.0}
@@ -38,11 +39,11 @@ def weights_of(config: PrepareConfig) -> dict[str, float]:
             print("no --rewards given: a reply's reward is the one its log has (logged 1)")
     for name, weight in weights.items():
         if not math.isfinite(weight):
-            raise ValueError(f"expected a finite weight for --rewards.{name}, got {weight}")
+            raise UserError(f"expected a finite weight for --rewards.{name}, got {weight}")
     scorers = make_scorers(config.scorers, label_weights=label_weights_of(config))
     choose_rewards(weights, compat=config.compat, scorers=scorers)
     if "learned" in weights and scorers["reward_model"] is BUILT_IN["reward_model"]:
-        raise ValueError("--rewards.learned: expected the model that it asks, --scorers reward_model=DIR (pipelines.fit_reward makes one)")
+        raise UserError("--rewards.learned: expected the model that it asks, --scorers reward_model=DIR (pipelines.fit_reward makes one)")
     return weights
 
 
@@ -54,7 +55,7 @@ def label_weights_of(config: PrepareConfig) -> dict[str, float]:
         try:
             found[label] = float(number)
         except ValueError:
-            raise ValueError(f"--label_weights {entry}: expected LABEL=NUMBER") from None
+            raise UserError(f"--label_weights {entry}: expected LABEL=NUMBER") from None
     return found
 
 
@@ -69,23 +70,23 @@ def given_normalisers(config: PrepareConfig, weights: dict[str, float]) -> dict[
     if not config.normalisers:
         return {}
     if config.normalise:
-        raise ValueError("expected --normalise to fit normalisers or --normalisers to use fitted ones, got both")
+        raise UserError("expected --normalise to fit normalisers or --normalisers to use fitted ones, got both")
     path = Path(config.normalisers)
     manifest = load_manifest(path.parent if path.name == MANIFEST else path)
     found = manifest["rewards"].get("normalisers", {})
     if not found:
-        raise ValueError(f"--normalisers {config.normalisers}: expected a data directory that was prepared with --normalise")
+        raise UserError(f"--normalisers {config.normalisers}: expected a data directory that was prepared with --normalise")
     if unknown := [name for name in found if name not in weights]:
-        raise ValueError(f"--normalisers {config.normalisers}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in this run too")
+        raise UserError(f"--normalisers {config.normalisers}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in this run too")
     return {name: Normaliser.from_dict(values) for name, values in found.items()}
 
 
 def fit(kinds: dict[str, str], weights: dict[str, float], scored: Scored, *, everywhere: bool) -> dict[str, Normaliser]:
-    """From the training split, or `everywhere` from all. Raises ValueError for a component that applies to none of its replies."""
+    """From the training split, or `everywhere` from all. Raises UserError for a component that applies to none of its replies."""
     figures = (scored.statistics if everywhere else scored.training).summary(weights)["components"]
     for name in kinds:
         if not figures[name]["coverage"]:
-            raise ValueError(f"--normalise: the reward {name} applies to no reply of the training split, so there is nothing to fit: leave it out")
+            raise UserError(f"--normalise: the reward {name} applies to no reply of the training split, so there is nothing to fit: leave it out")
     return {
         name: fit_rank(scored.ranked[name])
         if kind == "rank"

@@ -25,10 +25,12 @@ from rich.table import Table
 from envs.small_talk import write_logs
 from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
-from rl_dialog.config import load_config, run
+from rl_dialog.config import load_config
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.run import run
 
 CONFIGS = Path(__file__).parent.parent / "tune_configs"
 METHODS = ("bc", "psi", "ilql")
@@ -157,7 +159,7 @@ def _clear(out: Path) -> None:
     """Removes an earlier quickstart; refuses a folder that is something else."""
     if out.exists():
         if any(out.iterdir()) and not (out / "logs" / "small_talk.jsonl").exists():
-            raise ValueError(f"{out} exists and is not a quickstart's folder: pass another --out")
+            raise UserError(f"{out} exists and is not a quickstart's folder: pass another --out")
         shutil.rmtree(out)
     (out / "logs").mkdir(parents=True)
 

@@ -25,10 +25,11 @@ from typing import Any, Literal
 import yaml
 from rich.console import Console
 
-from rl_dialog.config import run
 from rl_dialog.data.database import SECRET, database_url, shown_url
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.run import run
 from rl_dialog.serving.served import ServeSettings, check_settings
 
 
@@ -101,7 +102,7 @@ class ServeConfig:
 
 
 def main(config: ServeConfig) -> dict[str, Any]:
-    """Serves until it is told to end (Ctrl-C, a termination signal); returns what was stored. Raises ValueError for what cannot be served."""
+    """Serves until it is told to end (Ctrl-C, a termination signal); returns what was stored. Raises UserError for what cannot be served."""
     if config.new_key or config.revoke_key:
         return _change_keys(config)
     if config.stop:
@@ -118,7 +119,7 @@ def main(config: ServeConfig) -> dict[str, Any]:
 
 
 def settings_of(config: ServeConfig) -> ServeSettings:
-    """The settings for the server. Raises ValueError for names without a value, and for an open server that others could reach."""
+    """The settings for the server. Raises UserError for names without a value, and for an open server that others could reach."""
     given = {field.name: getattr(config, field.name) for field in fields(ServeSettings) if hasattr(config, field.name)}
     store = Store(config.store)
     try:
@@ -127,7 +128,7 @@ def settings_of(config: ServeConfig) -> ServeSettings:
     finally:
         store.close()
     if not keys and not _is_loopback(config.host):
-        raise ValueError(
+        raise UserError(
             f"host {config.host}: expected API keys before others can reach the server, there are none in {_shown(config)}: make one with "
             f"`python -m pipelines.serve --store {_shown(config)} --new_key NAME`, or serve this machine alone with --host 127.0.0.1"
         )
@@ -188,7 +189,7 @@ def _stop(config: ServeConfig) -> dict[str, Any]:
 
     with connect(config.address):
         if not serve.running():
-            raise ValueError("expected a server on this cluster, there is none; --address names another cluster")
+            raise UserError("expected a server on this cluster, there is none; --address names another cluster")
         serve.stop()
     return {"stopped": True}
 
@@ -201,7 +202,7 @@ def _change_keys(config: ServeConfig) -> dict[str, Any]:
         store.revoke_key(config.revoke_key)
         return {"revoked": config.revoke_key}
     except KeyError as error:
-        raise ValueError(error.args[0]) from None
+        raise UserError(error.args[0]) from None
     finally:
         store.close()
 
@@ -224,23 +225,23 @@ def _stored(config: ServeConfig, store: Store) -> dict[str, Any]:
 
 
 def _check_place(config: ServeConfig, settings: ServeSettings, place: tuple[str, int] | None) -> None:
-    """Serve listens where it was started, whatever a later command says. Raises ValueError where that is not what the flags say, or is taken."""
+    """Serve listens where it was started, whatever a later command says. Raises UserError where that is not what the flags say, or is taken."""
     if place is None:
         _listening(config).close()
     elif place != (config.host, config.port):
         wanted = f"--host {place[0]} --port {place[1]}"
-        raise ValueError(f"expected {wanted}, where this cluster serves already, got {config.host}:{config.port} (`serve shutdown` would end that)")
+        raise UserError(f"expected {wanted}, where this cluster serves already, got {config.host}:{config.port} (`serve shutdown` would end that)")
 
 
 def _listening(config: ServeConfig) -> socket.socket:
-    """A socket at the address, which shows that it is free. Raises ValueError where it is not."""
+    """A socket at the address, which shows that it is free. Raises UserError where it is not."""
     place = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((config.host, config.port))
     except OSError as error:
         place.close()
-        raise ValueError(
+        raise UserError(
             f"expected an address of this machine with a free port, got {config.host}:{config.port}: {error}; --port names another"
         ) from None
     return place
@@ -263,7 +264,7 @@ def _pairs(flag: str, values: tuple[str, ...]) -> dict[str, str]:
     for value in values:
         name, equals, rest = value.partition("=")
         if not (name and equals and rest) or name in found:
-            raise ValueError(f"--{flag}: expected NAME=VALUE with a name of its own each, got {value!r}")
+            raise UserError(f"--{flag}: expected NAME=VALUE with a name of its own each, got {value!r}")
         found[name] = rest
     return found
 
@@ -272,7 +273,7 @@ def _number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--split: expected a number as the weight of {name}, got {text!r}") from None
+        raise UserError(f"--split: expected a number as the weight of {name}, got {text!r}") from None
 
 
 def _absolute(place: str) -> str:
@@ -289,9 +290,7 @@ def _store_url(config: ServeConfig) -> str:
     """The store's URL with an absolute path. Ray shows a deployment's arguments on its dashboard, so a password must not be among them."""
     url = database_url(config.store)
     if (url.password or set(SECRET) & set(url.query)) and config.backend == "ray":
-        raise ValueError(
-            f"store: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL {_shown(config)}, which Ray shows"
-        )
+        raise UserError(f"store: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL {_shown(config)}, which Ray shows")
     return url.render_as_string(hide_password=False)
 
 

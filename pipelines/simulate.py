@@ -32,9 +32,11 @@ from envs.multiwoz.rollout import Played, dialog_record, transcripts_hash
 from envs.multiwoz.templates import Speaker
 from pipelines.simulate_play import Player, conversations
 from pipelines.simulate_train import TrainingConfig, train
-from rl_dialog.config import changed, run, save_config
+from rl_dialog.config import changed, save_config
 from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
+from rl_dialog.run import run
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class SimulateConfig(TrainingConfig):
 
 
 def main(config: SimulateConfig) -> dict[str, Any]:
-    """Trains if the policy is a trained one, plays all conversations and writes them; returns headline figures. Raises ValueError or OSError."""
+    """Trains if the policy is a trained one, plays all conversations and writes them; returns headline figures. Raises UserError or OSError."""
     _check(config)
     options = config.simulator_options
     player = Player(config.world, options, together=config.together)
@@ -127,19 +129,19 @@ def _figure(found: Estimate | None, *, dialogs: int) -> dict[str, Any]:
 
 def _check(config: SimulateConfig) -> None:
     if not config.out:
-        raise ValueError("expected --out: the folder to write conversations and results to")
+        raise UserError("expected --out: the folder to write conversations and results to")
     least = {"episodes": 1, "together": 1, "seed": 0, "train_seed": 0, "workers": 0, "envs": 1, "eval_every": 1, "eval_episodes": 1}
     least |= {"rule_episodes": 2, "save_total_limit": 1}
     for name, number in least.items():
         if getattr(config, name) < number:
-            raise ValueError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
+            raise UserError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
     for name, number in (("epochs", 0), ("batch_size", 1)):
         if (value := getattr(config, name)) is not None and value < number:
-            raise ValueError(f"expected --{name} of at least {number}, got {value}")
+            raise UserError(f"expected --{name} of at least {number}, got {value}")
     if config.policy == "rule":
         given = [name for name in ("checkpoint", "epochs", "batch_size", "resume") if getattr(config, name) not in (None, "", False)]
         if given:
-            raise ValueError(f"--{given[0]}: the rule policy is not trained; choose another --policy, or leave this out")
+            raise UserError(f"--{given[0]}: the rule policy is not trained; choose another --policy, or leave this out")
 
 
 if __name__ == "__main__":

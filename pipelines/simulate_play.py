@@ -26,7 +26,7 @@ def shape_of(simulator: Simulator) -> ActPolicyConfig:
 def responder(name: str, simulator: Simulator) -> Respond | None:
     """What `rule` or the checkpoint of a task policy says, state by state; None for another checkpoint, such as a language model's.
 
-    Raises ValueError for a task policy of another world.
+    Raises UserError for a task policy of another world.
     """
     if name == "rule":
         return RulePolicy(simulator.world.database, simulator.options).respond

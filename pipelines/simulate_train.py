@@ -31,6 +31,7 @@ from envs.multiwoz import ORIGINAL, MultiWOZVector, Options, Simulator
 from envs.multiwoz.demonstrations import Demonstrations, from_corpus, from_rule_policy
 from pipelines.simulate_play import Player, shape_of
 from rl_dialog.config import changed
+from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.models.adversarial_reward import AdversarialReward, AdversarialRewardConfig
 from rl_dialog.training.imitation import Imitation, imitate
@@ -125,14 +126,14 @@ class TrainingConfig:
 
 
 def train(config: TrainingConfig, player: Player) -> tuple[ActPolicy, dict[str, Any]]:
-    """The trained policy (the best by success on the validation goals), and what became of the training. Raises ValueError, OSError."""
+    """The trained policy (the best by success on the validation goals), and what became of the training. Raises UserError, OSError."""
     from rl_dialog.models.checkpoint import resolve  # here, because it loads transformers, which the rule policy need not wait for
 
     out, shape = Path(config.out), shape_of(player.simulator)
     start = ActPolicy.from_pretrained(resolve(config.checkpoint), expected=shape) if config.checkpoint else None
     if config.epochs == 0:
         if start is None:
-            raise ValueError("--epochs 0 evaluates a checkpoint: expected --checkpoint, the folder of a task policy or of a run")
+            raise UserError("--epochs 0 evaluates a checkpoint: expected --checkpoint, the folder of a task policy or of a run")
         return start, {"checkpoint": resolve(config.checkpoint)}
     resumed = config.resume and (out / "latest").is_file() and config.policy != "mle"
     if not resumed:
@@ -278,12 +279,10 @@ class _Run:
         try:
             progress = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise ValueError(f"{path}: expected the state of a run to resume, found no such file; start anew without --resume") from error
+            raise UserError(f"{path}: expected the state of a run to resume, found no such file; start anew without --resume") from error
         if progress["of"] != self.of:
             different = sorted(key for key in {*self.of, *progress["of"]} if self.of.get(key) != progress["of"].get(key))
-            raise ValueError(
-                f"{self.out} holds a run with other {', '.join(different)}: resume with {progress['of']}, or start anew in another --out"
-            )
+            raise UserError(f"{self.out} holds a run with other {', '.join(different)}: resume with {progress['of']}, or start anew in another --out")
         self.epoch, self.best, self.best_success = progress["epoch"], progress["best"], progress["best_success"]
 
 

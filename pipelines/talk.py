@@ -32,12 +32,13 @@ from envs.multiwoz.tracker import DialogState, belief_state
 from pipelines.chat import saved_at_the_end, typed_lines
 from pipelines.converse import reader
 from pipelines.simulate_play import responder
-from rl_dialog.config import run
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
 from rl_dialog.evaluation.runs import existing
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.run import run
 
 HELP = """what you type is said; /acts says dialogue acts
 /acts ACTS              such as /acts Inform-Hotel-Area-east; Request-Hotel-Phone-?
@@ -122,7 +123,7 @@ class Talk:
         return isinstance(self.now, Meeting) and self.now.done
 
     def take(self, said: str | Acts | None, changes: dict[str, dict[str, Any]] | None = None) -> None:
-        """The next turn. Raises ValueError for what cannot be said or set; then nothing has happened."""
+        """The next turn. Raises UserError for what cannot be said or set; then nothing has happened."""
         move = Move(copy.deepcopy(self.now), said, *([changes] if changes else []))
         given = {side: {MODULES[module]: value for module, value in of.items()} for side, of in move.changes.items()}
         try:
@@ -155,7 +156,7 @@ class Talk:
     def change(self, side: str, module: str, value: Any) -> None:
         """Takes the last turn again with another output of a module. What was set of later modules on that side is forgotten."""
         if not self.past:
-            raise ValueError("expected a turn to take again; say something first")
+            raise UserError("expected a turn to take again; say something first")
         move = self.past[-1]
         later = list(MODULES)[list(MODULES).index(module) :]
         kept = {name: output for name, output in move.changes[side].items() if name not in later}
@@ -217,7 +218,7 @@ class Talk:
 def main(config: TalkConfig) -> dict[str, Any]:
     """Talks until the person leaves; returns how much was said and where it was saved."""
     if config.nlu == "acts":
-        raise ValueError("--nlu: expected templates or a folder that fit_nlu wrote; acts can be said with /acts")
+        raise UserError("--nlu: expected templates or a folder that fit_nlu wrote; acts can be said with /acts")
     config.decoding.check()
     goal = json.loads(Path(config.goal).read_text(encoding="utf-8")) if config.goal else None
     talk = Talk(config, Simulator(load_world(config.world), config.options), goal)
@@ -244,7 +245,7 @@ def _greet(talk: Talk) -> None:
 
 
 def _obey(talk: Talk, line: str) -> bool:
-    """Does what a line asks for; False when it asks to leave. Raises ValueError for what cannot be done."""
+    """Does what a line asks for; False when it asks to leave. Raises UserError for what cannot be done."""
     command, _, rest = line.partition(" ")
     rest = rest.strip()
     if line.lower() in ("/quit", "/exit", "quit", "exit"):
@@ -279,9 +280,9 @@ def _obey(talk: Talk, line: str) -> bool:
 
 def _say(talk: Talk, said: str | Acts) -> None:
     if talk.done:
-        raise ValueError("the user has said goodbye; /new starts another conversation, /undo goes back")
+        raise UserError("the user has said goodbye; /new starts another conversation, /undo goes back")
     if talk.config.play == "none" and said:
-        raise ValueError("expected Enter for the next turn or a command: you watch (--play user and --play system let you speak)")
+        raise UserError("expected Enter for the next turn or a command: you watch (--play user and --play system let you speak)")
     talk.take(said if talk.config.play != "none" else None)
     _show(talk)
 
@@ -338,7 +339,7 @@ def _rows(talk: Talk, count: int) -> Iterator[str]:
 
 
 def _overwritten(talk: Talk, text: str) -> tuple[str, str, Any]:
-    """(side, module, output) of what follows /set. Raises ValueError."""
+    """(side, module, output) of what follows /set. Raises UserError."""
     target, _, value = text.partition(" ")
     side, _, module = target.partition(".")
     system = ["nlu", "state"] if isinstance(talk.system, EndToEndAgent) or talk.config.play == "system" else list(MODULES)
@@ -346,7 +347,7 @@ def _overwritten(talk: Talk, text: str) -> tuple[str, str, Any]:
     known = {"system": system} | ({} if talk.config.play == "user" else {"user": ["nlu", "acts", "text"]})
     if module not in known.get(side, ()):
         names = ", ".join(f"{side}.{module}" for side, modules in known.items() for module in modules)
-        raise ValueError(f"expected /set with one of {names}, got {target!r}")
+        raise UserError(f"expected /set with one of {names}, got {target!r}")
     if module == "text":
         return side, module, value.strip()
     if module == "state":
@@ -357,11 +358,11 @@ def _overwritten(talk: Talk, text: str) -> tuple[str, str, Any]:
 def _corrected(talk: Talk, text: str) -> DialogState:
     """The system's state of the last turn with `domain.slot=value` overwritten; without a value the slot is forgotten. Values may have spaces."""
     if not talk.past:
-        raise ValueError("expected a turn to take again; say something first")
+        raise UserError("expected a turn to take again; say something first")
     state = copy.deepcopy(talk.last()["system"].state)
     found = list(re.finditer(r"(\w+)\.(\w+)=(.*?)(?=\s+\w+\.\w+=|$)", text))
     if not found:
-        raise ValueError(f"expected domain.slot=value, such as hotel.area=east, got {text!r}")
+        raise UserError(f"expected domain.slot=value, such as hotel.area=east, got {text!r}")
     for each in found:
         talk.simulator.tracker.correct(state, each[1], each[2], each[3].strip())
     return state
@@ -387,7 +388,7 @@ def _number(text: str, default: int) -> int:
     if not text:
         return default
     if not text.isdigit():
-        raise ValueError(f"expected a number, got {text!r}")
+        raise UserError(f"expected a number, got {text!r}")
     return int(text)
 
 

@@ -23,14 +23,16 @@ from transformers.utils import logging as transformers_logging
 
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, device, fit
-from rl_dialog.config import run, save_config
+from rl_dialog.config import save_config
 from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, METHODS, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import proper_weights
+from rl_dialog.run import run
 from rl_dialog.training.logger import check_tracker, following, write_note
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
@@ -85,7 +87,7 @@ def main(config: TrainConfig) -> dict[str, Any]:
     if config.overwrite and out.exists():
         shutil.rmtree(out)
     if (out / "latest").exists() and not config.resume:
-        raise ValueError(f"{out} already holds a run: pass --resume to continue it or --overwrite to delete it")
+        raise UserError(f"{out} already holds a run: pass --resume to continue it or --overwrite to delete it")
     out.mkdir(parents=True, exist_ok=True)
     save_config(config, out / "train.yaml", choices=CHOICES)
     told = _told_before(config)
@@ -178,21 +180,21 @@ def check(config: TrainConfig) -> None:
     """What can be known to fail before a worker starts."""
     for name in ("data", "output_dir"):
         if not getattr(config, name):
-            raise ValueError(f"expected --{name}: {'a directory that `prepare` wrote' if name == 'data' else 'a folder for the run'}")
+            raise UserError(f"expected --{name}: {'a directory that `prepare` wrote' if name == 'data' else 'a folder for the run'}")
     load_manifest(config.data)
     if (config.prior or config.prior_weights) and not config.method.uses_prior:
-        raise ValueError(f"--prior: {method_name(config.method)} has none; way_off_policy, dpo, kto, and ilql with reg_to base_policy do")
+        raise UserError(f"--prior: {method_name(config.method)} has none; way_off_policy, dpo, kto, and ilql with reg_to base_policy do")
     if len(config.prior_weights) not in (0, len(config.prior)):
-        raise ValueError(f"--prior_weights: expected one for each of the {len(config.prior)} checkpoints of --prior, got {config.prior_weights}")
+        raise UserError(f"--prior_weights: expected one for each of the {len(config.prior)} checkpoints of --prior, got {config.prior_weights}")
     if not proper_weights(config.prior_weights):
-        raise ValueError(f"--prior_weights: expected finite numbers above 0, got {list(config.prior_weights)}")
+        raise UserError(f"--prior_weights: expected finite numbers above 0, got {list(config.prior_weights)}")
     for path in config.prior:
         require_hub_name_or_directory(path)
         _require_tokens(config.data, path, f"train a prior on {config.data} (--prior), or run prepare again with --tokenizer {path}")
     check_tracker(config.report_to)
     check_env(config.env)
     if config.use_gpu and not torch.cuda.is_available() and config.num_workers == 1 and not config.address:
-        raise ValueError("--use_gpu: expected a CUDA device, found none")
+        raise UserError("--use_gpu: expected a CUDA device, found none")
     start = config.model.model_name_or_path
     if start:
         _require_tokens(config.data, start, f"run prepare again with --tokenizer {start}")
@@ -202,7 +204,7 @@ def check(config: TrainConfig) -> None:
         solved = ("beta", "c") if config.method.target_kl is not None else ()
         stored = replace(stored, **{name: getattr(config.method, name) for name in solved if hasattr(stored, name)})
         if stored != config.method:
-            raise ValueError(
+            raise UserError(
                 f"{run_folder} holds a run of {method_name(stored)} with {stored}, expected {method_name(config.method)} with {config.method}: "
                 "resume with the same method, or start a run in another output_dir"
             )
@@ -214,11 +216,11 @@ def _require_tokens(data: str, path: str, remedy: str) -> None:
         return
     ours, theirs = load_tokenizer(Path(data) / "tokenizer"), load_tokenizer(resolve(path))
     if ours.get_vocab() != theirs.get_vocab():
-        raise ValueError(f"{data} was tokenised with {len(ours)} tokens that are not those of {path} ({len(theirs)}): {remedy}")
+        raise UserError(f"{data} was tokenised with {len(ours)} tokens that are not those of {path} ({len(theirs)}): {remedy}")
 
 
 def check_env(name: str) -> None:
-    """Raises ValueError for an environment that does not exist or is not talked in; none at all is fine."""
+    """Raises UserError for an environment that does not exist or is not talked in; none at all is fine."""
     from envs import text_env
 
     if name:

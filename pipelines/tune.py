@@ -41,12 +41,14 @@ from pipelines.tune_space import OptunaSearch, Point, Sweep, find_points, read_s
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, fit
 from rl_dialog.cluster.tune import REPLAYED, Halving, Report, Resources, is_first_worker, report_from_worker, run_trials, tune_callbacks
-from rl_dialog.config import ConfigError, load_config, read_yaml, run, save_config
+from rl_dialog.config import ConfigError, load_config, read_yaml, save_config
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.shards import load_manifest
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
+from rl_dialog.run import run
 
 REPORTS, STOPPED, ERROR = "reports.jsonl", "stopped.txt", "error.txt"
 Say = Callable[[str], None]
@@ -89,11 +91,11 @@ class TuneConfig:
 
 
 def main(config: TuneConfig) -> dict[str, Any]:
-    """Runs the sweep and writes its report; returns the winner and the paths. Raises ValueError for what the user can fix."""
+    """Runs the sweep and writes its report; returns the winner and the paths. Raises UserError for what the user can fix."""
     began = time.perf_counter()
     for name, what in (("sweep", "a file like tune_configs/sweep_kl.yaml"), ("out", "a folder for everything")):
         if not getattr(config, name):
-            raise ValueError(f"expected --{name}: {what}")
+            raise UserError(f"expected --{name}: {what}")
     sweep = read_sweep(config.sweep, seeds=config.seeds, samples=config.samples)
     devices = ["--use_gpu"] * config.use_gpu
     workers = [f"--num_workers {config.num_workers}"] * (config.num_workers > 1)
@@ -164,9 +166,9 @@ def _claim_folder(config: TuneConfig, out: Path) -> None:
     ours = out / "tune.yaml"
     if out.exists() and any(out.iterdir()):
         if not ours.is_file():
-            raise ValueError(f"{out} exists and holds no sweep: choose another --out")
+            raise UserError(f"{out} exists and holds no sweep: choose another --out")
         if not (config.resume or config.overwrite):
-            raise ValueError(f"{out} already holds a sweep: pass --resume to go on with it or --overwrite to delete it")
+            raise UserError(f"{out} already holds a sweep: pass --resume to go on with it or --overwrite to delete it")
         if config.overwrite:
             shutil.rmtree(out)
         else:
@@ -179,12 +181,12 @@ def _check_same(config: TuneConfig, out: Path, before: dict[str, Any], now: dict
     """What done trials follow from must not change under them: they would have to be deleted. The space may grow, and the evaluation change."""
     for name in ("logs", "write_logs", "prepare", "start", "train"):
         if before.get(name) != now.get(name):
-            raise ValueError(
+            raise UserError(
                 f"{config.sweep}: {name} is {now.get(name)!r}, but {out} was made with {before.get(name)!r}: choose another --out, or --overwrite"
             )
     recipe = next((out / "recipes").glob("*.json"), None)
     if recipe and json.dumps(str(out))[1:-1] not in recipe.read_text(encoding="utf-8"):
-        raise ValueError(f"{out} was moved since: {recipe} says where it was made. Move it back to go on with it")
+        raise UserError(f"{out} was moved since: {recipe} says where it was made. Move it back to go on with it")
 
 
 def _command(config: TuneConfig) -> str:
@@ -248,10 +250,10 @@ def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: P
     for preparing in (base, *mixes.values()):
         prepare_task(preparing, say)
         if preparing.problem:
-            raise ValueError(f"prepare {' '.join(shlex.split(preparing.task.prepare))}: {preparing.problem}")
+            raise UserError(f"prepare {' '.join(shlex.split(preparing.task.prepare))}: {preparing.problem}")
     train_runs([base], lambda one: True, say)
     if failed := next((done for done in base.finished.values() if done.error), None):
-        raise ValueError(f"{BASELINE} of seed {failed.seed}, which trials start from, failed: {failed.error}")
+        raise UserError(f"{BASELINE} of seed {failed.seed}, which trials start from, failed: {failed.error}")
     planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][: config.trials or None]
     started = {str(first.folder): first for first in firsts}
     for _, one in planned:
@@ -320,7 +322,7 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
     ]
     evaluate_tasks(waiting, say, required="")
     if failed := next((one for one in waiting if one.problem), None):
-        raise ValueError(f"{failed.name}: {failed.problem}")
+        raise UserError(f"{failed.name}: {failed.problem}")
     errors = {(one.report, str(run.folder)): one.finished[run.name].error for one in waiting for run in one.runs}
     metrics = {folder: next((str(path) for name in (METRICS, METRICS_OF_SOME) if (path := folder / name).is_file()), "") for folder in ways}
     return [replace(trial, metrics=metrics[folder], error=trial.error or errors.get((folder, trial.folder), "")) for trial, folder in found]

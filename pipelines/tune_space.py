@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_dialog.cluster.tune import Halving
 from rl_dialog.config import ConfigError, from_dict, read_yaml
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
@@ -132,7 +133,7 @@ class OptunaSearch:
         try:
             import optuna
         except ImportError as error:
-            raise ImportError("search: optuna needs the package optuna: pip install optuna, or choose search: grid") from error
+            raise UserError("search: optuna needs the package optuna: pip install optuna, or choose search: grid") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=max(5, sweep.batch), constant_liar=True)
         self._study = optuna.create_study(direction="maximize" if sweep.mode == "max" else "minimize", sampler=sampler)

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import io
 import json
 import math
-import os
 import sys
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +22,13 @@ from typing import Any, TypeVar
 
 import yaml
 
+from rl_dialog.errors import UserError
+
 T = TypeVar("T")
 Choices = Mapping[str, Mapping[str, type]]  # field name -> {choice name: dataclass}
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A config file or flag that cannot be used; the message names the key and the nearest known one."""
 
 
@@ -145,45 +144,6 @@ def changed(config: Any) -> dict[str, Any]:
 def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
     """Writes the resolved config as YAML that `--config` reads back."""
     Path(path).write_text(yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-
-def run(
-    config_class: type[T],
-    main: Callable[[T], dict[str, Any]],
-    *,
-    choices: Choices | None = None,
-    suited: Callable[[T], dict[str, Any]] | None = None,
-) -> None:
-    """The entry point of a pipeline: loads the config, runs `main`, prints its headline figures as the last line of stdout.
-
-    Errors that a user can fix (ValueError, OSError) become one paragraph on stderr and exit status 2; RL_DIALOG_DEBUG=1 shows where they came from.
-    """
-    _take_any_terminal()
-    try:
-        result = main(load_config(config_class, choices=choices, suited=suited))
-    except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("RL_DIALOG_DEBUG"):
-            raise
-        print("\n" + textwrap.fill(f"error: {error}", width=140, break_long_words=False, replace_whitespace=False), file=sys.stderr)
-        sys.exit(2)
-    print(_shown_as_json(result), flush=True)
-
-
-def _take_any_terminal() -> None:
-    """No character ends a program: one that the terminal cannot show is escaped, bytes that its encoding does not have are kept (PEP 383)."""
-    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
-
-
-def _shown_as_json(result: dict[str, Any]) -> str:
-    """One line that is JSON on any terminal."""
-    text = json.dumps(result, ensure_ascii=False, default=str)
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(result, default=str)
-    return text
 
 
 def _choose(name: str, picked: str | None, given: Any, options: Mapping[str, type], default: Any, path: str | None) -> Any:

@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 import yaml
 
-from rl_dialog.config import ConfigError, changed, from_dict, load_config, run, save_config, to_dict
+from rl_dialog.config import ConfigError, changed, from_dict, load_config, save_config, to_dict
+from rl_dialog.run import run
 
 ROOT = Path(__file__).parent.parent
 

@@ -17,6 +17,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rl_dialog.errors import UserError
+
 Act = tuple[str, str, str, str]  # intent, domain, slot, value
 Acts = tuple[Act, ...]
 
@@ -106,7 +108,7 @@ SYSTEM_INTENTS = frozenset(
 GENERAL_INTENTS = frozenset(("bye", "greet", "reqmore", "welcome", "thank"))
 
 
-class ActError(ValueError):
+class ActError(UserError):
     """Acts that are none; the message says what was expected, what came and where."""
 
 

@@ -35,6 +35,7 @@ from envs.multiwoz.rollout import Played, Respond
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState
 from envs.multiwoz.user import UserState
+from rl_dialog.errors import UserError
 
 Said = str | Acts
 Message = dict[str, str]
@@ -94,7 +95,7 @@ class UserAgent:
     def respond(self, memory: Memory[UserState], heard: Said, *, understood: Any = None, acts: Any = None, text: str | None = None) -> Turn:
         """Answers the system. What is given as `understood`, `acts` or `text` stands in place of that module's output.
 
-        Raises ActError for acts that are none, ValueError for words without an NLU, ResetNeeded after the goodbye.
+        Raises ActError for acts that are none, UserError for words without an NLU, ResetNeeded after the goodbye.
         """
         if memory.mind.done:
             raise gymnasium.error.ResetNeeded("expected a running conversation, got a turn after the user's goodbye; start a new one")
@@ -122,7 +123,7 @@ class SystemAgent:
         self, simulator: Simulator, policy: Respond, *, nlu: Understand | None = None, nlg: Speaker | None = None, placeholders: bool = False
     ) -> None:
         if placeholders and nlg is None:
-            raise ValueError("expected an nlg to word acts with placeholders, got none")
+            raise UserError("expected an nlg to word acts with placeholders, got none")
         self.simulator, self.policy, self.nlu, self.nlg, self.placeholders = simulator, policy, nlu, nlg, placeholders
 
     def start(self, seeds: Seeds) -> Memory[DialogState]:
@@ -133,7 +134,7 @@ class SystemAgent:
                 text: str | None = None) -> Turn:  # fmt: skip
         """Answers the user. What is given as `understood`, `state`, `acts` or `text` stands in place of that module's output.
 
-        Raises ActError for acts that are none, ValueError for words without an NLU.
+        Raises ActError for acts that are none, UserError for words without an NLU.
         """
         turn = _listen(self.simulator, memory, heard, understood, state, self.nlu)
         turn.acts = self.policy(memory.mind, memory.rng) if acts is None else checked(acts, side="system")
@@ -203,7 +204,7 @@ class Session:
 
     def __init__(self, user: UserAgent, system: SystemAgent | EndToEndAgent) -> None:
         if user.nlu is None and system.placeholders:
-            raise ValueError(
+            raise UserError(
                 "expected a user with an nlu: what the databases put in place of a system's placeholders is only to be had from its words"
             )
         self.simulator, self.user, self.system = user.simulator, user, system
@@ -299,7 +300,7 @@ def _heard(memory: Memory[Any], heard: Said, understood: Any, nlu: Understand | 
         memory.words.append(heard if isinstance(heard, str) else "")
     if isinstance(heard, str):
         if understood is None and nlu is None:
-            raise ValueError(f"expected acts of the {side}, as this agent has no NLU, got the words {heard!r:.80}")
+            raise UserError(f"expected acts of the {side}, as this agent has no NLU, got the words {heard!r:.80}")
         if understood is None:
             understood = nlu(heard, before)
     return checked(heard if understood is None else understood, side=side)

@@ -17,6 +17,7 @@ from typing import Any
 
 from envs.multiwoz.acts import GOAL_DOMAIN, GOAL_SLOT, NONE, Act, Acts, Vocabulary
 from envs.multiwoz.values import Values
+from rl_dialog.errors import UserError
 
 SAME_AS = {"time": "leaveAt", "destination": "name", "departure": "name"}  # of tables and taxis: as of trains and places
 
@@ -27,12 +28,12 @@ class Channel:
     Args:
         vocabulary: the acts that may arrive.
         values: what may be heard instead of a value.
-        noise: probability of an error in an act. Raises ValueError outside of 0..1.
+        noise: probability of an error in an act. Raises UserError outside of 0..1.
     """
 
     def __init__(self, vocabulary: Vocabulary, values: Values, noise: float) -> None:
         if not 0 <= noise <= 1:
-            raise ValueError(f"expected noise between 0 and 1, got {noise}")
+            raise UserError(f"expected noise between 0 and 1, got {noise}")
         self.noise = noise
         self.slots: dict[tuple[str, str], list[str]] = {}  # intent, domain -> slots of the vocabulary
         self.acts: dict[str, list[tuple[str, str, str]]] = {}  # domain -> intent, domain, slot

@@ -30,12 +30,13 @@ from envs.multiwoz.environment import Simulator
 from envs.multiwoz.rollout import play
 from envs.multiwoz.rule_policy import RulePolicy
 from envs.multiwoz.tracker import BOOK, SEMI, DialogState
+from rl_dialog.errors import UserError
 
 Features = Literal["cleaned", "raw"]
 NOTHING = ANYTHING - {"dont care", "don't care", "dontcare", "do n't care"}  # of a belief state: nothing was said about the slot
 
 
-class CorpusError(ValueError):
+class CorpusError(UserError):
     """A corpus file that is none; the message names the file and the dialog, what was expected and what is there."""
 
 

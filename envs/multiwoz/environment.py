@@ -33,6 +33,7 @@ from envs.multiwoz.tracker import DialogState, Tracker
 from envs.multiwoz.user import AgendaUser, UserState, complete
 from envs.multiwoz.vectors import Vectoriser
 from envs.multiwoz.world import World, load_world
+from rl_dialog.errors import UserError
 
 Seeds = tuple[int, int, int, int]  # base, worker, environment, episode
 SUCCESS, FAILURE, TURN, DOMAIN = 80.0, -40.0, -1.0, 5.0
@@ -194,7 +195,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
     def __init__(self, world: World | str | Path = "", options: Options | Mapping[str, Any] | None = None, *, worker: int = 0, env: int = 0,
                  render_mode: str | None = None) -> None:  # fmt: skip
         if render_mode not in (None, "ansi"):
-            raise ValueError(f"expected render_mode None or 'ansi', got {render_mode!r}")
+            raise UserError(f"expected render_mode None or 'ansi', got {render_mode!r}")
         self.render_mode = render_mode
         self.simulator = simulator_of(world, options)
         vectors = self.simulator.vectors
@@ -207,7 +208,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         """The next conversation; a seed starts its own numbering of conversations. `options={"goal": ...}` sets the user's goal."""
         super().reset(seed=seed)
         if unknown := set(options or ()) - {"goal"}:
-            raise ValueError(f"expected no options but goal, got {sorted(unknown)}")
+            raise UserError(f"expected no options but goal, got {sorted(unknown)}")
         if seed is not None:
             self.base, self.episode = seed, 0
         self.talk = self.simulator.start((self.base, self.worker, self.env, self.episode), (options or {}).get("goal"))
@@ -216,7 +217,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         return self._observation(), {"goal": copied(self.talk.goal)}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """Sets the bits of `action`. Raises ResetNeeded without a running conversation, ValueError for a wrong shape."""
+        """Sets the bits of `action`. Raises ResetNeeded without a running conversation, UserError for a wrong shape."""
         talk = self._running()
         return self._advance(self.simulator.vectors.acts(action, talk.state, talk.rng))
 
@@ -257,7 +258,7 @@ class MultiWOZVector(VectorEnv):
 
     def __init__(self, num_envs: int, world: World | str | Path = "", options: Options | Mapping[str, Any] | None = None, *, worker: int = 0) -> None:
         if num_envs < 1:
-            raise ValueError(f"expected at least one environment, got {num_envs}")
+            raise UserError(f"expected at least one environment, got {num_envs}")
         self.num_envs, self.worker = num_envs, worker
         self.simulator = simulator_of(world, options)
         self.single_observation_space, self.single_action_space = spaces(self.simulator.vectors)
@@ -270,17 +271,17 @@ class MultiWOZVector(VectorEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """A new conversation in every environment; a seed starts the numbering anew. There are no options."""
         if options:
-            raise ValueError(f"expected no options, got {sorted(options)}")
+            raise UserError(f"expected no options, got {sorted(options)}")
         if seed is not None:
             self.base, self.episodes = seed, [0] * self.num_envs
         self.talks = [self._next(i) for i in range(self.num_envs)]
         return self._observations(), {}
 
     def step(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action per environment # (N, 209). Raises ValueError for another shape."""
+        """One action per environment # (N, 209). Raises UserError for another shape."""
         vectors = self.simulator.vectors
         if np.shape(actions) != (self.num_envs, vectors.action_size):
-            raise ValueError(f"expected actions of shape ({self.num_envs}, {vectors.action_size}), got {np.shape(actions)}")
+            raise UserError(f"expected actions of shape ({self.num_envs}, {vectors.action_size}), got {np.shape(actions)}")
         if not self.talks:
             raise gymnasium.error.ResetNeeded("expected running conversations; call reset first")
         both = zip(self.talks, actions, strict=True)

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from envs.multiwoz.acts import ACT_DOMAIN, ACT_SLOT, BOOKED_SLOTS, DOMAINS, GOAL_DOMAIN, nearest
 from envs.multiwoz.database import Database
 from envs.multiwoz.options import Options
+from rl_dialog.errors import UserError
 
 T = TypeVar("T")
 DomainGoal = dict[str, Any]
@@ -33,7 +34,7 @@ RESTARTS = 200
 PARTS = ("info", "fail_info", "reqt", "book", "fail_book", "booked")
 
 
-class GoalError(ValueError):
+class GoalError(UserError):
     """A goal that nobody can have or reach; the message says what was expected, what came and where."""
 
 
@@ -44,7 +45,7 @@ class Draw(Generic[T]):
         self.choices = tuple(weights)
         self.sums = list(accumulate(float(weight) for weight in weights.values()))
         if not self.sums or self.sums[-1] <= 0:
-            raise ValueError(f"expected choices with a positive weight, got {dict(weights)!r:.80}")
+            raise UserError(f"expected choices with a positive weight, got {dict(weights)!r:.80}")
 
     def __call__(self, rng: random.Random) -> T:
         place = bisect_right(self.sums, rng.random() * self.sums[-1])
@@ -56,18 +57,18 @@ class GoalModel:
 
     Args:
         model: the six tables, tuple keys joined by "|": `domain_ordering_dist`, `slots_combination_dist`, `ind_slot_dist`, `ind_slot_value_dist`,
-            `book_dist` (`slots_num_dist` is not used). Raises KeyError, TypeError or ValueError where they do not have this form.
+            `book_dist` (`slots_num_dist` is not used). Raises KeyError, TypeError or UserError where they do not have this form.
     """
 
     def __init__(self, model: Mapping[str, Any], database: Database) -> None:
         self.model, self.database = model, database
         orders = {tuple(key.split("|")): float(p) for key, p in model["domain_ordering_dist"].items() if key and p > 0}
         if not orders:
-            raise ValueError("expected at least one order of domains in domain_ordering_dist")
+            raise UserError("expected at least one order of domains in domain_ordering_dist")
         unknown = [domain for order in orders for domain in order if domain not in GOAL_DOMAINS]
         if unknown:
             near = nearest(unknown[0], GOAL_DOMAINS)
-            raise ValueError(f"domain_ordering_dist: expected domains out of {', '.join(GOAL_DOMAINS)}, got {unknown[0]!r}.{near}")
+            raise UserError(f"domain_ordering_dist: expected domains out of {', '.join(GOAL_DOMAINS)}, got {unknown[0]!r}.{near}")
         self.orders = Draw(orders)
         self.slot_odds = model["ind_slot_dist"]
         self.values: dict[str, dict[str, dict[str, Draw[str]]]] = {}
@@ -84,7 +85,7 @@ class GoalModel:
             self._check(domain)
 
     def _check(self, domain: str) -> None:
-        """Is there a value for every slot that a goal of the domain can have? Raises ValueError."""
+        """Is there a value for every slot that a goal of the domain can have? Raises UserError."""
         values, odds = self.values[domain], self.slot_odds[domain]
         combined = self.combinations.get((domain, "info"))
         slots = {slot for combination in combined.choices for slot in combination} if combined else set()
@@ -94,12 +95,12 @@ class GoalModel:
         for kind, needed in wanted.items():
             for part, found in (("ind_slot_value_dist", values.get(kind, {})), ("ind_slot_dist", odds.get(kind, {}))):
                 if missing := sorted(needed - found.keys()):
-                    raise ValueError(f"expected {missing[0]!r} in {part}/{domain}/{kind}, found {sorted(found)}")
+                    raise UserError(f"expected {missing[0]!r} in {part}/{domain}/{kind}, found {sorted(found)}")
         known = ACT_SLOT[ACT_DOMAIN[domain]]
         if unknown := [slot for kind in ("info", "reqt", "book") for slot in odds.get(kind, {}) if slot not in known]:
-            raise ValueError(f"ind_slot_dist/{domain}: expected slots out of {', '.join(known)}, got {unknown[0]!r}.{nearest(unknown[0], known)}")
+            raise UserError(f"ind_slot_dist/{domain}: expected slots out of {', '.join(known)}, got {unknown[0]!r}.{nearest(unknown[0], known)}")
         if domain == "taxi" and len({*values["info"]["departure"].choices, *values["info"]["destination"].choices}) < 2:
-            raise ValueError("ind_slot_value_dist/taxi/info: expected at least two places")
+            raise UserError("ind_slot_value_dist/taxi/info: expected at least two places")
 
     def sample(self, rng: random.Random, options: Options) -> Goal:
         """One goal. Every info can be met by the database, taxis aside; every domain has a request or a booking."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
+from rl_dialog.errors import UserError
+
 Reward = Literal["terminal", "terminal_domain", "per_turn", "user"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How goals are drawn, how the user behaves, what is counted and rewarded. Raises ValueError for a number out of its range."""
+    """How goals are drawn, how the user behaves, what is counted and rewarded. Raises UserError for a number out of its range."""
 
     reward: Reward = "terminal"
     """terminal: -1 a turn, at the end +80 for success, else -40. terminal_domain: and +5 the first time that a domain succeeds.
@@ -54,13 +56,13 @@ class Options:
         for name, kind in get_type_hints(type(self)).items():
             allowed, value = get_args(kind), getattr(self, name)
             if allowed and value not in allowed:
-                raise ValueError(f"expected {name} to be one of {', '.join(allowed)}, got {value!r}")
+                raise UserError(f"expected {name} to be one of {', '.join(allowed)}, got {value!r}")
         for name, least in (("max_turn", 2), ("max_initiative", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
+                raise UserError(f"expected {name} of at least {least}, got {getattr(self, name)}")
         for name in ("coref_prob", "noise"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"expected {name} between 0 and 1, got {getattr(self, name)}")
+                raise UserError(f"expected {name} between 0 and 1, got {getattr(self, name)}")
 
 
 ORIGINAL = Options(

@@ -23,6 +23,7 @@ from envs.multiwoz.environment import Conversation, Outcome, Simulator, stream
 from envs.multiwoz.goals import Goal, copied
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState
+from rl_dialog.errors import UserError
 
 Respond = Callable[[DialogState, random.Random], Acts]
 RespondTogether = Callable[[Sequence[Conversation]], Sequence[Acts]]
@@ -59,7 +60,7 @@ def play_together(
 ) -> Iterator[Played]:
     """`play` with a policy that answers all conversations in progress at once."""
     if together < 1:
-        raise ValueError(f"expected at least one conversation at a time, got {together}")
+        raise UserError(f"expected at least one conversation at a time, got {together}")
     waiting, running = iter(range(first, first + episodes)), []
     finished: dict[int, Played] = {}
     following = first

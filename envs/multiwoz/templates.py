@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from envs.multiwoz.acts import NONE, Act
+from rl_dialog.errors import UserError
 
 Templates = Mapping[str, Mapping[str, list[str]]]  # Domain-Intent -> slot -> sentences
 
@@ -51,7 +52,7 @@ class Speaker:
 
     def __init__(self, templates: Templates, *, side: str, groups: Templates | None = None) -> None:
         if side not in ("user", "system"):
-            raise ValueError(f"expected side user or system, got {side!r}")
+            raise UserError(f"expected side user or system, got {side!r}")
         self.templates, self.groups, self.side = templates, groups or {}, side
 
     def say(self, acts: Iterable[Act], rng: random.Random) -> str:

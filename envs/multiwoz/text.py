@@ -25,6 +25,7 @@ from envs.multiwoz.matcher import matchers
 from envs.multiwoz.options import Options
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.world import World
+from rl_dialog.errors import UserError
 
 MAX_CHARACTERS = 2000  # of a sampled action; a reply may be longer
 ROLES = ("system", "user", "assistant")
@@ -65,9 +66,9 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
     def __init__(self, world: World | Simulator | str | Path = "", options: Options | Mapping[str, Any] | None = None, *,
                  user_nlu: Understand | None = None, system_nlu: Understand | None = None, render_mode: str | None = None) -> None:  # fmt: skip
         if render_mode not in (None, "ansi"):
-            raise ValueError(f"expected render_mode None or 'ansi', got {render_mode!r}")
+            raise UserError(f"expected render_mode None or 'ansi', got {render_mode!r}")
         if isinstance(world, Simulator) and options is not None:
-            raise ValueError("expected options with a world, got some beside a Simulator, which has its own")
+            raise UserError("expected options with a world, got some beside a Simulator, which has its own")
         self.render_mode = render_mode
         self.observation_space = Messages()
         self.action_space = gymnasium.spaces.Text(min_length=0, max_length=MAX_CHARACTERS, charset=string.printable)
@@ -82,7 +83,7 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
         """The next conversation; a seed starts its own numbering of conversations. `options={"goal": ...}` sets the user's goal."""
         super().reset(seed=seed)
         if unknown := set(options or ()) - {"goal"}:
-            raise ValueError(f"expected no options but goal, got {sorted(unknown)}")
+            raise UserError(f"expected no options but goal, got {sorted(unknown)}")
         if seed is not None:
             self.base, self.episode = seed, 0
         self.meeting = self.session.start((self.base, 0, 0, self.episode), (options or {}).get("goal"))

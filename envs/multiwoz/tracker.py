@@ -12,6 +12,7 @@ from envs.multiwoz.acts import GOAL_DOMAIN, GOAL_SLOT, Acts
 from envs.multiwoz.database import Database
 from envs.multiwoz.options import Options
 from envs.multiwoz.values import Values
+from rl_dialog.errors import UserError
 
 # Constraints by domain, in the order of the state vector's bits.
 SEMI = {
@@ -85,12 +86,12 @@ class Tracker:
                 state.rows[name] = self.tables[name].match(state.semi[name].items())
 
     def correct(self, state: DialogState, domain: str, slot: str, value: str) -> None:
-        """Overwrites what is noted of a slot, or forgets it where the value is "". Raises ValueError for a slot that has no note."""
+        """Overwrites what is noted of a slot, or forgets it where the value is "". Raises UserError for a slot that has no note."""
         known = {"semi": SEMI.get(domain, ()), "book": BOOK.get(domain, ())}
         part = next((part for part, slots in known.items() if slot in slots), None)
         if part is None:
             slots = ", ".join((*known["semi"], *known["book"]))
-            raise ValueError(f"expected a slot of {domain}, one of {slots}, got {slot!r}" if slots else
+            raise UserError(f"expected a slot of {domain}, one of {slots}, got {slot!r}" if slots else
                              f"expected a domain, one of {', '.join(SEMI)}, got {domain!r}")  # fmt: skip
         noted = getattr(state, part).setdefault(domain, {})
         noted.pop(slot, None)

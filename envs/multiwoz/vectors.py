@@ -19,6 +19,7 @@ from envs.multiwoz.acts import GOAL_DOMAIN, GOAL_SLOT, NONE, Act, Acts, Vocabula
 from envs.multiwoz.database import Database, each, reference
 from envs.multiwoz.options import Options
 from envs.multiwoz.tracker import ROWED, SEMI, DialogState
+from rl_dialog.errors import UserError
 
 VENUE_BINS = (0, 1, 2, 3, 4)  # the largest number of rows of each bin but the last
 TRAIN_BINS = (0, 2, 5, 10, 40)
@@ -85,9 +86,9 @@ class Vectoriser:
         return found
 
     def acts(self, bits: np.ndarray, state: DialogState, rng: random.Random) -> Acts:
-        """What an action says in this state; nothing at all becomes "anything else?". Raises ValueError for a wrong shape."""
+        """What an action says in this state; nothing at all becomes "anything else?". Raises UserError for a wrong shape."""
         if np.shape(bits) != (self.action_size,):
-            raise ValueError(f"expected an action of shape ({self.action_size},), got {np.shape(bits)}")
+            raise UserError(f"expected an action of shape ({self.action_size},), got {np.shape(bits)}")
         found: list[Act] = []
         entities: dict[str, list[int]] = {}
         for number in np.flatnonzero(bits).tolist():

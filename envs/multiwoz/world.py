@@ -21,6 +21,7 @@ from envs.multiwoz.acts import ActError, Vocabulary
 from envs.multiwoz.database import Database
 from envs.multiwoz.goals import GoalModel
 from envs.multiwoz.values import Values
+from rl_dialog.errors import UserError
 
 TABLES = ("attraction", "hotel", "restaurant", "train", "hospital", "police")
 NEEDED = {
@@ -35,7 +36,7 @@ GOAL_MODEL = "goal/new_goal_model.json"
 WHENCE = "The files are those of ConvLab-2's data/multiwoz, see envs/multiwoz/README.md; without --world a generated town is used"
 
 
-class WorldError(ValueError):
+class WorldError(UserError):
     """A folder that is no world; the message names the file, what was expected and what is there."""
 
 

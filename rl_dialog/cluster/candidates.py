@@ -108,7 +108,7 @@ def generate_and_score(
     use_gpu: bool = False,
     progress: Callable[[int], Any] | None = None,
 ) -> int:
-    """Makes those shards of `files` that `folder` does not hold under these keys yet. Returns how many contexts got new texts. Raises ValueError."""
+    """Makes those shards of `files` that `folder` does not hold under these keys yet. Returns how many contexts got new texts. Raises UserError."""
     missing = [file for file in files if not is_current(folder / "texts" / file, keys.texts)]
     waiting = [file for file in files if not is_current(folder / file, keys.scores)]
     if not waiting:

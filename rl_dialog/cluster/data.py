@@ -26,6 +26,7 @@ import ray
 import ray.data
 
 from rl_dialog.data.tokenize import TemplateError
+from rl_dialog.errors import UserError
 
 CHUNK_BYTES = 4 << 20  # what travels between two stages at a time
 OBJECT_STORE_BYTES = 256 << 20  # of a Ray that we start: only a few chunks are ever under way
@@ -116,14 +117,14 @@ def errors_of_workers() -> Iterator[None]:
         if cause is None:
             raise
         message = str(cause).partition("Failed to apply UDF transform")[0].rstrip()  # Ray's advice on retries follows
-        raise (type(cause)(message) if type(cause) in (ValueError, TemplateError) else cause) from None
+        raise (type(cause)(message) if type(cause) in (UserError, TemplateError) else cause) from None
     finally:
         logger.setLevel(level)
 
 
 def _fixable(error: BaseException) -> bool:
     wrapped = isinstance(error, ray.exceptions.RayError | ray.data.exceptions.SystemException)
-    return isinstance(error, ValueError | OSError | ImportError) and not wrapped
+    return isinstance(error, UserError | OSError) and not wrapped
 
 
 def peak_kib() -> int:

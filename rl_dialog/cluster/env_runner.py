@@ -17,6 +17,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.trajectory import Trajectory
 
 OUTCOMES = ("success", "complete", "book_rate", "inform_f1", "turns")  # what `infos["outcome"]` of an ended episode may have
@@ -48,7 +49,7 @@ class VectorEnvRunner(SingleAgentEnvRunner):
     def _sample(self, *, num_timesteps: int | None, explore: bool, num_episodes: int | None = None, random_actions: bool = False,
                 force_reset: bool = False) -> list[SingleAgentEpisode]:  # fmt: skip
         if num_timesteps is None or random_actions:
-            raise ValueError(f"expected a number of timesteps and the policy's actions, got {num_episodes} episodes, random: {random_actions}")
+            raise UserError(f"expected a number of timesteps and the policy's actions, got {num_episodes} episodes, random: {random_actions}")
         if force_reset or self._needs_initial_reset:
             self._reset()
         rows: list[dict[str, Any]] = []

@@ -12,6 +12,7 @@ from ray import serve
 
 from rl_dialog.cluster.serve import quiet
 from rl_dialog.data.database import SECRET, database_url
+from rl_dialog.errors import UserError
 
 APP = "rl_dialog_labels"
 PREFIX = "/labels"
@@ -40,11 +41,11 @@ class LabelPage:
 def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page: Any) -> str:
     """Starts the page for a run's folder, which every node must be able to read; its address, once it answers. `page`: arguments of `create_page`.
 
-    Raises ValueError for a label log whose URL has a password: Ray shows a deployment's arguments on its dashboard.
+    Raises UserError for a label log whose URL has a password: Ray shows a deployment's arguments on its dashboard.
     """
     url = database_url(labels)
     if url.password or set(SECRET) & set(url.query):
-        raise ValueError("labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which Ray shows")
+        raise UserError("labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which Ray shows")
     with quiet():
         serve.start(http_options={"host": host, "port": port})
         application = LabelPage.bind(url.render_as_string(hide_password=False), str(Path(folder).absolute()), page)

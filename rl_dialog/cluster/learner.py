@@ -34,6 +34,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import Tensor, nn
 
 from rl_dialog.cluster.env_runner import parts_of, trajectory_of
+from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy, MaskedBernoulli
 from rl_dialog.models.control_policy import Categorical, ControlPolicy, DiagonalGaussian
 from rl_dialog.models.trajectory import Trajectory
@@ -123,7 +124,7 @@ class TargetModule(PolicyModule, TargetNetworkAPI):
 
 
 class LearnedRewards(ConnectorV2):
-    """Replaces the environment's rewards by learned ones, before advantages are computed. Raises ValueError for a wrong number of rewards."""
+    """Replaces the environment's rewards by learned ones, before advantages are computed. Raises UserError for a wrong number of rewards."""
 
     def __init__(self, *spaces: Any, reward: LearnedReward, **more: Any) -> None:
         super().__init__(*spaces, **more)
@@ -133,7 +134,7 @@ class LearnedRewards(ConnectorV2):
         found = self.reward([trajectory_of(episode) for episode in episodes])
         for episode, rewards in zip(episodes, found, strict=True) if found is not None else ():
             if np.shape(rewards) != (len(episode),):
-                raise ValueError(f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape {np.shape(rewards)}")
+                raise UserError(f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape {np.shape(rewards)}")
             episode.rewards = InfiniteLookbackBuffer(np.asarray(rewards, np.float32))  # what came from another process cannot be written to
         return batch
 

@@ -27,6 +27,7 @@ import ray
 import torch
 
 from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError
 
 HEARTBEAT = 10.0  # seconds
 RESTARTS = 3
@@ -74,7 +75,7 @@ def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
             asker.forget()
         fruitless = 0 if answered or steps else fruitless + 1
         if fruitless == FRUITLESS:
-            raise RuntimeError(f"{FRUITLESS} rounds were played and no label came of them: {asked['clips']} different clips at hand")
+            raise UserError(f"{FRUITLESS} rounds were played and no label came of them: {asked['clips']} different clips at hand")
         if plan.gather and asked["labels"] >= plan.gather:
             break
     learner.save()
@@ -117,7 +118,7 @@ class Role:
 
 
 class Supervisor:
-    """The asynchronous run, of the actors of one Plan. Raises RuntimeError where a role cannot be kept alive, and what a role raised."""
+    """The asynchronous run, of the actors of one Plan. Raises UserError where a role cannot be kept alive, and what a role raised."""
 
     def __init__(self, plan: Plan, folder: Path, log: Log) -> None:
         self.plan, self.folder, self.log = plan, folder, log
@@ -195,7 +196,7 @@ class Supervisor:
         except ray.exceptions.RayActorError:
             return self._restart(role, "its process died")
         except ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, ValueError | OSError | ImportError) else error
+            cause = error.cause if isinstance(error.cause, UserError | OSError) else error
             raise cause from error
         role.failures, role.heard = 0, time.monotonic()
         take = {"learner": self._take_learner, "asker": self._take_asker, "teacher": self._take_teacher}.get(role.name)
@@ -267,9 +268,7 @@ class Supervisor:
         role.restarts += 1
         self._report(role.name, role.pid, why, role.restarts)
         if role.failures > RESTARTS:
-            raise RuntimeError(
-                f"the role {role.name} died {role.failures} times without a step in between ({why}); RL_DIALOG_DEBUG=1 shows Ray's log"
-            )
+            raise UserError(f"the role {role.name} died {role.failures} times without a step in between ({why}); RL_DIALOG_DEBUG=1 shows Ray's log")
         ray.kill(role.actor)
         self._start(role)
         if role.name == "learner":

@@ -33,6 +33,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rl_dialog.cluster.env_runner import STRIDE, VectorEnvRunner, trajectory_of
 from rl_dialog.cluster.learner import APPOPolicyLearner, LearnedReward, PolicyLearner, PolicyModule, PPOPolicyLearner, TargetModule
+from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy
 from rl_dialog.models.control_policy import ControlPolicy
 from rl_dialog.models.trajectory import Trajectory
@@ -60,9 +61,9 @@ class PolicyTrainer:
     def __init__(self, policy: Policy, make_envs: MakeEnvs, settings: PPO, *, reward: LearnedReward | None = None, workers: int = 1,
                  envs: int = 64, device: str = "cpu", seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
         if workers < 0 or envs < 1:
-            raise ValueError(f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}")
+            raise UserError(f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}")
         if not workers and isinstance(settings, APPO):
-            raise ValueError("appo samples while it learns: expected at least one worker, got 0")
+            raise UserError("appo samples while it learns: expected at least one worker, got 0")
         self.kind, self.shape, self.settings, self.seed, self.round = type(policy), policy.config, settings, seed, first_round
         self.steps = 0  # of the environments, learned from
         run = {"make_envs": make_envs, "seed": seed, "first_round": first_round, "renew_every": renew_every}
@@ -88,7 +89,7 @@ class PolicyTrainer:
             self.algorithm.stop()
 
     def train(self) -> dict[str, float]:
-        """One round. Raises RuntimeError if nothing came back.
+        """One round. Raises UserError if nothing came back.
 
         Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended the mean `return` and `length` with the
         environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these. With workers `worker_restarts`:
@@ -102,7 +103,7 @@ class PolicyTrainer:
         return self._metrics(self.algorithm.train())
 
     def sample(self) -> list[Trajectory]:
-        """One round of sampling that nothing is learned from: what the policy does as it is now. Raises RuntimeError if nothing came back."""
+        """One round of sampling that nothing is learned from: what the policy does as it is now. Raises UserError if nothing came back."""
         self.round += 1
         if self.algorithm:
             size = self.settings.batch_size
@@ -114,7 +115,7 @@ class PolicyTrainer:
             episodes = self.runner.sample(num_timesteps=self.settings.batch_size)
             self.runner.get_metrics()
         if not episodes:
-            raise RuntimeError("expected episodes from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log")
+            raise UserError("expected episodes from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log")
         return [trajectory_of(each) for each in episodes]
 
     def policy(self) -> Policy:
@@ -209,10 +210,10 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a round in RLlib's result. Raises RuntimeError where no env runner returned anything."""
+    """The figures of a round in RLlib's result. Raises UserError where no env runner returned anything."""
     sampled, learned = result.get("env_runners", {}), result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
     if not sampled.get("num_env_steps_sampled"):  # an asynchronous learner may have nothing to say yet
-        raise RuntimeError("expected steps from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log")
+        raise UserError("expected steps from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log")
     names = {"policy_loss": "policy_loss", "vf_loss": "value_loss", "entropy": "entropy", "vf_explained_var": "explained_variance"}
     names |= {"policy_learning_rate": "learning_rate"}
     metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}

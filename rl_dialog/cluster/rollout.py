@@ -17,6 +17,7 @@ import ray
 import torch
 
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import Episode, play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.models.checkpoint import resolve
@@ -45,7 +46,7 @@ class Workers:
 
     def __init__(self, make_player: Callable[[], Player], num_workers: int, *, cpus_per_worker: float = 1.0, address: str | None = None) -> None:
         if num_workers < 1:
-            raise ValueError(f"expected at least one rollout worker, got {num_workers}")
+            raise UserError(f"expected at least one rollout worker, got {num_workers}")
         self.make_player, self.num_workers, self.cpus, self.address = make_player, num_workers, cpus_per_worker, address
         self.workers: list[Any] = []
         self.started = False
@@ -138,5 +139,5 @@ def _result(reference: Any) -> Sequence[Any]:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, ValueError | OSError | ImportError) else error
+        cause = error.cause if isinstance(error.cause, UserError | OSError) else error
         raise cause from error

@@ -24,6 +24,7 @@ from rl_dialog.data.formats.log_file import shown
 from rl_dialog.data.readers import Bad, LogFile, read_log
 from rl_dialog.data.schema import SPLITS, Dialog, DialogError, to_table
 from rl_dialog.data.splits import SplitBy, assign_split, split_key
+from rl_dialog.errors import UserError
 from rl_dialog.rewards import Statistics, apply_rewards, choose_rewards
 from rl_dialog.rewards.scorers import BUILT_IN, in_batches, make_scorers
 
@@ -142,7 +143,7 @@ def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
         for number, item in enumerate(read_log(log, max_line_bytes=scoring.max_line_bytes), 1):
             if isinstance(item, Bad):
                 if scoring.strict:
-                    raise ValueError(f"{item} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
+                    raise UserError(f"{item} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
                 chunk.add(entry["index"], "bad", json.dumps(asdict(item), ensure_ascii=False))
             else:
                 chunk.add(entry["index"], "dialog", item.to_json(), file=log.name, record=number)
@@ -245,7 +246,7 @@ class Scorer:
     def _quarantine(self, dialog: Dialog, row: dict[str, Any], reason: str, chunk: _Chunk) -> None:
         bad = Bad(row["file"], f"record {row['record']}", reason, dialog.source, shown(row["json"]))
         if self.scoring.strict:
-            raise ValueError(f"{bad} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
+            raise UserError(f"{bad} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
         chunk.bad.append(json.dumps(asdict(bad), ensure_ascii=False))
         chunk.counts[row["log"], dialog.source, "quarantined"] += 1
 

@@ -23,6 +23,7 @@ from ray import serve
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
+from rl_dialog.errors import UserError
 from rl_dialog.serving.limits import RateLimit
 from rl_dialog.serving.served import Models, ServeSettings
 
@@ -134,7 +135,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     ongoing = settings["slots"] + settings["queue"]
     least, _, most = replicas.partition("-")
     if not (least.isdigit() and int(least) and (not most or most.isdigit() and int(most) >= int(least))):
-        raise ValueError(f"replicas: expected a number or a range such as 1-4, got {replicas!r}")
+        raise UserError(f"replicas: expected a number or a range such as 1-4, got {replicas!r}")
     scale = {"min_replicas": int(least), "max_replicas": int(most), "target_ongoing_requests": settings["slots"]} if most else None
     gpus = 1 if settings["device"].startswith("cuda") else 0
     own = {name: value for name, value in settings.items() if name not in IN_PLACE}
@@ -175,7 +176,7 @@ def running() -> bool:
 def deploy(args: dict[str, Any], *, host: str, port: int, patience: float = 300.0) -> None:
     """Starts the application, or takes the one that runs over to these arguments. Returns when every replica has the models.
 
-    Raises ValueError with what a replica said of a model it could not load (what ran before is put back), RuntimeError when it takes too long.
+    Raises UserError with what a replica said of a model it could not load (what ran before is put back), RuntimeError when it takes too long.
     """
     settings = ServeSettings(**{name: value for name, value in args.items() if name in ServeSettings.__dataclass_fields__})
     http = {"host": host, "port": port, "request_timeout_s": settings.request_timeout + 30}
@@ -206,12 +207,12 @@ def _deploy(args: dict[str, Any], patience: float) -> None:
     while time.monotonic() < deadline:
         noted = ray.get(board.noted.remote(), timeout=30)
         if problems := [problem for had, problem in noted.values() if problem and had == config]:
-            raise ValueError(f"a replica could not load the models: {problems[-1]}")
+            raise UserError(f"a replica could not load the models: {problems[-1]}")
         replicas = _replicas()
         if replicas and _settled() and _listens() and all(noted.get(replica) == (config, "") for replica in replicas):
             return
         time.sleep(0.2)
-    raise RuntimeError(
+    raise UserError(
         f"waited {patience:g} s for replicas with the new models: {', '.join(_replicas()) or 'none'} run, Serve says: {_message() or 'nothing'}; "
         f"the cluster has {ray.available_resources().get('CPU', 0):g} CPUs left (--cpus_per_replica)"
     )
@@ -316,7 +317,7 @@ def quiet() -> Iterator[None]:
 
 
 def require_shared_store(url: str) -> None:
-    """Raises ValueError for a database in a file when replicas may run on several machines."""
+    """Raises UserError for a database in a file when replicas may run on several machines."""
     machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if url.startswith("sqlite") and len(machines) > 1:
-        raise ValueError(f"store: expected postgresql://..., which all {len(machines)} machines of the cluster can reach, got an SQLite file")
+        raise UserError(f"store: expected postgresql://..., which all {len(machines)} machines of the cluster can reach, got an SQLite file")

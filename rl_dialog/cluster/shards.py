@@ -20,6 +20,7 @@ from rl_dialog.cluster.time_limit import TookTooLong, time_limit, too_long
 from rl_dialog.data.formats.log_file import Bad, shown
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog, to_table
 from rl_dialog.data.shards import SHARD_SCHEMA, pack_rows, shard_name
+from rl_dialog.errors import UserError
 from rl_dialog.rewards import Statistics
 from rl_dialog.rewards.normalise import Normaliser, weighted_sum
 
@@ -233,7 +234,7 @@ class ShardWriter:
             dialog.source, f"dialog {name!r}", too_long(self.record_seconds, "tokenised"), dialog.source, shown(dialog.messages[0]["content"] or "")
         )
         if self.strict:
-            raise ValueError(f"{late} (a strict run stops at the first bad record)")
+            raise UserError(f"{late} (a strict run stops at the first bad record)")
         return late
 
 

@@ -15,6 +15,8 @@ from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
+from rl_dialog.errors import UserError
+
 
 @dataclass(frozen=True)
 class WorkerGroup:
@@ -71,6 +73,6 @@ def _cause(error: BaseException) -> BaseException:
     failures = getattr(error, "worker_failures", None) or {}
     for failure in failures.values():
         inner = getattr(failure, "cause", failure)
-        if isinstance(inner, ValueError | OSError):
+        if isinstance(inner, UserError | OSError):
             return inner
     return error

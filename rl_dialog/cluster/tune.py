@@ -17,6 +17,8 @@ from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 
+from rl_dialog.errors import UserError
+
 Report = Callable[[dict[str, float]], None]
 STEP = "step"  # what every report says besides the metric
 REPLAYED = "replayed"  # in a report: an earlier start of the sweep judged it and let the trial go on
@@ -45,12 +47,12 @@ class Resources:
         return self.workers == 1 and not self.use_gpu
 
     def trials_at_once(self) -> int:
-        """How many fit the cluster now. Raises ValueError if none does: Ray would wait for them without a word."""
+        """How many fit the cluster now. Raises UserError if none does: Ray would wait for them without a word."""
         here = ray.cluster_resources()
         wanted = {"CPU": self.workers * self.cpus_per_worker} | ({"GPU": float(self.workers)} if self.use_gpu else {})
         if lacking := [name for name, amount in wanted.items() if amount > here.get(name, 0.0)]:
             name = lacking[0]
-            raise ValueError(f"a trial takes {wanted[name]:g} {name}s ({self.workers} workers), the cluster has {here.get(name, 0.0):g}")
+            raise UserError(f"a trial takes {wanted[name]:g} {name}s ({self.workers} workers), the cluster has {here.get(name, 0.0):g}")
         return int(min(here[name] // amount for name, amount in wanted.items() if amount))
 
 
@@ -80,7 +82,7 @@ def run_trials(
     `work` returns its last metrics instead of reporting them, since nothing is left to be stopped; or None for a trial that an earlier start stopped.
     With one worker and no GPU it runs in the trial's own process, else it starts workers itself (`train.fit` with `tune_callbacks`).
     `ended(position, how, seconds)` hears of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
-    once). After `seconds` the rest is left as it is. Raises ValueError for a metric that is not among the first report.
+    once). After `seconds` the rest is left as it is. Raises UserError for a metric that is not among the first report.
     """
     began, taken, limit, heard, unreported = time.monotonic(), {}, seconds or math.inf, set(), []
 
@@ -150,7 +152,7 @@ def run_trials(
     )
     tuner.fit()
     if unreported:
-        raise ValueError(f"the metric {metric!r} is never reported: expected one of {unreported[0]}")
+        raise UserError(f"the metric {metric!r} is never reported: expected one of {unreported[0]}")
     if len(heard) < len(trials) and time.monotonic() - began < limit:
         raise KeyboardInterrupt  # Tune takes Ctrl-C for "finish early"
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 
 
 @dataclass
@@ -98,12 +99,12 @@ class Batch:
 def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", prior_logp: Sequence[np.ndarray] | None = None) -> Batch:
     """B rows to a Batch. `spread="every_token"` repeats a reply's reward on each of its actions, as the 2019 code did.
 
-    Raises ValueError for an empty list, an unknown `spread`, or a row whose first token is an action (it has no state).
+    Raises UserError for an empty list, an unknown `spread`, or a row whose first token is an action (it has no state).
     """
     if not rows:
-        raise ValueError("expected at least one row to collate, got none")
+        raise UserError("expected at least one row to collate, got none")
     if spread not in ("reply_end", "every_token"):
-        raise ValueError(f"expected spread 'reply_end' or 'every_token', got {spread!r}")
+        raise UserError(f"expected spread 'reply_end' or 'every_token', got {spread!r}")
     shape = (len(rows), max(len(row.input_ids) for row in rows))
     ids, mask, act, done = np.full(shape, pad_id, np.int64), np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
     reward, nxt = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
@@ -112,7 +113,7 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", 
         length = len(row.input_ids)
         ids[b, :length], mask[b, :length] = row.input_ids, True
         if row.assistant[0]:
-            raise ValueError(
+            raise UserError(
                 "expected a state before the first action: a row may not begin with an assistant token (render a generation prompt first)"
             )
         act[b, : length - 1] = row.assistant[1:]

@@ -17,6 +17,8 @@ from sqlalchemy import Connection, Engine, MetaData, create_engine, event, inspe
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from rl_dialog.errors import UserError
+
 WAIT = 30  # seconds that a writer waits for others, and a request for a free connection
 CONNECT = 10  # seconds that a PostgreSQL server has to answer
 LOCK = 0x726C_6469_616C  # held while tables are made: PostgreSQL's CREATE TABLE IF NOT EXISTS fails when two processes run it at once
@@ -32,19 +34,19 @@ SECRET = ("password", "sslpassword")  # of a URL's query
 
 
 def database_url(url: str | URL) -> URL:
-    """The database that a URL means, an SQLite path made absolute. Raises ValueError, which shows no password."""
+    """The database that a URL means, an SQLite path made absolute. Raises UserError, which shows no password."""
     shown = _without_secrets(str(url))
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # ValueError: a port that is no number
-        raise ValueError(f"expected the URL of a store ({FORMS}), got {shown!r}") from None
+        raise UserError(f"expected the URL of a store ({FORMS}), got {shown!r}") from None
     if parsed.drivername not in DRIVERS:
-        raise ValueError(f"expected the URL of an SQLite or PostgreSQL store ({FORMS}), got {shown!r}")
+        raise UserError(f"expected the URL of an SQLite or PostgreSQL store ({FORMS}), got {shown!r}")
     parsed = parsed.set(drivername=DRIVERS[parsed.drivername])
     if parsed.drivername != "sqlite":
         return parsed
     if not parsed.database or parsed.database.startswith((":memory:", "file:")) or parsed.query or parsed.host:
-        raise ValueError(f"expected a file's path and no options (sqlite:///chats.db, sqlite:////folder/chats.db), got {shown!r}")
+        raise UserError(f"expected a file's path and no options (sqlite:///chats.db, sqlite:////folder/chats.db), got {shown!r}")
     return URL.create("sqlite", database=str(Path(parsed.database).absolute()))
 
 
@@ -59,14 +61,14 @@ def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "st
     """The engine of a database that holds the tables of `metadata`: with `create` they are made where they are missing, without it nothing is.
     `what` they are is for the errors.
 
-    Raises ValueError where it cannot be reached or holds something else. Of an engine's connections those with the execution option `writes` begin
+    Raises UserError where it cannot be reached or holds something else. Of an engine's connections those with the execution option `writes` begin
     their transactions with SQLite's write lock, so that no transaction fails half-way because another one wrote in between.
     """
     path = Path(url.database) if url.drivername == "sqlite" else None
     if path and not create and not path.is_file():
-        raise ValueError(f"expected an SQLite file with a {what}, found nothing at {path}")
+        raise UserError(f"expected an SQLite file with a {what}, found nothing at {path}")
     if path and not path.parent.is_dir():
-        raise ValueError(f"expected a folder for the SQLite file {path}, found none: make the folder {path.parent}, or name another one")
+        raise UserError(f"expected a folder for the SQLite file {path}, found none: make the folder {path.parent}, or name another one")
     engine = _sqlite_engine(url) if path else _postgresql_engine(url)
     try:
         if path and create:
@@ -79,7 +81,7 @@ def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "st
             _check_tables(connection, metadata, shown_url(url), what)
     except SQLAlchemyError as error:
         engine.dispose()
-        raise ValueError(f"cannot open the store {shown_url(url)}: {plain_reason(error)}") from None
+        raise UserError(f"cannot open the store {shown_url(url)}: {plain_reason(error)}") from None
     except ValueError:
         engine.dispose()
         raise
@@ -124,7 +126,7 @@ def _postgresql_engine(url: URL) -> Engine:
     try:
         return create_engine(url, hide_parameters=True, json_serializer=_dump, pool_timeout=WAIT, pool_pre_ping=True, connect_args=waits)
     except ImportError as error:
-        raise ImportError('a PostgreSQL store needs psycopg: pip install "psycopg[binary]"') from error
+        raise UserError('a PostgreSQL store needs psycopg: pip install "psycopg[binary]"') from error
 
 
 def _begin_wal(engine: Engine) -> None:
@@ -135,10 +137,10 @@ def _begin_wal(engine: Engine) -> None:
             return _pragma(engine, "journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
-                raise ValueError(f"cannot open the store {shown_url(engine.url)}: {error}") from None
+                raise UserError(f"cannot open the store {shown_url(engine.url)}: {error}") from None
             time.sleep(0.02)
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"cannot open the store {shown_url(engine.url)}: {error}") from None
+            raise UserError(f"cannot open the store {shown_url(engine.url)}: {error}") from None
 
 
 def _pragma(engine: Engine, pragma: str) -> None:
@@ -153,7 +155,7 @@ def _pragma(engine: Engine, pragma: str) -> None:
 def _check_encoding(connection: Connection, name: str) -> None:
     encoding = connection.scalar(text("SHOW server_encoding"))
     if encoding != "UTF8":
-        raise ValueError(
+        raise UserError(
             f"expected a database that stores UTF8, got {encoding} in {name}: create it with `createdb --encoding UTF8 --template template0`"
         )
 
@@ -169,11 +171,11 @@ def _check_tables(connection: Connection, metadata: MetaData, name: str, what: s
     found = inspector.get_table_names()
     if missing := [table for table in metadata.tables if table not in found]:
         holds = f"the tables {', '.join(sorted(found)[:12])}" if found else "no table"
-        raise ValueError(f"expected a {what}, missing the tables {', '.join(missing)}; {name} holds {holds}")
+        raise UserError(f"expected a {what}, missing the tables {', '.join(missing)}; {name} holds {holds}")
     for table in metadata.tables.values():
         columns = {column["name"] for column in inspector.get_columns(table.name)}
         if missing := [column.name for column in table.columns if column.name not in columns]:
-            raise ValueError(
+            raise UserError(
                 f"expected a {what}, missing the columns {', '.join(missing)} of the table {table.name} in {name}: "
                 "it is another program's, or another version's; name another database"
             )

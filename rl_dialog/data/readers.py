@@ -22,6 +22,7 @@ from rl_dialog.data.formats.head import Head, look
 from rl_dialog.data.formats.json_stream import JsonError
 from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, shown
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 
 __all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log"]
 
@@ -75,11 +76,11 @@ def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[
     """What to read among files, folders (searched recursively, in sorted order) and the URLs of stores, what is broken, and what is known not to be
     dialogs.
 
-    `reader` forces one reader for every file. Raises ValueError for an unknown reader, a missing path, a folder without any log and a store that
+    `reader` forces one reader for every file. Raises UserError for an unknown reader, a missing path, a folder without any log and a store that
     cannot be reached.
     """
     if reader is not None and reader not in READERS:
-        raise ValueError(f"expected one of the readers {', '.join(READERS)}, got {reader!r}{_suggestion(reader, READERS)}")
+        raise UserError(f"expected one of the readers {', '.join(READERS)}, got {reader!r}{_suggestion(reader, READERS)}")
     logs: list[LogFile] = []
     bad: list[Bad] = []
     skipped: list[Skipped] = []
@@ -91,14 +92,14 @@ def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[
         skipped += [result for result in results if isinstance(result, Skipped)]
         if Path(path).is_dir() and all(isinstance(result, Skipped) and "also given as" not in result.reason for result in results):
             among = ", ".join(sorted({PurePosixPath(result.file).name for result in results})[:5]) or "nothing"
-            raise ValueError(f"expected logs in the folder {path}, found {among}; the readers are {', '.join(READERS)}")
+            raise UserError(f"expected logs in the folder {path}, found {among}; the readers are {', '.join(READERS)}")
     return _distinct(logs), bad, skipped
 
 
 def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog | Bad]:
     """The dialogs of one file in its order, and a Bad for everything in it that is not one. Memory stays flat however long the file is."""
     if log.reader not in READERS:
-        raise ValueError(f"expected one of the readers {', '.join(READERS)}, got {log.reader!r}{_suggestion(log.reader, READERS)}")
+        raise UserError(f"expected one of the readers {', '.join(READERS)}, got {log.reader!r}{_suggestion(log.reader, READERS)}")
     count = 0
     try:
         for item in READERS[log.reader].read(log, max_line_bytes=max_line_bytes):
@@ -138,7 +139,7 @@ def _judged(path: str, reader: str | None, seen: dict[Path, str]) -> list[LogFil
         return _judged(str(url.database), reader, seen)
     name = shown_url(url)
     if reader not in (None, "served"):
-        raise ValueError(f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read stores and files together")
+        raise UserError(f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read stores and files together")
     if Path(name) in seen:
         return [Skipped(name, f"also given as {seen[Path(name)]}")]
     seen[Path(name)] = name
@@ -161,7 +162,7 @@ def _search(path: Path) -> Iterator[_Found]:
         yield from _unpacked(_Found(str(path), None, stem, named=True))
     else:
         nearby = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise ValueError(f"expected a file or folder, found nothing at {path}{_suggestion(path.name, nearby)}")
+        raise UserError(f"expected a file or folder, found nothing at {path}{_suggestion(path.name, nearby)}")
 
 
 def _files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:

@@ -24,6 +24,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from rl_dialog.errors import UserError
+
 ROLES = ("system", "user", "assistant", "tool")
 SPLITS = ("train", "validation", "test")
 TEXT = "text that UTF-8 and JSON can hold (no lone surrogate, NaN or value that is not JSON)"
@@ -43,7 +45,7 @@ ARROW_SCHEMA = pa.schema(
 )
 
 
-class DialogError(ValueError):
+class DialogError(UserError):
     """A record that is not a valid Dialog; the message says what was expected, what came and where."""
 
 

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 
 FORMAT = "rl_dialog.data"
 VERSION = 2  # 1 wrote the reward 0 where there was none
@@ -43,21 +44,21 @@ SHARD_SCHEMA = ARROW_SCHEMA.append(pa.field("rows", pa.list_(TOKENS)))
 
 
 def load_manifest(data_dir: str | Path) -> dict[str, Any]:
-    """manifest.json of a prepared directory. Raises ValueError for anything else, and for one written by another version of the format."""
+    """manifest.json of a prepared directory. Raises UserError for anything else, and for one written by another version of the format."""
     path = Path(data_dir) / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         what = "no manifest.json in it" if Path(data_dir).is_dir() else "no such directory"
-        raise ValueError(f"{data_dir}: expected a directory written by `python -m pipelines.prepare`, got {what}") from None
+        raise UserError(f"{data_dir}: expected a directory written by `python -m pipelines.prepare`, got {what}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: expected the JSON that `python -m pipelines.prepare` writes, got {error}") from None
+        raise UserError(f"{path}: expected the JSON that `python -m pipelines.prepare` writes, got {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a manifest of format {FORMAT!r}, got one of another program")
+        raise UserError(f"{path}: expected a manifest of format {FORMAT!r}, got one of another program")
     if manifest.get("version") != VERSION:
         version = manifest.get("version")
         why = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
-        raise ValueError(f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare` again{why}")
+        raise UserError(f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare` again{why}")
     return manifest
 
 
@@ -116,13 +117,13 @@ def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
 def _batches(data_dir: str | Path, split: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     splits = load_manifest(data_dir)["splits"]
     if split not in splits:
-        raise ValueError(f"{data_dir}: expected one of the splits {', '.join(splits)}, got {split!r}")
+        raise UserError(f"{data_dir}: expected one of the splits {', '.join(splits)}, got {split!r}")
     for shard in splits[split]["shards"]:
         path = Path(data_dir) / shard["file"]
         try:
             file = pq.ParquetFile(path)
         except (OSError, pa.ArrowInvalid) as error:
-            raise ValueError(f"{path}: expected the Parquet shard that manifest.json lists, got {error}") from error
+            raise UserError(f"{path}: expected the Parquet shard that manifest.json lists, got {error}") from error
         with file:
             yield from file.iter_batches(batch_size=BATCH_DIALOGS, columns=columns)
 

@@ -8,6 +8,7 @@ import unicodedata
 from typing import Literal
 
 from rl_dialog.data.schema import SPLITS, Dialog
+from rl_dialog.errors import UserError
 
 SplitBy = Literal["first_turn", "dialog"]
 
@@ -43,9 +44,9 @@ def assign_split(
     seed: int = 0,
     by: SplitBy = "first_turn",
 ) -> str:
-    """One of SPLITS. `validation` and `test` are shares of the keys (0..1); raises ValueError when they leave nothing to train on."""
+    """One of SPLITS. `validation` and `test` are shares of the keys (0..1); raises UserError when they leave nothing to train on."""
     if not (validation >= 0 and test >= 0 and validation + test < 1):
-        raise ValueError(f"expected shares >= 0 with validation + test < 1, got validation={validation} and test={test}")
+        raise UserError(f"expected shares >= 0 with validation + test < 1, got validation={validation} and test={test}")
     digest = hashlib.sha256(f"{seed}\0{split_key(dialog, by)}".encode()).digest()
     draw = int.from_bytes(digest[:8], "big") / 2**64
     train, held_out, final = SPLITS

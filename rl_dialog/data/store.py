@@ -32,6 +32,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.served_dialogs import chat_dialogs, newest_branch
 from rl_dialog.data.storable import check_storable, edit_of, is_storable, name_of, ratings_of, request_messages, vote_of
 from rl_dialog.data.store_tables import CHATS, KEYS, METADATA, TURNS
+from rl_dialog.errors import UserError
 
 UNSET: Any = object()  # an argument that was not given, where None means "take it away"
 ANSWERS_SEARCHED = 8  # assistant messages of a request, from its end, that are looked up as replies of ours
@@ -52,7 +53,7 @@ class Key:
 class Store:
     """The chats in one database. Its tables are made where they are missing; without `create` (to read) nothing is.
 
-    Raises ValueError for a database that cannot be used or a value that cannot be stored, KeyError for what is not there or belongs to another key.
+    Raises UserError for a database that cannot be used or a value that cannot be stored, KeyError for what is not there or belongs to another key.
     """
 
     def __init__(self, url: str | URL, *, create: bool = True) -> None:
@@ -106,7 +107,7 @@ class Store:
         made = {"completion": name_of(completion, "completion"), "model": model, "checkpoint": checkpoint, "method": method, "settings": settings}
         turns = [_turn(said, reply, choice, made | {"seconds": seconds}) for choice, reply in enumerate(replies)]
         if not turns:
-            raise ValueError("expected at least one reply, got none")
+            raise UserError("expected at least one reply, got none")
         begun = _new_chat(key=key, user=user, model=model, assigned=False, consent=None)
         try:
             return self._add(said, turns, chat, begun)
@@ -166,7 +167,7 @@ class Store:
     def delete_user(self, user: str, *, key: str = "") -> int:
         """Deletes a user's chats with their turns; how many chats. An SQLite file's text is overwritten, PostgreSQL's goes with the next VACUUM."""
         if not user:
-            raise ValueError("expected the name of a user, got none: chats without a user cannot be told apart")
+            raise UserError("expected the name of a user, got none: chats without a user cannot be told apart")
         if not is_storable(user):
             return 0
         with self._writing() as connection:
@@ -230,7 +231,7 @@ class Store:
         """A new API key, shown here and never again. The name of a revoked key may be given anew: the new key sees the chats of the old one."""
         name_of(name, "name of a key")
         if isinstance(requests_per_minute, bool) or not isinstance(requests_per_minute, int) or requests_per_minute < 1:
-            raise ValueError(f"expected a whole number of at least 1 as requests_per_minute, got {requests_per_minute!r}")
+            raise UserError(f"expected a whole number of at least 1 as requests_per_minute, got {requests_per_minute!r}")
         key = "sk-rl-" + secrets.token_urlsafe(32)
         row = {"name": name, "hash": _key_hash(key), "requests_per_minute": requests_per_minute, "created": time.time(), "revoked": None}
         try:
@@ -238,9 +239,7 @@ class Store:
                 connection.execute(delete(KEYS).where(KEYS.c.name == name, KEYS.c.revoked.is_not(None)))
                 connection.execute(insert(KEYS).values(row))
         except IntegrityError:
-            raise ValueError(
-                f"expected a new name for the key, got {name!r}, which there is: revoke that key first, or choose another name"
-            ) from None
+            raise UserError(f"expected a new name for the key, got {name!r}, which there is: revoke that key first, or choose another name") from None
         return key
 
     def find_key(self, plaintext: str) -> Key | None:
@@ -288,7 +287,7 @@ def _chat_of(connection: Connection, completion: str, key: str) -> str | None:
     """The chat in which a completion is stored."""
     row = connection.execute(select(CHATS.c.id, CHATS.c.key).join(TURNS).where(TURNS.c.completion == completion)).first()
     if row and row.key != key:
-        raise ValueError(f"expected a new completion id, got {completion!r}, which is stored for another API key")
+        raise UserError(f"expected a new completion id, got {completion!r}, which is stored for another API key")
     return row and row.id
 
 
@@ -327,7 +326,7 @@ def _new_chat(*, key: str, user: str, model: str, assigned: bool, consent: str |
 def _turn(said: list[dict[str, Any]], reply: tuple[str, str, dict[str, int]], choice: int, made: dict[str, Any]) -> dict[str, Any]:
     text, finish_reason, tokens = reply
     if not isinstance(text, str):
-        raise ValueError(f"expected a text as the reply of choice {choice}, got {text!r}")
+        raise UserError(f"expected a text as the reply of choice {choice}, got {text!r}")
     row = made | {"choice": choice, "reply": text, "finish_reason": finish_reason, "tokens": tokens, "vote": None, "edit": None}
     for name, value in row.items():
         check_storable(value, name)

@@ -27,6 +27,7 @@ import numpy as np
 
 from rl_dialog.data.missing import to_go
 from rl_dialog.data.schema import ROLES, Dialog
+from rl_dialog.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -54,7 +55,7 @@ TEMPLATE_KEYS = (
 )  # of a message; rewards are none of its business
 
 
-class TemplateError(ValueError):
+class TemplateError(UserError):
     """The tokenizer's chat template cannot be used for training; the message says why and what to do."""
 
 
@@ -93,10 +94,10 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrain
     """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of vocabulary.
 
     Tokens are made of words only: each digit, mark and capital letter without a word of its own is one token, so that the fifth place of `X..O.....`
-    is always the fifth token. With LEAST_VOCABULARY each byte is one. Raises ValueError for less: what has no token would be lost.
+    is always the fifth token. With LEAST_VOCABULARY each byte is one. Raises UserError for less: what has no token would be lost.
     """
     if vocab_size < LEAST_VOCABULARY:
-        raise ValueError(
+        raise UserError(
             f"expected --vocab_size of at least {LEAST_VOCABULARY} (256 bytes and {LEAST_VOCABULARY - 256} special tokens: each character is one), "
             f"got {vocab_size}"
         )
@@ -120,7 +121,7 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
     """A hub name or local path. One without a chat template gets ours (and its special tokens); one without a padding token gets one.
 
     Its end-of-sequence token becomes the one that ends a reply in its template: that is what a policy learns to write and where generation stops.
-    Raises ValueError when the name is neither a local directory nor a reachable hub name, or the tokenizer is not a fast one.
+    Raises UserError when the name is neither a local directory nor a reachable hub name, or the tokenizer is not a fast one.
     """
     from transformers import AutoTokenizer
 
@@ -128,9 +129,9 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(name_or_path))
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"no tokenizer at {str(name_or_path)!r}: expected a hub name or a directory with tokenizer files ({error})") from error
+        raise UserError(f"no tokenizer at {str(name_or_path)!r}: expected a hub name or a directory with tokenizer files ({error})") from error
     if not tokenizer.is_fast:
-        raise ValueError(f"{name_or_path}: expected a fast tokenizer (tokenizer.json), because masks need character offsets")
+        raise UserError(f"{name_or_path}: expected a fast tokenizer (tokenizer.json), because masks need character offsets")
     if tokenizer.chat_template is None:
         tokenizer.add_special_tokens({"additional_special_tokens": list(ROLE_TOKENS), "eos_token": END})
         tokenizer.chat_template = CHAT_TEMPLATE
@@ -141,11 +142,11 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def require_hub_name_or_directory(name_or_path: str | Path) -> None:
-    """Raises ValueError for what is meant as a path and is not there: a hub would be asked for it, and without network only after a minute."""
+    """Raises UserError for what is meant as a path and is not there: a hub would be asked for it, and without network only after a minute."""
     first, *others = str(name_or_path).split("/")
     hub_name = len(others) < 2 and first not in ("", ".", "..", "~") and not (others and Path(first).is_dir())
     if not hub_name and not Path(name_or_path).exists():
-        raise ValueError(f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found nothing there")
+        raise UserError(f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found nothing there")
 
 
 def _stop_at_the_end_of_a_reply(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.document import Section, Table, write_document
 from rl_dialog.evaluation.intervals import Estimate, Measure, unpaired_difference
@@ -137,15 +138,15 @@ def _said(dialog: Dialog) -> Iterator[Said]:
 def compare_served(chats: Sequence[Chat], *, baseline: str = "", known: Known | None = None, replicates: int = 2000, seed: int = 0) -> Comparison:
     """Figures per model and their differences to `baseline`, by default the model whose first chat is the earliest.
 
-    Raises ValueError without any chat, and for a baseline that was never drawn.
+    Raises UserError without any chat, and for a baseline that was never drawn.
     """
     if not chats:
-        raise ValueError("expected served chats with replies, found none: talk to a model first (python -m pipelines.serve --help)")
+        raise UserError("expected served chats with replies, found none: talk to a model first (python -m pipelines.serve --help)")
     drawn, asked = ([chat for chat in chats if bool(chat.drawn) is wanted and chat.counted] for wanted in (True, False))
     arms, apart = (sorted(_arms(part, known or {}, replicates, seed), key=lambda arm: arm.began[0]) for part in (drawn, asked))
     names = [arm.name for arm in arms]
     if baseline and baseline not in names:
-        raise ValueError(f"--baseline: expected a model that the server drew, {', '.join(names) or 'of which there are none'}, got {baseline!r}")
+        raise UserError(f"--baseline: expected a model that the server drew, {', '.join(names) or 'of which there are none'}, got {baseline!r}")
     arms.sort(key=lambda arm: arm.name != baseline)  # stable: the others stay in the order of time
     differences = [_difference(arm, arms[0], known or {}, replicates, seed) for arm in arms[1:]]
     return Comparison(arms, differences, apart, _notes(chats, arms, differences))

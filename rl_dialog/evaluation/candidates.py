@@ -16,6 +16,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, encode_prompt
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, prompt_room, sample_replies, stop_ids, stream
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
@@ -53,15 +54,15 @@ class Candidates:
 
 
 def read_similarities(names: Sequence[str], path: str = "") -> dict[str, Similarity]:
-    """Name -> function. `path` is the model of those that need one, unless a name brings its own: `bleurt=models/bleurt`. Raises ValueError."""
+    """Name -> function. `path` is the model of those that need one, unless a name brings its own: `bleurt=models/bleurt`. Raises UserError."""
     found: dict[str, Similarity] = {}
     for given in names:
         name, _, own = given.partition("=")
         if name in found:
-            raise ValueError(f"--similarities: expected each name once, got {name} twice")
+            raise UserError(f"--similarities: expected each name once, got {name} twice")
         found[name] = similarity(name, path=own or ("" if name in WORDS else path))
     if not found:
-        raise ValueError(f"--similarities: expected at least one, such as {' '.join(WORDS)}")
+        raise UserError(f"--similarities: expected at least one, such as {' '.join(WORDS)}")
     return found
 
 
@@ -81,10 +82,10 @@ def make_candidates(
 ) -> Candidates:
     """Generates `count` replies to each context and scores them; `ranker`, another policy's critic, and a `reward_model` rank them too.
 
-    Raises ValueError without a context, for fewer than one reply, or for a ranker with other tokens.
+    Raises UserError without a context, for fewer than one reply, or for a ranker with other tokens.
     """
     if not contexts or count < 1:
-        raise ValueError(f"expected at least one context and one candidate, got {len(contexts)} contexts and {count} candidates")
+        raise UserError(f"expected at least one context and one candidate, got {len(contexts)} contexts and {count} candidates")
     conversations = [dialog.messages[:i] for dialog, i in contexts]
     replies = candidate_replies(policy, tokenizer, conversations, decoding, count=count, seed=seed, batch_size=batch_size)
     references = [dialog.messages[i]["content"] or "" for dialog, i in contexts]
@@ -93,7 +94,7 @@ def make_candidates(
     if ranker is not None:
         sizes = [model.get_output_embeddings().weight.shape[0] for model in (policy, ranker)]
         if sizes[0] != sizes[1]:
-            raise ValueError(f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it ranks, got {sizes[1]}")
+            raise UserError(f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it ranks, got {sizes[1]}")
         table = critic_table(ranker, tokenizer, conversations, replies, decoding)
         critic |= {f"ranker's {way}": values for way, values in table.items()}
     if reward_model is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.plots import COLOURS, GREY, as_svg
 from rl_dialog.evaluation.summary import figure_of, shown
@@ -150,11 +151,11 @@ def _notes(tasks: Sequence[ComparedTask]) -> list[str]:
 
 
 def replace_table(text: str, table: str) -> str:
-    """`text` with the table between its two marks. Raises ValueError where the marks are missing, or not one pair in order."""
+    """`text` with the table between its two marks. Raises UserError where the marks are missing, or not one pair in order."""
     before, found, rest = text.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not found or not closed or BEGIN in rest or END in after:
-        raise ValueError(f"expected the line {BEGIN} and below it the line {END}, once each: put them where the table shall stand")
+        raise UserError(f"expected the line {BEGIN} and below it the line {END}, once each: put them where the table shall stand")
     return f"{before}{BEGIN}\n{table}{END}{after}"
 
 
@@ -162,7 +163,7 @@ def to_svg(tasks: Sequence[ComparedTask], methods: Sequence[str]) -> str:
     """One panel per task, one line per method: best full, last hollow, each with its interval; the dashed line is the last checkpoint of bc."""
     having = [task for task in tasks if any(task.estimate(method, "last", task.figures[0]) for method in methods)]
     if not having:
-        raise ValueError("expected at least one evaluated task to draw, got none")
+        raise UserError("expected at least one evaluated task to draw, got none")
     figure = Figure(figsize=(1.6 + 3.4 * len(having), 1.3 + 0.36 * len(methods)), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(having), sharey=True, squeeze=False)[0], having, strict=True):
         _panel(axes, task, methods)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, draw, prompt_room, stream
 from rl_dialog.models.policy import Policy
 
@@ -49,7 +50,7 @@ def draw_replies(
     """Up to `count` distinct replies to each context; `batch_size` replies are generated together.
 
     Sampling draws `count`, and then up to `tries` - 1 times as many as duplicates left missing; a beam search keeps its best distinct ones.
-    Texts are compared without the spaces around them. Raises ValueError for settings that contradict each other.
+    Texts are compared without the spaces around them. Raises UserError for settings that contradict each other.
     """
     check_draws(decoding, count=count, tries=tries)
     room = prompt_room(policy, decoding)
@@ -70,14 +71,14 @@ def draw_replies(
 
 
 def check_draws(decoding: Decoding, *, count: int, tries: int) -> None:
-    """Raises ValueError for settings that contradict each other."""
+    """Raises UserError for settings that contradict each other."""
     decoding.check()
     if decoding.num_generations > 1 or decoding.rank_by:
-        raise ValueError("expected no num_generations and rank_by: candidates are drawn one by one, and none is chosen among several")
+        raise UserError("expected no num_generations and rank_by: candidates are drawn one by one, and none is chosen among several")
     if count < 1 or tries < 1:
-        raise ValueError(f"expected at least one candidate and one try, got {count} and {tries}")
+        raise UserError(f"expected at least one candidate and one try, got {count} and {tries}")
     if not decoding.do_sample and decoding.num_beams < count:
-        raise ValueError(
+        raise UserError(
             f"expected at least as many beams as candidates, got num_beams {decoding.num_beams} for {count}: set num_beams {count}, or sample"
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, Reply, generate_replies, stream
 from rl_dialog.models.policy import Policy
 
@@ -94,7 +95,7 @@ class _Table:
         begun = self.env.reset(seed=self.seed)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):
             got = str(begun)[:200]
-            raise ValueError(f"{self.name}: expected reset to return (messages, info), got {got}")
+            raise UserError(f"{self.name}: expected reset to return (messages, info), got {got}")
         self.messages, _ = begun
         self.given = len(self.messages)
         self.rewards: dict[int, tuple[float, Any]] = {}  # message index -> reward, vote
@@ -107,7 +108,7 @@ class _Table:
         grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
         if not grown or self.messages[len(before)]["role"] != "assistant":
             got = str(self.messages[-2:])[:200]
-            raise ValueError(f"{self.name}: expected step to return the conversation so far with the reply added, got {got}")
+            raise UserError(f"{self.name}: expected step to return the conversation so far with the reply added, got {got}")
         self.rewards[len(before)] = float(reward), info.get("vote")
         self.replies.append(reply)
         self.finished, self.truncated = terminated or truncated or last, not terminated

@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.control_episodes import ControlEpisode
 from rl_dialog.evaluation.plots import COLOURS, GREY
 
@@ -42,15 +43,15 @@ def action_text(action: np.ndarray, names: Sequence[str] = ()) -> str:
 
 
 def save_gif(path: Path, frames: Iterable[Image.Image], fps: float) -> None:
-    """Writes an endless GIF. Raises ValueError for more frames per second than players show."""
+    """Writes an endless GIF. Raises UserError for more frames per second than players show."""
     if not 0 < fps <= MOST_GIF_FPS:
-        raise ValueError(f"a GIF has at most {MOST_GIF_FPS} frames per second, got {fps:g}: expected fewer, or mp4")
+        raise UserError(f"a GIF has at most {MOST_GIF_FPS} frames per second, got {fps:g}: expected fewer, or mp4")
     images = (each.quantize(GIF_COLOURS, dither=Image.Dither.NONE) for each in frames)
     next(images).save(path, "gif", save_all=True, append_images=images, duration=round(1000 / fps), loop=0)
 
 
 def save_mp4(path: Path, frames: Iterable[Image.Image], fps: float) -> None:
-    """Writes an MP4 that browsers play. Raises ImportError without PyAV."""
+    """Writes an MP4 that browsers play. Raises UserError without PyAV."""
     av, frames = mp4_library(), iter(frames)
     first = next(frames)
     with av.open(str(path), "w") as file:
@@ -66,7 +67,7 @@ def mp4_library() -> ModuleType:
     try:
         import av
     except ImportError as error:
-        raise ImportError("MP4 films are written by PyAV: pip install av; GIFs need nothing more") from error
+        raise UserError("MP4 films are written by PyAV: pip install av; GIFs need nothing more") from error
     return av
 
 

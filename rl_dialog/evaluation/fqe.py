@@ -23,6 +23,7 @@ from tqdm import trange
 
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import discounts
 from rl_dialog.methods.method import Outputs
 from rl_dialog.models.heads import LowRankHead, MLPHead
@@ -52,9 +53,9 @@ class FQE:
     """most training dialogs; 0 takes all. Hidden states and critic features of their replies are held in memory"""
 
     def check(self) -> None:
-        """Raises ValueError for settings that make no sense."""
+        """Raises UserError for settings that make no sense."""
         if min(self.steps, self.batch_size, self.rank) < 1 or self.dialogs < 0 or self.learning_rate <= 0 or not 0 < self.alpha <= 1:
-            raise ValueError(f"--fqe: expected steps, batch_size, rank >= 1, dialogs >= 0, learning_rate > 0 and 0 < alpha <= 1, got {self}")
+            raise UserError(f"--fqe: expected steps, batch_size, rank >= 1, dialogs >= 0, learning_rate > 0 and 0 < alpha <= 1, got {self}")
 
 
 @dataclass(frozen=True)

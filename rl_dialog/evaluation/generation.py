@@ -25,6 +25,7 @@ from transformers import (
 
 from rl_dialog.config import finite
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.scoring import WAYS, all_rankings
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
 from rl_dialog.models.policy import Policy
@@ -66,18 +67,18 @@ class Decoding:
         return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
 
     def check(self) -> None:
-        """Raises ValueError for settings that contradict each other or make no sense."""
+        """Raises UserError for settings that contradict each other or make no sense."""
         finite(self, "decoding")
         if self.do_sample and self.num_beams > 1:
-            raise ValueError(f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
+            raise UserError(f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
         if self.num_generations < 0 or (self.num_generations > 1 and not self.do_sample):
-            raise ValueError(f"expected num_generations of at least 0, and sampling to draw several different replies, got {self}")
+            raise UserError(f"expected num_generations of at least 0, and sampling to draw several different replies, got {self}")
         if self.rank_by not in ("", *WAYS):
-            raise ValueError(f"unknown rank_by {self.rank_by!r}: expected one of {', '.join(WAYS)}")
+            raise UserError(f"unknown rank_by {self.rank_by!r}: expected one of {', '.join(WAYS)}")
         if self.max_new_tokens < 1 or self.max_prompt_length < 1 or self.num_beams < 1:
-            raise ValueError(f"expected max_new_tokens, max_prompt_length and num_beams of at least 1, got {self}")
+            raise UserError(f"expected max_new_tokens, max_prompt_length and num_beams of at least 1, got {self}")
         if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise ValueError(f"expected temperature > 0, 0 < top_p <= 1 and top_k >= 0, got {self}; for the likeliest reply set do_sample false")
+            raise UserError(f"expected temperature > 0, 0 < top_p <= 1 and top_k >= 0, got {self}; for the likeliest reply set do_sample false")
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class RowSampler(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if len(scores) != len(self.generators):
-            raise ValueError(f"expected {len(self.generators)} rows, one per stream, got {len(scores)}")
+            raise UserError(f"expected {len(self.generators)} rows, one per stream, got {len(scores)}")
         noise = torch.empty(len(scores), scores.shape[1])
         for row, generator in zip(noise, self.generators, strict=True):
             row.exponential_(generator=generator)
@@ -124,13 +125,13 @@ def stream(seed: int, *keys: int) -> int:
 
 
 def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Policy:
-    """A checkpoint's policy in eval mode, decoding with another `beta` if given. Raises ValueError when its method has no beta."""
+    """A checkpoint's policy in eval mode, decoding with another `beta` if given. Raises UserError when its method has no beta."""
     place = resolve(directory)
     method = read_method(place)
     if beta is None:
         return Policy.from_pretrained(place)
     if not method.acts_with_beta:
-        raise ValueError(f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out")
+        raise UserError(f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out")
     return Policy.from_pretrained(place, method=finite(replace(method, beta=beta), method_name(method)))
 
 
@@ -378,7 +379,7 @@ def prompt_room(policy: Policy, decoding: Decoding) -> int:
     context = getattr(policy.config, "max_position_embeddings", None) or decoding.max_prompt_length + decoding.max_new_tokens
     room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
     if room < 1:
-        raise ValueError(f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions")
+        raise UserError(f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions")
     return room
 
 

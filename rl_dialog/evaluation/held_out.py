@@ -13,6 +13,7 @@ import torch
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import WORDS, candidate_measures, make_candidates, read_similarities
 from rl_dialog.evaluation.fqe import FQE
 from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
@@ -101,30 +102,28 @@ class HeldOut:
 
 
 def check_held_out(config: HeldOutConfig) -> None:
-    """What can be known to fail before anything is loaded. Raises ValueError."""
+    """What can be known to fail before anything is loaded. Raises UserError."""
     if (config.candidates or config.ope) and not config.data:
-        raise ValueError(f"--{'candidates' if config.candidates else 'ope'}: expected --data, the prepared directory whose held-out dialogs to use")
+        raise UserError(f"--{'candidates' if config.candidates else 'ope'}: expected --data, the prepared directory whose held-out dialogs to use")
     if config.ranker and not config.candidates:
-        raise ValueError("--ranker: expected --candidates, the number of replies to rank")
+        raise UserError("--ranker: expected --candidates, the number of replies to rank")
     if config.candidates < 0 or config.contexts < 0 or (config.candidates and not config.contexts):
-        raise ValueError(
-            f"expected candidates and contexts of at least 0, and contexts for candidates, got {config.candidates} and {config.contexts}"
-        )
+        raise UserError(f"expected candidates and contexts of at least 0, and contexts for candidates, got {config.candidates} and {config.contexts}")
     for name in config.ope:
         if name not in ESTIMATORS:
-            raise ValueError(f"unknown estimate {name!r}: expected --ope with any of {', '.join(ESTIMATORS)}.{nearest(name, ESTIMATORS)}")
+            raise UserError(f"unknown estimate {name!r}: expected --ope with any of {', '.join(ESTIMATORS)}.{nearest(name, ESTIMATORS)}")
     weighted = [name for name in config.ope if name in ("wis", "pdwis")]
     if weighted and not config.behaviour:
-        raise ValueError(f"--ope {' '.join(weighted)}: expected --behaviour, a checkpoint that stands for the policy that wrote the logs (a bc run)")
+        raise UserError(f"--ope {' '.join(weighted)}: expected --behaviour, a checkpoint that stands for the policy that wrote the logs (a bc run)")
     if weighted:
         resolve(existing(config.behaviour))
     if not 0 <= config.gamma <= 1:
-        raise ValueError(f"--gamma: expected a discount from 0 to 1, got {config.gamma:g}")
+        raise UserError(f"--gamma: expected a discount from 0 to 1, got {config.gamma:g}")
     config.fqe.check()
 
 
 def read_held_out(config: HeldOutConfig) -> HeldOut:
-    """What `config` asks of its data directory. Raises ValueError for what is not there."""
+    """What `config` asks of its data directory. Raises UserError for what is not there."""
     manifest = load_manifest(config.data)
     sizes = {split: figures["dialogs"] for split, figures in manifest["splits"].items()}
     split = config.split or next((name for name in ("test", "validation") if sizes.get(name)), "test")
@@ -134,16 +133,14 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
         if config.held_out and len(dialogs) == config.held_out:
             break
     if not dialogs:
-        raise ValueError(
+        raise UserError(
             f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold "
             f"{sizes}: name another --split, or let prepare hold some out (--test; --split_by dialog)"
         )
     weights = {name: row["weight"] for name, row in manifest["rewards"]["components"].items()}
     contexts = _contexts(dialogs, config.contexts, which=config.context_replies, seed=config.seed)
     if config.candidates and not contexts:
-        raise ValueError(
-            f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split {split!r} of {config.data}"
-        )
+        raise UserError(f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split {split!r} of {config.data}")
     found = HeldOut(split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight])
     if config.candidates:
         found.similarities = read_similarities(config.similarities, config.similarity_path)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl_dialog.errors import UserError
+
 REPLICATES = 2000
 
 
@@ -66,10 +68,10 @@ def estimate(runs: Sequence[Measure], *, replicates: int = REPLICATES, seed: int
 
 
 def difference(runs: Sequence[Measure], baseline: Sequence[Measure], *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
-    """`runs` minus `baseline`, paired by unit. Raises ValueError when the two did not meet the same number of units."""
+    """`runs` minus `baseline`, paired by unit. Raises UserError when the two did not meet the same number of units."""
     ours, theirs = _stack(runs), _stack(baseline)
     if ours[0].shape[1] != theirs[0].shape[1]:
-        raise ValueError(f"expected two policies that met the same units, got {ours[0].shape[1]} and {theirs[0].shape[1]}")
+        raise UserError(f"expected two policies that met the same units, got {ours[0].shape[1]} and {theirs[0].shape[1]}")
     value = float(_ratio(ours[0].sum(), ours[1].sum(), ours[2]) - _ratio(theirs[0].sum(), theirs[1].sum(), theirs[2]))
     if np.isnan(value):
         return None
@@ -99,10 +101,10 @@ def unpaired_difference(ours: Measure, theirs: Measure, *, replicates: int = REP
 def _stack(runs: Sequence[Measure]) -> tuple[np.ndarray, np.ndarray, bool]:
     """(R, U) numerators and denominators of R runs."""
     if not runs:
-        raise ValueError("expected the measures of at least one run, got none")
+        raise UserError("expected the measures of at least one run, got none")
     sizes = sorted({len(run.numerator) for run in runs})
     if len(sizes) > 1:
-        raise ValueError(f"expected runs that met the same units, got {sizes} units")
+        raise UserError(f"expected runs that met the same units, got {sizes} units")
     return np.stack([run.numerator for run in runs]), np.stack([run.denominator for run in runs]), runs[0].exponential
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.fqe import FQE, Table, at_first, evaluate_q, expected, fit, read_pieces
 from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.intervals import Measure
@@ -66,7 +67,7 @@ class Estimates:
 
 
 def read_behaviour(directory: str | Path, dialogs: Sequence[Dialog], *, max_length: int, device: object = "cpu") -> Behaviour:
-    """A checkpoint, or a plain language model with its tokenizer (a run's prior/ folder), as mu. Raises ValueError for neither."""
+    """A checkpoint, or a plain language model with its tokenizer (a run's prior/ folder), as mu. Raises UserError for neither."""
     place = resolve(directory)
     policy = load_for_decoding(place).to(device)
     length = min(max_length, getattr(policy.config, "max_position_embeddings", None) or max_length)
@@ -130,7 +131,7 @@ def fitted_q(
 ) -> Estimates:
     """`ope/fqe`: E_pi Q in the first state of each held-out dialog, Q learned from `train`; `ope/fqe_td`: its mean squared TD error there."""
     if not train:
-        raise ValueError("--ope fqe: expected replies in the train split to learn from, found none; other estimators need no training data")
+        raise UserError("--ope fqe: expected replies in the train split to learn from, found none; other estimators need no training data")
     rewards = np.concatenate([row.rewards for row in train])
     if np.isnan(rewards).all():
         nothing = f"Undefined: none of the {len(rewards):,} training replies has a reward."
@@ -217,7 +218,7 @@ def importance_sampling(
 
     Over the dialogs whose replies all have a reward. Undefined, with a note instead of a figure, where there
     are none, or where mu is 0 at a logged token or pi at one in every dialog. Without the `policy`, or the
-    behaviour's, the mass outside is 1 minus the mean weight, which is less exact. Raises ValueError when the
+    behaviour's, the mass outside is 1 minus the mean weight, which is less exact. Raises UserError when the
     behaviour policy cuts the logged replies into other tokens.
     """
     _check_same_tokens(logged, behaviour)
@@ -336,7 +337,7 @@ def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Se
 def _check_same_tokens(logged: LoggedReplies, behaviour: Behaviour) -> None:
     ours, theirs = (np.concatenate([row.input_ids[row.assistant] for row in each.rows]) for each in (logged, behaviour.logged))
     if not np.array_equal(ours, theirs) or not np.array_equal(logged.dialog, behaviour.logged.dialog):
-        raise ValueError(
+        raise UserError(
             f"--behaviour {behaviour.name}: expected a policy whose tokenizer cuts the logged replies into the tokens of the evaluated one, "
             f"got {len(theirs)} tokens instead of {len(ours)} or other ones; train the behaviour policy on the same data directory"
         )
@@ -373,7 +374,7 @@ def all_estimates(
 ) -> Estimates:
     """Every estimate asked for, and `ope/logged`, what the logs earned. `scores` are those of `logged`, the tokens of the held-out `dialogs`."""
     if not logged.rows:
-        raise ValueError("--ope: expected replies in the held-out dialogs, found none")
+        raise UserError("--ope: expected replies in the held-out dialogs, found none")
     found = [_as_logged(logged, scores, discount)]
     logged = known_outcomes(logged)
     if "fqe" in which:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
 
 
@@ -23,9 +24,9 @@ class Entry:
 
 
 def find_entries(checkpoints: Sequence[str], names: Sequence[str] = ()) -> list[Entry]:
-    """What to evaluate, in the order given. Raises ValueError for a path that is no checkpoint, or for runs that cannot be told apart."""
+    """What to evaluate, in the order given. Raises UserError for a path that is no checkpoint, or for runs that cannot be told apart."""
     if names and len(names) != len(checkpoints):
-        raise ValueError(f"expected one name per checkpoint, got {len(names)} names for {len(checkpoints)} checkpoints")
+        raise UserError(f"expected one name per checkpoint, got {len(names)} names for {len(checkpoints)} checkpoints")
     found: list[Entry] = []
     for number, given in enumerate(checkpoints):
         found += _entries_of(existing(given), names[number] if names else "")
@@ -33,7 +34,7 @@ def find_entries(checkpoints: Sequence[str], names: Sequence[str] = ()) -> list[
     for entry in found:
         key = entry.group, entry.which, entry.run
         if key in seen:
-            raise ValueError(f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell them apart with --names")
+            raise UserError(f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell them apart with --names")
         seen[key] = entry.directory
     return _without_copies(found)
 
@@ -69,13 +70,13 @@ def _group_of(folder: Path) -> tuple[str, str]:
 
 
 def existing(given: str) -> Path:
-    """A directory that the user named. Raises ValueError with the nearest one beside it."""
+    """A directory that the user named. Raises UserError with the nearest one beside it."""
     path = Path(given)
     if path.is_dir():
         return path
     siblings = [sibling.name for sibling in path.parent.iterdir() if sibling.is_dir()] if path.parent.is_dir() else []
     close = nearest(path.name, siblings, prefix=f"{path.parent}/" if path.parent != Path() else "")
-    raise ValueError(f"no such checkpoint: {given}. Expected a run folder (best, latest) or a checkpoint directory (config.json).{close}")
+    raise UserError(f"no such checkpoint: {given}. Expected a run folder (best, latest) or a checkpoint directory (config.json).{close}")
 
 
 def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:

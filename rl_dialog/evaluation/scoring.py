@@ -16,6 +16,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.methods.backup import minimum
 from rl_dialog.methods.method import Outputs
@@ -75,7 +76,7 @@ def score_replies(policy: Policy, logged: LoggedReplies, *, prior: Prior | None 
 
 
 def rank_replies(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str) -> np.ndarray:
-    """(replies,) how good the policy finds each reply (ids, end of turn included) behind its prompt. Raises ValueError for a way it does not have."""
+    """(replies,) how good the policy finds each reply (ids, end of turn included) behind its prompt. Raises UserError for a way it does not have."""
     return all_rankings(policy, prompts, replies, by=by)[by]
 
 
@@ -85,7 +86,7 @@ def all_rankings(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequ
     rows = [Row.of_reply(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
     found = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
     if by not in found:
-        raise ValueError(f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has")
+        raise UserError(f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has")
     return found
 
 

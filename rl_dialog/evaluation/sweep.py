@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation import sweep_plots as plots
 from rl_dialog.evaluation.comparison import FALLS
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
@@ -99,7 +100,7 @@ def write_sweep_report(out: Path, sweep: Any, trials: Sequence[Trial], *, second
 def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
     """The points, best first: by the evaluation of their best checkpoints, and behind those by the last metric that training reported.
 
-    Raises ValueError for a figure that the evaluation did not measure.
+    Raises UserError for a figure that the evaluation did not measure.
     """
     by_point: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -107,7 +108,7 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
     evaluations = {path: _read_evaluation(Path(path)) for path in {trial.metrics for trial in trials} if path}
     figures = {name for groups in evaluations.values() for best, last, _ in groups.values() for name in (*best, *last)}
     if figures and sweep.figure not in figures:
-        raise ValueError(f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got {sweep.figure!r}")
+        raise UserError(f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got {sweep.figure!r}")
     found = []
     for name, members in by_point.items():
         best, last, changes = {}, {}, {}
@@ -217,10 +218,10 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
 
 
 def frontier_as_svg(sweep: Any, trials: Sequence[Trial]) -> str:
-    """Reward against KL for a README. Raises ValueError where fewer than two points were evaluated."""
+    """Reward against KL for a README. Raises UserError where fewer than two points were evaluated."""
     found = _with_kl(sweep, rank(sweep, trials))
     if len(found) < 2:
-        raise ValueError(f"--picture: expected at least two evaluated points with a KL to the prior to draw, got {len(found)}")
+        raise UserError(f"--picture: expected at least two evaluated points with a KL to the prior to draw, got {len(found)}")
     return as_svg(plots.frontier(found, sweep.figure, _sign(sweep)))
 
 

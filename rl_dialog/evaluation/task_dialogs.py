@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.data.schema import Dialog, read_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Measure
 
 Act = tuple[str, str, str, str]
@@ -129,29 +130,29 @@ class TaskDialog:
 def read_task_dialogs(path: str | Path) -> list[TaskDialog]:
     """The dialogs of a file.
 
-    Raises DialogError for a malformed line, ValueError for a dialog without acts, goal or outcome, and for two of the same user.
+    Raises DialogError for a malformed line, UserError for a dialog without acts, goal or outcome, and for two of the same user.
     """
     found = [_task_dialog(dialog, f"{path}, dialog {dialog.id}") for dialog in read_jsonl(path)]
     if not found:
-        raise ValueError(f"{path}: expected dialogs, found none")
+        raise UserError(f"{path}: expected dialogs, found none")
     key, times = Counter(dialog.key for dialog in found).most_common(1)[0]
     if times > 1:
-        raise ValueError(f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of one run in a file")
+        raise UserError(f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of one run in a file")
     return found
 
 
 def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
     outcome, seeds = dialog.meta.get("outcome"), dialog.meta.get("seeds")
     if not isinstance(outcome, dict) or "success" not in outcome or not isinstance(seeds, list):
-        raise ValueError(f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them, got {dialog.meta!s:.120}")
+        raise UserError(f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them, got {dialog.meta!s:.120}")
     if not isinstance(dialog.goal, dict) or not all(isinstance(wish, dict) for wish in dialog.goal.values()):
-        raise ValueError(f"{where}: expected the user's goal by domain, got {dialog.goal!r:.120}")
+        raise UserError(f"{where}: expected the user's goal by domain, got {dialog.goal!r:.120}")
     turns = []
     for message in dialog.messages:
         if message["role"] not in ("user", "assistant"):
             continue
         if (acts := _acts(message.get("acts"))) is None:
-            raise ValueError(f"{where}: expected `acts` of four strings each in every message, got {message.get('acts')!r:.120}")
+            raise UserError(f"{where}: expected `acts` of four strings each in every message, got {message.get('acts')!r:.120}")
         side, understood = "system" if message["role"] == "assistant" else "user", _acts(message.get("understood"))
         if (meant := _acts(message.get("meant"))) is not None:  # a reply's acts are what the user read
             acts, understood = meant, acts

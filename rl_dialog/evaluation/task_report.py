@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.evaluation.intervals import Estimate
@@ -70,7 +71,7 @@ class TaskComparison:
 def compare_tasks(
     found: Mapping[str, tuple[str, list[TaskDialog]]], *, replicates: int, seed: int, options: Mapping[str, Mapping[str, Any] | None] | None = None
 ) -> TaskComparison:
-    """`found`: name -> (folder, dialogs); `options`: name -> those of its users. Raises ValueError for policies that did not have the same goals."""
+    """`found`: name -> (folder, dialogs); `options`: name -> those of its users. Raises UserError for policies that did not have the same goals."""
     runs = []
     for name, (folder, dialogs) in found.items():
         dialogs = sorted(dialogs, key=lambda dialog: dialog.key)
@@ -80,7 +81,7 @@ def compare_tasks(
     first = runs[0]
     for run in runs[1:]:
         if [(d.key, d.goal) for d in run.dialogs] != [(d.key, d.goal) for d in first.dialogs]:
-            raise ValueError(
+            raise UserError(
                 f"{run.folder}: expected dialogs with the same users as {first.folder} ({len(first.dialogs)} goals), got {len(run.dialogs)}, not "
                 "all of them the same: run both with the same --seed, --episodes, --world and user options"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Scores
 
@@ -16,7 +17,7 @@ from rl_dialog.methods.scores import Scores
 def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
     """(N,) discount of the value after each decision: 0 where the conversation ended, else `gamma` per token, or per turn only."""
     if per not in ("token", "turn"):
-        raise ValueError(f"expected discount 'token' or 'turn', got {per!r}")
+        raise UserError(f"expected discount 'token' or 'turn', got {per!r}")
     factor = torch.full_like(batch.rewards, gamma)
     if per == "turn":
         factor = torch.where(batch.turn_end, factor, torch.ones_like(factor))

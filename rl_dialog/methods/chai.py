@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import minimum, rate_of_targets
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
@@ -47,7 +48,7 @@ class CHAI(Method):
 
     def __post_init__(self) -> None:
         if self.proposals < 1 or self.proposal_tokens < 1:
-            raise ValueError(f"chai: expected at least one proposal of at least one token, got {self.proposals} of {self.proposal_tokens}")
+            raise UserError(f"chai: expected at least one proposal of at least one token, got {self.proposals} of {self.proposal_tokens}")
 
     @property
     def heads(self) -> Heads:

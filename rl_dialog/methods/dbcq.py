@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import minimum
 from rl_dialog.methods.bcq import BCQ
 from rl_dialog.methods.method import Outputs
@@ -29,9 +30,9 @@ class DBCQ(BCQ):
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.beta != BCQ.beta:
-            raise ValueError(f"dbcq: expected samples of at least 1 and no beta (the best sample is taken), got {self.samples} and {self.beta:g}")
+            raise UserError(f"dbcq: expected samples of at least 1 and no beta (the best sample is taken), got {self.samples} and {self.beta:g}")
         if not self.include_logits:
-            raise ValueError("dbcq: expected include_logits, the tokens are drawn from the LM")
+            raise UserError("dbcq: expected include_logits, the tokens are drawn from the LM")
 
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {}

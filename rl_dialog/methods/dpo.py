@@ -14,6 +14,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.pairs import widest_pairs
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import log_ratios
 from rl_dialog.methods.method import Loss, Method, Outputs
 
@@ -47,10 +48,10 @@ class DPO(Method):
         return True
 
     def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
-        """Pairs as neighbours, the better one first. Raises ValueError when the training split has none."""
+        """Pairs as neighbours, the better one first. Raises UserError when the training split has none."""
         found = list(self._pairs(train))
         if not found:
-            raise ValueError(
+            raise UserError(
                 "dpo: expected contexts with two different replies of different reward, found none in the training split: make some with "
                 "`pipelines.candidates`, or train kto, which needs no pairs"
             )

@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_dialog.data.missing import unrated
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods.bc import BC
 
 UNKNOWN = "<|return:unknown|>"
@@ -37,9 +38,9 @@ class DT(BC):
 
     def extend_tokenizer(self, tokenizer: Any) -> Any:
         if self.bins < 2 or not -self.bins <= self.want < self.bins:
-            raise ValueError(f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}")
+            raise UserError(f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}")
         if self.edges and (len(self.edges) != self.bins - 1 or any(low >= high for low, high in pairwise(self.edges))):
-            raise ValueError(f"dt: expected {self.bins - 1} rising edges for {self.bins} bins, got {list(self.edges)}")
+            raise UserError(f"dt: expected {self.bins - 1} rising edges for {self.bins} bins, got {list(self.edges)}")
         added = {"additional_special_tokens": [*self._tokens, UNKNOWN]}
         tokenizer.add_special_tokens(added, replace_extra_special_tokens=False)
         wanted = self._tokens[self.want]
@@ -51,7 +52,7 @@ class DT(BC):
         return tokenizer
 
     def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
-        """Both splits with a bin token before every reply. Raises ValueError when known returns are equal."""
+        """Both splits with a bin token before every reply. Raises UserError when known returns are equal."""
         edges = self._edges(np.concatenate([self._returns(row) for row in train]))
         ids = np.asarray(tokenizer.convert_tokens_to_ids(self._tokens), np.int32)
         ids = ids[[*range(len(edges)), self.bins - 1]]  # fewer bins than asked for (many equal returns): the best one keeps its name
@@ -76,7 +77,7 @@ class DT(BC):
         known = returns[~np.isnan(returns)]
         if not len(known) or known.min() == known.max():
             said = f"every reply has the return {known[0]:g}" if len(known) else "no reply has a return"
-            raise ValueError(f"dt: {said}{unrated(returns)}: prepare with rewards that differ, or train bc")
+            raise UserError(f"dt: {said}{unrated(returns)}: prepare with rewards that differ, or train bc")
         if self.edges:
             return np.asarray(self.edges)
         edges = np.quantile(known, np.arange(1, self.bins) / self.bins, method="higher")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import discounts, expectile, minimum, rate_of_targets, returns, started_from_returns, to_reply_end
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 from rl_dialog.methods.scores import Scores, cross_entropy, nll_together
@@ -98,9 +99,9 @@ class ILQL(Method):
 
     def __post_init__(self) -> None:
         if self.extraction == "sign" and not 0 < self.beta < 1:
-            raise ValueError(f"extraction sign: expected a beta between 0 and 1, the share of tokens with a positive advantage, got {self.beta:g}")
+            raise UserError(f"extraction sign: expected a beta between 0 and 1, the share of tokens with a positive advantage, got {self.beta:g}")
         if self.reg_to == "base_policy" and (self.awac_beta or self.awac_weights == "sign"):
-            raise ValueError("reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage: set awac_beta 0 and exp")
+            raise UserError("reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage: set awac_beta 0 and exp")
 
     @property
     def heads(self) -> Heads:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.missing import unrated
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import log_ratios, row_log_ratios
 from rl_dialog.methods.dpo import replies
 from rl_dialog.methods.method import Loss, Method, Outputs
@@ -48,17 +49,17 @@ class KTO(Method):
     def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
         """Each reply, with 1 or -1 for good or bad in the place of its reward, beside its context with another reply.
 
-        Replies without a reward are neither, and left out. Raises ValueError when all are good or all bad.
+        Replies without a reward are neither, and left out. Raises UserError when all are good or all bad.
         """
         every = np.concatenate([row.rewards if self.by == "reply" else row.returns for row in train])
         rewards = every[~np.isnan(every)].astype(float)
         if not len(rewards):
             found = f"{len(every):,} without a reward: prepare with rewards, or train bc"
-            raise ValueError(f"kto: expected good and bad replies, got {found}")
+            raise UserError(f"kto: expected good and bad replies, got {found}")
         threshold = rewards.mean() if self.threshold is None else self.threshold
         good = int((rewards > threshold).sum())
         if good in (0, len(rewards)):
-            raise ValueError(
+            raise UserError(
                 f"kto: expected good and bad replies, got {good} of {len(rewards)} with a reward above "
                 f"{threshold:g} (they are {rewards.min():g} to {rewards.max():g}){unrated(every)}: "
                 "set --method.threshold, or prepare with rewards that differ"

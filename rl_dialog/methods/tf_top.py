@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_dialog.data.missing import unrated
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods.bc import BC
 
 
@@ -31,10 +32,10 @@ class TFTop(BC):
         """The training rows with only the kept replies to learn from; validation stays whole.
 
         What has no reward (a reply; by dialog, a row without a rated reply) is never kept: nothing says that
-        it went well. Raises ValueError when the filter cannot tell replies apart, or none passes.
+        it went well. Raises UserError when the filter cannot tell replies apart, or none passes.
         """
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"expected a fraction in (0, 1], got {self.fraction}")
+            raise UserError(f"expected a fraction in (0, 1], got {self.fraction}")
         by, why = (self.by, "") if self.by != "auto" else way_to_judge(train)
         if why:
             warnings.warn(f"tf_top judges by {by}: {why}; --method.by says otherwise", stacklevel=2)
@@ -44,12 +45,12 @@ class TFTop(BC):
         if len(np.unique(known)) < 2:
             said = f"every {by} earned {known[0]:g}" if len(known) else f"no {by} has a reward"
             why = f"{said}{unrated(flat)}, so none is better"
-            raise ValueError(f"tf_top: {why}: prepare with rewards that differ, or train bc")
+            raise UserError(f"tf_top: {why}: prepare with rewards that differ, or train bc")
         if self.threshold is not None:
             kept = flat >= self.threshold  # NaN is not
             if not kept.any():
                 best = f"(the best one {known.max():g}){unrated(flat)}"
-                raise ValueError(f"tf_top: no {by} earned {self.threshold:g} or more {best}: lower --method.threshold")
+                raise UserError(f"tf_top: no {by} earned {self.threshold:g} or more {best}: lower --method.threshold")
         else:
             kept = np.zeros(len(flat), bool)
             best_first = np.argsort(-flat, kind="stable")  # NaN comes last

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import discounts, minimum, rate_of_targets
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 from rl_dialog.methods.scores import kl_divergences, reduce_minimum
@@ -60,7 +61,7 @@ class WayOffPolicy(Method):
 
     def __post_init__(self) -> None:
         if self.kl != "sampled" and not self._subtracts_log_pi:
-            raise ValueError(
+            raise UserError(
                 f"kl {self.kl!r}: expected a target with log p - log pi in it, but {self.backup} has log p alone: set keep_log_pi (as the 2019 code)"
             )
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from rl_dialog.config import from_dict
+from rl_dialog.errors import UserError
 
 FORMAT = 1
 IMPOSSIBLE = -1e9  # a masked logit: finite, so that 0 * logit is 0; its probability is 0 in floating point
@@ -29,7 +30,7 @@ IMPOSSIBLE = -1e9  # a masked logit: finite, so that 0 * logit is 0; its probabi
 
 @dataclass(frozen=True)
 class ActPolicyConfig:
-    """The shape of an `ActPolicy`. Raises ValueError for a size below 1."""
+    """The shape of an `ActPolicy`. Raises UserError for a size below 1."""
 
     state_size: int
     action_size: int
@@ -40,7 +41,7 @@ class ActPolicyConfig:
 
     def __post_init__(self) -> None:
         if min(self.state_size, self.action_size, *self.hidden, *self.value_hidden) < 1 or self.value_scale <= 0:
-            raise ValueError(f"expected sizes of at least 1 and a positive value_scale, got {self}")
+            raise UserError(f"expected sizes of at least 1 and a positive value_scale, got {self}")
 
 
 class MaskedBernoulli:
@@ -122,7 +123,7 @@ class ActPolicy(nn.Module):
     def from_pretrained(cls, directory: str | Path, *, expected: ActPolicyConfig | None = None) -> ActPolicy:
         """The policy of a checkpoint directory, in eval mode.
 
-        `expected` is what the caller's world needs: its sizes and vocabulary are compared. Raises ValueError where they differ or the files are not
+        `expected` is what the caller's world needs: its sizes and vocabulary are compared. Raises UserError where they differ or the files are not
         those of an ActPolicy.
         """
         config = read_config(directory)
@@ -132,7 +133,7 @@ class ActPolicy(nn.Module):
         try:
             policy.load_state_dict(load_file(path))
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise ValueError(f"{path}: expected the weights of {config}, got: {error}") from error
+            raise UserError(f"{path}: expected the weights of {config}, got: {error}") from error
         return policy.eval()
 
 
@@ -158,16 +159,16 @@ def is_act_policy(directory: str | Path) -> bool:
 
 
 def read_config(directory: str | Path) -> ActPolicyConfig:
-    """The shape of a checkpoint. Raises ValueError for a directory that is none."""
+    """The shape of a checkpoint. Raises UserError for a directory that is none."""
     path = Path(directory) / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"{directory}: expected the checkpoint of a task policy (config.json, model.safetensors), found no config.json") from error
+        raise UserError(f"{directory}: expected the checkpoint of a task policy (config.json, model.safetensors), found no config.json") from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: expected JSON, got {error}") from error
+        raise UserError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(values, dict) or values.get("model_type") != "act_policy" or values.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected model_type act_policy of format {FORMAT}, got {str(values)[:120]}; `simulate --policy mle` writes one")
+        raise UserError(f"{path}: expected model_type act_policy of format {FORMAT}, got {str(values)[:120]}; `simulate --policy mle` writes one")
     return from_dict(ActPolicyConfig, {name: value for name, value in values.items() if name not in ("format", "model_type")}, where=str(path))
 
 
@@ -175,7 +176,7 @@ def _check_fits(directory: str | Path, config: ActPolicyConfig, expected: ActPol
     sizes, wanted = (config.state_size, config.action_size), (expected.state_size, expected.action_size)
     if sizes != wanted or config.vocabulary != expected.vocabulary:
         same = " with the same sizes but other acts" if sizes == wanted else ""
-        raise ValueError(
+        raise UserError(
             f"{directory}: expected a policy for states of {wanted[0]} bits and {wanted[1]} acts, got one for {sizes[0]} and {sizes[1]}{same}: "
             "it was trained in another world; pass that one as --world, or train a policy here"
         )

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
 class AdversarialRewardConfig:
-    """How the reward is learned. Raises ValueError for a number out of its range."""
+    """How the reward is learned. Raises UserError for a number out of its range."""
 
     learning_rate: float = 1e-3
     """of RMSprop"""
@@ -44,7 +45,7 @@ class AdversarialRewardConfig:
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0 or self.batch_size < 1 or self.clamp <= 0 or self.hidden < 1 or not 0 <= self.gamma <= 1:
-            raise ValueError(f"expected positive numbers and gamma between 0 and 1, got {self}")
+            raise UserError(f"expected positive numbers and gamma between 0 and 1, got {self}")
 
 
 class AdversarialReward(nn.Module):

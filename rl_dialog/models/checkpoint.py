@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rl_dialog.config import from_dict
 from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.tokenize import require_hub_name_or_directory
+from rl_dialog.errors import UserError
 from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.policy import ModelConfig, Policy
 from rl_dialog.models.prior import Prior
@@ -60,16 +61,16 @@ def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) ->
 
 
 def describe(directory: str | Path) -> dict[str, Any]:
-    """The parsed rl_dialog.yaml, or {} for a directory or hub name that is not ours. Raises ValueError for one that cannot be read."""
+    """The parsed rl_dialog.yaml, or {} for a directory or hub name that is not ours. Raises UserError for one that cannot be read."""
     path = Path(directory) / "rl_dialog.yaml"
     if not path.is_file():
         return {}
     try:
         description = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: expected YAML, got {error}") from error
+        raise UserError(f"{path}: expected YAML, got {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a checkpoint of format {FORMAT}, got {str(description)[:120]!r}")
+        raise UserError(f"{path}: expected a checkpoint of format {FORMAT}, got {str(description)[:120]!r}")
     return description
 
 
@@ -78,27 +79,27 @@ def read_method(directory: str | Path) -> Method:
     values = dict(describe(directory).get("method") or {"name": "bc"})
     name = values.pop("name", None)
     if name not in METHODS:
-        raise ValueError(f"{directory}/rl_dialog.yaml: unknown method {name!r}: expected one of {', '.join(METHODS)}")
+        raise UserError(f"{directory}/rl_dialog.yaml: unknown method {name!r}: expected one of {', '.join(METHODS)}")
     return from_dict(METHODS[name], values, where=f"{directory}/rl_dialog.yaml")
 
 
 def load_policy(directory: str | Path, *, method: Method | None = None) -> Policy:
     """A policy in eval mode. `method` replaces the stored decoding (another beta) and must be of the stored kind.
 
-    Raises ValueError when the directory is not a checkpoint, was trained by another method, or lacks its heads.
+    Raises UserError when the directory is not a checkpoint, was trained by another method, or lacks its heads.
     """
     directory = resolve(directory)
     require_hub_name_or_directory(directory)
     stored = read_method(directory)
     if method is not None and type(method) is not type(stored):
-        raise ValueError(
+        raise UserError(
             f"{directory} was trained with {method_name(stored)}, expected {method_name(method)}: pass a checkpoint of that method, or train one"
         )
     method = method or stored
     try:
         lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ValueError(f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name ({error})") from error
+        raise UserError(f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name ({error})") from error
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
     policy.value_unit = float(describe(directory).get("value_unit", 1.0))
@@ -114,14 +115,14 @@ def start_of(directory: str | Path) -> str:
 
 
 def load_prior(directory: str | Path) -> Prior | None:
-    """The frozen prior a checkpoint was trained against, or None when it has none. Raises ValueError when it is named but missing."""
+    """The frozen prior a checkpoint was trained against, or None when it has none. Raises UserError when it is named but missing."""
     directory = resolve(directory)
     prior = describe(directory).get("prior")
     if prior is None:
         return None
     path = (Path(directory) / prior).resolve()
     if not path.is_dir():
-        raise ValueError(
+        raise UserError(
             f"{directory}/rl_dialog.yaml: expected the frozen prior at {path}, found nothing; copy the run's `prior` folder beside its checkpoints"
         )
     return _load_frozen(path)
@@ -134,8 +135,8 @@ def freeze_prior(
     before training.
 
     A prior that is in `directory` already must be this one. Another one was left by a run that was killed: it is replaced, with a warning, while the
-    run has no checkpoint; where it has (`started`), its values are about the other prior, and ValueError is raised. None for a policy with LoRA and
-    no checkpoints: switching its adapters off gives the prior without a second model. Raises ValueError for checkpoints of another vocabulary, or
+    run has no checkpoint; where it has (`started`), its values are about the other prior, and UserError is raised. None for a policy with LoRA and
+    no checkpoints: switching its adapters off gives the prior without a second model. Raises UserError for checkpoints of another vocabulary, or
     weights that do not fit.
     """
     switch_off = getattr(policy.lm, "_hf_peft_config_loaded", False) and not checkpoints
@@ -143,7 +144,7 @@ def freeze_prior(
     prior = None if switch_off else Prior(lms or [copy.deepcopy(policy.lm)], weights)
     ours = policy.get_output_embeddings().weight.shape[0]
     if prior is not None and prior.vocabulary != ours:
-        raise ValueError(f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}")
+        raise UserError(f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}")
     if int(os.environ.get("RANK", "0")) == 0:
         frozen = [policy.lm] if prior is None else [member.lm for member in prior.members]
         _keep_prior(directory, frozen, (1.0,) if prior is None else prior.weights, tokenizer, checkpoints, started)
@@ -160,7 +161,7 @@ def _keep_prior(
             return
         ours = "the model as it is before training" if not checkpoints else " and ".join(checkpoints)
         if started:
-            raise ValueError(
+            raise UserError(
                 f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's checkpoints were trained: resume with the "
                 "same --model, --prior and --prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
             )
@@ -204,7 +205,7 @@ def resolve(directory: str | Path) -> str:
         for pointer in ("best", "latest"):
             if (path / pointer).is_file():
                 return str(path / (path / pointer).read_text(encoding="utf-8").strip())
-        raise ValueError(
+        raise UserError(
             f"{directory}: expected a checkpoint (config.json) or a run folder (best, latest), found {sorted(p.name for p in path.iterdir())[:8]}"
         )
     return str(directory)
@@ -242,11 +243,11 @@ def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
 
 def _load_heads(policy: Policy, path: Path) -> None:
     if not path.is_file():
-        raise ValueError(f"{path}: expected the heads of method {method_name(policy.method)}, found no such file")
+        raise UserError(f"{path}: expected the heads of method {method_name(policy.method)}, found no such file")
     try:
         missing, unexpected = policy.load_state_dict(load_file(path), strict=False)
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{path}: expected the heads of {method_name(policy.method)} in safetensors format, got: {error}") from error
+        raise UserError(f"{path}: expected the heads of {method_name(policy.method)} in safetensors format, got: {error}") from error
     missing = [name for name in missing if name.startswith(BESIDE_THE_LM)]
     if missing or unexpected:
-        raise ValueError(f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}")
+        raise UserError(f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}")

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rl_dialog.config import from_dict
+from rl_dialog.errors import UserError
 
 FORMAT = 1
 FOLLOWING = 0.1  # share of the newest batch in the statistics of values
@@ -34,7 +35,7 @@ CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, kernel, stride
 
 @dataclass(frozen=True)
 class ControlPolicyConfig:
-    """The shape of a `ControlPolicy`. Raises ValueError for sizes that do not fit."""
+    """The shape of a `ControlPolicy`. Raises UserError for sizes that do not fit."""
 
     observation: tuple[int, ...]  # shape of one: (numbers,) or (height, width, frames)
     actions: int  # how many, or how many numbers one has
@@ -45,9 +46,9 @@ class ControlPolicyConfig:
 
     def __post_init__(self) -> None:
         if len(self.observation) not in (1, 3) or min(*self.observation, *self.hidden, self.actions) < 1 or not self.hidden:
-            raise ValueError(f"expected observations (numbers,) or (height, width, frames), and positive sizes, got {self}")
+            raise UserError(f"expected observations (numbers,) or (height, width, frames), and positive sizes, got {self}")
         if self.pixels and len(self.hidden) != 1:
-            raise ValueError(f"expected one hidden layer after the convolutions, got {self.hidden}")
+            raise UserError(f"expected one hidden layer after the convolutions, got {self.hidden}")
 
     @property
     def pixels(self) -> bool:
@@ -182,18 +183,18 @@ class ControlPolicy(nn.Module):
     def from_pretrained(cls, directory: str | Path, *, expected: ControlPolicyConfig | None = None) -> ControlPolicy:
         """The policy of a checkpoint directory, in eval mode.
 
-        `expected` is what the caller's environment needs. Raises ValueError where observations or actions differ, or the files are not those of a
+        `expected` is what the caller's environment needs. Raises UserError where observations or actions differ, or the files are not those of a
         ControlPolicy.
         """
         config = _read_config(directory)
         needs = lambda each: (each.observation, each.actions, each.discrete)  # noqa: E731
         if expected is not None and needs(config) != needs(expected):
-            raise ValueError(f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in another environment")
+            raise UserError(f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in another environment")
         policy, path = cls(config), Path(directory) / "model.safetensors"
         try:
             policy.load_state_dict(load_file(path))
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise ValueError(f"{path}: expected the weights of {config}, got: {error}") from error
+            raise UserError(f"{path}: expected the weights of {config}, got: {error}") from error
         return policy.eval()
 
     def _hidden(self, observations: Tensor) -> Tensor:
@@ -209,10 +210,10 @@ class ControlPolicy(nn.Module):
 
 
 def shape_of(envs: Any, **more: Any) -> ControlPolicyConfig:
-    """The shape of a policy for a vector of environments. `more`: other fields. Raises ValueError for actions that are neither Discrete nor a Box."""
+    """The shape of a policy for a vector of environments. `more`: other fields. Raises UserError for actions that are neither Discrete nor a Box."""
     observation, action = envs.single_observation_space, envs.single_action_space
     if not hasattr(action, "n") and len(action.shape or ()) != 1:
-        raise ValueError(f"expected actions that are Discrete or a Box of one dimension, got {action}")
+        raise UserError(f"expected actions that are Discrete or a Box of one dimension, got {action}")
     discrete = hasattr(action, "n")
     if len(observation.shape) == 3:
         more = {"hidden": (512,), **more}
@@ -224,9 +225,9 @@ def _read_config(directory: str | Path) -> ControlPolicyConfig:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: expected the description of a control policy, got {error}; `prefer` writes one") from error
+        raise UserError(f"{path}: expected the description of a control policy, got {error}; `prefer` writes one") from error
     if not isinstance(values, dict) or values.get("model_type") != "control_policy" or values.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; `prefer` writes one")
+        raise UserError(f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; `prefer` writes one")
     return from_dict(ControlPolicyConfig, {name: value for name, value in values.items() if name not in ("format", "model_type")}, where=str(path))
 
 
@@ -256,5 +257,5 @@ def _convolutions(config: ControlPolicyConfig) -> nn.Sequential:
         layers += [_orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)), nn.ReLU()]
         height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
     if min(height, width) < 1:
-        raise ValueError(f"expected pictures of at least 36 x 36, got {config.observation[0]} x {config.observation[1]}")
+        raise UserError(f"expected pictures of at least 36 x 36, got {config.observation[0]} x {config.observation[1]}")
     return nn.Sequential(*layers, nn.Flatten(), _linear(channels * height * width, config.hidden[0], math.sqrt(2)), nn.ReLU())

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Heads
 from rl_dialog.methods.scores import Linear, LowRank, Scores
 
@@ -122,7 +123,7 @@ class ValueHeads(nn.Module):
         super().__init__()
         new = {"dueling": DuelingHead, "mlp": MLPHead, "advanced_mlp": AdvancedMLPHead, "lowrank": partial(LowRankHead, rank=rank)}
         if kind not in new:
-            raise ValueError(f"expected heads {', '.join(map(repr, new))}, got {kind!r}")
+            raise UserError(f"expected heads {', '.join(map(repr, new))}, got {kind!r}")
         self.q = nn.ModuleList(new[kind](hidden, vocabulary) for _ in range(heads.q))
         self.q_target = copy.deepcopy(self.q).requires_grad_(False) if heads.target else nn.ModuleList()
         self.v = ValueHead(hidden) if heads.v else None

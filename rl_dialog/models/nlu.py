@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from rl_dialog.data.labelled import SIDES, Act, LabelledTurn, Tag
 from rl_dialog.data.tokenize import END, ROLE_TOKENS, require_hub_name_or_directory, train_tokenizer
+from rl_dialog.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -97,11 +98,11 @@ class Nlu(nn.Module):
 
     @torch.inference_mode()
     def understand(self, turns: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Act]]:
-        """The acts of each (text, context, side); nothing in an empty text. Raises ValueError for an unknown side."""
+        """The acts of each (text, context, side); nothing in an empty text. Raises UserError for an unknown side."""
         self.eval()
         for _, _, side in turns:
             if side not in SIDES:
-                raise ValueError(f"expected the side {' or '.join(SIDES)}, got {side!r}")
+                raise UserError(f"expected the side {' or '.join(SIDES)}, got {side!r}")
         found: list[list[Act]] = [[] for _ in turns]
         order = sorted((i for i, turn in enumerate(turns) if turn[0].strip()), key=lambda i: len(turns[i][0]))
         for start in range(0, len(order), BATCH):
@@ -119,7 +120,7 @@ class Nlu(nn.Module):
     def reader(self, side: str) -> partial:
         """(text, context) -> acts of that side."""
         if side not in SIDES:
-            raise ValueError(f"expected the side {' or '.join(SIDES)}, got {side!r}")
+            raise UserError(f"expected the side {' or '.join(SIDES)}, got {side!r}")
         return partial(self._read, side)
 
     def save(self, directory: str | Path) -> None:
@@ -152,25 +153,25 @@ class Nlu(nn.Module):
 
 
 def load_nlu(directory: str | Path) -> Nlu:
-    """A saved model in eval mode. Raises ValueError where there is none, or one whose files do not fit together."""
+    """A saved model in eval mode. Raises UserError where there is none, or one whose files do not fit together."""
     from transformers import AutoModel, AutoTokenizer
 
     path = Path(directory) / "nlu.json"
     if not path.is_file():
-        raise ValueError(f"{directory}: expected a folder that `python -m pipelines.fit_nlu` wrote, found no nlu.json in it")
+        raise UserError(f"{directory}: expected a folder that `python -m pipelines.fit_nlu` wrote, found no nlu.json in it")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.pop("format", None) != FORMAT:
-            raise ValueError(f"expected format {FORMAT}")
+            raise UserError(f"expected format {FORMAT}")
         labels = Labels(**{name: _tuples(value) for name, value in values.items()})
         encoder = AutoModel.from_pretrained(directory, dtype=torch.float32)
         nlu = Nlu(encoder, AutoTokenizer.from_pretrained(directory), labels)
         state = load_file(Path(directory) / "heads.safetensors")
         missing, unexpected = nlu.load_state_dict(state, strict=False)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{directory}: expected a model that `python -m pipelines.fit_nlu` wrote, got one that cannot be loaded: {error}") from error
+        raise UserError(f"{directory}: expected a model that `python -m pipelines.fit_nlu` wrote, got one that cannot be loaded: {error}") from error
     if missing := [name for name in missing if not name.startswith("encoder.")] or unexpected:
-        raise ValueError(f"{directory}/heads.safetensors: expected the heads of nlu.json, these do not fit: {missing[:3]}")
+        raise UserError(f"{directory}/heads.safetensors: expected the heads of nlu.json, these do not fit: {missing[:3]}")
     return nlu.eval()
 
 
@@ -178,7 +179,7 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
             vocab_size: int = 4096) -> Nlu:  # fmt: skip
     """An untrained model: a small encoder and a tokenizer made from the turns' texts, or a pretrained encoder.
 
-    Raises ValueError for an encoder that cannot be loaded.
+    Raises UserError for an encoder that cannot be loaded.
     """
     from transformers import AutoModel, AutoTokenizer, ModernBertConfig, ModernBertModel
 
@@ -188,9 +189,9 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
             tokenizer = AutoTokenizer.from_pretrained(encoder)
             model = AutoModel.from_pretrained(encoder, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"--encoder {encoder}: expected a folder with config.json and weights, or a hub name ({error})") from error
+            raise UserError(f"--encoder {encoder}: expected a folder with config.json and weights, or a hub name ({error})") from error
         if not tokenizer.is_fast:
-            raise ValueError(f"--encoder {encoder}: expected a fast tokenizer (tokenizer.json), because values are cut out by character offsets")
+            raise UserError(f"--encoder {encoder}: expected a fast tokenizer (tokenizer.json), because values are cut out by character offsets")
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         longest = min(labels.max_length, getattr(model.config, "max_position_embeddings", None) or labels.max_length)

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.tokenize import require_hub_name_or_directory
+from rl_dialog.errors import UserError
 from rl_dialog.methods import Method
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Linear
@@ -76,13 +77,13 @@ class ModelConfig:
 
 
 def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
-    """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises ValueError when it cannot be loaded."""
+    """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises UserError when it cannot be loaded."""
     if config.model_name_or_path:
         require_hub_name_or_directory(config.model_name_or_path)
         try:
             lm = AutoModelForCausalLM.from_pretrained(config.model_name_or_path, dtype=torch.float32, attn_implementation="sdpa")
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(
+            raise UserError(
                 f"cannot load a causal LM from {config.model_name_or_path!r}: "
                 f"expected a hub name, or a directory with config.json and model.safetensors ({error})"
             ) from error
@@ -132,11 +133,11 @@ class TrunkCaches(DynamicCache):
 
     @classmethod
     def around(cls, cache: Any, others: int) -> TrunkCaches:
-        """`cache` itself when it is one of ours, a new one when it is still empty. Raises ValueError otherwise."""
+        """`cache` itself when it is one of ours, a new one when it is still empty. Raises UserError otherwise."""
         if isinstance(cache, cls):
             return cache
         if cache is not None and cache.get_seq_length():
-            raise ValueError(
+            raise UserError(
                 f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with {cache.get_seq_length()} tokens"
             )
         return cls(others)
@@ -191,7 +192,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
         if config.target_trunk == "separate" and not method.heads.target:
-            raise ValueError(f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate")
+            raise UserError(f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate")
         self.value_trunk = copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
         self.target_trunk = self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None
         if config.use_peft and not getattr(lm, "_hf_peft_config_loaded", False):
@@ -325,10 +326,10 @@ class Policy(PreTrainedModel, GenerationMixin):
         return self
 
     def start_training(self) -> Policy:
-        """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises ValueError for passes that would be equal."""
+        """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises UserError for passes that would be equal."""
         dropped = [m.p for m in self.lm.modules() if isinstance(m, nn.Dropout)] + [getattr(self.lm.config, "attention_dropout", None) or 0.0]
         if self.method.target_passes > 1 and not any(dropped):
-            raise ValueError(
+            raise UserError(
                 f"target_passes {self.method.target_passes}: expected a language model with dropout, found none, so all passes would be the same; "
                 "start from a new model with --model.dropout 0.1, or from one whose config has dropout"
             )
@@ -380,7 +381,7 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def _new_target_trunk(self) -> nn.Module:
         if self.model_config.use_peft and self.value_trunk is None:
-            raise ValueError("expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared")
+            raise UserError("expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared")
         return copy.deepcopy(self.value_trunk or self.lm.base_model).requires_grad_(False)
 
     def _outputs(self, hidden: Tensor, value_hidden: Tensor, target_hidden: Tensor, *, training: bool, wants_v: bool = False) -> Outputs:
@@ -406,7 +407,7 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *, method: Method | None = None, **_: Any) -> Policy:
-        """A policy from a checkpoint directory, or from any causal LM (then `method` is behaviour cloning). Raises ValueError."""
+        """A policy from a checkpoint directory, or from any causal LM (then `method` is behaviour cloning). Raises UserError."""
         from rl_dialog.models.checkpoint import load_policy
 
         return load_policy(pretrained_model_name_or_path, method=method)
@@ -445,7 +446,7 @@ def _require_plain_head(lm: PreTrainedModel) -> None:
         got = lm_scores(lm, hidden.flatten(0, 1)).dense().view_as(expected)
     lm.train(training)
     if not torch.allclose(expected.float(), got.float(), atol=1e-3, rtol=1e-3):
-        raise ValueError(
+        raise UserError(
             f"{type(lm).__name__}: expected logits = output embedding x last hidden state, got something else (a soft cap or a logit scale?); "
             "models with such a head are not supported"
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.methods.scores import Mixture, Scores
 from rl_dialog.models.policy import Policy
@@ -18,17 +19,17 @@ from rl_dialog.models.policy import Policy
 class Prior(nn.Module):
     """p(a|s) = sum_i w_i p_i(a|s) over frozen language models with one vocabulary; the weights are normalised to sum 1.
 
-    Raises ValueError for weights that do not fit, or models whose vocabularies differ.
+    Raises UserError for weights that do not fit, or models whose vocabularies differ.
     """
 
     def __init__(self, lms: Sequence[PreTrainedModel], weights: Sequence[float] = ()) -> None:
         super().__init__()
         weights = tuple(weights) or (1.0,) * len(lms)
         if len(weights) != len(lms) or not proper_weights(weights):
-            raise ValueError(f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}: finite numbers above 0")
+            raise UserError(f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}: finite numbers above 0")
         sizes = sorted({lm.get_output_embeddings().weight.shape[0] for lm in lms})
         if len(sizes) > 1:
-            raise ValueError(f"expected models of one vocabulary to average, got {sizes} tokens: tokens are matched by their ids")
+            raise UserError(f"expected models of one vocabulary to average, got {sizes} tokens: tokens are matched by their ids")
         self.members = nn.ModuleList(Policy(lm, BC()) for lm in lms).requires_grad_(False)
         self.weights = tuple(weight / sum(weights) for weight in weights)
         self.vocabulary = sizes[0]

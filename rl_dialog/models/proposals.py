@@ -10,6 +10,7 @@ import torch
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.models.policy import Policy, hidden_states, lm_scores, running_means
 from rl_dialog.models.prefill import read_prompts
 
@@ -31,7 +32,7 @@ def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, se
     count, tokens = policy.method.proposals, policy.method.proposal_tokens
     window = getattr(policy.config, "max_position_embeddings", None) or 1 << 30
     if window <= tokens:
-        raise ValueError(f"expected proposals that leave room for a context, got {tokens} tokens with a model of {window} positions")
+        raise UserError(f"expected proposals that leave room for a context, got {tokens} tokens with a model of {window} positions")
     contexts = [row.input_ids[:start][tokens - window :] for row in rows for start in row.reply_starts]
     features = np.empty((len(contexts), count, policy.config.hidden_size), np.float32)
     logp = np.empty((len(contexts), count), np.float32)

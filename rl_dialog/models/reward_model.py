@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rl_dialog.config import from_dict
+from rl_dialog.errors import UserError
 
 FORMAT = 1
 SLOPE = 0.01  # of the leaky ReLUs
@@ -34,7 +35,7 @@ FILTERS = ((7, 3), (5, 2), (3, 1), (3, 1))  # kernel and stride of the convoluti
 
 @dataclass(frozen=True)
 class RewardModelConfig:
-    """Shape of a reward model. Raises ValueError for sizes that do not fit."""
+    """Shape of a reward model. Raises UserError for sizes that do not fit."""
 
     observation: tuple[int, ...]  # shape of one: (features,) or (height, width, frames) of bytes
     actions: int  # number of discrete actions, or size of a continuous one
@@ -48,11 +49,11 @@ class RewardModelConfig:
 
     def __post_init__(self) -> None:
         if len(self.observation) not in (1, 3) or min(self.observation) < 1 or self.actions < 1 or self.members < 1 or not self.hidden:
-            raise ValueError(f"expected observations (features,) or (height, width, frames), actions, members and hidden layers, got {self}")
+            raise UserError(f"expected observations (features,) or (height, width, frames), actions, members and hidden layers, got {self}")
         if not 0 <= self.dropout < 1 or self.scale <= 0:
-            raise ValueError(f"expected dropout in [0, 1) and a positive scale, got {self.dropout} and {self.scale}")
+            raise UserError(f"expected dropout in [0, 1) and a positive scale, got {self.dropout} and {self.scale}")
         if self.batchnorm and not self.pixels:
-            raise ValueError("batchnorm belongs to the convolutions: expected it with observations (height, width, frames) only")
+            raise UserError("batchnorm belongs to the convolutions: expected it with observations (height, width, frames) only")
 
     @property
     def pixels(self) -> bool:
@@ -129,14 +130,14 @@ class RewardModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> RewardModel:
-        """The reward model of a directory, in eval mode. Raises ValueError for a directory that holds none."""
+        """The reward model of a directory, in eval mode. Raises UserError for a directory that holds none."""
         path = Path(directory) / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: expected the description of a reward model, got {error}; `prefer` writes one") from error
+            raise UserError(f"{path}: expected the description of a reward model, got {error}; `prefer` writes one") from error
         if not isinstance(values, dict) or values.get("model_type") != "reward_model" or values.get("format") != FORMAT:
-            raise ValueError(f"{path}: expected model_type reward_model of format {FORMAT}, got {str(values)[:120]}")
+            raise UserError(f"{path}: expected model_type reward_model of format {FORMAT}, got {str(values)[:120]}")
         config = from_dict(
             RewardModelConfig, {name: value for name, value in values.items() if name not in ("format", "model_type", "version")}, where=str(path)
         )
@@ -144,7 +145,7 @@ class RewardModel(nn.Module):
         try:
             model.load_state_dict(load_file(path.with_name("model.safetensors")))
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise ValueError(f"{path.with_name('model.safetensors')}: expected the weights of {config}, got: {error}") from error
+            raise UserError(f"{path.with_name('model.safetensors')}: expected the weights of {config}, got: {error}") from error
         return model.eval()
 
     def _action(self, actions: Tensor) -> Tensor:
@@ -205,7 +206,7 @@ class _Convolutions(nn.Module):
             norms.append(nn.BatchNorm2d(16 * config.members) if config.batchnorm else nn.Identity())
             height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, 16
         if min(height, width) < 1:
-            raise ValueError(f"expected pictures of at least 43 x 43, got {config.observation[0]} x {config.observation[1]}")
+            raise UserError(f"expected pictures of at least 43 x 43, got {config.observation[0]} x {config.observation[1]}")
         self.layers, self.norms, self.size = nn.ModuleList(layers), nn.ModuleList(norms), 16 * height * width
 
     def forward(self, observations: Tensor) -> Tensor:

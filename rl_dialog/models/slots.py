@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from rl_dialog.errors import UserError
+
 SMALLEST = 64  # tokens a slot has room for at first; doubled when a conversation outgrows it
 
 
@@ -33,7 +35,7 @@ class Slots(Cache):
         """
         self.width = int(positions[real].max()) + 1
         if self.width > self.context:
-            raise ValueError(f"expected at most {self.context} tokens in a conversation, got {self.width}")
+            raise UserError(f"expected at most {self.context} tokens in a conversation, got {self.width}")
         for slots in (self, *self.others):
             slots._grow(self.width)
             slots.first, slots.width = first, self.width

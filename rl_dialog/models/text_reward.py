@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rl_dialog.data.schema import said
 from rl_dialog.data.tokenize import encode_conversation, load_tokenizer, require_hub_name_or_directory, train_tokenizer
+from rl_dialog.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -72,7 +73,7 @@ class TextReward:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> TextReward:
-        """A trained reward model, ours or TRL's, in eval mode. Raises ValueError for anything else."""
+        """A trained reward model, ours or TRL's, in eval mode. Raises UserError for anything else."""
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -81,19 +82,17 @@ class TextReward:
             tokenizer = AutoTokenizer.from_pretrained(str(path))
             model, report = AutoModelForSequenceClassification.from_pretrained(str(path), dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise ValueError(f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one ({error})") from error
+            raise UserError(f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one ({error})") from error
         if model.config.num_labels != 1 or report["missing_keys"]:
             why = f"its files lack {sorted(report['missing_keys'])[0]}" if report["missing_keys"] else f"it has {model.config.num_labels} outputs"
-            raise ValueError(
-                f"{path}: expected a trained reward model with one output, got a model of which {why}: fit one with pipelines.fit_reward"
-            )
+            raise UserError(f"{path}: expected a trained reward model with one output, got a model of which {why}: fit one with pipelines.fit_reward")
         if tokenizer.chat_template is None:
-            raise ValueError(f"{path}: expected a tokenizer with a chat template, which renders context and reply as the model was trained on them")
+            raise UserError(f"{path}: expected a tokenizer with a chat template, which renders context and reply as the model was trained on them")
         return cls(_padded(model, tokenizer), tokenizer).eval()
 
     @classmethod
     def from_base(cls, base: str, *, max_length: int) -> TextReward:
-        """A pretrained encoder or language model (a hub name or folder, a checkpoint of ours too) with a new head. Raises ValueError.
+        """A pretrained encoder or language model (a hub name or folder, a checkpoint of ours too) with a new head. Raises UserError.
 
         A tokenizer without a chat template gets ours. Where `base` is a reward model itself, its head goes on learning.
         """
@@ -105,7 +104,7 @@ class TextReward:
         try:
             model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, num_labels=1, ignore_mismatched_sizes=True)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise ValueError(f"--base {base}: expected an encoder or a language model that transformers can give a scalar head ({error})") from error
+            raise UserError(f"--base {base}: expected an encoder or a language model that transformers can give a scalar head ({error})") from error
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer))
         return cls(_padded(model, tokenizer), tokenizer, max_length=max_length)

@@ -16,6 +16,7 @@ from typing import Any
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import split_key
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labels import Label, pair_id
 from rl_dialog.preferences.segments import Reply, Segment, Segments
@@ -37,7 +38,7 @@ def write_labels(labels: Iterable[Label], path: str | Path) -> int:
 
 
 def read_labels(path: str | Path) -> Iterator[Label]:
-    """What `write_labels` wrote, for `LabelLog.add_labels`; revoked answers are left out. Raises ValueError for the first line that is no label."""
+    """What `write_labels` wrote, for `LabelLog.add_labels`; revoked answers are left out. Raises UserError for the first line that is no label."""
     names = [field.name for field in fields(Label)]
     with Path(path).open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -47,7 +48,7 @@ def read_labels(path: str | Path) -> Iterator[Label]:
                 _check_types(label)
             except (ValueError, KeyError, TypeError) as error:
                 told = f"no {error}" if isinstance(error, KeyError) else error
-                raise ValueError(f"{path}:{number}: expected a label, a JSON object with {', '.join(names)}, got {line[:200]!r}: {told}") from None
+                raise UserError(f"{path}:{number}: expected a label, a JSON object with {', '.join(names)}, got {line[:200]!r}: {told}") from None
             if row.get("revoked") is None:
                 yield label
 
@@ -58,13 +59,13 @@ def _check_types(label: Label) -> None:
     for name, kind in kinds.items():
         value = getattr(label, name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{name} is {value!r}")
+            raise UserError(f"{name} is {value!r}")
 
 
 def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterator[dict[str, Any]]:
     """The labels of replies as rows with prompt, chosen and rejected. Ties and incomparable ones are left out: the format has no place for them.
 
-    Raises ValueError for labels of clips, and of replies to different contexts.
+    Raises UserError for labels of clips, and of replies to different contexts.
     """
     for label in labels:
         if label.preference is None or label.preference == 0.5:
@@ -72,7 +73,7 @@ def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterat
         ids = (label.first, label.second) if label.preference > 0.5 else (label.second, label.first)
         better, worse = (_reply(segments[id], label) for id in ids)
         if list(map(dict, better.context)) != list(map(dict, worse.context)):
-            raise ValueError(f"expected two replies to one context in the query {label.query!r}, got replies to different ones")
+            raise UserError(f"expected two replies to one context in the query {label.query!r}, got replies to different ones")
         chosen, rejected = ([{"role": "assistant", "content": reply.text}] for reply in (better, worse))
         prompt = [{"role": message["role"], "content": message["content"]} for message in better.context]
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": 1.0, "rejected_reward": 0.0, "ids": list(ids)}
@@ -80,7 +81,7 @@ def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterat
 
 def _reply(segment: Segment, label: Label) -> Reply:
     if not isinstance(segment, Reply):
-        raise ValueError(f"expected labels of replies, got one of clips of an environment: the query {label.query!r}")
+        raise UserError(f"expected labels of replies, got one of clips of an environment: the query {label.query!r}")
     return segment
 
 
@@ -114,9 +115,9 @@ def _pair_label(chosen: Dialog, rejected: Dialog, log: LabelLog, segments: Segme
     """Which of the two is `first` says nothing about which one was chosen."""
     better, worse = (_last_reply(dialog) for dialog in (chosen, rejected))
     if better.id == worse.id:
-        raise ValueError("expected two different replies, got the same one twice")
+        raise UserError("expected two different replies, got the same one twice")
     if better.context != worse.context:
-        raise ValueError("expected replies of one message each, got several")
+        raise UserError("expected replies of one message each, got several")
     first, second = sorted((better, worse), key=lambda reply: reply.id)
     for reply in (first, second):
         segments.add(reply)

@@ -32,6 +32,7 @@ from sqlalchemy.engine import URL
 
 from rl_dialog.data.database import WAIT, database_url, open_database, shown_url
 from rl_dialog.data.storable import name_of
+from rl_dialog.errors import UserError
 from rl_dialog.preferences import label_statements as sql
 from rl_dialog.preferences.label_tables import ANSWERS, FIRST, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
 from rl_dialog.preferences.labeller_statistics import labeller_statistics
@@ -53,7 +54,7 @@ class LabelLog:
         validation: share of the segments whose labels are for validation. A segment's side is a hash of its id: the same after every restart.
         clock: seconds since 1970. Processes on several machines need clocks that agree to a fraction of a lease.
 
-    Raises ValueError for a database that cannot be used or a value that cannot be stored, KeyError for a query or a labeller that there is not,
+    Raises UserError for a database that cannot be used or a value that cannot be stored, KeyError for a query or a labeller that there is not,
     PermissionError for a labeller who was revoked.
     """
 
@@ -68,7 +69,7 @@ class LabelLog:
     ) -> None:
         for name, share in (("overlap", overlap), ("validation", validation)):
             if not 0 <= share <= 1:
-                raise ValueError(f"expected a share from 0 to 1 as {name}, got {share}")
+                raise UserError(f"expected a share from 0 to 1 as {name}, got {share}")
         url = database_url(url)
         self.name = shown_url(url)  # without passwords
         self._engine = open_database(url, METADATA, create=create, what="log of labels")
@@ -109,7 +110,7 @@ class LabelLog:
         """Offers a pair of segments, whose files exist; the query's id. Without `id` it is a hash of the pair: the same pair is never asked twice.
         A query that is there already is left as it is.
 
-        `validation`: the pair's side where the segments' ids do not say it, as with replies, whose contexts have sides. Raises ValueError for a pair
+        `validation`: the pair's side where the segments' ids do not say it, as with replies, whose contexts have sides. Raises UserError for a pair
         across the sides.
         """
         return self.add_queries([NewQuery(first, second, id, task, priority, reward_version, about or {}, validation)])[0]
@@ -126,7 +127,7 @@ class LabelLog:
         if validation is None:
             validation = self.is_validation(query.first)
             if validation != self.is_validation(query.second):
-                raise ValueError(
+                raise UserError(
                     f"expected two segments of one side, got one for training and one for validation: {query.first}, {query.second}; "
                     "choose pairs with queries.py, or say `validation`"
                 )
@@ -169,7 +170,7 @@ class LabelLog:
         """Records what a labeller chose of what was shown, and what that means for (first, second). Committed when it returns.
 
         The same query and labeller again: the same Label, whatever the choice. An answer after the lease has run out is recorded as well; if others
-        have given all that the query wanted meanwhile, it is late, and not among `labels()`. Raises ValueError for a query never shown to them.
+        have given all that the query wanted meanwhile, it is late, and not among `labels()`. Raises UserError for a query never shown to them.
         """
         return self.answer_many([(query_id, choice)], labeller)[0]
 
@@ -178,7 +179,7 @@ class LabelLog:
         chosen = [(query.id if isinstance(query, Query) else query, choice) for query, choice in answers]
         for _, choice in chosen:
             if choice not in PREFERENCES:
-                raise ValueError(f"expected one of {', '.join(PREFERENCES)} as the choice, got {choice!r}")
+                raise UserError(f"expected one of {', '.join(PREFERENCES)} as the choice, got {choice!r}")
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
             shown = sql.find_shown(connection, [query for query, _ in chosen], labeller)
@@ -190,7 +191,7 @@ class LabelLog:
                 if shown[query].answer is not None or query in new:
                     continue
                 if shown[query].shown is None:
-                    raise ValueError(f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}: lease it first")
+                    raise UserError(f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}: lease it first")
                 new[query] = sql.answer_row(shown[query], number + len(new) + 1, labeller, choice, now)
             sql.insert_answers(connection, list(new.values()))
             labels = {label.query: label for label in sql.find_labels(connection, ANSWERS.c.labeller == labeller, [query for query, _ in chosen])}
@@ -223,12 +224,12 @@ class LabelLog:
     def add_labels(self, labels: Iterable[Label]) -> int:
         """Labels from elsewhere, in one transaction: their queries where those are new, and the answers as they are, but numbered anew; how many.
 
-        What came in before is left out, also if it was revoked since. Raises ValueError for a preference other than 1, 0, 0.5 and None.
+        What came in before is left out, also if it was revoked since. Raises UserError for a preference other than 1, 0, 0.5 and None.
         """
         labels = list(labels)
         for label in labels:
             if label.preference not in CHOICES:
-                raise ValueError(f"expected a preference of 1, 0, 0.5 or None, got {label.preference!r} for the query {label.query!r}")
+                raise UserError(f"expected a preference of 1, 0, 0.5 or None, got {label.preference!r} for the query {label.query!r}")
             name_of(label.labeller, "name of a labeller")
         asked = [NewQuery(each.first, each.second, each.query, reward_version=each.reward_version, validation=each.validation) for each in labels]
         rows = [self._query_row(query) | {"created": label.shown} for query, label in zip(asked, labels, strict=True)]
@@ -271,14 +272,14 @@ class LabelLog:
     def add_labeller(self, name: str) -> str:
         """An access token for a labeller, shown here and never again. Who was revoked may come back: their earlier answers stay revoked.
 
-        Raises ValueError for a name that has a token.
+        Raises UserError for a name that has a token.
         """
         name_of(name, "name of a labeller")
         token = "rl-" + secrets.token_urlsafe(24)
         with self._writing() as (connection, now):
             known = connection.execute(select(LABELLERS).where(LABELLERS.c.name == name)).first()
             if known and known.hash and known.revoked is None:
-                raise ValueError(f"expected the name of somebody without a token, got {name!r}: revoke that token first, or choose another name")
+                raise UserError(f"expected the name of somebody without a token, got {name!r}: revoke that token first, or choose another name")
             if known is None:
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(hash=_token_hash(token), revoked=None))

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, and_, case, delete, exists, func, insert, or_, select, update
 
 from rl_dialog.data.storable import is_storable, name_of
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, LEASES, OPEN, QUERIES, STANDS
 from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Query
 
@@ -26,7 +27,7 @@ def share(purpose: str, key: str) -> float:
 
 
 def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Those that are new. Raises ValueError for the id of another pair, and for a segment that is on the other side already."""
+    """Those that are new. Raises UserError for the id of another pair, and for a segment that is on the other side already."""
     named = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
     known: dict[str, set[str]] = {}
     sides: dict[str, bool] = {}
@@ -40,13 +41,13 @@ def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
     for row in rows:
         pair = {row["first"], row["second"]}
         if known.get(row["id"], pair) != pair:
-            raise ValueError(f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}")
+            raise UserError(f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}")
         if row["id"] in known:
             continue
         for segment in pair:
             if sides.setdefault(segment, row["validation"]) != row["validation"]:
                 before, now = ("validation", "training") if sides[segment] else ("training", "validation")
-                raise ValueError(f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}")
+                raise UserError(f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}")
         known[row["id"]] = pair
         new.append(row)
     if new:

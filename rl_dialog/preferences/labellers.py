@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.segments import Clip, Segment
 
 
@@ -20,7 +21,7 @@ class Oracle:
     """P(first preferred) = sigmoid((R1 - R2) / temperature), R = sum_t discount^t r_t of the *true* rewards (Christiano et al. 2017, section 2.2.3).
 
     What is drawn depends on the seed and the two segments alone: neither on the side on which each is shown nor on the order of the queries, so that
-    any number of oracles, after any restart, give the same answers. Raises ValueError for settings that mean nothing, and where a reply has no truth.
+    any number of oracles, after any restart, give the same answers. Raises UserError for settings that mean nothing, and where a reply has no truth.
 
     `Oracle(temperature=1, ties=None)` is `imitation`'s SyntheticGatherer with sample=True; `Oracle()` is the original reproduction's oracle.
     """
@@ -48,7 +49,7 @@ class Oracle:
             ("ties", self.ties is None or 0 <= self.ties < math.inf, "a number of at least 0, or None"),
         ):
             if not fits:
-                raise ValueError(f"{name}: expected {wanted}, got {getattr(self, name)!r}")
+                raise UserError(f"{name}: expected {wanted}, got {getattr(self, name)!r}")
 
     def value(self, segment: Segment) -> float:
         """What a segment is truly worth."""
@@ -57,9 +58,9 @@ class Oracle:
         elif isinstance(segment, Clip):
             found = float(segment.rewards.astype(np.float64) @ self.discount ** np.arange(len(segment.rewards)))
         else:
-            raise ValueError(f"expected a function for the truth of replies, Oracle(truth=...), to answer for the reply {segment.text[:80]!r}")
+            raise UserError(f"expected a function for the truth of replies, Oracle(truth=...), to answer for the reply {segment.text[:80]!r}")
         if not math.isfinite(found):
-            raise ValueError(f"expected a finite number as the value of segment {segment.id[:12]}, got {found}")
+            raise UserError(f"expected a finite number as the value of segment {segment.id[:12]}, got {found}")
         return found
 
     def probability(self, first: Segment, second: Segment) -> float:

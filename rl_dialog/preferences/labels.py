@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rl_dialog.data.storable import check_storable, name_of
+from rl_dialog.errors import UserError
 
 Choice = Literal["left", "right", "tie", "skip"]
 PREFERENCES: dict[str, float | None] = {"left": 1.0, "right": 0.0, "tie": 0.5, "skip": None}  # of what is shown on the left
@@ -16,7 +17,7 @@ CHOICES = {preference: choice for choice, preference in PREFERENCES.items()}
 
 @dataclass(frozen=True)
 class NewQuery:
-    """What `add_query` takes. Raises ValueError for what no database can hold, and for a segment compared with itself."""
+    """What `add_query` takes. Raises UserError for what no database can hold, and for a segment compared with itself."""
 
     first: str
     second: str
@@ -33,7 +34,7 @@ class NewQuery:
         if self.id is not None:
             name_of(self.id, "id of a query")
         if self.first == self.second:
-            raise ValueError(f"expected two different segments, got {self.first} twice")
+            raise UserError(f"expected two different segments, got {self.first} twice")
         for name in ("task", "priority", "reward_version", "about"):
             check_storable(getattr(self, name), name)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.models.trajectory import Trajectory
 from rl_dialog.preferences.segments import Clip, cut_clips
@@ -50,9 +51,9 @@ class LearnedReward:
         self._cut_since = 0
 
     def use(self, model: RewardModel, version: int) -> None:
-        """From now on, weights and normaliser of this version. Raises ValueError for one that is older than what is in use."""
+        """From now on, weights and normaliser of this version. Raises UserError for one that is older than what is in use."""
         if version < self.version:
-            raise ValueError(f"expected a reward of version {self.version} or newer, got {version}")
+            raise UserError(f"expected a reward of version {self.version} or newer, got {version}")
         self.model, self.version = model.to(self.device), version
 
     def renew(self, seed: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labels import NewQuery
 
@@ -25,12 +26,12 @@ TRIES = 20  # draws per wanted pair before all pairs are listed
 class ClipPool:
     """At most `capacity` ids of clips: the newest, or a sample in which each that ever came has the same chance (Vitter 1985, algorithm R).
 
-    `add` never waits; what it drops is counted. Raises ValueError for fewer than two places.
+    `add` never waits; what it drops is counted. Raises UserError for fewer than two places.
     """
 
     def __init__(self, capacity: int, *, keep: Literal["newest", "sample"] = "newest", seed: int = 0) -> None:
         if capacity < 2:
-            raise ValueError(f"expected room for at least two clips, got {capacity}")
+            raise UserError(f"expected room for at least two clips, got {capacity}")
         self.capacity, self.keep = capacity, keep
         self.slots: list[str] = []
         self.seen = 0
@@ -67,7 +68,7 @@ class ClipPool:
 
 @dataclass(frozen=True)
 class QuerySettings:
-    """What is asked. Raises ValueError for a number out of its range."""
+    """What is asked. Raises UserError for a number out of its range."""
 
     selection: Literal["random", "variance"] = "random"
     """any pair not yet asked about, or those about which the members of the reward's ensemble disagree most"""
@@ -86,9 +87,9 @@ class QuerySettings:
 
     def __post_init__(self) -> None:
         if self.selection not in ("random", "variance"):
-            raise ValueError(f"expected random or variance as selection, got {self.selection!r}")
+            raise UserError(f"expected random or variance as selection, got {self.selection!r}")
         if self.candidates < 1 or self.newest < 1 or self.prefetch < 1 or not 0 <= self.recency <= 1 or not self.expire > 0:
-            raise ValueError(f"expected candidates, newest and prefetch of at least 1, recency in [0, 1], expire above 0, got {self}")
+            raise UserError(f"expected candidates, newest and prefetch of at least 1, recency in [0, 1], expire above 0, got {self}")
 
 
 class QueryBroker:
@@ -141,13 +142,13 @@ class QueryBroker:
             clips: different ids in the order in which they came, the newest last.
             returns: (M, len(clips)) what each of M members predicts the clips to be worth. None: no reward is known yet, pairs are random.
 
-        Raises ValueError for clips given twice and for returns of another shape.
+        Raises UserError for clips given twice and for returns of another shape.
         """
         place = {id: i for i, id in enumerate(clips)}
         if len(place) != len(clips):
-            raise ValueError(f"expected different clips, got {len(clips) - len(place)} of them twice")
+            raise UserError(f"expected different clips, got {len(clips) - len(place)} of them twice")
         if returns is not None and (returns.ndim != 2 or returns.shape[1] != len(clips)):
-            raise ValueError(f"expected returns of shape (members, {len(clips)}), got {returns.shape}")
+            raise UserError(f"expected returns of shape (members, {len(clips)}), got {returns.shape}")
         if number < 1:
             return []
         rng = np.random.default_rng([self.seed, len(self.asked)])

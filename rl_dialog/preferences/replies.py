@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from rl_dialog.data.pairs import widest_pairs
 from rl_dialog.data.schema import Dialog, said
 from rl_dialog.data.splits import assign_split, split_key
+from rl_dialog.errors import UserError
 from rl_dialog.models.reward_model import preference_loss
 from rl_dialog.models.text_reward import Conversation, TextReward
 from rl_dialog.preferences.segments import Reply, Segment
@@ -41,7 +42,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class ReplyPair:
-    """Two replies to one context, and P(first preferred): 1, 0, or .5 for a tie. Raises ValueError for anything else."""
+    """Two replies to one context, and P(first preferred): 1, 0, or .5 for a tie. Raises UserError for anything else."""
 
     first: Reply
     second: Reply
@@ -49,9 +50,9 @@ class ReplyPair:
 
     def __post_init__(self) -> None:
         if not 0 <= self.preference <= 1:
-            raise ValueError(f"expected a preference from 0 to 1, got {self.preference}")
+            raise UserError(f"expected a preference from 0 to 1, got {self.preference}")
         if list(_turns(self.first.context)) != list(_turns(self.second.context)):
-            raise ValueError(f"expected two replies to one context, got other messages before {self.first.text!r} than before {self.second.text!r}")
+            raise UserError(f"expected two replies to one context, got other messages before {self.first.text!r} than before {self.second.text!r}")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Preferences:
 
 @dataclass(frozen=True)
 class Fitting:
-    """How a reward model over text is fitted. Raises ValueError for a number out of its range."""
+    """How a reward model over text is fitted. Raises UserError for a number out of its range."""
 
     learning_rate: float = 1e-3
     """of AdamW at its highest, after a tenth of the steps; it falls to 0. 1e-5 is usual for a large pretrained model"""
@@ -95,7 +96,7 @@ class Fitting:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or not self.learning_rate > 0 or not self.epochs > 0 or not 0 <= self.noise < 1 or self.weight_decay < 0:
-            raise ValueError(
+            raise UserError(
                 f"expected a batch of at least 1, learning rate and epochs above 0, noise in [0, 1) and weight decay of at least 0, got {self}"
             )
 
@@ -134,14 +135,14 @@ def split_of(reply: Reply, *, validation: float, test: float = 0.0, seed: int = 
 
 
 def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment]) -> list[ReplyPair]:
-    """The comparable ones, with their replies from `segments`. Raises ValueError for labels of clips, and of replies to different contexts."""
+    """The comparable ones, with their replies from `segments`. Raises UserError for labels of clips, and of replies to different contexts."""
     found = []
     for label in labels:
         if label.preference is None:
             continue
         first, second = segments[label.first], segments[label.second]
         if not (isinstance(first, Reply) and isinstance(second, Reply)):
-            raise ValueError(f"expected labels of replies, got one of clips of an environment: {label.first}, {label.second}")
+            raise UserError(f"expected labels of replies, got one of clips of an environment: {label.first}, {label.second}")
         found.append(ReplyPair(first, second, label.preference))
     return found
 
@@ -170,11 +171,11 @@ def fit(
 ) -> None:
     """Trains all weights on pairs, on ratings (reply, is it good), or on both: the mean losses of a batch of each are added.
 
-    `progress` hears the step, how many there are, and the loss. Raises ValueError where there is nothing to learn from.
+    `progress` hears the step, how many there are, and the loss. Raises UserError where there is nothing to learn from.
     """
     settings = settings or Fitting()
     if not pairs and not ratings:
-        raise ValueError("expected preferences to learn from, got none but incomparable ones")
+        raise UserError("expected preferences to learn from, got none but incomparable ones")
     torch.manual_seed(seed)  # dropout
     rows = _Rows(reward)
     compared = [(rows.of(pair.first), rows.of(pair.second), pair.preference) for pair in pairs]

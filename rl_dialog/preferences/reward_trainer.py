@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.reward_model import RewardModel, preference_loss
 from rl_dialog.preferences.segments import Clip, compact, restored
 from rl_dialog.training.optim import load_optimizer, save_optimizer
@@ -42,7 +43,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class RewardTraining:
-    """How the reward is fitted. Raises ValueError for a number out of its range."""
+    """How the reward is fitted. Raises UserError for a number out of its range."""
 
     learning_rate: float = 1e-3
     """of Adam"""
@@ -69,9 +70,9 @@ class RewardTraining:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_labels < 1 or self.learning_rate <= 0 or not (0 <= self.noise < 1 and 0 <= self.label_smoothing < 1):
-            raise ValueError(f"expected batch_size and max_labels of at least 1, a positive learning rate, noise and smoothing in [0, 1), got {self}")
+            raise UserError(f"expected batch_size and max_labels of at least 1, a positive learning rate, noise and smoothing in [0, 1), got {self}")
         if self.l2 < 0 or not 0 < self.l2_low <= self.l2_high or self.l2_step <= 1:
-            raise ValueError(f"expected l2 of at least 0, 0 < l2_low <= l2_high, and l2_step above 1, got {self}")
+            raise UserError(f"expected l2 of at least 0, 0 < l2_low <= l2_high, and l2_step above 1, got {self}")
 
 
 class RewardTrainer:
@@ -96,9 +97,9 @@ class RewardTrainer:
         self.clips = kept | {id: _arrays(segments[id]) for id in needed if id not in kept}
 
     def fit(self, epochs: int = 1) -> dict[str, float]:
-        """So many passes over the training labels; metrics of the last. Raises ValueError where there is no label to learn from."""
+        """So many passes over the training labels; metrics of the last. Raises UserError where there is no label to learn from."""
         if not self.train_pairs:
-            raise ValueError("expected labels to learn from, got none but incomparable ones or those for validation")
+            raise UserError("expected labels to learn from, got none but incomparable ones or those for validation")
         pairs = _Pairs(self.train_pairs, self.clips, self._counts(self.train_pairs), self.settings.label_smoothing)
         held_out = _Pairs(self.validation_pairs, self.clips, None, self.settings.label_smoothing) if self.validation_pairs else None
         metrics: dict[str, float] = {}
@@ -143,11 +144,11 @@ class RewardTrainer:
         (directory / "trainer.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def load(self, directory: str | Path) -> int:
-        """The inverse of `save`; the version. Labels are not part of it. Raises ValueError for another shape."""
+        """The inverse of `save`; the version. Labels are not part of it. Raises UserError for another shape."""
         directory = Path(directory)
         found = RewardModel.from_pretrained(directory)
         if found.config != self.model.config:
-            raise ValueError(f"{directory}: expected a reward model of the shape {self.model.config}, got {found.config}")
+            raise UserError(f"{directory}: expected a reward model of the shape {self.model.config}, got {found.config}")
         self.model.load_state_dict(found.state_dict())
         load_optimizer(self.optimizer, directory / "optimizer.safetensors")
         state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))

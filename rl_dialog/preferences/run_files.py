@@ -9,6 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.errors import UserError
+
 PIECE = 1 << 20  # bytes of metrics in one answer
 MARK = 256  # bytes before a cursor by which it is known again
 
@@ -20,7 +22,7 @@ class RunFiles:
         self.folder = Path(folder)
 
     def status(self) -> dict[str, Any]:
-        """What status.json says, and `age`, the seconds since it was written; {} without one. Raises ValueError for a file that is no JSON object."""
+        """What status.json says, and `age`, the seconds since it was written; {} without one. Raises UserError for a file that is no JSON object."""
         path = self.folder / "status.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -28,9 +30,9 @@ class RunFiles:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise ValueError(f"{path}: expected JSON, got {error}") from None
+            raise UserError(f"{path}: expected JSON, got {error}") from None
         if not isinstance(found, dict):
-            raise ValueError(f"{path}: expected a JSON object, got {type(found).__name__}")
+            raise UserError(f"{path}: expected a JSON object, got {type(found).__name__}")
         return finite(found) | {"age": age}
 
     def metrics(self, cursor: str = "") -> dict[str, Any]:
@@ -53,7 +55,7 @@ class RunFiles:
             data = file.read(PIECE)
             end = data.rfind(b"\n") + 1
             if not end and len(data) == PIECE:
-                raise ValueError(f"{path}: expected lines of less than {PIECE} bytes, got a longer one at byte {offset}")
+                raise UserError(f"{path}: expected lines of less than {PIECE} bytes, got a longer one at byte {offset}")
             before = offset
             offset += end
             file.seek(max(0, offset - MARK))

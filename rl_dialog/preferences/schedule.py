@@ -7,6 +7,8 @@ from itertools import accumulate
 from math import log1p
 from typing import Literal
 
+from rl_dialog.errors import UserError
+
 
 @dataclass(frozen=True)
 class AnnotationSchedule:
@@ -21,7 +23,7 @@ class AnnotationSchedule:
     `iterations` n asks in rounds instead, at n + 1 equally long phases of training: `initial` before the first one, then in proportion to the rate at
     n equally spaced T from 0 to the end, as `imitation` does (its hyperbolic schedule has a = total_steps).
 
-    Raises ValueError for numbers that are no schedule.
+    Raises UserError for numbers that are no schedule.
     """
 
     budget: int
@@ -38,9 +40,9 @@ class AnnotationSchedule:
 
     def __post_init__(self) -> None:
         if not 0 <= self.initial <= self.budget or self.total_steps < 1 or self.iterations < 0:
-            raise ValueError(f"expected 0 <= initial <= budget, at least one step and no negative iterations, got {self}")
+            raise UserError(f"expected 0 <= initial <= budget, at least one step and no negative iterations, got {self}")
         if self.kind not in ("constant", "hyperbolic") or not (self.scale is None or self.scale > 0):
-            raise ValueError(f"expected constant or hyperbolic, and a scale above 0, got {self.kind!r}, {self.scale}")
+            raise UserError(f"expected constant or hyperbolic, and a scale above 0, got {self.kind!r}, {self.scale}")
 
     def rate(self, steps: float) -> float:
         """Relative to the rate at step 0."""

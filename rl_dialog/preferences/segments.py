@@ -22,12 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from rl_dialog.errors import UserError
+
 
 @dataclass(frozen=True)
 class Clip:
     """L steps of one episode. An episode that ended sooner is padded: its last step is repeated, with rewards of 0.
 
-    Letters: L steps. Raises ValueError for arrays of different lengths.
+    Letters: L steps. Raises UserError for arrays of different lengths.
     """
 
     observations: np.ndarray  # (L, ...) what the policy saw before each action
@@ -39,7 +41,7 @@ class Clip:
     def __post_init__(self) -> None:
         lengths = {len(self.observations), len(self.actions), len(self.rewards)}
         if len(lengths) != 1 or not 0 < self.steps <= max(lengths):
-            raise ValueError(
+            raise UserError(
                 f"expected as many observations, actions and rewards, and 1 to that many steps, got lengths {lengths}, {self.steps} steps"
             )
 
@@ -60,7 +62,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a bot answered. Raises ValueError for a context without messages."""
+    """What a bot answered. Raises UserError for a context without messages."""
 
     context: Sequence[Mapping[str, str]]  # messages with role and content
     text: str
@@ -68,7 +70,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         if not self.context or not all(isinstance(message.get("content"), str) and message.get("role") for message in self.context):
-            raise ValueError(f"expected a context of messages with role and content, got {str(self.context)[:200]}")
+            raise UserError(f"expected a context of messages with role and content, got {str(self.context)[:200]}")
 
     @cached_property
     def id(self) -> str:
@@ -102,7 +104,7 @@ class Segments:
         return any(self._folder(id).glob(f"{id}.*"))
 
     def __getitem__(self, id: str) -> Segment:
-        """The segment of that id. Raises KeyError where there is none, ValueError where the file is not what its name says."""
+        """The segment of that id. Raises KeyError where there is none, UserError where the file is not what its name says."""
         found = [path for path in self._folder(id).glob(f"{id}.*") if path.suffix in (".npz", ".json")]
         if not found:
             raise KeyError(f"expected the segment {id} in {self.folder}, found none")
@@ -110,9 +112,9 @@ class Segments:
         try:
             segment = _read_clip(path) if path.suffix == ".npz" else _read_reply(path)
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path}: expected a segment, got {type(error).__name__}: {error}") from error
+            raise UserError(f"{path}: expected a segment, got {type(error).__name__}: {error}") from error
         if segment.id != id:
-            raise ValueError(f"{path}: expected the segment {id}, got one whose content is {segment.id}: the file was changed")
+            raise UserError(f"{path}: expected the segment {id}, got one whose content is {segment.id}: the file was changed")
         return segment
 
     def _folder(self, id: str) -> Path:

@@ -29,6 +29,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, drawn_frames
 from rl_dialog.preferences.label_log import LabelLog, Query
 from rl_dialog.preferences.run_files import RunFiles
@@ -168,7 +169,7 @@ class TerminalLabeller:
 
     def _clips(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
         if self.draw is None:
-            raise ValueError("expected a function that draws observations, TerminalLabeller(draw=...), to show clips")
+            raise UserError("expected a function that draws observations, TerminalLabeller(draw=...), to show clips")
         width, height = (self.console.width - 6) // 2, max(4, self.console.height - 8)
         blocks = self._shown(SHADES + "▀") == SHADES + "▀"
         how = {"colours": blocks and self.console.color_system is not None, "shades": SHADES if blocks else ASCII_SHADES}

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.conversation import conversation_length
@@ -120,12 +121,12 @@ def choose_rewards(
 ) -> dict[str, Reward]:
     """The functions behind `names`, with their `scorers`, `rating` reading one named rating if asked; `module:function` is imported.
 
-    `compat`, a name in COMPAT, takes them as the 2019 code computed them. Raises ValueError for a name that is none of these.
+    `compat`, a name in COMPAT, takes them as the 2019 code computed them. Raises UserError for a name that is none of these.
     """
     if compat:
         known = COMPAT[compat]
         if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(known)}")
+            raise UserError(f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(known)}")
         return {name: with_scorers(known[name][0], scorers) for name in names}
     chosen = {name: with_scorers(REWARDS[name] if name in REWARDS else _own(name), scorers) for name in names}
     if rating_name is not None and "rating" in chosen:
@@ -137,16 +138,16 @@ def _own(name: str) -> Reward:
     """A reward of the user's, `module:function`."""
     module, colon, function = name.partition(":")
     if not colon:
-        raise ValueError(f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of your own")
+        raise UserError(f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of your own")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, SyntaxError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"reward {name!r}: expected the function {function} in {module}.py in the folder where the command starts, or in an installed module, "
             f"got {type(error).__name__}: {error}"
         ) from error
     if not callable(found):
-        raise ValueError(f"reward {name!r}: expected a function that takes a Dialog, got {found!r}")
+        raise UserError(f"reward {name!r}: expected a function that takes a Dialog, got {found!r}")
     return found
 
 
@@ -155,7 +156,7 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
 
     Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then
     their sum (NaN, and None in the message, where none with a weight other than 0 applies). Components that
-    are not among `rewards` stay in the message as they were. Raises ValueError for a reward that fails, or
+    are not among `rewards` stay in the message as they were. Raises UserError for a reward that fails, or
     does not give one finite number or None per reply.
     """
     columns = {name: _numbers(name, function, dialog) for name, function in rewards.items()}
@@ -176,14 +177,14 @@ def _numbers(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
     except Exception as error:
         if name in REWARDS:
             raise  # ours say themselves what is wrong with the dialog
-        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
     expected = len(dialog.replies)
     if len(values) != expected:
-        raise ValueError(f"{where}: expected {expected} numbers, one per reply, got {len(values)}")
+        raise UserError(f"{where}: expected {expected} numbers, one per reply, got {len(values)}")
     return [value if value is None else _finite(value, where) for value in values]
 
 
 def _finite(value: object, where: str) -> float:
     if not (isinstance(value, float | int | numbers.Real) and math.isfinite(value)):
-        raise ValueError(f"{where}: expected finite numbers or None, got {value!r}")
+        raise UserError(f"{where}: expected finite numbers or None, got {value!r}")
     return float(value)

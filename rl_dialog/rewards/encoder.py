@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.tokenize import require_hub_name_or_directory
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.scorers import EMOJI_WEIGHTS, EMOJIS
 
 BATCH_TEXTS = 64
@@ -17,7 +18,7 @@ MAX_TOKENS = 512  # longer texts lose their tail; a model with fewer positions c
 
 
 class Encoder:
-    """A text encoder, or the trunk of a causal LM: one vector per token. Raises ValueError when there is none at `path`."""
+    """A text encoder, or the trunk of a causal LM: one vector per token. Raises UserError when there is none at `path`."""
 
     def __init__(self, path: str) -> None:
         from transformers import AutoModel
@@ -25,7 +26,7 @@ class Encoder:
         self.tokenizer, self.model, report = _load(AutoModel, path)
         lacking = [key for key in report["missing_keys"] if "pooler" not in key]
         if lacking:
-            raise ValueError(f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]} first")
+            raise UserError(f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]} first")
         self.length = _longest(self.tokenizer, self.model)
 
     @torch.no_grad()
@@ -66,7 +67,7 @@ def greedy_f1(encoder: Encoder, pairs: list[tuple[str, str]]) -> list[float]:
 
 
 class Classifier:
-    """A text classifier: probabilities per label. Raises ValueError when there is no trained one at `path`."""
+    """A text classifier: probabilities per label. Raises UserError when there is no trained one at `path`."""
 
     def __init__(self, path: str) -> None:
         from transformers import AutoModelForSequenceClassification
@@ -75,7 +76,7 @@ class Classifier:
         self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
         if report["missing_keys"] or self.model.config.num_labels < 2:
             why = f"its files lack {sorted(report['missing_keys'])[0]}" if report["missing_keys"] else "it has one output"
-            raise ValueError(f"{path}: expected a trained classifier with at least two labels, got one of which {why}")
+            raise UserError(f"{path}: expected a trained classifier with at least two labels, got one of which {why}")
         self.length = _longest(self.tokenizer, self.model)
         named = self.model.config.id2label
         self.labels = [str(named[i]).lower() for i in range(self.model.config.num_labels)]
@@ -83,13 +84,13 @@ class Classifier:
             self.labels = list(EMOJIS)
 
     def weights(self, known: Mapping[str, float]) -> np.ndarray:
-        """(labels,) what each label counts; a classifier of 64 emojis has weights of its own. Raises ValueError for a label that is not known."""
+        """(labels,) what each label counts; a classifier of 64 emojis has weights of its own. Raises UserError for a label that is not known."""
         if self.labels == list(EMOJIS):
             return np.array([EMOJI_WEIGHTS.get(label, 0.0) for label in self.labels])
         plain = {_plain(label): weight for label, weight in known.items()}
         if unknown := [label for label in self.labels if _plain(label) not in plain]:
             example = " ".join(f"{label.replace(' ', '_')}=0" for label in self.labels[:3])
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: its labels are {', '.join(self.labels)}, and what {unknown[0]!r} counts is not known: say so for each, "
                 f"--label_weights {example} ..."
             )
@@ -110,7 +111,7 @@ class Classifier:
 
 
 class Regression:
-    """A regression head over (reference, candidate), as BLEURT is. Raises ValueError when `path` has no such model."""
+    """A regression head over (reference, candidate), as BLEURT is. Raises UserError when `path` has no such model."""
 
     def __init__(self, path: str) -> None:
         from transformers import AutoModelForSequenceClassification
@@ -118,7 +119,7 @@ class Regression:
         self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
         if self.model.config.num_labels != 1 or report["missing_keys"]:
             why = f"it lacks {', '.join(sorted(report['missing_keys'])[:3])}" if report["missing_keys"] else f"{self.model.config.num_labels} labels"
-            raise ValueError(
+            raise UserError(
                 f"{path}: expected a BLEURT checkpoint with a trained head of one output, got {why}. BLEURT's own TensorFlow files must be "
                 "converted first (to a BertForSequenceClassification with num_labels 1)"
             )
@@ -166,7 +167,7 @@ def _load(kind: Any, path: str) -> tuple[Any, Any, dict[str, Any]]:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="right")
         model, report = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub name ({error})") from error
+        raise UserError(f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub name ({error})") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer, model.eval(), report

@@ -11,6 +11,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from rl_dialog.data.tokenize import require_hub_name_or_directory
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.scorers import FITTED
 
 
@@ -29,13 +30,13 @@ def fine_tune(
 ) -> None:
     """Trains all weights of the pretrained model `base` and a new head by cross-entropy on `good` (R,) bool; saves them with the tokenizer in `out`.
 
-    Snell et al. (2022) trained their upvote model so (RoBERTa-base, learning rate 1e-5, 16 texts of at most 256 tokens). Raises ValueError for a base
+    Snell et al. (2022) trained their upvote model so (RoBERTa-base, learning rate 1e-5, 16 texts of at most 256 tokens). Raises UserError for a base
     that cannot be loaded, and for labels that are all the same.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
     if len(set(good.tolist())) != 2:
-        raise ValueError(f"expected good and bad replies to learn from, got {int(good.sum())} good ones of {len(good)}")
+        raise UserError(f"expected good and bad replies to learn from, got {int(good.sum())} good ones of {len(good)}")
     require_hub_name_or_directory(base)
     transformers_logging.set_verbosity_error()  # it warns that the head is new
     transformers_logging.disable_progress_bar()
@@ -46,7 +47,7 @@ def fine_tune(
         tokenizer = AutoTokenizer.from_pretrained(base)
         model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, ignore_mismatched_sizes=True, **labels)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"--base {base}: expected a folder with config.json and weights, or a hub name ({error})") from error
+        raise UserError(f"--base {base}: expected a folder with config.json and weights, or a hub name ({error})") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.words import words
 
 ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # weight of recall in the mean; power and weight of the penalty for fragments
@@ -22,7 +23,7 @@ ENDINGS = {  # inflected ending -> ending of the base form, per part of speech: 
 class Meteor:
     """(1 - gamma (chunks / matches)^beta) P R / (alpha P + (1 - alpha) R) for P = matches / candidate words and R = matches / reference words.
 
-    A chunk is a run of matches that are neighbours in both texts. Raises ValueError for a folder without WordNet, ImportError without a stemmer.
+    A chunk is a run of matches that are neighbours in both texts. Raises UserError for a folder without WordNet, UserError without a stemmer.
     """
 
     def __init__(self, wordnet: str | Path) -> None:
@@ -30,7 +31,7 @@ class Meteor:
         try:
             import snowballstemmer
         except ImportError as error:
-            raise ImportError("similarity meteor needs a stemmer: pip install snowballstemmer") from error
+            raise UserError("similarity meteor needs a stemmer: pip install snowballstemmer") from error
         self.stem = lru_cache(maxsize=100_000)(snowballstemmer.stemmer("english").stemWord)
 
     def __call__(self, candidate: str, reference: str) -> float:
@@ -71,12 +72,12 @@ def _longest_run(pairs: set[tuple[int, int]]) -> dict[int, int]:
 
 
 class WordNet:
-    """Which words share a synset, from the index.* and *.exc files of a WordNet folder. Raises ValueError where they are missing."""
+    """Which words share a synset, from the index.* and *.exc files of a WordNet folder. Raises UserError where they are missing."""
 
     def __init__(self, folder: str | Path) -> None:
         missing = [f"index.{part}" for part in PARTS_OF_SPEECH if not (Path(folder) / f"index.{part}").is_file()]
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"{folder}: expected a WordNet folder with index.noun, index.verb, index.adj and index.adv, missing {', '.join(missing)}; "
                 "on Debian: apt-get install wordnet-base, then /usr/share/wordnet"
             )

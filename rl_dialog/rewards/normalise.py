@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from rl_dialog.errors import UserError
+
 KINDS = ("none", "zscore", "min_max", "rank")
 KNOTS = 1001  # a rank keeps at most so many values
 
@@ -42,25 +44,25 @@ class Normaliser:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Normaliser:
-        """The inverse of `to_dict`. Raises ValueError for what no normaliser looks like."""
+        """The inverse of `to_dict`. Raises UserError for what no normaliser looks like."""
         try:
             found = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
         except TypeError as error:
-            raise ValueError(f"expected a normaliser with kind, shift, scale, values and ranks, got {dict(values)}") from error
+            raise UserError(f"expected a normaliser with kind, shift, scale, values and ranks, got {dict(values)}") from error
         if found.kind not in KINDS or not found.scale or len(found.values) != len(found.ranks) or (found.kind == "rank" and not found.values):
-            raise ValueError(f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as ranks, got {dict(values)}")
+            raise UserError(f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as ranks, got {dict(values)}")
         return found
 
 
 def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """{reward: kind} of `zscore` for all or `sentiment=rank` for one; a later entry wins, `none` is left out. Raises ValueError."""
+    """{reward: kind} of `zscore` for all or `sentiment=rank` for one; a later entry wins, `none` is left out. Raises UserError."""
     found: dict[str, str] = {}
     for entry in entries:
         name, equals, kind = entry.rpartition("=")
         if kind not in KINDS:
-            raise ValueError(f"--normalise {entry}: expected one of {', '.join(KINDS)} for all rewards, or NAME=KIND for one")
+            raise UserError(f"--normalise {entry}: expected one of {', '.join(KINDS)} for all rewards, or NAME=KIND for one")
         if equals and name not in names:
-            raise ValueError(f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got {name!r}")
+            raise UserError(f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got {name!r}")
         found |= dict.fromkeys([name] if equals else names, kind)
     return {name: kind for name, kind in found.items() if kind != "none"}
 

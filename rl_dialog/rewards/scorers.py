@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.tfidf import FILE as TFIDF_FILE
 from rl_dialog.rewards.tfidf import TfidfClassifier
 from rl_dialog.rewards.words import parts, words
@@ -75,13 +76,13 @@ class Scorer:
 
 
 def make_scorers(chosen: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None) -> dict[str, Scorer]:
-    """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`. Raises ValueError for what cannot be one."""
+    """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`. Raises UserError for what cannot be one."""
     paths = dict(entry.partition("=")[::2] for entry in chosen)
     for name, path in paths.items():
         if name not in BUILT_IN or not path:
-            raise ValueError(f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name")
+            raise UserError(f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name")
     if label_weights and not any(name in LABELS and not _is_tfidf(path) for name, path in paths.items()):
-        raise ValueError("--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH")
+        raise UserError("--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH")
     return {name: _model(name, paths[name], label_weights or {}) if name in paths else scorer for name, scorer in BUILT_IN.items()}
 
 
@@ -129,7 +130,7 @@ def _analyser() -> Any:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError as error:
-        raise ImportError("rewards of sentiment need VADER: pip install vaderSentiment") from error
+        raise UserError("rewards of sentiment need VADER: pip install vaderSentiment") from error
 
     class Analyser(SentimentIntensityAnalyzer):
         def sentiment_valence(self, valence: float, sentitext: Any, item: str, i: int, sentiments: list[float]) -> list[float]:
@@ -230,7 +231,7 @@ def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
     weights = classifier.weights({**LABELS[name], **label_weights})
     if name == "toxicity_level":
         if not set(weights) <= {0, 1, 2}:
-            raise ValueError(f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights {label_weights}")
+            raise UserError(f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights {label_weights}")
         return Scorer(path, lambda texts: toxicity_levels(classifier(texts), weights), 0)
     return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)
 

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.words import words
 
 Similarity = Callable[[Sequence[str], Sequence[str]], list[float]]  # (candidates, references) -> one float each
@@ -23,16 +24,16 @@ def similarity(name: str, *, path: str = "") -> Similarity:
     """The similarity of that name. `path`: its WordNet folder, encoder or BLEURT checkpoint, where it needs one.
 
     A pair with an empty text (nothing but spaces) scores 0, or 1 when both are empty; libraries leave that undefined.
-    Raises ValueError for an unknown name, a missing `path` or one that the similarity does not read, and ImportError for a missing library.
+    Raises UserError for an unknown name, a missing `path` or one that the similarity does not read, and ImportError for a missing library.
     """
     if name not in _MAKERS:
         near = difflib.get_close_matches(name, SIMILARITY_NAMES, n=1)
-        raise ValueError(f"unknown similarity {name!r}: expected one of {', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}")
+        raise UserError(f"unknown similarity {name!r}: expected one of {', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}")
     make, needs = _MAKERS[name]
     if needs and not path:
-        raise ValueError(f"similarity {name}: expected {needs} as its path (--similarity_path), got none")
+        raise UserError(f"similarity {name}: expected {needs} as its path (--similarity_path), got none")
     if path and not needs:
-        raise ValueError(f"similarity {name}: expected no path, because it reads no files, got {path!r}")
+        raise UserError(f"similarity {name}: expected no path, because it reads no files, got {path!r}")
     function = make(path) if needs else make()
 
     def score(candidates: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -41,7 +42,7 @@ def similarity(name: str, *, path: str = "") -> Similarity:
         values = [float(not candidate.strip() and not reference.strip()) for candidate, reference in pairs]
         for i, value in zip(scored, function([pairs[i] for i in scored]) if scored else (), strict=True):
             if not math.isfinite(value):
-                raise ValueError(f"similarity {name}: expected a finite number, got {value} for {pairs[i]}")
+                raise UserError(f"similarity {name}: expected a finite number, got {value} for {pairs[i]}")
             values[i] = float(value)
         return values
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.words import words
 
 FILE = "tfidf.json"
@@ -34,21 +35,21 @@ class TfidfClassifier:
     ) -> TfidfClassifier:
         """From labelled texts; features in fewer than `min_texts` texts or in more than a share `max_share` of them are left out.
 
-        Raises ValueError without both labels, or where no feature is left.
+        Raises UserError without both labels, or where no feature is left.
         """
         try:
             from sklearn.feature_extraction.text import TfidfVectorizer
             from sklearn.linear_model import LogisticRegression
         except ImportError as error:
-            raise ImportError("fitting a scorer needs scikit-learn: pip install scikit-learn") from error
+            raise UserError("fitting a scorer needs scikit-learn: pip install scikit-learn") from error
         good = np.asarray(good, bool)
         if good.all() or not good.any():
-            raise ValueError(f"expected good and bad texts, got {int(good.sum())} good ones of {len(good)}")
+            raise UserError(f"expected good and bad texts, got {int(good.sum())} good ones of {len(good)}")
         vectorizer = TfidfVectorizer(analyzer=grams, min_df=min_texts, max_df=max_share, sublinear_tf=True)
         try:
             x = vectorizer.fit_transform(texts)
         except ValueError as error:
-            raise ValueError(f"expected words that occur in at least {min_texts} of the {len(texts)} texts, found none: give more texts") from error
+            raise UserError(f"expected words that occur in at least {min_texts} of the {len(texts)} texts, found none: give more texts") from error
         ratio = np.log(_shares(x[good]) / _shares(x[~good]))
         regression = LogisticRegression(C=inverse_penalty, max_iter=1000).fit(x.multiply(ratio).tocsr(), good)
         return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_, ratio * regression.coef_[0], regression.intercept_[0])
@@ -74,7 +75,7 @@ class TfidfClassifier:
 
     @classmethod
     def load(cls, folder: str | Path) -> TfidfClassifier:
-        """Reads `tfidf.json`. Raises ValueError for anything else."""
+        """Reads `tfidf.json`. Raises UserError for anything else."""
         path = Path(folder) / FILE
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -82,7 +83,7 @@ class TfidfClassifier:
             numbers = np.array(list(features.values()), dtype=float).reshape(-1, 2)
             return cls(list(features), numbers[:, 0], numbers[:, 1], float(values["bias"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: expected a classifier that pipelines.fit_scorer wrote, got {type(error).__name__}: {error}") from error
+            raise UserError(f"{path}: expected a classifier that pipelines.fit_scorer wrote, got {type(error).__name__}: {error}") from error
 
 
 def grams(text: str) -> list[str]:

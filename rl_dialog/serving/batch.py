@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, stop_ids, warpers
 from rl_dialog.evaluation.scoring import in_states, values_of
 from rl_dialog.methods.method import Outputs
@@ -81,7 +82,7 @@ class RunningBatch:
     def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerFast, *, slots: int, kept: int, piece: int) -> None:
         """slots: rows at most; kept: ended conversations whose beginnings stay; piece: prompt tokens read per step.
 
-        Raises ValueError for models whose attention needs more than positions and a mask.
+        Raises UserError for models whose attention needs more than positions and a mask.
         """
         self.policy, self.tokenizer, self.size, self.piece = policy.eval(), tokenizer, slots, piece
         self.context = getattr(policy.config, "max_position_embeddings", None) or 4096
@@ -315,12 +316,12 @@ def _finite(value: float, otherwise: float | None = None) -> float | None:
 
 
 def _require_plain_attention(policy: Policy) -> None:
-    """Raises ValueError for a model that the slots cannot carry: sliding windows, states that are not keys and values, masks of its own."""
+    """Raises UserError for a model that the slots cannot carry: sliding windows, states that are not keys and values, masks of its own."""
     config = policy.config
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if kinds or (window and window < (getattr(config, "max_position_embeddings", None) or math.inf)):
-        raise ValueError(f"{config.model_type}: expected layers that attend to the whole conversation, got {sorted(kinds) or 'a sliding window'}")
+        raise UserError(f"{config.model_type}: expected layers that attend to the whole conversation, got {sorted(kinds) or 'a sliding window'}")
     tokens = torch.randint(0, policy.get_input_embeddings().num_embeddings, (2, 9), generator=torch.Generator().manual_seed(0)).to(policy.device)
     slots, positions, real = policy.new_slots(3, 16), torch.arange(9, device=tokens.device).expand(2, 9), torch.ones_like(tokens, dtype=torch.bool)
     for part in (slice(0, 4), slice(4, 9)):
@@ -329,4 +330,4 @@ def _require_plain_attention(policy: Policy) -> None:
     with torch.inference_mode():
         got, expected = policy.method.decode(out), policy(tokens, use_cache=False, logits_to_keep=1).logits[:, 0]
     if not torch.allclose(got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2):
-        raise ValueError(f"{config.model_type}: cannot be served, its logits with keys and values kept in slots are not those it has without")
+        raise UserError(f"{config.model_type}: cannot be served, its logits with keys and values kept in slots are not those it has without")

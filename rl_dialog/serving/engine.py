@@ -20,6 +20,7 @@ import torch
 
 from rl_dialog.config import finite
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Choice, Reply, generations, load_for_decoding, reply_scores, stream
 from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask, Row, RunningBatch, Token
@@ -56,7 +57,7 @@ class QueueFull(RuntimeError):
         return f"{self.waiting} requests are waiting already; try again in {self.retry_after:.0f} s"
 
 
-class Refused(ValueError):
+class Refused(UserError):
     """A request that this model cannot answer."""
 
 
@@ -111,10 +112,10 @@ class Engine:
         self, policy: Policy, tokenizer: PreTrainedTokenizerFast, *, slots: int = 16, kept: int = 16, queue: int = 256, piece: int = 512
     ) -> None:
         """slots: replies in one batch; kept: ended conversations whose beginnings stay; queue: most requests that wait; piece: prompt tokens read
-        per step. Raises ValueError for settings that make no sense and for models that cannot be served.
+        per step. Raises UserError for settings that make no sense and for models that cannot be served.
         """
         if slots < 1 or kept < 0 or queue < 0 or piece < 1:
-            raise ValueError(f"expected slots and piece of at least 1, kept and queue of at least 0, got {slots}, {piece}, {kept}, {queue}")
+            raise UserError(f"expected slots and piece of at least 1, kept and queue of at least 0, got {slots}, {piece}, {kept}, {queue}")
         self.policy, self.method, self.tokenizer, self.queue = policy, policy.method, tokenizer, queue
         self.batch = RunningBatch(policy, tokenizer, slots=slots, kept=kept, piece=piece)
         self.context = self.batch.context  # tokens at most, prompt and reply together
@@ -182,20 +183,20 @@ class Engine:
         ask.decoding.check()
         length, context = len(ask.prompt) + ask.decoding.max_new_tokens, self.batch.context
         if ask.decoding.num_beams > 1:
-            raise ValueError("expected sampling or greedy decoding, got a beam search, which the engine does not run")
+            raise UserError("expected sampling or greedy decoding, got a beam search, which the engine does not run")
         if (rows := ask.choices * self.draws(ask)) > MOST_ROWS:
-            raise ValueError(f"expected at most {MOST_ROWS} replies for a request, got {rows}: choices times the replies of which each is the best")
+            raise UserError(f"expected at most {MOST_ROWS} replies for a request, got {rows}: choices times the replies of which each is the best")
         if self.draws(ask) > 1 and (tokens := self.draws(ask) * length) > MOST_SCORED:
-            raise ValueError(f"expected at most {MOST_SCORED} tokens, prompts included, in the replies of which the best is said, got {tokens}")
+            raise UserError(f"expected at most {MOST_SCORED} tokens, prompts included, in the replies of which the best is said, got {tokens}")
         if not ask.prompt or ask.choices < 1:
-            raise ValueError(f"expected a prompt of at least one token and at least one choice, got {len(ask.prompt)} and {ask.choices}")
+            raise UserError(f"expected a prompt of at least one token and at least one choice, got {len(ask.prompt)} and {ask.choices}")
         if length > context:
-            raise ValueError(f"expected at most {context} tokens, prompt and reply together, got {len(ask.prompt)} + {ask.decoding.max_new_tokens}")
+            raise UserError(f"expected at most {context} tokens, prompt and reply together, got {len(ask.prompt)} + {ask.decoding.max_new_tokens}")
         method = self.policy.method
         if ask.beta is not None and not method.acts_with_beta:
-            raise ValueError(f"this model was trained with {type(method).__name__}, which has no beta to set")
+            raise UserError(f"this model was trained with {type(method).__name__}, which has no beta to set")
         if ask.beta is not None:
-            finite(replace(method, beta=ask.beta), "the request")  # raises ValueError for one that the method does not take
+            finite(replace(method, beta=ask.beta), "the request")  # raises UserError for one that the method does not take
 
     def _choices(self, ask: Ask) -> list[_Choice]:
         draws, choices = self.draws(ask), []
@@ -344,12 +345,12 @@ class Engine:
 
 
 def load_engine(place: str, *, device: str = "", **sizes: int) -> Engine:
-    """The engine of a checkpoint directory; sizes: those of Engine. Raises ValueError for one that cannot be loaded or served."""
+    """The engine of a checkpoint directory; sizes: those of Engine. Raises UserError for one that cannot be loaded or served."""
     policy = load_for_decoding(place).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokenizer = load_tokenizer(place)
     known = policy.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:
-        raise ValueError(
+        raise UserError(
             f"{place}: expected a model of the {len(tokenizer)} tokens that its chats are written in, got {known}: train it on chats first"
         )
     return Engine(policy, tokenizer, **sizes)

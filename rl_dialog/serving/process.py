@@ -29,6 +29,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from rl_dialog.errors import UserError
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed, EngineStats, Piece, QueueFull, Refused, Ticket, load_engine
 
@@ -50,7 +51,7 @@ class State:
 class EngineProcess:
     """Engine's face to a server: `submit` from any thread, `close` ends it. What an Engine refuses in `submit`, this one delivers.
 
-    Raises ValueError for a checkpoint that cannot be loaded or served, as `load_engine` does.
+    Raises UserError for a checkpoint that cannot be loaded or served, as `load_engine` does.
     """
 
     def __init__(self, place: str, *, threads: int = 0, died: Callable[[], None] | None = None, **options: Any) -> None:
@@ -69,7 +70,7 @@ class EngineProcess:
             self._connection.send((place, threads, options))
             told = self._connection.recv()
         except (EOFError, OSError):
-            told = ValueError(f"{place}: the process that was to load it ended with status {self._process.wait()}")
+            told = UserError(f"{place}: the process that was to load it ended with status {self._process.wait()}")
         if isinstance(told, Exception):
             self._connection.close()
             self._process.wait()
@@ -247,7 +248,7 @@ def main(descriptor: int) -> None:
     try:
         engine = load_engine(place, **options)
     except Exception as error:
-        connection.send(error if type(error) is ValueError else ValueError(f"{place}: {error!r}"))
+        connection.send(error if isinstance(error, UserError) else UserError(f"{place}: {error!r}"))
         return
     connection.send((engine.method, engine.context))
     sys.setswitchinterval(0.0005)  # else each request that comes waits up to 5 ms until the engine's thread lets Python go

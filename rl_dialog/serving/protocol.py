@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rl_dialog.errors import UserError
+
 MAX_CHOICES = 16
 RATINGS = ("quality", "fluency", "diversity", "contingency", "empathy")
 LONGEST_ERROR = 1000  # characters of an error's text; it may quote what was sent
@@ -19,7 +21,7 @@ LONGEST_ERROR = 1000  # characters of an error's text; it may quote what was sen
 
 def _storable(text: str) -> str:
     if "\0" in text:
-        raise ValueError("expected a text without NUL characters, which no database can hold")
+        raise UserError("expected a text without NUL characters, which no database can hold")
     return text
 
 
@@ -99,7 +101,7 @@ class Drawing(_Body):
     @classmethod
     def _not_tiny(cls, value: float | None) -> float | None:
         if value and value < 0.01:
-            raise ValueError("expected 0, which is the likeliest reply, or at least 0.01")
+            raise UserError("expected 0, which is the likeliest reply, or at least 0.01")
         return value
 
 
@@ -157,17 +159,17 @@ class ChatRequest(Drawing):
     def _possible(self) -> ChatRequest:
         for name in ("tools", "functions", "logit_bias", "frequency_penalty", "presence_penalty", "audio"):
             if getattr(self, name):
-                raise ValueError(f"{name} is not supported by this server: leave it out")
+                raise UserError(f"{name} is not supported by this server: leave it out")
         if self.tool_choice not in (None, "none", "auto"):
-            raise ValueError("tool_choice is not supported by this server: leave it out")
+            raise UserError("tool_choice is not supported by this server: leave it out")
         if self.response_format not in (None, {"type": "text"}):
-            raise ValueError("response_format: only text is supported by this server")
+            raise UserError("response_format: only text is supported by this server")
         if self.modalities not in (None, [], ["text"]):
-            raise ValueError("modalities: only text is supported by this server")
+            raise UserError("modalities: only text is supported by this server")
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: expected logprobs true beside it")
+            raise UserError("top_logprobs: expected logprobs true beside it")
         if not self.messages[-1].plain["content"] and self.messages[-1].role == "user":
-            raise ValueError("messages: expected text in the last message, got none")
+            raise UserError("messages: expected text in the last message, got none")
         return self
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import method_name, resolve
 from rl_dialog.serving.engine import Engine, load_engine
@@ -138,9 +139,9 @@ class Models:
             thread.join()
 
     def _load(self, name: str, checkpoint: str, settings: ServeSettings) -> Served:
-        """A checkpoint with an engine of its own. Raises ValueError for one that cannot be loaded or served."""
+        """A checkpoint with an engine of its own. Raises UserError for one that cannot be loaded or served."""
         if name == ASSIGNED:
-            raise ValueError(f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a chat")
+            raise UserError(f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a chat")
         place = resolve(checkpoint)
         options = {name: getattr(settings, name) for name in SIZES}
         engine = EngineProcess(place, threads=settings.threads, died=self.died, **options) if settings.apart else load_engine(place, **options)
@@ -150,13 +151,13 @@ class Models:
 
 
 def check_settings(settings: ServeSettings) -> None:
-    """Raises ValueError for what cannot be served, before anything is loaded."""
+    """Raises UserError for what cannot be served, before anything is loaded."""
     if not settings.models:
-        raise ValueError("expected at least one model, e.g. --models ilql=runs/ilql")
+        raise UserError("expected at least one model, e.g. --models ilql=runs/ilql")
     for name, weight in settings.split.items():
         if name not in settings.models:
-            raise ValueError(f"split: expected names of models ({', '.join(settings.models)}), got {name!r}")
+            raise UserError(f"split: expected names of models ({', '.join(settings.models)}), got {name!r}")
         if not 0 <= weight < float("inf"):
-            raise ValueError(f"split: expected a weight of at least 0 for {name!r}, got {weight}")
+            raise UserError(f"split: expected a weight of at least 0 for {name!r}, got {weight}")
     if settings.split and not sum(settings.split.values()):
-        raise ValueError("split: expected a weight above 0 for at least one model")
+        raise UserError("split: expected a weight above 0 for at least one model")

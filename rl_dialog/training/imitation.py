@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy
 
 
 @dataclass(frozen=True)
 class Imitation:
-    """How to imitate. Raises ValueError for a number out of its range."""
+    """How to imitate. Raises UserError for a number out of its range."""
 
     epochs: int = 16
     """passes over the demonstrations; the one with the best held-out loss is kept"""
@@ -38,23 +39,23 @@ class Imitation:
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or self.batch_size < 1 or self.learning_rate <= 0 or self.pos_weight <= 0 or not 0 < self.held_out < 1:
-            raise ValueError(f"expected epochs >= 0, batch_size >= 1, positive rates and weights and 0 < held_out < 1, got {self}")
+            raise UserError(f"expected epochs >= 0, batch_size >= 1, positive rates and weights and 0 < held_out < 1, got {self}")
 
 
 def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs: np.ndarray, config: Imitation, *, seed: int = 0,
             log: Callable[[int, dict[str, float]], None] = lambda epoch, metrics: None) -> dict[str, float]:  # fmt: skip
     """Trains `policy` in place on expert turns # (N, S), (N, A), (N,); returns the metrics of the epoch that was kept.
 
-    Metrics: `loss` as above on the training dialogs; `held_out_loss`, and `held_out_f1` of the acts with p > 1/2, on the others. Raises ValueError
+    Metrics: `loss` as above on the training dialogs; `held_out_loss`, and `held_out_f1` of the acts with p > 1/2, on the others. Raises UserError
     for demonstrations of another world, or too few to hold one dialog out.
     """
     if states.shape[1:] != (policy.config.state_size,) or actions.shape[1:] != (policy.config.action_size,):
         shapes = (policy.config.state_size, policy.config.action_size)
-        raise ValueError(f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}: another world's?")
+        raise UserError(f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}: another world's?")
     generator = np.random.default_rng(seed)
     everyone = generator.permutation(np.unique(dialogs))
     if len(everyone) < 2:
-        raise ValueError(f"expected at least two dialogs to imitate, got {len(everyone)}")
+        raise UserError(f"expected at least two dialogs to imitate, got {len(everyone)}")
     held = np.isin(dialogs, everyone[: max(1, round(config.held_out * len(everyone)))])
     x, a = torch.from_numpy(states), torch.from_numpy(actions).float()
     train, held = torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))

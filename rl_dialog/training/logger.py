@@ -17,6 +17,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rl_dialog.errors import UserError
+
 Log = Callable[[int, Mapping[str, float]], None]
 NOTES = "notes.txt"  # what a run warned of, a line each
 PROJECT = "rl_dialog"  # of wandb and mlflow, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME say otherwise
@@ -26,8 +28,8 @@ class Logger:
     """Writes `metrics.jsonl` into `directory` and reports to tensorboard, wandb, mlflow or none.
 
     A resumed run drops the lines after the step that it resumes from, and brings the tracker to hold just the lines that are left: the curve becomes
-    the one of a run that was never stopped. `settings` is what the tracker shows of the run's config. Raises ImportError when the tracker's package
-    is not there, ValueError when it cannot be written to.
+    the one of a run that was never stopped. `settings` is what the tracker shows of the run's config. Raises UserError when the tracker's package
+    is not there, UserError when it cannot be written to.
     """
 
     def __init__(self, directory: Path, *, first_step: int = 0, report_to: str = "tensorboard", settings: Mapping[str, Any] | None = None) -> None:
@@ -95,7 +97,7 @@ def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise ImportError("report_to wandb needs the package wandb: pip install wandb, or choose another --report_to") from error
+        raise UserError("report_to wandb needs the package wandb: pip install wandb, or choose another --report_to") from error
     return wandb
 
 
@@ -129,7 +131,7 @@ def _import_mlflow() -> Any:
     try:
         import mlflow
     except ImportError as error:
-        raise ImportError("report_to mlflow needs the package mlflow: pip install mlflow, or choose another --report_to") from error
+        raise UserError("report_to mlflow needs the package mlflow: pip install mlflow, or choose another --report_to") from error
     return mlflow
 
 
@@ -140,7 +142,7 @@ def _mlflow_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        raise ValueError(
+        raise UserError(
             "report_to mlflow: expected a database or a server in MLFLOW_TRACKING_URI (sqlite:////folder/mlflow.db, http://host:5000), "
             f"got {uri!r} ({' '.join(str(error).split())[:120]}...): set one, or unset it for a database beside the run's folder"
         ) from None

@@ -30,6 +30,7 @@ from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.data.missing import to_go, unrated
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Heads, Method
 from rl_dialog.methods.scores import kl_divergence, kl_divergences
 from rl_dialog.models.checkpoint import save_policy
@@ -138,7 +139,7 @@ class Trainer:
         device: torch.device | str = "cpu",
     ) -> None:
         if not train_rows:
-            raise ValueError("expected at least one training row, got none: the train split holds no replies")
+            raise UserError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
         train_rows, eval_rows = (_shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
         train_rows, eval_rows = (_outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
@@ -152,7 +153,7 @@ class Trainer:
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), getattr(policy.config, "max_position_embeddings", None)
         if window and longest > window:
-            raise ValueError(
+            raise UserError(
                 f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run prepare with a smaller --max_length "
                 "(dt adds a token to every reply), or give a new model a larger --model.context"
             )
@@ -262,7 +263,7 @@ class Trainer:
         norms = [nn.utils.clip_grad_norm_(part, config.max_grad_norm or float("inf")) for part in self.policy.parts()]
         norm = torch.stack(norms).norm()
         if not torch.isfinite(norm):
-            raise ValueError(
+            raise UserError(
                 f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning rate, or check the rewards in the manifest"
             )
         self.optimizer.step()
@@ -509,7 +510,7 @@ class Trainer:
         write_json(state / "progress.json", progress)
 
     def _resume(self) -> None:
-        """Continues from `latest`, if there is one. Raises ValueError when it belongs to other data or another batch size."""
+        """Continues from `latest`, if there is one. Raises UserError when it belongs to other data or another batch size."""
         if not (self.output_dir / "latest").is_file():
             return
         state = self._pointer("latest") / "trainer"
@@ -517,7 +518,7 @@ class Trainer:
         here = {"batch_size": self.batch_size, "rows": len(self.train_rows)}
         if any(progress[key] != value for key, value in here.items()):
             stored = {key: progress[key] for key in here}
-            raise ValueError(
+            raise UserError(
                 f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and global batch size, or start anew"
             )
         load_model(self.policy, str(state / "policy.safetensors"), device=str(self.device))
@@ -606,7 +607,7 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
     given = np.concatenate([row.rewards for row in rows])
     rewards = given[~np.isnan(given)]
     if not rewards.any():
-        raise ValueError(
+        raise UserError(
             f"{type(method).__name__} learns from rewards, and all {len(given)} replies of the training split have reward 0 or none{unrated(given)}: "
             "run prepare with --rewards.NAME WEIGHT (its manifest.json lists what the logs carry), or train bc"
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_dialog.data.labelled import NO_TEXT, SIDES, Act, LabelledTurn, located
+from rl_dialog.errors import UserError
 from rl_dialog.models.nlu import Encoded, Labels, Nlu
 from rl_dialog.training.optim import learning_rate_at, make_optimizer
 
@@ -24,7 +25,7 @@ OUTSIDE = 0
 
 
 def labels_of(turns: Sequence[LabelledTurn], *, min_count: int = 3, context: int = 1, max_length: int = 128) -> Labels:
-    """What occurs in the turns at least `min_count` times. Raises ValueError where nothing does."""
+    """What occurs in the turns at least `min_count` times. Raises UserError where nothing does."""
     tags, acts = Counter(), Counter()
     sides: dict[tuple, set[str]] = {}
     for turn in turns:
@@ -34,7 +35,7 @@ def labels_of(turns: Sequence[LabelledTurn], *, min_count: int = 3, context: int
             sides.setdefault(label, set()).add(turn.side)
     kept = [sorted(label for label, count in counter.items() if count >= min_count) for counter in (tags, acts)]
     if not any(kept):
-        raise ValueError(
+        raise UserError(
             f"expected acts that occur at least {min_count} times, got {len(turns)} turns with {sum(acts.values()) + sum(tags.values())} acts"
         )
     used = [tuple(tuple(side in sides[label] for side in SIDES) for label in labels) for labels in kept]

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from rl_dialog.errors import UserError
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -75,12 +77,12 @@ def save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """The inverse of `save_optimizer`. Raises ValueError when the file belongs to other parameters."""
+    """The inverse of `save_optimizer`. Raises UserError when the file belongs to other parameters."""
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in load_file(path).items():
         index, slot = name.split(".", 1)
         state.setdefault(int(index), {})[slot] = value
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     if any(index >= count for index in state):
-        raise ValueError(f"{path}: expected the state of {count} parameters, got {max(state) + 1}: was the run started with other heads or adapters?")
+        raise UserError(f"{path}: expected the state of {count} parameters, got {max(state) + 1}: was the run started with other heads or adapters?")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

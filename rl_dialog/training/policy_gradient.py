@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_dialog.errors import UserError
+
 
 @dataclass(frozen=True)
 class PPO:
-    """Proximal policy optimisation. Raises ValueError for a number out of its range."""
+    """Proximal policy optimisation. Raises UserError for a number out of its range."""
 
     batch_size: int = 2048
     """system turns per round"""
@@ -57,11 +59,11 @@ class PPO:
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.passes) < 1 or not 0 <= self.minibatch_size <= self.batch_size:
-            raise ValueError(f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}")
+            raise UserError(f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}")
         if not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1) or min(self.clip, self.learning_rate, self.value_learning_rate) <= 0:
-            raise ValueError(f"expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got {self}")
+            raise UserError(f"expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got {self}")
         if self.optimizer not in ("adam", "rmsprop") or min(self.entropy_coeff, self.value_coeff, self.lr_zero_steps) < 0 or self.max_grad_norm <= 0:
-            raise ValueError(f"expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive max_grad_norm, got {self}")
+            raise UserError(f"expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive max_grad_norm, got {self}")
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,9 @@ class APPO(PPO):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gae_lambda != PPO.gae_lambda:
-            raise ValueError(f"expected no gae_lambda, because V-trace has none, got {self.gae_lambda}")
+            raise UserError(f"expected no gae_lambda, because V-trace has none, got {self.gae_lambda}")
         if self.fragment < 1:
-            raise ValueError(f"expected a fragment of at least 1 turn, got {self.fragment}")
+            raise UserError(f"expected a fragment of at least 1 turn, got {self.fragment}")
 
 
 # What MovingDot and Atari games start from. With few numbers to see, steps are dear and updates cheap; envs: 16, 32 and 16 of them.

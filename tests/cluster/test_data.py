@@ -6,13 +6,14 @@ import pytest
 import ray
 
 from rl_dialog.cluster.data import errors_of_workers
+from rl_dialog.errors import UserError
 
 
 def test_the_workers_own_error_comes_out_of_rays_wrapper():
     error = ray.exceptions.RayTaskError(
         "write", "a long traceback of Ray's", ValueError("fix the template\nFailed to apply UDF transform after 1/1 attempts")
     )
-    with pytest.raises(ValueError, match="^fix the template$"), errors_of_workers():
+    with pytest.raises(UserError, match="^fix the template$"), errors_of_workers():
         raise error.as_instanceof_cause()
     with pytest.raises(ray.exceptions.RayTaskError), errors_of_workers():
         raise ray.exceptions.RayTaskError("write", "a long traceback of Ray's", KeyError("a defect"))

@@ -5,6 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from rl_dialog.errors import UserError
+
 pytest.importorskip("ray")
 
 import torch
@@ -118,7 +120,7 @@ def test_learned_rewards_replace_the_environments(policy, world):
 
 def test_a_reward_of_the_wrong_length_is_refused(policy, world):
     runner, learner = parts(policy, world, PPO(), lambda trajectories: [np.zeros(500) for _ in trajectories])
-    with pytest.raises(ValueError, match=r"expected (\d+) rewards for an episode of \1 steps, got the shape \(500,\)"):
+    with pytest.raises(UserError, match=r"expected (\d+) rewards for an episode of \1 steps, got the shape \(500,\)"):
         update(learner, runner.sample(num_timesteps=8))
 
 
@@ -129,5 +131,5 @@ def test_nothing_sampled_is_an_error():
 
 @pytest.mark.parametrize(("kind", "wrong"), [(PPO, {"batch_size": 0}), (PPO, {"minibatch_size": 5000}), (APPO, {"gamma": 1.5}), (PG, {"clip": 0.0})])
 def test_bad_settings_are_refused(kind, wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         kind(**wrong)

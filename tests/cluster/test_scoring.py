@@ -15,6 +15,7 @@ from rl_dialog.cluster.scoring import FIGURES, RECORDS, Scorer, Scoring, fingerp
 from rl_dialog.data.readers import LogFile, find_logs
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.splits import assign_split
+from rl_dialog.errors import UserError
 from rl_dialog.rewards import Statistics
 
 
@@ -45,7 +46,7 @@ def test_a_reader_yields_dialogs_bad_records_file_hashes_and_its_memory(tmp_path
     assert json.loads(rows[0]["json"]) == fingerprint(logs[0])
     assert Dialog.from_json(rows[1]["json"]) == talk(0)
     assert "chats.jsonl" in json.loads(rows[3]["json"])["file"]
-    with pytest.raises(ValueError, match="chats.jsonl:.*a strict run stops at the first bad record"):
+    with pytest.raises(UserError, match="chats.jsonl:.*a strict run stops at the first bad record"):
         list(read_group(table, scoring=Scoring({}, strict=True)))
 
 
@@ -108,7 +109,7 @@ def test_a_vote_that_is_none_goes_to_quarantine(tmp_path):
         bad = [json.loads(line) for line in next((tmp_path / f"out{compat}" / "quarantine").iterdir()).read_text().splitlines()]
         assert [entry["where"] for entry in bad] == ["record 2", "record 4"] and bad[0]["file"] == str(path)
         assert "dialog 'd3', message 1: expected feedback.vote to be -1, 0 or 1, got 'up'" in bad[1]["reason"]
-    with pytest.raises(ValueError, match="chats.jsonl:record 2: .*a strict run"):
+    with pytest.raises(UserError, match="chats.jsonl:record 2: .*a strict run"):
         make_scorer(tmp_path / "strict", Scoring({"vote": 1.0}, strict=True))(read)
 
 

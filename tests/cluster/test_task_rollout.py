@@ -6,6 +6,8 @@ from functools import partial
 
 import pytest
 
+from rl_dialog.errors import UserError
+
 pytest.importorskip("ray")
 
 import ray
@@ -88,7 +90,7 @@ def test_a_worker_killed_in_the_middle_costs_no_conversation_and_doubles_none(cl
 
 @pytest.mark.slow
 def test_a_players_own_error_comes_through(cluster):
-    with pytest.raises(ValueError, match="at least one rollout worker"):
+    with pytest.raises(UserError, match="at least one rollout worker"):
         Workers(partial(Player, "", Options()), 0)
-    with Workers(partial(Player, "", Options(), together=0), 1) as workers, pytest.raises(ValueError, match="at least one conversation at a time"):
+    with Workers(partial(Player, "", Options(), together=0), 1) as workers, pytest.raises(UserError, match="at least one conversation at a time"):
         list(workers.play_chunks([[0]], None, 0))

@@ -9,6 +9,7 @@ import torch
 
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import tokenize
+from rl_dialog.errors import UserError
 
 U, HI, A, A1, A2, B1 = 11, 12, 13, 14, 15, 16  # <u> hi <a> a1 a2 <u> <a> b1
 IDS = [U, HI, A, A1, A2, U, A, B1]
@@ -151,11 +152,11 @@ def test_only_rows_without_decisions(make_row):
 
 
 def test_bad_input_is_refused(make_row, table_row):
-    with pytest.raises(ValueError, match="expected at least one row to collate, got none"):
+    with pytest.raises(UserError, match="expected at least one row to collate, got none"):
         collate([])
-    with pytest.raises(ValueError, match="expected spread 'reply_end' or 'every_token', got 'evenly'"):
+    with pytest.raises(UserError, match="expected spread 'reply_end' or 'every_token', got 'evenly'"):
         collate([table_row], spread="evenly")
-    with pytest.raises(ValueError, match="expected a state before the first action"):
+    with pytest.raises(UserError, match="expected a state before the first action"):
         collate([make_row([A1, U], [(0, 0, 1.0)])])
 
 

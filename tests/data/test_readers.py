@@ -17,6 +17,7 @@ import pytest
 from rl_dialog.data.formats.json_stream import JsonError, beginning, json_items
 from rl_dialog.data.readers import READERS, Bad, LogFile, find_logs, read_log
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, write_jsonl
+from rl_dialog.errors import UserError
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 
@@ -114,12 +115,12 @@ def test_wrong_requests_are_refused_with_a_suggestion(tmp_path, paths, reader, s
     write(tmp_path / "a.jsonl", jsonl(GOOD))
     (tmp_path / "empty").mkdir()
     write(tmp_path / "docs/README.md", "text")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UserError, match=said):
         find_logs([str(tmp_path / path) for path in paths], reader=reader)
 
 
 def test_a_log_file_with_an_unknown_reader_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="did you mean 'multiwoz'"):
+    with pytest.raises(UserError, match="did you mean 'multiwoz'"):
         list(read_log(LogFile(str(tmp_path / "x"), "multiwos")))
 
 

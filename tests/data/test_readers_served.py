@@ -15,6 +15,7 @@ from rl_dialog.data.formats import served
 from rl_dialog.data.readers import Bad, Dialog, find_logs, read_log
 from rl_dialog.data.schema import write_jsonl
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 
 MADE = {"model": "bot", "checkpoint": "c", "method": "bc", "settings": {}, "seconds": 0.1}
 
@@ -126,7 +127,7 @@ def test_what_is_no_store_or_an_empty_one(tmp_path):
         assert not logs and bad.file.endswith(name)
         with pytest.raises(AssertionError, match=reason):
             raise AssertionError(bad.reason)
-    with pytest.raises(ValueError, match="found nothing at .*whole.bd; did you mean 'whole.db'"):
+    with pytest.raises(UserError, match="found nothing at .*whole.bd; did you mean 'whole.db'"):
         find_logs([f"sqlite:///{tmp_path}/whole.bd"])
     assert not (tmp_path / "whole.bd").exists()
 
@@ -145,7 +146,7 @@ def test_a_chat_that_was_tampered_with_is_quarantined_alone(tmp_path):
     "url", ["postgresql://ann:hunter2@127.0.0.1:1/chats", "postgresql://ann@127.0.0.1:1/chats?password=hunter2", "mysql://a:hunter2@h/d"]
 )
 def test_passwords_are_not_in_errors(url):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(UserError) as raised:
         find_logs([url])
     assert "hunter2" not in str(raised.value)
 
@@ -156,7 +157,7 @@ def test_a_database_that_stops_answering_is_no_bad_record(postgres_url, monkeypa
     store = fill(postgres_url, 3)
     monkeypatch.setattr("rl_dialog.data.store.CHATS_AT_ONCE", 1)
     [log] = find_logs([postgres_url])[0]
-    with pytest.raises(ValueError, match="expected --reader served for the store"):
+    with pytest.raises(UserError, match="expected --reader served for the store"):
         find_logs([postgres_url], reader="openai")
     reading = read_log(log)
     next(reading)

@@ -12,6 +12,7 @@ import pytest
 from rl_dialog.data import shards
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 
 
 def window(length, ends, rewards, truncated=False):
@@ -89,15 +90,15 @@ def test_dialogs_come_back_equal(data_dir):
 
 
 def test_what_is_no_data_directory_is_said_so(data_dir, tmp_path):
-    with pytest.raises(ValueError, match="expected a directory written by `python -m pipelines.prepare`, got no such directory"):
+    with pytest.raises(UserError, match="expected a directory written by `python -m pipelines.prepare`, got no such directory"):
         shards.load_manifest(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"got no manifest\.json in it"):
+    with pytest.raises(UserError, match=r"got no manifest\.json in it"):
         shards.load_manifest(tmp_path / "empty")
-    with pytest.raises(ValueError, match="expected one of the splits train, validation, got 'dev'"):
+    with pytest.raises(UserError, match="expected one of the splits train, validation, got 'dev'"):
         next(shards.read_rows(data_dir, "dev"))
     (data_dir / "train-00001.parquet").unlink()
-    with pytest.raises(ValueError, match=r"train-00001\.parquet: expected the Parquet shard that manifest\.json lists"):
+    with pytest.raises(UserError, match=r"train-00001\.parquet: expected the Parquet shard that manifest\.json lists"):
         list(shards.read_rows(data_dir, "train"))
 
 
@@ -113,5 +114,5 @@ def test_what_is_no_data_directory_is_said_so(data_dir, tmp_path):
 )
 def test_a_manifest_of_another_version_or_program(tmp_path, text, message):
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         shards.load_manifest(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import assign_split, split_key
+from rl_dialog.errors import UserError
 
 
 def dialog(first, *, answer="ok", id="d", system=None, opening=None, meta=None):
@@ -112,7 +113,7 @@ def test_dialogs_without_a_user_turn_have_a_key():
 
 @pytest.mark.parametrize(("validation", "test"), [(-0.1, 0), (0, -0.1), (0.5, 0.5), (0, 1), (1.2, 0), (float("nan"), 0)])
 def test_impossible_shares_are_refused(validation, test):
-    with pytest.raises(ValueError, match=r"validation \+ test < 1, got validation="):
+    with pytest.raises(UserError, match=r"validation \+ test < 1, got validation="):
         assign_split(dialog("x"), validation, test)
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.store import Store, conversation_hash
 from rl_dialog.data.store_tables import CHATS, KEYS, TURNS
+from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 MADE = {"model": "bot", "checkpoint": "checkpoint-5", "method": "ilql", "settings": {"beta": 1.5}, "seconds": 0.25}
@@ -199,7 +200,7 @@ def test_what_one_of_the_databases_cannot_hold_is_refused(store, text):
         lambda: store.add_key(text),
     ]
     for attempt in attempts:
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(UserError, match="expected"):
             attempt()
     for attempt in (
         lambda: store.chat(text),
@@ -233,7 +234,7 @@ def test_values_of_the_wrong_kind_are_refused(store):
         (lambda: store.add_key("a", requests_per_minute=0), "at least 1"),
     ]
     for attempt, message in attempts:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             attempt()
     assert store.counts() == {"chats": 1, "turns": 1, "votes": 0, "ratings": 0} and store.keys() == []
 
@@ -243,7 +244,7 @@ def test_a_repeated_call_stores_nothing_twice(store):
     before = rows(store, TURNS)
     assert add(store, talk("hi"), "a", "b", completion="chatcmpl-same") == first
     assert rows(store, TURNS) == before and store.counts()["chats"] == 1
-    with pytest.raises(ValueError, match="stored for another API key"):
+    with pytest.raises(UserError, match="stored for another API key"):
         add(store, talk("hi"), "a", completion="chatcmpl-same", key="other")
 
 
@@ -303,7 +304,7 @@ def test_keys_are_shown_once_stored_as_hashes_and_revoked(store):
     assert (store.find_key(key).name, store.find_key(key).requests_per_minute) == ("app", 7)
     assert store.find_key(key[:-1]) is None and store.find_key("") is None and store.find_key("app") is None
     assert key not in str(rows(store, KEYS)) and key[6:] not in str(rows(store, KEYS))
-    with pytest.raises(ValueError, match="expected a new name for the key, got 'app'"):
+    with pytest.raises(UserError, match="expected a new name for the key, got 'app'"):
         store.add_key("app")
     store.revoke_key("app")
     [app, web] = store.keys()
@@ -429,26 +430,26 @@ def test_a_user_is_deleted_while_chats_go_on(store):
     ],
 )
 def test_bad_urls(url, message):
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         Store(url)
     assert "hunter2" not in str(raised.value) and raised.value.__cause__ is None
 
 
 def test_files_that_are_no_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="found nothing at"):
+    with pytest.raises(UserError, match="found nothing at"):
         Store("sqlite:///missing.db", create=False)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "text.db").write_text("This is a text, no database. " * 100)
-    with pytest.raises(ValueError, match="file is not a database"):
+    with pytest.raises(UserError, match="file is not a database"):
         Store("sqlite:///text.db")
     for name, statement in (("other.db", "CREATE TABLE songs (name)"), ("old.db", "CREATE TABLE chats (number)")):
         connection = sqlite3.connect(name)
         connection.execute(statement)
         connection.close()
-    with pytest.raises(ValueError, match="missing the tables chats, turns, keys; .*other.db holds the tables songs"):
+    with pytest.raises(UserError, match="missing the tables chats, turns, keys; .*other.db holds the tables songs"):
         Store("sqlite:///other.db", create=False)
-    with pytest.raises(ValueError, match="missing the columns id, key, .* of the table chats"):
+    with pytest.raises(UserError, match="missing the columns id, key, .* of the table chats"):
         Store("sqlite:///old.db")
     Store("sqlite:///new.db")
     monkeypatch.chdir("/")

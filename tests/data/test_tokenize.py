@@ -24,6 +24,7 @@ from rl_dialog.data.tokenize import (
     tokenize,
     train_tokenizer,
 )
+from rl_dialog.errors import UserError
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') + '<|im_end|>\\n' }}{% endfor %}"
@@ -531,7 +532,7 @@ def test_vocabulary_size_is_an_upper_bound():
 def test_the_smallest_vocabulary_has_a_token_for_each_character():
     made = train_tokenizer(["X..O..... left"] * 5, vocab_size=262)
     assert len(made) == 262 and len(made("X..O..... left")["input_ids"]) == 14
-    with pytest.raises(ValueError, match="at least 262 .*got 261"):
+    with pytest.raises(UserError, match="at least 262 .*got 261"):
         train_tokenizer(["x"], vocab_size=261)
 
 
@@ -580,14 +581,14 @@ def test_a_tokenizer_without_template_or_padding_gets_ours(tmp_path):
 
 
 def test_a_missing_tokenizer_is_one_paragraph():
-    with pytest.raises(ValueError, match="no tokenizer at 'no-such-model-of-anyone': expected a hub name or a directory with tokenizer files"):
+    with pytest.raises(UserError, match="no tokenizer at 'no-such-model-of-anyone': expected a hub name or a directory with tokenizer files"):
         load_tokenizer("no-such-model-of-anyone")
-    with pytest.raises(ValueError, match="/no/such/folder: expected a directory with a model .or a hub name"):
+    with pytest.raises(UserError, match="/no/such/folder: expected a directory with a model .or a hub name"):
         load_tokenizer("/no/such/folder")
 
 
 def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):
-    with pytest.raises(ValueError, match="no tokenizer at .*expected a hub name or a directory with tokenizer files"):
+    with pytest.raises(UserError, match="no tokenizer at .*expected a hub name or a directory with tokenizer files"):
         load_tokenizer(tmp_path)
 
 

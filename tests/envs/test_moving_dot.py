@@ -7,6 +7,7 @@ from gymnasium.vector import AutoresetMode
 from PIL import Image
 
 from envs.moving_dot import DIRECTIONS, MIDDLE, MovingDot, MovingDotVector, directions, path, picture, small_pictures, step_rewards
+from rl_dialog.errors import UserError
 
 NOOP, DOWN, RIGHT, UP, LEFT = range(5)
 
@@ -73,7 +74,7 @@ def test_continuous_actions():
 
 def test_gymnasium_accepts_it():
     check_env(MovingDot(), skip_render_check=True)
-    with pytest.raises(ValueError, match="expected an action of Discrete"):
+    with pytest.raises(UserError, match="expected an action of Discrete"):
         at(5, 5).step(7)
 
 

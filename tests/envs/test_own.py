@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from envs import control_env, text_env
+from rl_dialog.errors import UserError
 
 WORLDS = """
 class Echo:
@@ -54,10 +55,10 @@ def test_a_world_to_talk_in_is_imported(worlds):
     ],
 )
 def test_what_is_no_world_is_refused(worlds, name, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         text_env(name)
 
 
 def test_a_world_to_talk_in_is_not_one_to_watch(worlds):
-    with pytest.raises(ValueError, match="a vector of environments whose class has clip_length, frames_per"):
+    with pytest.raises(UserError, match="a vector of environments whose class has clip_length, frames_per"):
         control_env("own_worlds:Echo")

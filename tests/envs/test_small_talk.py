@@ -53,6 +53,7 @@ from envs.small_talk_texts import (
 )
 from envs.small_talk_world import MAX_MOOD, MAX_RAPPORT, MOODS, State, conversation_seed, outcomes
 from rl_dialog.data.schema import Dialog, read_jsonl
+from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 STATES = [State(*parts) for parts in itertools.product(range(MAX_MOOD + 1), range(MAX_RAPPORT + 1), (False, True))]
@@ -152,7 +153,7 @@ def test_every_phrase_is_read_as_its_act_and_every_user_turn_as_spoken() -> None
         assert (seen.topic, seen.tone, seen.warmth, seen.eager) == ("food", tone, level, topic in EAGER_TOPIC)
     assert read_user(f"{GREETINGS[0]} I read a page about cooking.").tone is None
     assert read_user("Oh, thanks! I read a page about cooking.").warmth is None
-    with pytest.raises(ValueError, match="names one of"):
+    with pytest.raises(UserError, match="names one of"):
         read_user("Hello?")
 
 
@@ -187,7 +188,7 @@ def test_the_horizon_and_the_interface() -> None:
     world.reset(seed=1)
     with pytest.raises(TypeError, match="string"):
         world.step(None)
-    with pytest.raises(ValueError, match="no options"):
+    with pytest.raises(UserError, match="no options"):
         world.reset(options={"mood": 4})
 
 
@@ -229,7 +230,7 @@ def test_many_conversations_step_as_one_would() -> None:
         assert world.messages == observations[i] and sum(alone) == pytest.approx(rewards[i])
     assert SmallTalkVector(2).reset(3, first=10) == together.reset(3)[10:]
     for bad in (["Hello my friend."], "Hello my fri"):
-        with pytest.raises(ValueError, match="12 replies"):
+        with pytest.raises(UserError, match="12 replies"):
             together.step(bad)
 
 
@@ -265,7 +266,7 @@ def test_the_first_step_of_the_search_by_hand() -> None:
     value, act = best_act(TURNS - 1, ((State(3, 2, True), 1.0),))
     assert act == "tell" and value == pytest.approx(0.7 + 0.15 * (1 + 0.3 - 0.08))
     assert sum(p for p, _ in openings().values()) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="'text' or 'full'"):
+    with pytest.raises(UserError, match="'text' or 'full'"):
         optimal_return(information="some")
 
 
@@ -287,7 +288,7 @@ def test_beliefs_hold_the_truth_and_reject_foreign_users() -> None:
         while not world.finished:
             assert dict(belief_of(messages))[world.state] > 0
             messages, *_ = world.step(policy(messages))
-    with pytest.raises(ValueError, match="user turn of this world"):
+    with pytest.raises(UserError, match="user turn of this world"):
         told = [{"role": "user", "content": "I read a page about cooking."}, {"role": "assistant", "content": "I learned a lot about cooking."}]
         belief_of([*told, {"role": "user", "content": "I really love this chat! I read a page about cooking."}])
 

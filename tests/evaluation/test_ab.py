@@ -13,6 +13,7 @@ from pipelines.ab import ABConfig, main
 from rl_dialog.data import store as stores
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.ab import compare_served, read_chats, sections
 from rl_dialog.evaluation.document import to_markdown
 from rl_dialog.evaluation.intervals import Measure, unpaired_difference
@@ -142,9 +143,9 @@ def test_ratings_repetitions_users_and_what_else_is_known():
 
 
 def test_nothing_to_compare_is_said():
-    with pytest.raises(ValueError, match="expected served chats with replies, found none"):
+    with pytest.raises(UserError, match="expected served chats with replies, found none"):
         compared()
-    with pytest.raises(ValueError, match="expected a model that the server drew, bc, got 'ilql'"):
+    with pytest.raises(UserError, match="expected a model that the server drew, bc, got 'ilql'"):
         compared(chat("a", "bc", 1), baseline="ilql")
 
 
@@ -183,5 +184,5 @@ def test_evaluate_takes_a_store(filled, tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1])["models"]["bc"]["chats"] == 2 and "thumbs up" in run.stdout
-    with pytest.raises(ValueError, match="none.db"):
+    with pytest.raises(UserError, match="none.db"):
         main(ABConfig(store=f"sqlite:///{tmp_path}/none.db", out=str(tmp_path / "none")))

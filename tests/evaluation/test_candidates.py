@@ -7,6 +7,7 @@ import pytest
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import tokenize, train_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import (
     Candidates,
     candidate_measures,
@@ -161,15 +162,15 @@ def test_texts_with_line_breaks_come_back(tmp_path):
 
 
 def test_what_cannot_be_compared_is_said(make_policy, tokenizer):
-    with pytest.raises(ValueError, match="unknown similarity 'token_f'.*Did you mean token_f1?"):
+    with pytest.raises(UserError, match="unknown similarity 'token_f'.*Did you mean token_f1?"):
         read_similarities(("token_f",))
-    with pytest.raises(ValueError, match="each name once, got chrf twice"):
+    with pytest.raises(UserError, match="each name once, got chrf twice"):
         read_similarities(("chrf", "chrf"))
-    with pytest.raises(ValueError, match="expected at least one"):
+    with pytest.raises(UserError, match="expected at least one"):
         read_similarities(())
-    with pytest.raises(ValueError, match="bert_score: expected .* as its path"):
+    with pytest.raises(UserError, match="bert_score: expected .* as its path"):
         read_similarities(("bert_score",))
-    with pytest.raises(ValueError, match="at least one context and one candidate, got 0 contexts"):
+    with pytest.raises(UserError, match="at least one context and one candidate, got 0 contexts"):
         make_candidates(make_policy(BC()), tokenizer, [], SHORT, count=2, similarities={})
 
 
@@ -186,5 +187,5 @@ def test_another_policys_critic_ranks_the_same_replies(make_policy, tokenizer):
     assert "ranked/ranker's last V/token_f1@1" in candidate_measures(found)
     smaller = train_tokenizer(["hello"], vocab_size=270)
     other = Policy(load_lm(ModelConfig(layers=1, width=16, attention_heads=2, context=64), smaller), ILQL())
-    with pytest.raises(ValueError, match="--ranker: expected a checkpoint with the .* tokens of the policy"):
+    with pytest.raises(UserError, match="--ranker: expected a checkpoint with the .* tokens of the policy"):
         make_candidates(policy, tokenizer, contexts, SHORT, count=2, similarities=f1, ranker=other)

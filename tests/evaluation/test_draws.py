@@ -6,6 +6,7 @@ from transformers import DynamicCache
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.draws import Context, Drawn, _keep, draw_replies
 from rl_dialog.evaluation.generation import Decoding, Reply, beam_replies, generate_replies, stream
 from rl_dialog.methods import BC, ILQL
@@ -101,7 +102,7 @@ def test_what_is_kept():
     ],
 )
 def test_settings_that_contradict_each_other(make_policy, tokenizer, decoding, settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         draw_replies(make_policy(BC()), tokenizer, CONTEXTS, decoding, **settings)
 
 

@@ -7,6 +7,7 @@ import torch
 from transformers import TextStreamer
 
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import env_return, play_episodes
 from rl_dialog.evaluation.generation import (
     Decoding,
@@ -164,7 +165,7 @@ def test_printing_the_chosen_reply(make_policy, tokenizer, capsys):
 
 
 def test_ranking_by_what_a_policy_does_not_have(make_policy, tokenizer):
-    with pytest.raises(ValueError, match="cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'"):
+    with pytest.raises(UserError, match="cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'"):
         generate_replies(make_policy(BC()), tokenizer, TALKS[:1], Decoding(max_new_tokens=4, num_generations=2, rank_by="utterance Q"), seeds=[0])
 
 
@@ -194,7 +195,7 @@ def test_the_row_sampler_draws_from_the_softmax():
     shares = drawn.bincount(minlength=5) / 4000
     assert shares[4] == 0
     assert torch.allclose(shares, p, atol=0.03)  # about four standard errors
-    with pytest.raises(ValueError, match="one per stream"):
+    with pytest.raises(UserError, match="one per stream"):
         sampler(None, p.expand(3, 5))
 
 
@@ -218,7 +219,7 @@ def test_the_prompt_leaves_room_for_the_reply(make_policy, tokenizer):
     policy = make_policy(BC())  # 128 positions
     talk = [{"role": "user", "content": "thank you " * 200}]
     assert len(generate_replies(policy, tokenizer, [talk], Decoding(max_new_tokens=16), seeds=[0])[0].tokens) <= 16
-    with pytest.raises(ValueError, match="max_new_tokens 128 with a model of 128 positions"):
+    with pytest.raises(UserError, match="max_new_tokens 128 with a model of 128 positions"):
         reply_batch(policy, tokenizer, [talk], max_new_tokens=128)
 
 
@@ -238,7 +239,7 @@ def test_the_prompt_leaves_room_for_the_reply(make_policy, tokenizer):
     ],
 )
 def test_settings_that_make_no_sense(wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         Decoding(**wrong).check()
 
 
@@ -307,11 +308,11 @@ def test_another_beta(make_policy, tokenizer, tmp_path):
     assert load_for_decoding(tmp_path / "ilql", beta=7.0).method == ILQL(beta=7.0)
     assert load_for_decoding(tmp_path / "ilql").method.beta == 1.0
     for beta in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"ilql: expected a finite number for beta, got {beta}"):
+        with pytest.raises(UserError, match=f"ilql: expected a finite number for beta, got {beta}"):
             load_for_decoding(tmp_path / "ilql", beta=beta)
     make_policy(DPO()).save_pretrained(tmp_path / "dpo")
     for name in ("bc", "dpo"):  # dpo's beta belongs to training
-        with pytest.raises(ValueError, match=f"trained with {name}, which has no beta"):
+        with pytest.raises(UserError, match=f"trained with {name}, which has no beta"):
             load_for_decoding(tmp_path / name, beta=7.0)
 
 

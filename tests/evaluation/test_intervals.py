@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Measure, difference, estimate
 
 
@@ -72,7 +73,7 @@ def test_the_same_seed_gives_the_same_interval():
 
 
 def test_units_must_agree():
-    with pytest.raises(ValueError, match="met the same units, got 2 and 3"):
+    with pytest.raises(UserError, match="met the same units, got 2 and 3"):
         difference([Measure.mean([1, 2])], [Measure.mean([1, 2, 3])])
-    with pytest.raises(ValueError, match="at least one run"):
+    with pytest.raises(UserError, match="at least one run"):
         estimate([])

@@ -8,6 +8,7 @@ import torch
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.fqe import FQE, Piece, evaluate_q, expected, fit
 from rl_dialog.evaluation.intervals import difference, estimate, unpaired_difference
 from rl_dialog.evaluation.ope import (
@@ -138,7 +139,7 @@ def test_fits_are_deterministic_and_leave_the_global_stream_alone(chain):
 
 @pytest.mark.parametrize("change", [{"steps": 0}, {"alpha": 0.0}, {"learning_rate": -1.0}, {"dialogs": -1}])
 def test_settings_without_sense(change):
-    with pytest.raises(ValueError, match="--fqe: expected steps"):
+    with pytest.raises(UserError, match="--fqe: expected steps"):
         replace(FQE(), **change).check()
 
 
@@ -282,7 +283,7 @@ def test_windows_and_cut_dialogs_are_told(make_row, logs):
 
 def test_another_tokenizer_is_refused(logs, make_row):
     others = LoggedReplies([make_row([START, A, THEN, C], [(1, 1, 1.0), (3, 3, 0.0)]), logs.rows[1]], logs.dialog, 2)
-    with pytest.raises(ValueError, match="--behaviour runs/x: expected a policy whose tokenizer cuts the logged replies"):
+    with pytest.raises(UserError, match="--behaviour runs/x: expected a policy whose tokenizer cuts the logged replies"):
         importance_sampling(("wis",), scored([1.0] * 3), logs, Behaviour("runs/x", others, np.ones(3)), UNDISCOUNTED)
 
 
@@ -366,7 +367,7 @@ def test_rewards_that_are_all_equal_say_nothing(make_policy, logged):
     found = fitted_q(make_policy(ILQL()), logged.rows, logged, FQE(steps=150, rank=8), UNDISCOUNTED)
     assert "Every reply of the training dialogs earned 1, so the estimate is trivial" in found.notes["ope/fqe"]
     assert found.measures["ope/fqe"].value == pytest.approx(1, abs=0.2)  # a reply is worth 1, whatever is said
-    with pytest.raises(ValueError, match="--ope fqe: expected replies in the train split"):
+    with pytest.raises(UserError, match="--ope fqe: expected replies in the train split"):
         fitted_q(make_policy(BC()), [], logged, FQE(), UNDISCOUNTED)
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from rl_dialog.errors import UserError
+
 pytest.importorskip("ray")
 
 import ray
@@ -51,7 +53,7 @@ def test_a_killed_worker_is_replaced(cluster, checkpoints):
 
 def test_the_users_own_errors_come_through(cluster, tmp_path):
     (tmp_path / "empty").mkdir()
-    with Rollouts(SmallTalk, 1) as rollouts, pytest.raises(ValueError, match="expected a checkpoint"):
+    with Rollouts(SmallTalk, 1) as rollouts, pytest.raises(UserError, match="expected a checkpoint"):
         rollouts.play(tmp_path / "empty", EPISODES, Decoding())
-    with pytest.raises(ValueError, match="at least one rollout worker"):
+    with pytest.raises(UserError, match="at least one rollout worker"):
         Rollouts(SmallTalk, 0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.runs import existing, find_entries
 
 
@@ -41,20 +42,20 @@ def test_a_checkpoint_directory_stands_for_itself(tmp_path):
 def test_names_group_as_told(tmp_path):
     runs = [make_run(tmp_path / name) for name in ("x", "y")]
     assert {e.group for e in find_entries(runs, ["one", "one"])} == {"one"}
-    with pytest.raises(ValueError, match="one name per checkpoint, got 1 names for 2"):
+    with pytest.raises(UserError, match="one name per checkpoint, got 1 names for 2"):
         find_entries(runs, ["one"])
 
 
 def test_runs_that_cannot_be_told_apart(tmp_path):
     runs = [make_run(tmp_path / folder / "bc-seed0") for folder in ("a", "b")]
-    with pytest.raises(ValueError, match="both run bc-seed0 of group bc: tell them apart with --names"):
+    with pytest.raises(UserError, match="both run bc-seed0 of group bc: tell them apart with --names"):
         find_entries(runs)
 
 
 def test_what_is_no_checkpoint(tmp_path):
     make_run(tmp_path / "ilql-seed0")
-    with pytest.raises(ValueError, match=r"no such checkpoint: .*iql-seed0\. .* Did you mean .*/ilql-seed0\?"):
+    with pytest.raises(UserError, match=r"no such checkpoint: .*iql-seed0\. .* Did you mean .*/ilql-seed0\?"):
         existing(str(tmp_path / "iql-seed0"))
     (tmp_path / "other").mkdir()
-    with pytest.raises(ValueError, match=r"expected a checkpoint \(config.json\) or a run folder"):
+    with pytest.raises(UserError, match=r"expected a checkpoint \(config.json\) or a run folder"):
         find_entries([str(tmp_path / "other")])

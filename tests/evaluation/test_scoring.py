@@ -6,6 +6,7 @@ import torch
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation import scoring
 from rl_dialog.evaluation.scoring import critic_scores, held_out_measures, kl_divergence, logged_replies, rank_replies, score_replies, token_table
 from rl_dialog.methods import BC, ILQL, Psi, UtteranceILQL, WayOffPolicy
@@ -173,7 +174,7 @@ def test_logged_replies_have_their_own_values(make_policy, logged):
 
 
 def test_a_way_that_the_policy_does_not_have(make_policy):
-    with pytest.raises(ValueError, match="cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', which is what"):
+    with pytest.raises(UserError, match="cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', which is what"):
         rank_replies(make_policy(BC()), PROMPTS, REPLIES, by="mean Q")
 
 

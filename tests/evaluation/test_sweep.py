@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.sweep import Trial, _trained_change, headline_of, rank
 
 SWEEP = SimpleNamespace(metric="eval/loss", mode="min", figure="perplexity", seeds=(0, 1), start="--max_steps 1")
@@ -50,7 +51,7 @@ def test_without_an_evaluation_the_metric_ranks_and_names_itself() -> None:
 
 def test_a_figure_that_was_not_measured_is_an_error(tmp_path: Path) -> None:
     path = evaluation(tmp_path, {"a": 3.0})
-    with pytest.raises(ValueError, match="figure: expected one that the evaluation measured, perplexity, got 'retrun'"):
+    with pytest.raises(UserError, match="figure: expected one that the evaluation measured, perplexity, got 'retrun'"):
         rank(SimpleNamespace(**{**vars(SWEEP), "figure": "retrun"}), [trial("a", seed, metrics=path) for seed in (0, 1)])
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rl_dialog.data.schema import Dialog, DialogError
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.task_dialogs import domain_counts, measures, questions, read_task_dialogs, readings
 from rl_dialog.evaluation.task_report import compare_tasks, sections, to_json, write_task_report
 
@@ -162,18 +163,18 @@ def test_comparison_and_report(read, tmp_path):
 
 def test_what_cannot_be_compared_or_read(read, tmp_path):
     one, other = read(record(0)), read(record(1))
-    with pytest.raises(ValueError, match="the same users as runs/a .1 goals.*--seed"):
+    with pytest.raises(UserError, match="the same users as runs/a .1 goals.*--seed"):
         compare_tasks({"a": ("runs/a", one), "b": ("runs/b", other)}, replicates=10, seed=0)
     for broken, told in (
         (record(meta={}), "expected `seeds` and an `outcome`"),
         (record(goal=None), "expected the user's goal by domain"),
         (record(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "reward": 1.0}]), "expected `acts` of four"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(UserError, match=told):
             read(broken)
-    with pytest.raises(ValueError, match=r"expected a dialog per user, got 2 with the seeds \[0, 0, 0, 0\]"):
+    with pytest.raises(UserError, match=r"expected a dialog per user, got 2 with the seeds \[0, 0, 0, 0\]"):
         read(record(0), record(1), record(0))
-    with pytest.raises(ValueError, match="found none"):
+    with pytest.raises(UserError, match="found none"):
         read()
     (tmp_path / "bad.jsonl").write_text('{"id": 3\n')
     with pytest.raises(DialogError, match=r"bad.jsonl:1"):

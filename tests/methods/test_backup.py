@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import scores
 from rl_dialog.methods.backup import discounts, expectile, log_ratios, minimum
 from rl_dialog.methods.scores import Dense, Linear
@@ -36,7 +37,7 @@ def test_gamma_zero_and_one(two_replies):
 
 
 def test_an_unknown_discount_is_refused(two_replies):
-    with pytest.raises(ValueError, match="expected discount 'token' or 'turn', got 'episode'"):
+    with pytest.raises(UserError, match="expected discount 'token' or 'turn', got 'episode'"):
         discounts(two_replies, 0.9, "episode")
 
 

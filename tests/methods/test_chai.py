@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import CHAI
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
@@ -102,5 +103,5 @@ def test_the_same_seed_proposes_the_same(make_policy, make_row):
 
 
 def test_a_window_without_room_for_a_context(make_policy, make_row):
-    with pytest.raises(ValueError, match="expected proposals that leave room for a context, got 128 tokens with a model of 128 positions"):
+    with pytest.raises(UserError, match="expected proposals that leave room for a context, got 128 tokens with a model of 128 positions"):
         propose(make_policy(CHAI(proposal_tokens=128)), [make_row([3, 70, 1], [(1, 2, 0.0)])], eos_id=1, pad_id=0, seed=0)

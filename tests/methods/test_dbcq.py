@@ -8,6 +8,7 @@ import torch
 
 from rl_dialog import methods
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
 
@@ -90,6 +91,6 @@ def test_it_learns_by_the_maximum_inside_the_support_or_as_published_over_all_to
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"beta": 2.0}])
 def test_settings_that_make_no_sense(wrong):
-    with pytest.raises(ValueError, match="dbcq: expected samples of at least 1 and no beta"):
+    with pytest.raises(UserError, match="dbcq: expected samples of at least 1 and no beta"):
         DBCQ(**wrong)
     assert not methods.DBCQ.acts_with_beta and not methods.DBCQ.plain_lm

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import DPO
 from rl_dialog.methods.dpo import replies
 from rl_dialog.methods.method import Outputs
@@ -61,7 +62,7 @@ def test_what_nobody_rated_is_in_no_pair(make_row):
         make_row([9, 2], [(1, 1, 1.0)]),
         make_row([9, 3, 9, 5], [(1, 1, nan), (3, 3, nan)]),
     ]
-    with pytest.raises(ValueError, match="found none in the training split"):
+    with pytest.raises(UserError, match="found none in the training split"):
         DPO().prepare(rows, [], None)
     assert mined(DPO(by="to_go"), rows)[0] == [((1,), 4.0, (2,), 1.0)]
     assert mined(DPO(), [*rows, make_row([9, 3], [(1, 1, 0.0)])])[0] == [((2,), 1.0, (3,), 0.0)]
@@ -84,7 +85,7 @@ def test_validation_may_have_no_pairs_but_training_may_not(make_row):
     pair = [make_row([9, 1], [(1, 1, 0.0)]), make_row([9, 2], [(1, 1, 1.0)])]
     assert mined(DPO(), pair, pair[:1]) == ([((2,), 1.0, (1,), 0.0)], 0)
     assert mined(DPO(), pair, pair)[1] == 1
-    with pytest.raises(ValueError, match="dpo: expected contexts with two different replies of different reward, found none .*train kto"):
+    with pytest.raises(UserError, match="dpo: expected contexts with two different replies of different reward, found none .*train kto"):
         DPO().prepare([pair[0], make_row([9, 3], [(1, 1, 0.0)]), make_row([8, 2], [(1, 1, 1.0)])], pair, None)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import END, encode_prompt, load_tokenizer, tokenize
+from rl_dialog.errors import UserError
 from rl_dialog.methods import DT
 
 UNRATED = [np.nan] * 6
@@ -116,13 +117,13 @@ def test_bins_are_those_of_the_known_returns(told, make_row):
 
 
 def test_what_is_refused(told, tokenizer):
-    with pytest.raises(ValueError, match=r"dt: every reply has the return 1 \(2 of 3 have no reward\): prep"):
+    with pytest.raises(UserError, match=r"dt: every reply has the return 1 \(2 of 3 have no reward\): prep"):
         prepared(DT(by="reply"), told(DT()), [dialog(1.0, None), dialog(None)], tokenizer)
-    with pytest.raises(ValueError, match=r"dt: no reply has a return \(2 of 2 have no reward\): prep"):
+    with pytest.raises(UserError, match=r"dt: no reply has a return \(2 of 2 have no reward\): prep"):
         prepared(DT(), told(DT()), [dialog(None), dialog(None)], tokenizer)
-    with pytest.raises(ValueError, match="dt: every reply has the return 1: prepare with rewards that differ, or train bc"):
+    with pytest.raises(UserError, match="dt: every reply has the return 1: prepare with rewards that differ, or train bc"):
         prepared(DT(), told(DT()), [dialog(1.0), dialog(1.0)], tokenizer)
-    with pytest.raises(ValueError, match="expected at least 2 bins and one of them to want, got bins 2 and want 2"):
+    with pytest.raises(UserError, match="expected at least 2 bins and one of them to want, got bins 2 and want 2"):
         told(DT(want=2))
 
 
@@ -137,7 +138,7 @@ def test_given_edges_are_the_lower_ends_of_bins(told, make_row):
 
 @pytest.mark.parametrize(("bins", "edges"), [(2, (1.0, 2.0)), (3, (3.0, 3.0))])
 def test_edges_that_do_not_fit_the_bins(told, bins, edges):
-    with pytest.raises(ValueError, match="dt: expected . rising edges for . bins"):
+    with pytest.raises(UserError, match="dt: expected . rising edges for . bins"):
         told(DT(bins=bins, edges=edges))
 
 

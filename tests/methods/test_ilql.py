@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from rl_dialog import methods
 from rl_dialog.data.batch import collate
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.methods.backup import discounts
 from rl_dialog.methods.method import Outputs
@@ -479,7 +480,7 @@ def test_what_the_base_policy_needs_and_refuses():
     method = ILQL(reg_to="base_policy")
     assert method.uses_prior and method.prior_every_step and not ILQL().uses_prior and not ILQL().prior_every_step
     for fields in ({"awac_beta": 1.0}, {"awac_weights": "sign", "awac_beta": 0.0}):
-        with pytest.raises(ValueError, match="reg_to base_policy: expected no cloning weights"):
+        with pytest.raises(UserError, match="reg_to base_policy: expected no cloning weights"):
             ILQL(reg_to="base_policy", **fields)
 
 
@@ -511,5 +512,5 @@ def test_signs_alone(beta, expected, top_k):
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 4.0])
 def test_signs_need_a_share(beta):
-    with pytest.raises(ValueError, match="extraction sign: expected a beta between 0 and 1"):
+    with pytest.raises(UserError, match="extraction sign: expected a beta between 0 and 1"):
         ILQL(beta=beta, extraction="sign")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import KTO
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
@@ -96,18 +97,18 @@ def test_a_stranger_is_cut_where_the_longest_row_ends(make_row):
 
 def test_one_class_alone_is_refused(make_row):
     unrated = make_row([9, 1], [(1, 1, np.nan)])
-    with pytest.raises(ValueError, match=r"got 0 of 1 .* \(they are 1 to 1\) \(2 of 3 have no reward\): set"):
+    with pytest.raises(UserError, match=r"got 0 of 1 .* \(they are 1 to 1\) \(2 of 3 have no reward\): set"):
         KTO().prepare([unrated, make_row([9, 1], [(1, 1, 1.0)]), unrated], [], None)
-    with pytest.raises(ValueError, match="kto: expected good and bad replies, got 2 without a reward"):
+    with pytest.raises(UserError, match="kto: expected good and bad replies, got 2 without a reward"):
         KTO().prepare([unrated] * 2, [], None)
     rows = [make_row([9, i], [(1, 1, float(i))]) for i in range(3)]
-    with pytest.raises(ValueError, match=r"kto: expected good and bad replies, got 0 of 3 with a reward above 5 \(they are 0 to 2\)"):
+    with pytest.raises(UserError, match=r"kto: expected good and bad replies, got 0 of 3 with a reward above 5 \(they are 0 to 2\)"):
         KTO(threshold=5.0).prepare(rows, [], None)
-    with pytest.raises(ValueError, match="got 3 of 3 with a reward above -1"):
+    with pytest.raises(UserError, match="got 3 of 3 with a reward above -1"):
         KTO(threshold=-1.0).prepare(rows, [], None)
     for row in rows:
         row.rewards = np.full_like(row.rewards, 0.5)
-    with pytest.raises(ValueError, match="got 0 of 3 .*set --method.threshold, or prepare with rewards that differ"):
+    with pytest.raises(UserError, match="got 0 of 3 .*set --method.threshold, or prepare with rewards that differ"):
         KTO().prepare(rows, [], None)
 
 

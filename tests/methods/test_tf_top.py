@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import TFTop
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
@@ -85,25 +86,25 @@ def test_what_nobody_rated_is_never_kept(make_row, method, expected):
 
 def test_too_few_rated_replies_are_counted(make_row):
     rows = [make_row([9, 1, 9, 2], [(1, 1, NAN), (3, 3, reward)]) for reward in (1.0, NAN)]
-    with pytest.raises(ValueError, match=r"every reply earned 1 \(3 of 4 have no reward\), so none"):
+    with pytest.raises(UserError, match=r"every reply earned 1 \(3 of 4 have no reward\), so none"):
         prepare(TFTop(by="reply"), rows)
-    with pytest.raises(ValueError, match=r"every dialog earned 1 \(2 of 4 have no reward\), so none"):
+    with pytest.raises(UserError, match=r"every dialog earned 1 \(2 of 4 have no reward\), so none"):
         prepare(TFTop(by="dialog"), rows)
-    with pytest.raises(ValueError, match=r"no reply has a reward \(2 of 2 have no reward\), .* or train bc"):
+    with pytest.raises(UserError, match=r"no reply has a reward \(2 of 2 have no reward\), .* or train bc"):
         prepare(TFTop(), rows[1:])
 
 
 def test_rewards_that_tell_nothing_apart_are_refused(rows):
     for row in rows:
         row.rewards = np.full_like(row.rewards, 0.5)
-    with pytest.raises(ValueError, match="every reply earned 0.5, so none is better: prepare with rewards that differ, or train bc"):
+    with pytest.raises(UserError, match="every reply earned 0.5, so none is better: prepare with rewards that differ, or train bc"):
         prepare(TFTop(), rows)
 
 
 def test_a_threshold_that_nothing_reaches_is_refused(rows):
-    with pytest.raises(ValueError, match=r"no reply earned 4 or more \(the best one 3\): lower --method.threshold"):
+    with pytest.raises(UserError, match=r"no reply earned 4 or more \(the best one 3\): lower --method.threshold"):
         prepare(TFTop(threshold=4.0), rows)
-    with pytest.raises(ValueError, match=r"expected a fraction in \(0, 1\], got 0"):
+    with pytest.raises(UserError, match=r"expected a fraction in \(0, 1\], got 0"):
         prepare(TFTop(fraction=0.0), rows)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import WayOffPolicy
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense, Mixture
@@ -283,7 +284,7 @@ def test_with_an_averaged_prior_and_the_clamp_no_token_earns_anything(make_row):
 
 
 def test_psi_has_no_term_that_a_divergence_could_stand_for(make_row):
-    with pytest.raises(ValueError, match="kl 'exact': expected a target with log p - log pi in it, but psi has log p alone: set keep_log_pi"):
+    with pytest.raises(UserError, match="kl 'exact': expected a target with log p - log pi in it, but psi has log p alone: set keep_log_pi"):
         WayOffPolicy(backup="psi", **PUBLISHED, kl="exact")
     batch = collate([make_row([9, 1], [(1, 1, 1.0)])], prior_logp=[[0.0]])
     assert target_of(WayOffPolicy(backup="psi", **PUBLISHED, kl="reverse", keep_log_pi=True, c=1.0), batch, prior=P) == pytest.approx(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import IMPOSSIBLE, ActPolicy, ActPolicyConfig, GreedyActs, MaskedBernoulli, read_config
 
 THIRD, HALF = math.log(0.5), 0.0  # logits of p = 1/3 and 1/2
@@ -105,26 +106,26 @@ def test_a_checkpoint_comes_back(tmp_path):
 )
 def test_a_policy_of_another_world_is_refused(expected, told, tmp_path):
     ActPolicy(ActPolicyConfig(12, 7, vocabulary="abc")).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=told):
         ActPolicy.from_pretrained(tmp_path, expected=expected)
 
 
 def test_broken_checkpoints_are_explained(tmp_path):
-    with pytest.raises(ValueError, match="found no config.json"):
+    with pytest.raises(UserError, match="found no config.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="expected JSON"):
+    with pytest.raises(UserError, match="expected JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="expected model_type act_policy"):
+    with pytest.raises(UserError, match="expected model_type act_policy"):
         read_config(tmp_path)
     ActPolicy(ActPolicyConfig(12, 7)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden": [3]}))
-    with pytest.raises(ValueError, match="expected the weights of"):
+    with pytest.raises(UserError, match="expected the weights of"):
         ActPolicy.from_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match="expected the weights of"):
+    with pytest.raises(UserError, match="expected the weights of"):
         ActPolicy.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="sizes of at least 1"):
+    with pytest.raises(UserError, match="sizes of at least 1"):
         ActPolicyConfig(0, 7)

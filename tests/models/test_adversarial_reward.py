@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.adversarial_reward import AdversarialReward, AdversarialRewardConfig
 from rl_dialog.models.trajectory import Trajectory
 
@@ -68,5 +69,5 @@ def test_what_experts_do_is_worth_more():
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="expected positive numbers"):
+    with pytest.raises(UserError, match="expected positive numbers"):
         AdversarialRewardConfig(clamp=0)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from rl_dialog.config import ConfigError
 from rl_dialog.data.batch import collate
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.checkpoint import freeze_prior, load_policy, load_prior, method_name, read_method, resolve, save_policy, start_of
 from rl_dialog.models.policy import Policy
@@ -202,7 +203,7 @@ def test_method_names_are_those_of_the_registry():
 
 def refused(directory, *parts, **options):
     """Loading raises a ValueError (one a user sees as a paragraph) that says all of this."""
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         load_policy(directory, **options)
     for part in parts:
         assert part in str(error.value), f"expected {part!r} in {error.value}"
@@ -266,7 +267,7 @@ def test_some_heads_missing_or_foreign(saved):
 def test_a_damaged_description(saved, text, parts):
     _, directory = saved
     (directory / "rl_dialog.yaml").write_text(text)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         load_policy(directory)
     assert "rl_dialog.yaml" in str(error.value)
     for part in parts:
@@ -293,7 +294,7 @@ def test_a_damaged_config(saved):
 def test_a_run_folder_is_its_best_checkpoint(saved):
     policy, directory = saved
     run = directory.parent
-    with pytest.raises(ValueError, match=r"expected a checkpoint \(config.json\) or a run folder \(best, latest\), found \['checkpoint'\]"):
+    with pytest.raises(UserError, match=r"expected a checkpoint \(config.json\) or a run folder \(best, latest\), found \['checkpoint'\]"):
         resolve(run)
     (run / "latest").write_text("checkpoint-9\n")
     assert resolve(run) == str(run / "checkpoint-9")
@@ -320,7 +321,7 @@ def test_the_prior_is_found_beside_the_checkpoint(make_policy, tmp_path, tokeniz
     for path in (tmp_path / "moved/prior").iterdir():
         path.unlink()
     (tmp_path / "moved/prior").rmdir()
-    with pytest.raises(ValueError, match="expected the frozen prior at .*prior, found nothing; copy the run's `prior` folder"):
+    with pytest.raises(UserError, match="expected the frozen prior at .*prior, found nothing; copy the run's `prior` folder"):
         load_prior(tmp_path / "moved/checkpoint-1")
 
 
@@ -373,7 +374,7 @@ def test_a_prior_of_another_vocabulary_is_refused(make_policy, tmp_path, tokeniz
     policy = make_policy(WayOffPolicy())
     size = policy.config.vocab_size
     policy.lm.resize_token_embeddings(size + 5)
-    with pytest.raises(ValueError, match=f"expected a prior with the policy's {size + 5} tokens, got {size} in .*first"):
+    with pytest.raises(UserError, match=f"expected a prior with the policy's {size + 5} tokens, got {size} in .*first"):
         freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members[:1])
     assert not (tmp_path / "out/prior").exists()
 
@@ -391,7 +392,7 @@ def test_the_prior_of_another_run_is_replaced_while_nothing_was_learned_with_it(
     freeze_prior(policy, folder, tokenizer, checkpoints=members[:1])
     for found, prior in wanted.items():
         with pytest.raises(
-            ValueError, match=f"prior: expected the prior of this run, .*, found {found}, with which the run's checkpoints were trained"
+            UserError, match=f"prior: expected the prior of this run, .*, found {found}, with which the run's checkpoints were trained"
         ):
             freeze_prior(policy, folder, tokenizer, **prior, started=True)
         with pytest.warns(UserWarning, match=rf"prior held another prior \({found}\) of a run that wrote no checkpoint: it is replaced by"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from envs.moving_dot import MovingDotVector
+from rl_dialog.errors import UserError
 from rl_dialog.models.control_policy import Categorical, ControlPolicy, ControlPolicyConfig, DiagonalGaussian, shape_of
 
 PIXELS = ControlPolicyConfig((84, 84, 4), 6, hidden=(512,))
@@ -94,7 +95,7 @@ def test_a_checkpoint_is_what_was_saved(tmp_path):
     assert found.config == policy.config and not found.training and {each.name for each in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     seen = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
     assert np.array_equal(found.act(seen), policy.act(seen))
-    with pytest.raises(ValueError, match="it was trained in another environment"):
+    with pytest.raises(UserError, match="it was trained in another environment"):
         ControlPolicy.from_pretrained(tmp_path, expected=ControlPolicyConfig((2,), 5))
 
 
@@ -110,7 +111,7 @@ def test_a_checkpoint_is_what_was_saved(tmp_path):
 def test_broken_checkpoints(break_it, message, tmp_path):
     ControlPolicy(ControlPolicyConfig((2,), 5)).save_pretrained(tmp_path)
     break_it(tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         ControlPolicy.from_pretrained(tmp_path)
 
 
@@ -118,5 +119,5 @@ def test_broken_checkpoints(break_it, message, tmp_path):
     "wrong", [{"observation": (2, 2)}, {"observation": (2,), "actions": 0}, {"observation": (84, 84, 4)}, {"observation": (2,), "hidden": ()}]
 )
 def test_impossible_shapes(wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         ControlPolicyConfig(**{"actions": 3} | wrong)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rl_dialog.data.labelled import LabelledTurn
+from rl_dialog.errors import UserError
 from rl_dialog.models.nlu import Labels, load_nlu, new_nlu
 from rl_dialog.training.nlu import fit, judge, labels_of, loss_of, targets
 
@@ -65,10 +66,10 @@ def test_any_encoder_can_be_the_base(nlu, tmp_path):
     based = new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path))
     assert torch.equal(based.encoder.embeddings.tok_embeddings.weight, nlu.encoder.embeddings.tok_embeddings.weight)
     assert not torch.equal(based.tagger.weight, nlu.tagger.weight)
-    with pytest.raises(ValueError, match="expected a directory with a model"):
+    with pytest.raises(UserError, match="expected a directory with a model"):
         new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path / "nothing" / "here" / "at_all"))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="--encoder .*: expected a folder with config.json"):
+    with pytest.raises(UserError, match="--encoder .*: expected a folder with config.json"):
         new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path))
 
 
@@ -107,11 +108,11 @@ def test_figures_by_hand(nlu, monkeypatch):
 
 
 def test_mistakes_are_explained(nlu, tmp_path):
-    with pytest.raises(ValueError, match="found no nlu.json"):
+    with pytest.raises(UserError, match="found no nlu.json"):
         load_nlu(tmp_path)
-    with pytest.raises(ValueError, match="expected the side user or system, got 'bot'"):
+    with pytest.raises(UserError, match="expected the side user or system, got 'bot'"):
         nlu.reader("bot")
-    with pytest.raises(ValueError, match="expected acts that occur at least 3 times"):
+    with pytest.raises(UserError, match="expected acts that occur at least 3 times"):
         labels_of(turns()[:1])
     nlu.save(tmp_path)
     description = json.loads((tmp_path / "nlu.json").read_text())
@@ -122,5 +123,5 @@ def test_mistakes_are_explained(nlu, tmp_path):
         json.dumps({**description, "x": 1}),
     ):
         (tmp_path / "nlu.json").write_text(broken)
-        with pytest.raises(ValueError, match=str(tmp_path.name)):
+        with pytest.raises(UserError, match=str(tmp_path.name)):
             load_nlu(tmp_path)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, TextIteratorStreamer, TextStreamer
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.methods.scores import Dense
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
@@ -256,7 +257,7 @@ def test_a_foreign_cache_is_refused(policy):
     """The LM's own cache lacks that of the value trunk."""
     cache = DynamicCache()
     policy.lm(PROMPT, past_key_values=cache)
-    with pytest.raises(ValueError, match="expected an empty cache or one that this policy returned, got a DynamicCache with 6 tokens"):
+    with pytest.raises(UserError, match="expected an empty cache or one that this policy returned, got a DynamicCache with 6 tokens"):
         policy(PROMPT[:, :1], past_key_values=cache)
 
 
@@ -500,7 +501,7 @@ def test_new_heads_say_nothing(make_policy, rows):
 
 
 def test_head_kinds_are_checked():
-    with pytest.raises(ValueError, match="expected heads 'dueling', 'mlp', 'advanced_mlp', 'lowrank', got 'linear'"):
+    with pytest.raises(UserError, match="expected heads 'dueling', 'mlp', 'advanced_mlp', 'lowrank', got 'linear'"):
         ValueHeads(ILQL().heads, 8, 10, kind="linear", rank=2)
 
 
@@ -567,7 +568,7 @@ def test_decoding_runs_the_trunks_that_it_reads_only(make_policy, top_k):
 
 
 def test_a_target_trunk_cannot_follow_adapters(make_policy):
-    with pytest.raises(ValueError, match="expected a target trunk to copy that LoRA does not change: set value_trunk separate, or"):
+    with pytest.raises(UserError, match="expected a target trunk to copy that LoRA does not change: set value_trunk separate, or"):
         make_policy(ILQL(), target="separate", peft=True)
     assert make_policy(ILQL(), trunk="separate", target="separate", peft=True).target_trunk is not None
 
@@ -696,7 +697,7 @@ def test_a_soft_capped_model_is_refused():
     capped = AutoModelForCausalLM.from_config(Gemma2Config(**sizes, head_dim=8, final_logit_softcapping=0.1))
     with torch.no_grad():
         capped.lm_head.weight.mul_(20)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         Policy(capped, BC())
     assert "Gemma2ForCausalLM: expected logits = output embedding x last hidden state" in str(error.value) and "soft cap" in str(error.value)
 
@@ -709,9 +710,9 @@ def test_the_check_for_a_plain_head_leaves_the_mode_alone(make_policy):
 
 
 def test_a_missing_model_is_one_paragraph(tokenizer):
-    with pytest.raises(ValueError, match="/no/such/model: expected a directory with a model"):
+    with pytest.raises(UserError, match="/no/such/model: expected a directory with a model"):
         load_lm(ModelConfig(model_name_or_path="/no/such/model"), tokenizer)
-    with pytest.raises(ValueError, match="cannot load a causal LM from 'nobody/nothing': expected a hub name, or a directory with config.json"):
+    with pytest.raises(UserError, match="cannot load a causal LM from 'nobody/nothing': expected a hub name, or a directory with config.json"):
         load_lm(ModelConfig(model_name_or_path="nobody/nothing"), tokenizer)
 
 
@@ -761,5 +762,5 @@ def test_target_passes_differ_by_dropout_and_are_refused_without(make_policy, ma
     assert (first - second).abs().max() > 1e-3 and (second - third).abs().max() > 1e-3
     one = make_policy(WayOffPolicy(), dropout=0.2).start_training().train()
     assert torch.equal(one.outputs(batch).lm_target[0].dense(), one.outputs(batch).lm_target[0].dense())  # a single pass has no dropout
-    with pytest.raises(ValueError, match="target_passes 3: expected a language model with dropout, found none.*--model.dropout 0.1"):
+    with pytest.raises(UserError, match="target_passes 3: expected a language model with dropout, found none.*--model.dropout 0.1"):
         make_policy(WayOffPolicy(target_passes=3)).start_training()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rl_dialog.data.batch import collate
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
@@ -69,14 +70,14 @@ def test_weights_are_normalised_as_published(make_policy):
 
 @pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, -1.0), (1.0, math.nan, 1.0), (1.0, math.inf, 1.0)])
 def test_weights_that_make_no_sense(lms, weights):
-    with pytest.raises(ValueError, match="expected a positive weight for each of the prior's 3 models, got"):
+    with pytest.raises(UserError, match="expected a positive weight for each of the prior's 3 models, got"):
         Prior(lms, weights)
 
 
 def test_models_of_another_vocabulary_are_refused(lms):
     size = lms[1].config.vocab_size
     lms[1].resize_token_embeddings(size - 3)
-    with pytest.raises(ValueError, match=rf"expected models of one vocabulary to average, got \[{size - 3}, {size}\] tokens"):
+    with pytest.raises(UserError, match=rf"expected models of one vocabulary to average, got \[{size - 3}, {size}\] tokens"):
         Prior(lms)
 
 
@@ -101,5 +102,5 @@ def test_a_policy_with_adapters_is_its_own_prior(make_policy, batch):
 @pytest.mark.parametrize("method", [BC(), UtteranceILQL(), WayOffPolicy()])
 def test_a_target_trunk_that_nobody_would_read_is_refused(tokenizer, method):
     shape = ModelConfig(layers=1, width=16, attention_heads=2, context=32, target_trunk="separate")
-    with pytest.raises(ValueError, match="has no target heads on tokens: expected target_trunk shared"):
+    with pytest.raises(UserError, match="has no target heads on tokens: expected target_trunk shared"):
         Policy(load_lm(shape, tokenizer), method, shape)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig, preference_loss
 
 ATARI = RewardModelConfig((84, 84, 4), 6, action_input="none", hidden=(64,), members=1)
@@ -137,13 +138,13 @@ def test_weights_and_normaliser_are_saved_as_one(tmp_path):
     given = found.predict(observations.numpy(), actions.numpy())
     assert given.dtype == np.float32 and np.array_equal(given, model.predict(observations.numpy(), actions.numpy()))
     assert abs(given.mean()) < 1e-6
-    with pytest.raises(ValueError, match="expected the description of a reward model"):
+    with pytest.raises(UserError, match="expected the description of a reward model"):
         RewardModel.from_pretrained(tmp_path / "no")
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 9)
-    with pytest.raises(ValueError, match="expected the weights of"):
+    with pytest.raises(UserError, match="expected the weights of"):
         RewardModel.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "act_policy"}')
-    with pytest.raises(ValueError, match="expected model_type reward_model"):
+    with pytest.raises(UserError, match="expected model_type reward_model"):
         RewardModel.from_pretrained(tmp_path)
 
 
@@ -152,5 +153,5 @@ def test_weights_and_normaliser_are_saved_as_one(tmp_path):
     [{"observation": (3, 3)}, {"members": 0}, {"actions": 0}, {"dropout": 1.0}, {"scale": 0.0}, {"batchnorm": True}, {"hidden": ()}],
 )
 def test_shapes_that_cannot_be(wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         RewardModelConfig(**{"observation": (3,), "actions": 4} | wrong)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 
 TALK = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "how are you today?"}]
@@ -89,16 +90,16 @@ def test_a_tool_call_is_read_as_its_json():
 
 
 def test_what_is_no_reward_model_is_refused(checkpoints, like_trl, tmp_path):
-    with pytest.raises(ValueError, match="expected a trained reward model with one output, got a model of which its files lack"):
+    with pytest.raises(UserError, match="expected a trained reward model with one output, got a model of which its files lack"):
         TextReward.from_pretrained(checkpoints["bc"])
-    with pytest.raises(ValueError, match="found nothing there"):
+    with pytest.raises(UserError, match="found nothing there"):
         TextReward.from_pretrained(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="expected a reward model"):
+    with pytest.raises(UserError, match="expected a reward model"):
         TextReward.from_pretrained(tmp_path / "empty")
     config = json.loads((like_trl / "config.json").read_text())
     (like_trl / "config.json").write_text(json.dumps(config | {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}}))
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         TextReward.from_pretrained(like_trl)
 
 
@@ -107,10 +108,10 @@ def test_damaged_weights_and_a_missing_template_are_refused(like_trl, tmp_path):
     tokenizer.chat_template = None
     (like_trl / "chat_template.jinja").unlink()
     tokenizer.save_pretrained(like_trl)
-    with pytest.raises(ValueError, match="chat template"):
+    with pytest.raises(UserError, match="chat template"):
         TextReward.from_pretrained(like_trl)
     (like_trl / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(ValueError, match="expected a reward model"):
+    with pytest.raises(UserError, match="expected a reward model"):
         TextReward.from_pretrained(like_trl)
-    with pytest.raises(ValueError, match="--base"):
+    with pytest.raises(UserError, match="--base"):
         TextReward.from_base(str(like_trl), max_length=10)

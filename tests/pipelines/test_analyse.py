@@ -12,6 +12,7 @@ from pipelines.converse import ConverseConfig
 from pipelines.converse import main as converse
 from pipelines.simulate import SimulateConfig
 from pipelines.simulate import main as simulate
+from rl_dialog.errors import UserError
 
 
 def test_a_worse_system_is_seen_to_be_worse(tmp_path):
@@ -50,5 +51,5 @@ def test_dialogs_in_acts_and_bad_input(tmp_path):
         ({"simulated": (str(tmp_path / "acts"),) * 2, "out": "x"}, "two folders are called acts"),
         ({"simulated": (str(tmp_path / "acts"),), "out": "x", "replicates": 0}, "expected --replicates"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             main(AnalyseConfig(**config))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipelines.benchmark import CONTENDERS, BenchmarkConfig, main, make_batch, summarise
+from rl_dialog.errors import UserError
 
 TINY = {"rounds": 2, "warmup": 1, "threads": 1, "layers": 1, "attention_heads": 2, "width": 16, "vocabulary": 64, "rank": 4}
 TINY |= {"batch_size": 2, "length": 16, "user_block": 4, "prompt": 4, "new_tokens": 3, "top_k": 5}
@@ -79,12 +80,12 @@ def test_prepare_is_measured_with_its_memory(tmp_path):
 
 
 def test_an_unknown_contender_is_named():
-    with pytest.raises(ValueError, match="unknown contender 'dqn': expected some of 'bc', 'ilql mlp'"):
+    with pytest.raises(UserError, match="unknown contender 'dqn': expected some of 'bc', 'ilql mlp'"):
         main(BenchmarkConfig(contenders=("dqn",)))
 
 
 def test_a_wrong_size_is_one_paragraph(tmp_path):
-    with pytest.raises(ValueError, match="expected rounds"):
+    with pytest.raises(UserError, match="expected rounds"):
         main(BenchmarkConfig(rounds=0, out=str(tmp_path / "b.json")))
 
 

@@ -28,6 +28,7 @@ from pipelines.benchmark_cartpole_learners import (
     variational,
 )
 from pipelines.benchmark_cartpole_logs import record, returns
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
@@ -195,7 +196,7 @@ def test_the_command(small, tmp_path, capsys):
 
 @pytest.mark.parametrize("wrong", [{"seeds": 0}, {"steps": 0}, {"priors": ()}, {"seed": -1}])
 def test_numbers_that_no_experiment_has(wrong):
-    with pytest.raises(ValueError, match="cartpole: expected seeds"):
+    with pytest.raises(UserError, match="cartpole: expected seeds"):
         main(BenchmarkConfig(what="cartpole", **wrong))
 
 

@@ -28,6 +28,7 @@ from rl_dialog.config import load_config
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, METHODS
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.text_reward import TextReward
@@ -244,9 +245,9 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     (tmp_path / "world").mkdir()
     (tmp_path / "world" / "data").symlink_to(world / "data")
     save_policy(tmp_path / "world" / "policy", tokenizer, seed=1)
-    with pytest.raises(ValueError, match="holds candidates of another model: choose another --out, or delete them with --overwrite"):
+    with pytest.raises(UserError, match="holds candidates of another model: choose another --out, or delete them with --overwrite"):
         main(config_of(tmp_path / "world", out))
-    with pytest.raises(ValueError, match=r"another seed \(0 then, 1 now\)"):
+    with pytest.raises(UserError, match=r"another seed \(0 then, 1 now\)"):
         main(config_of(world, out, seed=1))
     headline = main(config_of(tmp_path / "world", out, overwrite=True))
     assert headline["generated_contexts"] == 72
@@ -351,7 +352,7 @@ def test_openings_are_left_out_where_the_template_cannot_ask_for_them(world, tmp
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(world, tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         main(replace(config_of(world, tmp_path / "out"), **changes))
     assert not (tmp_path / "out").exists()
 
@@ -359,7 +360,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(world, tmp
 def test_a_directory_of_something_else_is_left_alone(world, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="holds no candidates, so it is left alone"):
+    with pytest.raises(UserError, match="holds no candidates, so it is left alone"):
         main(config_of(world, tmp_path / "out", overwrite=True))
     assert (tmp_path / "out" / "thesis.txt").exists()
 

@@ -15,6 +15,7 @@ import pytest
 from pipelines.chat import ChatConfig, main
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, CHAI, ILQL, UtteranceILQL
 
 
@@ -143,7 +144,7 @@ def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
 )
 def test_errors_are_one_paragraph(checkpoints, arguments, message):
     config = load_config(ChatConfig, [str(a).format(root=checkpoints) for a in arguments])
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         main(config)
     assert message.format(root=checkpoints) in str(error.value)
     assert "\n\n" not in str(error.value)

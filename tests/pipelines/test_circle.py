@@ -18,6 +18,7 @@ from pipelines.circle_users import Crowd, Server
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import read_dialogs
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 
 LINES = ["What do you like about jazz?", "I play songs too.", "Tell me more about it.", "That is good.", "Really?", "I see what you mean."]
 
@@ -97,9 +98,9 @@ def test_an_interrupt_ends_the_crowd(book):
 
 def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not a circle's folder"):
+    with pytest.raises(UserError, match="is not a circle's folder"):
         main(CircleConfig(out=str(tmp_path)))
-    with pytest.raises(ValueError, match="expected --users of at least 1, got 0"):
+    with pytest.raises(UserError, match="expected --users of at least 1, got 0"):
         main(CircleConfig(out=str(tmp_path / "new"), users=0))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 

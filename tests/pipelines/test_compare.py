@@ -20,6 +20,7 @@ import yaml
 
 from pipelines import compare
 from pipelines.compare import CompareConfig, main
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import ComparedTask, FinishedRun, replace_table, to_markdown, to_svg
 
 ROOT = Path(__file__).parents[2]
@@ -100,13 +101,13 @@ def check_that_nothing_is_repeated(table: Path, monkeypatch: pytest.MonkeyPatch,
     changed = copy.deepcopy(TINY)
     changed["methods"]["tf_top"] = "--method.fraction 0.25"
     table.write_text(written(changed))
-    with pytest.raises(ValueError, match=r"1 runs and talk failed: .*compare\.md says which and why"):
+    with pytest.raises(UserError, match=r"1 runs and talk failed: .*compare\.md says which and why"):
         main(config_of(table, quiet=True))
     assert stale == [[], ["tf_top-seed0"], ["report"]]
     assert "- small talk, `tf_top`, seed 0 failed: RuntimeError: no room" in (table.parent / "out" / "compare.md").read_text()
     changed["tasks"]["talk"]["bc"] += " --learning_rate 1e-3"
     table.write_text(written(changed))
-    with pytest.raises(ValueError, match="talk failed"):
+    with pytest.raises(UserError, match="talk failed"):
         main(config_of(table, quiet=True))
     assert stale[3:] == [["bc-seed0"], [], []]  # and nothing is trained from a start that failed
     assert "tf_top`, seed 0 failed: bc-seed0, which it starts from, failed" in (table.parent / "out" / "compare.md").read_text()
@@ -177,7 +178,7 @@ def kill(process: subprocess.Popen) -> None:
 def test_what_is_wrong_is_said_before_anything_starts(table: Path, monkeypatch, change: dict, flags: dict, message: str) -> None:
     monkeypatch.setattr(compare, "connect", lambda address: pytest.fail("started"))
     table.write_text(written({**TINY, **change}))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         main(replace(config_of(table), **flags))
 
 
@@ -195,14 +196,14 @@ def test_a_run_that_cannot_be_evaluated_is_left_out(tmp_path: Path, monkeypatch:
     assert errors == {runs[1]: "ValueError: not a number"} and "Traceback" in (tmp_path / "b" / "error.txt").read_text()
     assert json.loads((tmp_path / "report" / compare.METRICS_OF_SOME).read_text()) == [runs[0], runs[2]]
     assert not (tmp_path / "report" / "metrics.json").exists()  # so it is tried again
-    with pytest.raises(ValueError, match="not a number"):
+    with pytest.raises(UserError, match="not a number"):
         compare.evaluate_runs(compare.evaluate.EvaluateConfig(checkpoints=runs[1:2], out=str(tmp_path / "report")))
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="no comparison made it"):
+    with pytest.raises(UserError, match="no comparison made it"):
         compare.claim(tmp_path / "data", "manifest.json", {"a": 1})
     assert (tmp_path / "data" / "mine.txt").read_text() == "mine"
 
@@ -251,7 +252,7 @@ def test_a_task_that_takes_over_what_nobody_chose_is_refused(tmp_path: Path) -> 
     values["tasks"]["talk"]["settings_of"] = "elsewhere"
     path = tmp_path / "compare.yaml"
     path.write_text(written(values))
-    with pytest.raises(ValueError, match="settings_of: expected a task with a search"):
+    with pytest.raises(UserError, match="settings_of: expected a task with a search"):
         main(config_of(path))
 
 
@@ -304,11 +305,11 @@ def test_the_plot_is_the_same_file_twice_and_names_every_method() -> None:
     svg = to_svg([TASK, other, replace(TASK, metrics=None)], ["bc", "ilql"])
     assert svg == to_svg([TASK, other], ["bc", "ilql"])
     assert svg.count('<g id="axes_') == 2
-    with pytest.raises(ValueError, match="at least one evaluated task"):
+    with pytest.raises(UserError, match="at least one evaluated task"):
         to_svg([replace(TASK, metrics=None)], ["bc"])
 
 
 @pytest.mark.parametrize("text", ["", "<!-- compare: begin -->", "<!-- compare: end --><!-- compare: begin -->", "<!-- compare: begin -->" * 2])
 def test_a_file_without_its_two_marks_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="compare: begin"):
+    with pytest.raises(UserError, match="compare: begin"):
         replace_table(text, "table\n")

@@ -12,6 +12,7 @@ from pipelines.converse import ConverseConfig, main
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.data.tokenize import texts_of, train_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.models.checkpoint import save_policy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
@@ -77,5 +78,5 @@ def test_a_checkpoint_meets_the_same_users(tmp_path):
 )
 def test_mistakes_are_explained(arguments, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((ValueError, OSError), match=told):
+    with pytest.raises((UserError, OSError), match=told):
         main(load_config(ConverseConfig, arguments))

@@ -10,6 +10,7 @@ from envs.multiwoz import Simulator, load_world
 from envs.multiwoz.lexical import PLACEHOLDER
 from pipelines.delexicalise import DelexicaliseConfig, delexicalised, main, with_placeholders
 from rl_dialog.data.schema import Dialog, read_jsonl
+from rl_dialog.errors import UserError
 
 DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data")) / "multiwoz"
 
@@ -58,7 +59,7 @@ def test_placeholders_are_numbered():
 
 
 def test_mistakes_are_explained(tmp_path):
-    with pytest.raises(ValueError, match="expected --logs"):
+    with pytest.raises(UserError, match="expected --logs"):
         main(DelexicaliseConfig())
     (tmp_path / "chats.jsonl").write_text(
         json.dumps({"id": "a", "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]})
@@ -66,7 +67,7 @@ def test_mistakes_are_explained(tmp_path):
     if DATA.is_dir():
         with open(tmp_path / "chats.jsonl", "a", encoding="utf-8") as file:
             file.write('\n{"messages": 1}\n')
-        with pytest.raises(ValueError, match="expected dialogs with acts and goals.*the first of 1 records that cannot be read is .*line 2"):
+        with pytest.raises(UserError, match="expected dialogs with acts and goals.*the first of 1 records that cannot be read is .*line 2"):
             main(DelexicaliseConfig(logs=(str(tmp_path / "chats.jsonl"),), world=str(DATA), out=str(tmp_path / "out"), quiet=True))
 
 

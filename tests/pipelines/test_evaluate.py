@@ -15,6 +15,7 @@ from pipelines.evaluate import EvaluateConfig, main
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import FORMAT, MANIFEST, SHARD_SCHEMA, VERSION, pack_rows, shard_name
 from rl_dialog.data.tokenize import load_tokenizer, tokenize
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.methods import BC, ILQL, WayOffPolicy
@@ -195,13 +196,13 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
 )
 def test_errors(runs, tmp_path, change, message):
     settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "out": str(tmp_path / "report")} | SHORT | change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         main(EvaluateConfig(**settings))
 
 
 def test_different_methods_are_not_seeds_of_each_other(runs, tmp_path):
     chosen = (runs["bc-seed0"], runs["ilql-seed0"])
-    with pytest.raises(ValueError, match="expected runs of one method, got bc, ilql"):
+    with pytest.raises(UserError, match="expected runs of one method, got bc, ilql"):
         main(EvaluateConfig(checkpoints=chosen, names=("x", "x"), env="small_talk", out=str(tmp_path / "report"), **SHORT))
 
 
@@ -325,5 +326,5 @@ def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
 )
 def test_errors_about_logs(runs, data, tmp_path, change, message):
     settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "data": data, "out": str(tmp_path / "report"), **SHORT} | change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         main(EvaluateConfig(**settings))

@@ -14,6 +14,7 @@ from pipelines.converse import main as converse
 from pipelines.fit_nlu import FitNluConfig, acts_of, logged_turns, main, read_logs, simulated_turns
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.errors import UserError
 
 DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data")) / "multiwoz"
 
@@ -56,7 +57,7 @@ def test_records_that_cannot_be_read_are_quarantined(tmp_path):
     assert main(FitNluConfig(logs=(str(logs),), out=str(tmp_path / "nlu"), **small))["quarantined"] == 1
     assert json.loads((tmp_path / "nlu/quarantine.jsonl").read_text())["where"].startswith("line 41")
     logs.write_text(logs.read_text().splitlines()[-1] + "\n" + json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n")
-    with pytest.raises(ValueError, match="expected dialogs with acts.*the first of 1 records that cannot be read is .*line 1"):
+    with pytest.raises(UserError, match="expected dialogs with acts.*the first of 1 records that cannot be read is .*line 1"):
         main(FitNluConfig(logs=(str(logs),), out=str(tmp_path / "none"), **small))
 
 
@@ -72,7 +73,7 @@ def test_records_that_cannot_be_read_are_quarantined(tmp_path):
     ],
 )
 def test_mistakes_are_explained(arguments, told):
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=told):
         main(load_config(FitNluConfig, arguments))
 
 

@@ -16,6 +16,7 @@ from pipelines.fit_reward import FitRewardConfig, divisions, main, read_labels
 from pipelines.fit_reward_judges import MODEL
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.replies import Fitting, Preferences, Rating, ReplyPair, group_of
 from rl_dialog.preferences.segments import Reply
@@ -124,7 +125,7 @@ def test_only_its_own_models_are_replaced(logs, tmp_path):
     main(FitRewardConfig(**settings))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
-    with pytest.raises(ValueError, match="is no reward model that this command wrote, so it is left alone"):
+    with pytest.raises(UserError, match="is no reward model that this command wrote, so it is left alone"):
         main(FitRewardConfig(**settings | {"out": str(tmp_path / "mine")}))
 
 
@@ -156,7 +157,7 @@ def test_mistakes_are_explained(arguments, told, logs, tmp_path, monkeypatch):
     write_jsonl(alone, tmp_path / "alone.jsonl")
     monkeypatch.chdir(tmp_path)
     places = {"LOGS": logs, "ALONE": "alone.jsonl", "BROKEN": "broken.jsonl"}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=told):
         main(load_config(FitRewardConfig, [places.get(word, word) for word in arguments]))
     assert not (tmp_path / "x").exists()
 

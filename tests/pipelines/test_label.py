@@ -22,6 +22,7 @@ import pytest
 from rich.console import Console
 
 from pipelines.label import LabelConfig, drawing, main
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.segments import Clip, Reply, Segments
 from rl_dialog.preferences.terminal import TerminalLabeller, half_blocks
@@ -240,10 +241,10 @@ def test_what_cannot_be_labelled(folder, monkeypatch):
         (LabelConfig(run=run, page=True), "--new_token NAME"),
         (LabelConfig(run=run, page=True, open=True, host="0.0.0.0"), "--open: expected --host 127.0.0.1"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(UserError, match=says):
             main(config)
     monkeypatch.setenv("RL_DIALOG_TOKEN", "rl-wrong")
-    with pytest.raises(ValueError, match="--token: expected"):
+    with pytest.raises(UserError, match="--token: expected"):
         main(LabelConfig(run=run))
 
 
@@ -254,14 +255,14 @@ def test_how_observations_look():
     stack[3, 5] = (1, 2, 3, 200)
     for settings in ({}, {"env": "pong"}, {"env": "enduro"}, {"env": "moving_dot"}):
         assert drawing(settings)(stack)[3, 5].tolist() == [200, 200, 200]
-    with pytest.raises(ValueError, match="expected pictures"):
+    with pytest.raises(UserError, match="expected pictures"):
         drawing({})(np.zeros(2, np.float32))
 
 
 def test_tokens_and_the_page(folder):
     folder.ask(2)
     made = main(LabelConfig(run=str(folder.path), new_token="ann"))
-    with pytest.raises(ValueError, match="without a token"):
+    with pytest.raises(UserError, match="without a token"):
         main(LabelConfig(run=str(folder.path), new_token="ann"))
     with subprocess.Popen(command(folder, "--page", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         ready = json.loads(process.stdout.readline())

@@ -18,6 +18,7 @@ from envs import control_env
 from pipelines import prefer
 from pipelines.play import PlayConfig, figures, find_checkpoint, main
 from pipelines.prefer_settings import PreferConfig
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.control_episodes import ControlEpisode, correlation, play_control
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
@@ -201,7 +202,7 @@ def test_mp4(run, tmp_path):
 
 def test_mp4_without_its_library(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ImportError, match="pip install av"):
+    with pytest.raises(UserError, match="pip install av"):
         main(playing(run, out=str(tmp_path / "out"), format="mp4"))
     assert not (tmp_path / "out").exists()
 
@@ -220,17 +221,17 @@ def test_mp4_without_its_library(run, tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be(run, wrong, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         main(playing(run, **wrong))
 
 
 def test_a_reward_of_another_shape_and_folders_that_hold_less(run, tmp_path):
     RewardModel(RewardModelConfig((3,), 5)).save_pretrained(tmp_path / "reward")
-    with pytest.raises(ValueError, match=r"expected a reward model for observations \(2,\) and 5 discrete actions, got one for observations \(3,\)"):
+    with pytest.raises(UserError, match=r"expected a reward model for observations \(2,\) and 5 discrete actions, got one for observations \(3,\)"):
         main(playing(run, reward=str(tmp_path / "reward")))
     shutil.copy(run / "prefer.yaml", tmp_path / "prefer.yaml")
-    with pytest.raises(ValueError, match="has saved no policy yet"):
+    with pytest.raises(UserError, match="has saved no policy yet"):
         find_checkpoint(str(tmp_path))
     alone = shutil.copytree(run / (run / "latest").read_text(), tmp_path / "elsewhere" / "policy")
-    with pytest.raises(ValueError, match="expected --env"):
+    with pytest.raises(UserError, match="expected --env"):
         main(playing(alone))

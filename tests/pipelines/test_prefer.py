@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from pipelines.prefer import main, plan_of
 from pipelines.prefer_settings import PreferConfig, make_envs, resolved, suited
 from rl_dialog.config import load_config
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.segments import Segments
 from rl_dialog.training.policy_gradient import PPO
@@ -200,7 +201,7 @@ def test_who_works_on_a_gpu(tmp_path):
     pixels = {"env_options": "observations=pixels"}
     assert [share(gpus, **pixels) for gpus in (0, 1, 2, 4)] == [0, 0.5, 1, 1]
     assert share(1) == 0 and share(1, device="cuda") == 0.5 and share(1, device="cpu", **pixels) == 0
-    with pytest.raises(ValueError, match="expected a GPU"):
+    with pytest.raises(UserError, match="expected a GPU"):
         share(0, device="cuda")
 
 
@@ -217,7 +218,7 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
     assert len(clip.actions) == 10
     wrong = {"my_dots:Slow": "the class Slow in my_dots.py", "my_dots:Mute": "whose class has clip_length, frames", "no:Where": "got ModuleNotFound"}
     for name, message in wrong.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             main(replace(SMALL, env=name, out=str(tmp_path / "other")))
 
 
@@ -237,13 +238,13 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be(wrong, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         main(replace(SMALL, **{"out": str(tmp_path / "run")} | wrong))
 
 
 def test_a_run_is_gone_on_with_or_refused(once, capsys):
     config, _ = once
-    with pytest.raises(ValueError, match="holds a run with --envs 16, not 8"):
+    with pytest.raises(UserError, match="holds a run with --envs 16, not 8"):
         main(replace(config, envs=8))
     assert main(replace(config, budget=41, ppo=replace(config.ppo, entropy_coeff=0.02)))["labels"] == 40  # nothing left to learn: nobody asks
     told = capsys.readouterr().err

@@ -14,6 +14,7 @@ from pipelines.fit_reward import main as fit_reward
 from pipelines.prefer_replies import PreferRepliesConfig
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, to_table, write_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.exchange import open_labels
 
@@ -147,7 +148,7 @@ def test_two_checkpoints_answer_the_same_contexts(checkpoints, tmp_path):
 def test_mistakes_are_explained(arguments, told, logs, tmp_path):
     (tmp_path / "broken.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": 3, "rejected": "c"}\n')
     places = {"OUT": str(tmp_path / "run"), "LOGS": str(logs), "BROKEN": str(tmp_path / "broken.jsonl")}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=told):
         prefer_replies.main(load_config(PreferRepliesConfig, [places.get(word, word) for word in arguments]))
 
 

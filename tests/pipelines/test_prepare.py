@@ -21,6 +21,7 @@ from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.splits import split_key
 from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [
@@ -248,7 +249,7 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
         (["--normalisers", str(fitted), "--normalise", "zscore"], "got both"),
         (["--normalisers", str(prepared[0])], "that was prepared with --normalise"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(tmp_path / "x"), *flags, *wrong]))
 
 
@@ -273,7 +274,7 @@ def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kin
     asks, tells = (dialog.messages[i]["reward"] for i in dialog.replies)
     assert -1 <= asks < -0.7 and -0.3 < tells <= 0
     assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {"toxicity": str(scorer)}
-    with pytest.raises(ValueError, match="--reward votes: expected one of vote, sentiment, question, coherence, with which"):
+    with pytest.raises(UserError, match="--reward votes: expected one of vote, sentiment, question, coherence, with which"):
         fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="votes", out=str(scorer)))
 
 
@@ -370,7 +371,7 @@ def test_the_saved_config_reads_back(prepared):
 
 
 def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs, tmp_path):
-    with pytest.raises(ValueError, match=r"b\.jsonl:.*33.*a strict run stops"):
+    with pytest.raises(UserError, match=r"b\.jsonl:.*33.*a strict run stops"):
         main(PrepareConfig(logs=(str(logs),), out=str(tmp_path / "out"), strict=True, quiet=True))
     assert list(tmp_path.iterdir()) == []
     assert ray.is_initialized()
@@ -380,14 +381,14 @@ def test_a_template_that_cannot_be_masked_is_an_error_that_says_so(running, logs
     broken = tmp_path / "broken"
     tokenizer.save_pretrained(broken)
     (broken / "chat_template.jinja").write_text("{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    with pytest.raises(ValueError, match="the chat template changes earlier text when message 1 is added"):
+    with pytest.raises(UserError, match="the chat template changes earlier text when message 1 is added"):
         main(PrepareConfig(logs=(str(logs / "a.jsonl"),), out=str(tmp_path / "out"), tokenizer=str(broken), quiet=True))
     assert not (tmp_path / "out").exists()
 
 
 def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_path):
     write_jsonl([Dialog(id=str(i), messages=[{"role": "user", "content": "hi"}]) for i in range(3)], tmp_path / "silent.jsonl")
-    with pytest.raises(ValueError, match="at least one dialog with an assistant reply, got 3 without a reply and 0 quarantined"):
+    with pytest.raises(UserError, match="at least one dialog with an assistant reply, got 3 without a reply and 0 quarantined"):
         main(PrepareConfig(logs=(str(tmp_path / "silent.jsonl"),), out=str(tmp_path / "out"), quiet=True))
 
 
@@ -404,7 +405,7 @@ def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(logs, tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         main(PrepareConfig(**{"logs": (str(logs),), "out": str(tmp_path / "out"), "quiet": True, **changes}))
 
 
@@ -418,7 +419,7 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     out.mkdir()
     with building(out, overwrite=False) as directory:  # an empty one is fine
         (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 2}')
-    with pytest.raises(ValueError, match="exists and is not empty.*--overwrite"), building(out, overwrite=False):
+    with pytest.raises(UserError, match="exists and is not empty.*--overwrite"), building(out, overwrite=False):
         pass
     with pytest.raises(RuntimeError), building(out, overwrite=True):
         raise RuntimeError("killed half way")
@@ -426,7 +427,7 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     with building(out, overwrite=True) as directory:
         (directory / "new").touch()
     assert [p.name for p in out.iterdir()] == ["new"]
-    with pytest.raises(ValueError, match="no data directory, so --overwrite leaves it alone"), building(out, overwrite=True):
+    with pytest.raises(UserError, match="no data directory, so --overwrite leaves it alone"), building(out, overwrite=True):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

@@ -15,6 +15,7 @@ from rl_dialog.data.formats import served
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 
 FLAGS = ["--rewards.vote", "1", "--rewards.rating", "0.5", "--vocab_size", "300", "--quiet"]
 
@@ -97,7 +98,7 @@ def test_what_cannot_be_prepared_is_said_without_a_password(tmp_path):
         ("postgresql://ann:hunter2@127.0.0.1:1/chats", r"cannot open the store postgresql://ann:\*\*\*@127.0.0.1:1/chats"),
         ("oracle://ann:hunter2@h/chats", "SQLite or PostgreSQL store"),
     ):
-        with pytest.raises(ValueError, match=message) as raised:
+        with pytest.raises(UserError, match=message) as raised:
             prepare(tmp_path / "out", "--logs", log)
         assert "hunter2" not in str(raised.value)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".db") in ([], ["empty.db-shm", "empty.db-wal"])

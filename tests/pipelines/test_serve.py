@@ -14,6 +14,7 @@ import yaml
 
 from pipelines.serve import ServeConfig, main
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +33,11 @@ def test_keys_come_and_go(url):
     made = main(ServeConfig(store=url, new_key="ann", requests_per_minute=7))
     store = Store(url)
     assert store.find_key(made["key"]).requests_per_minute == 7
-    with pytest.raises(ValueError, match="'ann', which there is"):
+    with pytest.raises(UserError, match="'ann', which there is"):
         main(ServeConfig(store=url, new_key="ann"))
     assert main(ServeConfig(store=url, revoke_key="ann")) == {"revoked": "ann"}
     assert store.find_key(made["key"]) is None
-    with pytest.raises(ValueError, match="got 'bob'; there are ann"):
+    with pytest.raises(UserError, match="got 'bob'; there are ann"):
         main(ServeConfig(store=url, revoke_key="bob"))
     store.close()
 
@@ -57,14 +58,14 @@ def test_keys_come_and_go(url):
     ],
 )
 def test_what_cannot_be_served_is_refused(url, given, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         main(ServeConfig(**{"store": url} | given))
 
 
 def test_a_password_does_not_reach_rays_dashboard(monkeypatch):
     opened = []
     monkeypatch.setattr("pipelines.serve.Store", lambda found: opened.append(found) or _Closed())
-    with pytest.raises(ValueError, match="password in PGPASSWORD or ~/.pgpass") as refused:
+    with pytest.raises(UserError, match="password in PGPASSWORD or ~/.pgpass") as refused:
         main(ServeConfig(models=("a=x",), store="postgresql://u:hidden-word@db/chats"))
     assert opened and "hidden-word" not in str(refused.value)
 
@@ -85,7 +86,7 @@ def test_the_config_for_serve_deploy(url, checkpoint, tmp_path):
     assert application["import_path"] == "rl_dialog.cluster.serve:build"
     assert application["deployments"] == [{"name": "chat", "user_config": {"models": {"bot": checkpoint}, "split": {}}}]
     assert application["args"] == {"store": url, "needs_key": False, "max_tokens": 9, "replicas": "1-3", "cpus_per_replica": 1.0}
-    with pytest.raises(ValueError, match="replicas: expected a number or a range such as 1-4, got 'many'"):
+    with pytest.raises(UserError, match="replicas: expected a number or a range such as 1-4, got 'many'"):
         main(ServeConfig(store=url, models=(f"bot={checkpoint}",), replicas="many", build=str(tmp_path / "serve.yaml")))
 
 
@@ -106,7 +107,7 @@ def test_the_plain_process(url, checkpoint):
             except httpx.ConnectError:
                 time.sleep(0.1)
         assert answer.json()["choices"][0]["finish_reason"]
-        with pytest.raises(ValueError, match=f"a free port, got 127.0.0.1:{port}: .*in use"):
+        with pytest.raises(UserError, match=f"a free port, got 127.0.0.1:{port}: .*in use"):
             main(ServeConfig(models=(f"bot={checkpoint}",), store=url, port=port, backend="local"))
         assert "text/html" in httpx.get(ready["ready"]).headers["content-type"]
         process.send_signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ from envs.multiwoz import Options
 from pipelines.simulate import SimulateConfig, main, table
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.training.imitation import Imitation
 from rl_dialog.training.policy_gradient import PPO
@@ -78,7 +79,7 @@ def test_the_original_with_exceptions(tmp_path):
     ],
 )
 def test_mistakes_are_explained(arguments, told, tmp_path):
-    with pytest.raises((ValueError, OSError), match=told.replace("(", r"\(")):
+    with pytest.raises((UserError, OSError), match=told.replace("(", r"\(")):
         main(load_config(SimulateConfig, arguments))
 
 
@@ -106,7 +107,7 @@ def test_imitation_of_the_rule_policy_in_the_generated_town(tmp_path):
 def test_a_policy_of_another_world_is_refused(tmp_path):
     ActPolicy(ActPolicyConfig(340, 209)).save_pretrained(tmp_path / "other")
     config = SimulateConfig(policy="ppo", checkpoint=str(tmp_path / "other"), epochs=0, out=str(tmp_path / "out"), quiet=True)
-    with pytest.raises(ValueError, match="it was trained in another world"):
+    with pytest.raises(UserError, match="it was trained in another world"):
         main(config)
 
 
@@ -130,9 +131,9 @@ def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     lines = (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(7))
-    with pytest.raises(ValueError, match="holds a run with other train_seed"):
+    with pytest.raises(UserError, match="holds a run with other train_seed"):
         main(SimulateConfig(**more, epochs=6, out=str(tmp_path / "halves"), resume=True, train_seed=1))
-    with pytest.raises(ValueError, match="holds a run with other envs, eval_every"):
+    with pytest.raises(UserError, match="holds a run with other envs, eval_every"):
         main(SimulateConfig(**more | {"eval_every": 2}, epochs=6, out=str(tmp_path / "halves"), resume=True, envs=32))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from pipelines.talk import TalkConfig, main
 from rl_dialog.data.schema import read_jsonl
+from rl_dialog.errors import UserError
 
 GOAL = {"hotel": {"info": {"area": "east"}, "reqt": {"phone": "?"}}}
 
@@ -116,11 +117,11 @@ def test_bad_state_and_bad_configs(talk, tmp_path):
     )
     assert "expected a slot of hotel, one of name, area" in printed[1] and "expected a domain, one of attraction" in printed[2]
     assert "expected domain.slot=value" in printed[3]
-    with pytest.raises(ValueError, match="expected templates or a folder"):
+    with pytest.raises(UserError, match="expected templates or a folder"):
         talk(nlu="acts")
     bad = tmp_path / "bad.json"
     bad.write_text(json.dumps({"zoo": {"info": {}}}))
-    with pytest.raises(ValueError, match="zoo"):
+    with pytest.raises(UserError, match="zoo"):
         talk(goal=str(bad))
 
 

@@ -14,6 +14,7 @@ import pytest
 from envs.small_talk import write_logs
 from pipelines import train
 from rl_dialog.config import load_config
+from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 PSI = ["--data", "data", "--output_dir", "runs/x", "--method", "way_off_policy", "--method.backup", "psi"]
@@ -73,7 +74,7 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -
 )
 def test_what_is_wrong_is_said_before_a_worker_starts(folder: Path, monkeypatch, arguments: list[str], expected: str) -> None:
     monkeypatch.chdir(folder)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         train.main(load_config(train.TrainConfig, arguments, choices=train.CHOICES))
     assert expected in str(error.value)
 
@@ -94,7 +95,7 @@ def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is
     told = train.train_worker(config)["notes"]
     expected = "held another prior (another model) of a run that wrote no checkpoint: it is replaced by the model as it is before training"
     assert [note for note in told if expected in note] and expected in (folder / "runs" / "stale" / "notes.txt").read_text()
-    with pytest.raises(ValueError, match="prior: expected the prior of this run, runs/bc, found another model, .* resume with the same --model"):
+    with pytest.raises(UserError, match="prior: expected the prior of this run, runs/bc, found another model, .* resume with the same --model"):
         train.train_worker(left)
     train.train_worker(config)
 

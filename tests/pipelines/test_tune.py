@@ -24,6 +24,7 @@ from pipelines.tune_space import Point, Sweep, find_points, read_sweep
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.tune import Resources, run_trials
 from rl_dialog.config import ConfigError, load_config
+from rl_dialog.errors import UserError
 from rl_dialog.models.policy import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +121,7 @@ def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
         read_sweep(written(tmp_path, space={}))
     with pytest.raises(ConfigError, match="halving: expected factor, grace, got graze"):
         read_sweep(written(tmp_path, halving={"graze": 2}))
-    with pytest.raises(ValueError, match="unknown env 'smalltalk': expected one of"):
+    with pytest.raises(UserError, match="unknown env 'smalltalk': expected one of"):
         main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2 --env smalltalk"), out=str(tmp_path / "other")))
     with pytest.raises(ConfigError, match="metric"):
         main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), out=str(tmp_path / "other")))
@@ -164,22 +165,22 @@ def test_the_report_ranks_by_the_evaluation_and_best_is_a_checkpoint(whole: Path
 
 
 def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="already holds a sweep: pass --resume to go on with it or --overwrite"):
+    with pytest.raises(UserError, match="already holds a sweep: pass --resume to go on with it or --overwrite"):
         main(TuneConfig(sweep=written(tmp_path), out=str(whole)))
-    with pytest.raises(ValueError, match="holds no sweep"):  # but sweep.yaml
+    with pytest.raises(UserError, match="holds no sweep"):  # but sweep.yaml
         main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path), overwrite=True))
     before = sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
-    with pytest.raises(ValueError, match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --out, or --overwrite"):
+    with pytest.raises(UserError, match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --out, or --overwrite"):
         main(TuneConfig(sweep=written(tmp_path, start=TINY["start"].replace("--max_steps 4", "--max_steps 5")), out=str(whole), resume=True))
-    with pytest.raises(ValueError, match=r'c=0\.05-seed0 was made with other settings: .*now "num_workers": 2'):
+    with pytest.raises(UserError, match=r'c=0\.05-seed0 was made with other settings: .*now "num_workers": 2'):
         main(TuneConfig(sweep=written(tmp_path), out=str(whole), resume=True, num_workers=2, quiet=True))
-    with pytest.raises(ValueError, match="was moved since: .*Move it back"):
+    with pytest.raises(UserError, match="was moved since: .*Move it back"):
         main(TuneConfig(sweep=written(tmp_path), out=str(shutil.copytree(whole, tmp_path / "moved")), resume=True))
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
 
 
 def test_more_than_the_cluster_has_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a trial takes 4000 CPUs \(4000 workers\), the cluster has"):
+    with pytest.raises(UserError, match=r"a trial takes 4000 CPUs \(4000 workers\), the cluster has"):
         main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path / "out"), num_workers=4000, quiet=True))
 
 
@@ -272,7 +273,7 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) 
 
     with (
         connect("local", num_cpus=2),
-        pytest.raises(ValueError, match="the metric 'eval/retrun' is never reported: expected one of eval/return, step"),
+        pytest.raises(UserError, match="the metric 'eval/retrun' is never reported: expected one of eval/return, step"),
     ):
         run_trials(
             work, range(20), metric="eval/retrun", mode="max", resources=Resources(), folder=tmp_path / "tune", ended=lambda *how: heard.append(how)

@@ -10,6 +10,7 @@ import pytest
 
 from rl_dialog.data.readers import find_logs, read_log
 from rl_dialog.data.splits import split_key
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.exchange import add_pairs, open_labels, read_labels, trl_rows, write_labels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labels import NewQuery
@@ -100,7 +101,7 @@ def test_a_label_for_an_open_query_answers_it(log, other_log):
 def test_labels_that_are_none_leave_nothing(log, other_log, change, told):
     fill(other_log, ["left", "left"])
     one, other = other_log.labels()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=told):
         log.add_labels([one, replace(other, **{"second": "b0", "first": "x"} | change)])
     assert log.answers() == [] and log.pairs() == set()
 
@@ -117,7 +118,7 @@ def test_lines_that_are_no_labels(log, tmp_path, line):
     if line.startswith("BAD"):
         line = json.dumps(json.loads(second) | {line.split()[1]: "yes" if line != "BAD first" else 3})
     path.write_text(f"{first}\n{line}\n")
-    with pytest.raises(ValueError, match=r"labels.jsonl:2: expected a label, a JSON object with number, query, first, second, preference, labeller"):
+    with pytest.raises(UserError, match=r"labels.jsonl:2: expected a label, a JSON object with number, query, first, second, preference, labeller"):
         list(read_labels(path))
 
 
@@ -194,15 +195,15 @@ def test_labels_of_clips_and_of_different_contexts_are_no_rows(log, segments):
     clip = [Clip(np.full((2, 3), i, np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32), 2) for i in range(2)]
     log.add_query(*map(segments.add, clip))
     label = log.answer(log.lease("ann").id, "ann", "left")
-    with pytest.raises(ValueError, match="expected labels of replies, got one of clips"):
+    with pytest.raises(UserError, match="expected labels of replies, got one of clips"):
         list(trl_rows([label], segments))
     one, other = segments.add(Reply(CONTEXT, "a")), segments.add(Reply(CONTEXT[1:], "b"))
-    with pytest.raises(ValueError, match="expected two replies to one context"):
+    with pytest.raises(UserError, match="expected two replies to one context"):
         list(trl_rows([replace(label, first=one, second=other)], segments))
 
 
 def test_the_labels_of_a_run(tmp_path, store_url):
-    with pytest.raises(ValueError, match="found nothing at"):
+    with pytest.raises(UserError, match="found nothing at"):
         open_labels(tmp_path)
     LabelLog(f"sqlite:///{tmp_path}/labels.db").close()
     id = Segments(tmp_path / "clips").add(Reply(CONTEXT, "a"))

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy
 
 from rl_dialog.data.store import Store
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labeller_statistics import coin_share
 from rl_dialog.preferences.labels import NewQuery, Query
@@ -74,7 +75,7 @@ def test_the_same_pair_is_one_query(log):
     assert log.pairs() == {("a", "b")} and log.counts()["waiting"] == 2
     leased = log.lease("ann")
     assert (leased.id, leased.task, leased.about, leased.first, leased.second) == (query, "which?", {"env": "dot"}, "a", "b")
-    with pytest.raises(ValueError, match="expected a new id for a new pair, got 'again', the query about a and b"):
+    with pytest.raises(UserError, match="expected a new id for a new pair, got 'again', the query about a and b"):
         log.add_query("a", "c", id="again")
 
 
@@ -91,7 +92,7 @@ def test_the_same_pair_is_one_query(log):
     ],
 )
 def test_a_query_that_no_database_can_hold(log, given, told):
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=told):
         log.add_query(*given)
     assert log.counts()["waiting"] == 0
 
@@ -104,15 +105,15 @@ def test_no_segment_is_on_both_sides(open_log):
     again = open_log(validation=0.2)
     assert {id: again.is_validation(id) for id in ids} == side  # after a restart
     train, held_out = ([id for id in ids if side[id] == wanted] for wanted in (False, True))
-    with pytest.raises(ValueError, match="one for training and one for validation"):
+    with pytest.raises(UserError, match="one for training and one for validation"):
         log.add_query(train[0], held_out[0])
     log.add_query(train[0], train[1])
     log.add_query(held_out[0], held_out[1])
     assert sorted(answer(log, "ann").validation for _ in range(2)) == [False, True]
     log.add_query("reply 1", "reply 2", validation=True)
-    with pytest.raises(ValueError, match="expected the segment reply 2 in queries for validation only"):
+    with pytest.raises(UserError, match="expected the segment reply 2 in queries for validation only"):
         log.add_query("reply 2", "reply 3", validation=False)
-    with pytest.raises(ValueError, match="in queries for training only"):  # a restart with another share would move clips
+    with pytest.raises(UserError, match="in queries for training only"):  # a restart with another share would move clips
         open_log(validation=1.0).add_query(train[0], held_out[5])
 
 
@@ -220,16 +221,16 @@ def test_wrong_answers_leave_nothing(log):
     one, other = ask(log, 2)
     log.lease("ann")
     for choice in ("LEFT", "", None, "l"):
-        with pytest.raises(ValueError, match="expected one of left, right, tie, skip as the choice"):
+        with pytest.raises(UserError, match="expected one of left, right, tie, skip as the choice"):
             log.answer(one, "ann", choice)
     for unknown in ("nothing", "", "\0"):
         with pytest.raises(KeyError, match="expected the id of a query"):
             log.answer(unknown, "ann", "left")
-    with pytest.raises(ValueError, match="lease it first"):
+    with pytest.raises(UserError, match="lease it first"):
         log.answer(one, "bob", "left")
-    with pytest.raises(ValueError, match="name of a labeller"):
+    with pytest.raises(UserError, match="name of a labeller"):
         log.answer(one, "", "left")
-    with pytest.raises(ValueError, match="lease it first"):  # all or none
+    with pytest.raises(UserError, match="lease it first"):  # all or none
         log.answer_many([(one, "left"), (other, "left")], "ann")
     assert log.answers() == [] and log.state() == (0, 0)
 
@@ -383,7 +384,7 @@ def test_everything_is_there_after_a_restart(open_log):
 
 def test_a_log_and_a_store_of_chats_share_a_database(store_url):
     Store(store_url).close()
-    with pytest.raises(ValueError, match="expected a log of labels, missing the tables queries, leases, answers, labellers"):
+    with pytest.raises(UserError, match="expected a log of labels, missing the tables queries, leases, answers, labellers"):
         LabelLog(store_url, create=False)
     log = LabelLog(store_url)
     ask(log, 1)
@@ -417,9 +418,9 @@ def test_a_writer_that_hangs_stops_the_others_with_an_error(open_log, monkeypatc
 
 def test_a_share_is_a_share(tmp_path):
     for given in ({"overlap": -0.1}, {"validation": 1.5}):
-        with pytest.raises(ValueError, match="expected a share from 0 to 1"):
+        with pytest.raises(UserError, match="expected a share from 0 to 1"):
             LabelLog(f"sqlite:///{tmp_path}/labels.db", **given)
-    with pytest.raises(ValueError, match="expected an SQLite file with a log of labels, found nothing"):
+    with pytest.raises(UserError, match="expected an SQLite file with a log of labels, found nothing"):
         LabelLog(f"sqlite:///{tmp_path}/labels.db", create=False)
 
 
@@ -518,7 +519,7 @@ def test_tokens(log, store_url):
     token, other = log.add_labeller("ann"), log.add_labeller("bob")
     assert token != other and (log.labeller_of(token), log.labeller_of(other)) == ("ann", "bob")
     assert log.labeller_of("") is None and log.labeller_of(token + "x") is None and log.labeller_of("\0\ud800") is None
-    with pytest.raises(ValueError, match="expected the name of somebody without a token, got 'ann'"):
+    with pytest.raises(UserError, match="expected the name of somebody without a token, got 'ann'"):
         log.add_labeller("ann")
     log.revoke_token("ann")
     with pytest.raises(KeyError, match="somebody with a token"):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 
 LABELLERS = ("ann", "bob", "eve")
@@ -120,7 +121,7 @@ class Model(RuleBasedStateMachine):
             with pytest.raises(PermissionError):
                 self.log.answer(query.id, who, choice)
         elif not before and who not in query.leases:
-            with pytest.raises(ValueError, match="lease it first"):
+            with pytest.raises(UserError, match="lease it first"):
                 self.log.answer(query.id, who, choice)
         else:
             if not before:

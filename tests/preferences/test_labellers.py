@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.segments import Clip, Reply
 
@@ -103,9 +104,9 @@ def test_replies_need_a_truth():
     long, short = Reply(context, "hello, how are you?"), Reply(context, "hi")
     oracle = Oracle(truth=lambda reply: float(len(reply.text)))
     assert (oracle.choice(long, short), oracle.choice(short, long), oracle.probability(long, short)) == ("left", "right", 1.0)
-    with pytest.raises(ValueError, match="truth of replies"):
+    with pytest.raises(UserError, match="truth of replies"):
         Oracle().preference(long, short)
-    with pytest.raises(ValueError, match="finite number"):
+    with pytest.raises(UserError, match="finite number"):
         Oracle(truth=lambda reply: float("nan")).preference(long, short)
 
 
@@ -114,5 +115,5 @@ def test_replies_need_a_truth():
     [("temperature", -1.0), ("temperature", math.nan), ("noise", 1.1), ("noise", -0.1), ("discount", 1.5), ("threshold", 0.0), ("ties", -1.0)],
 )
 def test_settings_that_mean_nothing(name, value):
-    with pytest.raises(ValueError, match=f"{name}: expected"):
+    with pytest.raises(UserError, match=f"{name}: expected"):
         Oracle(**{name: value})

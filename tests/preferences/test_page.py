@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import draw_pixels, sheet
 from rl_dialog.preferences.page.app import STATIC, create_page
 from rl_dialog.preferences.page.server import PageServer
@@ -116,9 +117,9 @@ def test_a_sheet_is_bounded_and_whole(labelled_run):
     assert (made.frames, made.width, made.height) == (40, 450, 350), "smaller by a whole factor"
     pixels = np.asarray(Image.open(io.BytesIO(made.png)))
     assert pixels.shape[0] * pixels.shape[1] < 14_000_000 and set(np.unique(pixels[:350, :450])) == {0, 200}
-    with pytest.raises(ValueError, match="say how to draw"):
+    with pytest.raises(UserError, match="say how to draw"):
         sheet(Clip(np.zeros((3, 2), np.float32), np.zeros(3, np.int64), np.zeros(3, np.float32), 3), draw_pixels)
-    with pytest.raises(ValueError, match=r"uint8 \(H, W, 3\)"):
+    with pytest.raises(UserError, match=r"uint8 \(H, W, 3\)"):
         sheet(labelled_run.segments[labelled_run.clip(1)], lambda observation: observation.astype(float))
 
 
@@ -335,13 +336,13 @@ def test_a_server_says_where_it_is_and_what_is_wrong(labelled_run):
     role = PageServer(create_page(labelled_run.log, labelled_run.segments, labeller="me"))
     try:
         assert httpx.get(f"{role.url}/health").status_code == 200 and role.step() == {"url": role.url}
-        with pytest.raises(ValueError, match="free port"):
+        with pytest.raises(UserError, match="free port"):
             PageServer(None, port=int(role.url.rsplit(":", 1)[1]))
-        with pytest.raises(ValueError, match="address of this machine"):
+        with pytest.raises(UserError, match="address of this machine"):
             PageServer(None, host="203.0.113.1")
     finally:
         role.close()
     with pytest.raises(httpx.ConnectError):
         httpx.get(role.url)
-    with pytest.raises(RuntimeError, match="ended by itself"):
+    with pytest.raises(UserError, match="ended by itself"):
         role.step()

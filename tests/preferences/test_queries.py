@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.queries import ClipPool, QueryBroker, QuerySettings, draw_pairs, preference_variance
 
@@ -70,7 +71,7 @@ def test_a_pool_takes_clips_as_fast_as_they_come():
     for i in range(50_000):
         pool.add(str(i))
     assert time.process_time() - began < 2.0 and pool.dropped == 49_000
-    with pytest.raises(ValueError, match="expected room for at least two clips, got 1"):
+    with pytest.raises(UserError, match="expected room for at least two clips, got 1"):
         ClipPool(1)
 
 
@@ -188,12 +189,12 @@ def test_a_share_of_the_pairs_has_a_newest_clip(open_log, selection):
 
 def test_what_does_not_fit(open_log):
     broker = QueryBroker(open_log())
-    with pytest.raises(ValueError, match="expected different clips, got 1 of them twice"):
+    with pytest.raises(UserError, match="expected different clips, got 1 of them twice"):
         broker.choose(["a", "b", "a"], 1)
-    with pytest.raises(ValueError, match=r"expected returns of shape \(members, 2\), got \(2,\)"):
+    with pytest.raises(UserError, match=r"expected returns of shape \(members, 2\), got \(2,\)"):
         broker.choose(["a", "b"], 1, returns=np.zeros(2))
     for wrong in ({"selection": "best"}, {"candidates": 0}, {"recency": 1.1}, {"newest": 0}, {"prefetch": 0}, {"expire": 0.0}):
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(UserError, match="expected"):
             QuerySettings(**wrong)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.replies import (
@@ -89,9 +90,9 @@ def test_pairs_of_ratings():
 
 
 def test_a_pair_is_of_one_context():
-    with pytest.raises(ValueError, match="expected two replies to one context"):
+    with pytest.raises(UserError, match="expected two replies to one context"):
         ReplyPair(Reply(context(1), "a"), Reply(context(2), "b"))
-    with pytest.raises(ValueError, match="expected a preference from 0 to 1, got 2"):
+    with pytest.raises(UserError, match="expected a preference from 0 to 1, got 2"):
         ReplyPair(Reply(context(1), "a"), Reply(context(1), "b"), 2)
 
 
@@ -123,7 +124,7 @@ def test_labels_of_a_log(tmp_path):
     clips = [segments.add(Clip(np.full((2, 1), float(n)), np.zeros(2), np.zeros(2, np.float32), 2)) for n in range(2)]
     log.add_query(*clips, validation=False)
     log.answer(log.lease("ann").id, "ann", "left")
-    with pytest.raises(ValueError, match="expected labels of replies, got one of clips"):
+    with pytest.raises(UserError, match="expected labels of replies, got one of clips"):
         pairs_of_labels(log.labels(), segments)
     log.close()
 
@@ -186,10 +187,10 @@ def test_noise_bounds_what_a_wrong_label_can_do():
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"learning_rate": 0}, {"epochs": 0}, {"noise": 1.0}, {"weight_decay": -1}])
 def test_settings_that_mean_nothing(wrong):
-    with pytest.raises(ValueError, match="expected a batch of at least 1"):
+    with pytest.raises(UserError, match="expected a batch of at least 1"):
         Fitting(**wrong)
 
 
 def test_nothing_to_learn_from():
-    with pytest.raises(ValueError, match="expected preferences to learn from"):
+    with pytest.raises(UserError, match="expected preferences to learn from"):
         fit(small(planted(2)), [])

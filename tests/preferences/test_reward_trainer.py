@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
 from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining
 from rl_dialog.preferences.segments import Clip
@@ -100,7 +101,7 @@ def test_incomparable_and_validation_labels_are_not_learned_from():
     for a, b in zip(alone.model.parameters(), beside.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert metrics["training_labels"] == 20 and metrics["validation_loss"] > metrics["loss"]
-    with pytest.raises(ValueError, match="expected labels to learn from"):
+    with pytest.raises(UserError, match="expected labels to learn from"):
         trainer([*nothing, *lies], segments).fit()
 
 
@@ -188,7 +189,7 @@ def test_a_resumed_fit_ends_with_the_same_weights(tmp_path):
     assert metrics["updates"] == whole.updates
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="expected a reward model of the shape"):
+    with pytest.raises(UserError, match="expected a reward model of the shape"):
         RewardTrainer(RewardModel(SHAPE), RewardTraining()).load(tmp_path)
 
 
@@ -226,5 +227,5 @@ def test_the_normaliser_is_of_the_newest_clips_without_their_padding():
 
 @pytest.mark.parametrize("wrong", [{"noise": 1.0}, {"batch_size": 0}, {"l2": -1.0}, {"l2_low": 2.0}, {"l2_step": 1.0}, {"learning_rate": 0.0}])
 def test_settings_that_cannot_be(wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         RewardTraining(**wrong)

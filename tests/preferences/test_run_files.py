@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.run_files import PIECE, RunFiles
 from rl_dialog.training.logger import Logger
 
@@ -72,7 +73,7 @@ def test_long_files_come_in_pieces(tmp_path):
         seen += steps(found)
     assert seen == list(range(25_000)) and rounds == 3
     (tmp_path / "metrics.jsonl").write_text("x" * (PIECE + 1))
-    with pytest.raises(ValueError, match="byte 0"):
+    with pytest.raises(UserError, match="byte 0"):
         files.metrics()
 
 
@@ -84,7 +85,7 @@ def test_status(tmp_path):
     assert status.pop("age") < 60 and status == {"labels_wanted": 3, "rate": None, "queues": {"a": [None]}}
     for wrong in ("[1]", "{", ""):
         (tmp_path / "status.json").write_text(wrong)
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(UserError, match="expected"):
             files.status()
 
 

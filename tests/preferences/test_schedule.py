@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.schedule import AnnotationSchedule
 
 
@@ -60,5 +61,5 @@ def test_never_fewer_than_before_and_never_above_the_budget(schedule, steps):
     [{"initial": 11}, {"initial": -1}, {"total_steps": 0}, {"kind": "quadratic"}, {"scale": 0.0}, {"iterations": -1}, {"budget": -1}],
 )
 def test_what_is_no_schedule(wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         AnnotationSchedule(**{"budget": 10, "total_steps": 10} | wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.human import logged, rating, vote
 
 
@@ -20,7 +21,7 @@ def test_votes_are_read_per_reply_and_do_not_apply_where_nobody_voted():
 
 @pytest.mark.parametrize("given", [2, "up", True, 0.5])
 def test_a_vote_that_is_none_of_the_three_is_an_error_that_names_the_dialog(given):
-    with pytest.raises(ValueError, match="dialog 'd', message 1: expected feedback.vote to be -1, 0 or 1"):
+    with pytest.raises(UserError, match="dialog 'd', message 1: expected feedback.vote to be -1, 0 or 1"):
         vote(dialog({"feedback": {"vote": given}}))
 
 

@@ -8,6 +8,7 @@ import torch
 from pipelines.prepare import PrepareConfig
 from pipelines.prepare_rewards import scorer_names, weights_of
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import apply_rewards, choose_rewards
 from rl_dialog.rewards.learned import LATEST, learned
@@ -67,11 +68,11 @@ def test_prepare_wants_the_model_and_names_it(model):
     weights = {"learned": 1.0}
     config = PrepareConfig(rewards=weights, scorers=(f"reward_model={model}",), quiet=True)
     assert weights_of(config) == weights and scorer_names(config, weights) == {"learned": model}
-    with pytest.raises(ValueError, match=r"--rewards.learned: expected the model that it asks, --scorers reward_model=DIR"):
+    with pytest.raises(UserError, match=r"--rewards.learned: expected the model that it asks, --scorers reward_model=DIR"):
         weights_of(PrepareConfig(rewards=weights, quiet=True))
-    with pytest.raises(ValueError, match="found nothing there"):
+    with pytest.raises(UserError, match="found nothing there"):
         weights_of(PrepareConfig(rewards=weights, scorers=("reward_model=./nowhere",), quiet=True))
-    with pytest.raises(ValueError, match="--label_weights: expected a classifier"):
+    with pytest.raises(UserError, match="--label_weights: expected a classifier"):
         make_scorers([f"reward_model={model}"], label_weights={"good": 1.0})
 
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.normalise import KNOTS, Normaliser, fit_moments, fit_rank, read_kinds, weighted_sum
 
 
@@ -51,7 +52,7 @@ def test_manifest_round_trip():
     for normaliser in (Normaliser("zscore", 0.1, 0.3), fit_rank(np.array([0.1, 0.7, 0.7]))):
         assert Normaliser.from_dict(json.loads(json.dumps(normaliser.to_dict()))) == normaliser
     for wrong in ({"kind": "zscores"}, {"kind": "zscore", "scale": 0.0}, {"kind": "rank"}, {"kind": "zscore", "slope": 2.0}):
-        with pytest.raises(ValueError, match="expected a normaliser"):
+        with pytest.raises(UserError, match="expected a normaliser"):
             Normaliser.from_dict(wrong)
 
 
@@ -60,5 +61,5 @@ def test_kinds_for_all_and_for_one():
     assert read_kinds(["zscore", "vote=none", "you=rank"], names) == {"sentiment": "zscore", "you": "rank"}
     assert read_kinds([], names) == read_kinds(["none"], names) == {}
     for wrong, message in (("zscores", "expected one of none, zscore"), ("votes=rank", "expected one of the rewards of this run, vote, sent")):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             read_kinds([wrong], names)

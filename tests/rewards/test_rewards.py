@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Statistics, apply_rewards, choose_rewards
 
 
@@ -73,13 +74,13 @@ def test_a_named_rating_is_chosen_and_an_unknown_reward_is_an_error():
     dialog = talk()
     dialog.meta = {"ratings": {"quality": 5, "fluency": 1}}
     assert choose_rewards(["rating"], rating_name="fluency")["rating"](dialog) == [None, 1]
-    with pytest.raises(ValueError, match="unknown reward 'votes': expected one of vote, rating"):
+    with pytest.raises(UserError, match="unknown reward 'votes': expected one of vote, rating"):
         choose_rewards(["votes"])
 
 
 @pytest.mark.parametrize(("values", "message"), [([1.0], "expected 2 numbers, .* got 1"), ([1.0, math.nan], "finite numbers or None, got nan")])
 def test_a_reward_that_breaks_its_promise_is_named(values, message):
-    with pytest.raises(ValueError, match=f"reward 'mine', dialog 'd': .*{message}"):
+    with pytest.raises(UserError, match=f"reward 'mine', dialog 'd': .*{message}"):
         apply_rewards(talk(), {"mine": lambda dialog: values}, {"mine": 1.0})
 
 
@@ -122,7 +123,7 @@ def test_a_reward_of_the_user_s_own(own):
 )
 def test_what_is_wrong_with_it_names_the_dialog(own, body, message):
     name = own(f"def mine(dialog):\n    {body}\n") + ":mine"
-    with pytest.raises(ValueError, match=f"reward '{name}', dialog 'd': {message}"):
+    with pytest.raises(UserError, match=f"reward '{name}', dialog 'd': {message}"):
         apply_rewards(talk(), choose_rewards([name]), {name: 1.0})
 
 
@@ -133,12 +134,12 @@ def test_a_module_that_is_not_there_or_not_right(own):
         (own("def f(:\n") + ":f", "SyntaxError"),
         (own("f = 3\n") + ":f", "expected a function that takes a Dialog, got 3"),
     ):
-        with pytest.raises(ValueError, match=f"reward '{name}': .*{reason}"):
+        with pytest.raises(UserError, match=f"reward '{name}': .*{reason}"):
             choose_rewards([name])
 
 
 def test_the_2019_columns_are_known_by_their_names():
     assert set(COLUMNS_2019.values()) <= set(REWARDS)
     assert choose_rewards(["laughter"], compat="2019")["laughter"] is COMPAT["2019"]["laughter"][0]
-    with pytest.raises(ValueError, match="'repetition' is not known as the 2019 code computed it, expected some of you, answer_length"):
+    with pytest.raises(UserError, match="'repetition' is not known as the 2019 code computed it, expected some of you, answer_length"):
         choose_rewards(["repetition"], compat="2019")

@@ -12,6 +12,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.encoder import Encoder
@@ -241,7 +242,7 @@ def test_levels_of_a_classifier_and_of_the_list_of_insults(classifier):
     dialog = talk("hi", "bad dogs", "so?", "", "and?", "you idiot")
     assert toxicity_level(dialog, toxicity_level=scorer)[:2] == [-float(toxicity_levels(table, [0, 1, 2])[0]), 0.0]
     assert toxicity_level(dialog) == [0.0, 0.0, -2.0]
-    with pytest.raises(ValueError, match="expected labels that count 0, 1 or 2"):
+    with pytest.raises(UserError, match="expected labels that count 0, 1 or 2"):
         make_scorers([f"toxicity_level={path}"], label_weights={"safe": 0.5})
 
 
@@ -262,7 +263,7 @@ def test_what_cannot_be_a_scorer(classifier):
         ([f"sentiment={path}"], {}, "its labels are joy, anger, and what 'joy' counts is not known: .* --label_weights joy=0 anger=0"),
         ([], {"joy": 1.0}, "expected a classifier whose labels they weigh"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             make_scorers(entries, label_weights=weights)
     assert -1 <= make_scorers([f"sentiment={path}"], label_weights={"Joy": 1.0, "anger": -1.0})["sentiment"]("good") <= 1
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.meteor import WordNet
 from rl_dialog.rewards.similarity import SIMILARITY_NAMES, similarity, token_f1
 
@@ -132,9 +133,9 @@ def test_matches_continue_a_chunk_where_they_can(wordnet):
 
 
 def test_meteor_without_wordnet_says_what_to_install(tmp_path):
-    with pytest.raises(ValueError, match="apt-get install wordnet-base"):
+    with pytest.raises(UserError, match="apt-get install wordnet-base"):
         similarity("meteor")
-    with pytest.raises(ValueError, match=r"missing index.noun.*apt-get install wordnet-base"):
+    with pytest.raises(UserError, match=r"missing index.noun.*apt-get install wordnet-base"):
         similarity("meteor", path=str(tmp_path))
 
 
@@ -180,13 +181,13 @@ def test_bleurt_scores_reference_and_candidate_as_one_pair(bleurt):
 
 
 def test_a_model_that_was_not_trained_for_it_is_refused(encoder, bleurt, tmp_path):
-    with pytest.raises(ValueError, match=r"expected a BLEURT checkpoint with a trained head of one output, got it lacks classifier\.bias"):
+    with pytest.raises(UserError, match=r"expected a BLEURT checkpoint with a trained head of one output, got it lacks classifier\.bias"):
         config = json.loads((encoder / "config.json").read_text()) | {"num_labels": 1}
         for file in encoder.iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
         (tmp_path / "config.json").write_text(json.dumps(config))
         similarity("bleurt", path=str(tmp_path))
-    with pytest.raises(ValueError, match="cannot load a model|nothing there"):
+    with pytest.raises(UserError, match="cannot load a model|nothing there"):
         similarity("embedding", path=str(tmp_path / "nowhere"))
 
 
@@ -200,7 +201,7 @@ def test_a_model_that_was_not_trained_for_it_is_refused(encoder, bleurt, tmp_pat
     ],
 )
 def test_what_cannot_be_used_is_said_at_once(name, path, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         similarity(name, path=path)
 
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.rewards.scorers import make_scorers
 from rl_dialog.rewards.tfidf import TfidfClassifier, grams
 
@@ -50,13 +51,13 @@ def test_it_learns_and_survives_a_file(tmp_path):
 
 
 def test_what_cannot_be_fitted_or_read(tmp_path):
-    with pytest.raises(ValueError, match="expected good and bad texts, got 3 good ones of 3"):
+    with pytest.raises(UserError, match="expected good and bad texts, got 3 good ones of 3"):
         TfidfClassifier.fit(["a", "b", "c"], [True] * 3)
-    with pytest.raises(ValueError, match="expected words that occur in at least 3 of the 2 texts"):
+    with pytest.raises(UserError, match="expected words that occur in at least 3 of the 2 texts"):
         TfidfClassifier.fit(["a", "b"], [True, False])
     (tmp_path / "tfidf.json").write_text(json.dumps({"features": {"a": [1.0]}, "bias": 0.0}))
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ValueError, match="expected a classifier that pipelines.fit_scorer wrote"):
+        with pytest.raises(UserError, match="expected a classifier that pipelines.fit_scorer wrote"):
             TfidfClassifier.load(place)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, stream
 from rl_dialog.evaluation.scoring import token_table
 from rl_dialog.methods import BC, BCQ, CHAI, CQL, DBCQ, ILQL, MCReturns, UtteranceILQL, WayOffPolicy
@@ -377,24 +378,24 @@ def test_closing_finishes_what_it_has_and_takes_nothing_new(make_policy, engine_
 
 def test_what_it_cannot_do_it_says(make_policy, engine_of, ask_of):
     engine = engine_of(make_policy(BC()))
-    with pytest.raises(ValueError, match="at most 128 tokens, prompt and reply together, got"):
+    with pytest.raises(UserError, match="at most 128 tokens, prompt and reply together, got"):
         engine.submit(ask_of(TALKS[0], 0, replace(DECODING, max_new_tokens=127)), Client())
-    with pytest.raises(ValueError, match="BC, which has no beta"):
+    with pytest.raises(UserError, match="BC, which has no beta"):
         engine.submit(ask_of(TALKS[0], beta=2.0), Client())
-    with pytest.raises(ValueError, match="expected a finite number for beta, got nan"):
+    with pytest.raises(UserError, match="expected a finite number for beta, got nan"):
         engine_of(make_policy(ILQL())).submit(ask_of(TALKS[0], beta=float("nan")), Client())
-    with pytest.raises(ValueError, match="at most 64 replies for a request, got 80"):
+    with pytest.raises(UserError, match="at most 64 replies for a request, got 80"):
         engine.submit(ask_of(TALKS[0], 0, replace(DECODING, num_generations=16), choices=5), Client())
-    with pytest.raises(ValueError, match="beam search"):
+    with pytest.raises(UserError, match="beam search"):
         engine.submit(ask_of(TALKS[0], 0, Decoding(do_sample=False, num_beams=3)), Client())
-    with pytest.raises(ValueError, match="slots and piece of at least 1"):
+    with pytest.raises(UserError, match="slots and piece of at least 1"):
         engine_of(make_policy(BC()), slots=0)
 
 
 def test_models_whose_attention_the_slots_cannot_carry_are_refused(make_policy, engine_of):
     policy = make_policy(BC(), "llama")
     policy.config.sliding_window = 32
-    with pytest.raises(ValueError, match="attend to the whole conversation, got a sliding window"):
+    with pytest.raises(UserError, match="attend to the whole conversation, got a sliding window"):
         engine_of(policy)
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed, QueueFull, Refused, load_engine
@@ -114,7 +115,7 @@ def test_a_process_that_dies_is_noticed(engine, ask):
 
 def test_a_checkpoint_that_cannot_be_loaded_is_refused_and_no_process_stays(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=str(tmp_path)):
+    with pytest.raises(UserError, match=str(tmp_path)):
         EngineProcess(str(tmp_path))
     assert not [child for child in psutil.Process().children() if "serving.process" in " ".join(child.cmdline())]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, GreedyActs
 from rl_dialog.training.imitation import Imitation, imitate
 
@@ -59,9 +60,9 @@ def test_the_value_network_is_left_alone():
 
 def test_mistakes_are_explained():
     states, actions, dialogs = experts()
-    with pytest.raises(ValueError, match="another world"):
+    with pytest.raises(UserError, match="another world"):
         imitate(ActPolicy(ActPolicyConfig(7, 4)), states, actions, dialogs, Imitation())
-    with pytest.raises(ValueError, match="at least two dialogs"):
+    with pytest.raises(UserError, match="at least two dialogs"):
         imitate(ActPolicy(ActPolicyConfig(6, 4)), states, actions, np.zeros_like(dialogs), Imitation())
-    with pytest.raises(ValueError, match="epochs >= 0"):
+    with pytest.raises(UserError, match="epochs >= 0"):
         Imitation(held_out=1.0)

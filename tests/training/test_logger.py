@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_dialog.errors import UserError
 from rl_dialog.training.logger import Logger, check_tracker, following, write_note
 
 
@@ -169,7 +170,7 @@ def test_a_store_that_mlflow_no_longer_takes_is_one_paragraph(tmp_path: Path, mo
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     for uri in (f"file://{tmp_path}/mlruns", f"{tmp_path}/mlruns"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(UserError) as error:
             make(tmp_path / "run")
         text = str(error.value)
         assert f"got {uri!r}" in text and "expected a database or a server in MLFLOW_TRACKING_URI (sqlite:" in text and "unset it" in text

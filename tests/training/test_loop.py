@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
+from rl_dialog.errors import UserError
 from rl_dialog.methods import ILQL, METHODS, Method, Psi, WayOffPolicy
 from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
@@ -208,7 +209,7 @@ def test_rows_longer_than_the_context_are_refused_before_training(tmp_path: Path
         Row(np.full(128, 10, np.int32), np.arange(128) > 64, np.asarray([127], np.int32), np.asarray([float(i)], np.float32), False) for i in range(4)
     ]
     make_trainer(tmp_path / "fits", "bc", TrainerConfig(max_steps=1), rows=rows)
-    with pytest.raises(ValueError, match="at most 128 tokens, the model's context, got one of 129: run prepare with a smaller --max_length"):
+    with pytest.raises(UserError, match="at most 128 tokens, the model's context, got one of 129: run prepare with a smaller --max_length"):
         make_trainer(tmp_path / "longer", "dt", TrainerConfig(max_steps=1), rows=rows)
 
 
@@ -250,7 +251,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp
 def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
     config = TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none")
     make_trainer(tmp_path, "bc", config).train()
-    with pytest.raises(ValueError, match="expected to resume a run with .*'batch_size': 4.*'batch_size': 8"):
+    with pytest.raises(UserError, match="expected to resume a run with .*'batch_size': 4.*'batch_size': 8"):
         make_trainer(tmp_path, "bc", TrainerConfig(per_device_train_batch_size=8, max_steps=4, report_to="none")).train()
 
 
@@ -291,12 +292,12 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     rows = make_rows(make_tokenizer(), 4)
     rows[0].rewards[:] = np.inf
     trainer = make_trainer(tmp_path, "ilql", TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none"), rows=rows)
-    with pytest.raises(ValueError, match="expected a finite gradient"):
+    with pytest.raises(UserError, match="expected a finite gradient"):
         trainer.train()
 
 
 def test_no_rows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="train split holds no replies"):
+    with pytest.raises(UserError, match="train split holds no replies"):
         make_trainer(tmp_path, "bc", TrainerConfig(), rows=[])
 
 
@@ -364,7 +365,7 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
 def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> None:
     rows = [replace(row, rewards=np.zeros_like(row.rewards)) for row in make_rows(make_tokenizer(), 6)]
     with pytest.raises(
-        ValueError, match=r"learns from rewards, and all \d+ replies of the training split have reward 0 or none: run prepare with --rewards"
+        UserError, match=r"learns from rewards, and all \d+ replies of the training split have reward 0 or none: run prepare with --rewards"
     ):
         make_trainer(tmp_path, method, TrainerConfig(), rows=rows)
 

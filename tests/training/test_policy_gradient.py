@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_dialog.errors import UserError
 from rl_dialog.training.optim import RMSprop, load_optimizer, save_optimizer
 from rl_dialog.training.policy_gradient import A2C, PPO, clipped_loss, generalised_advantages
 
@@ -86,5 +87,5 @@ def test_rmsprop_goes_on(tmp_path):
     "wrong", [{"batch_size": 0}, {"minibatch_size": 5000}, {"gamma": 1.5}, {"clip": 0.0}, {"lr_zero_steps": -1}, {"optimizer": "sgd"}]
 )
 def test_bad_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UserError, match="expected"):
         PPO(**wrong)

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any, BinaryIO, NamedTuple
 
 from rl_dialog.data.formats.log_file import PIECE, SHOWN
+from rl_dialog.errors import UserError
 
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -23,7 +24,7 @@ IN_STRING = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)
 
 
-class JsonError(ValueError):
+class JsonError(UserError):
     """The JSON text cannot be followed any further."""
 
 

@@ -54,7 +54,7 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
 
 
 def pieces(log: LogFile) -> list[LogFile | Bad]:
-    """The store as logs of at most PIECE chats each. A server that cannot be reached raises ValueError; a file that is no store is a Bad."""
+    """The store as logs of at most PIECE chats each. A server that cannot be reached raises UserError; a file that is no store is a Bad."""
     try:
         with closing(_open(log)) as store:
             ranges, last_turn = store.ranges(PIECE)

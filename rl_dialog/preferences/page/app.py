@@ -26,6 +26,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.label_log import Query as Pair
@@ -202,8 +203,8 @@ def create_page(
     async def revoked(_: Request, error: PermissionError) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, 403)
 
-    @app.exception_handler(ValueError)
-    async def wrong(_: Request, error: ValueError) -> Response:
+    @app.exception_handler(UserError)
+    async def wrong(_: Request, error: UserError) -> Response:
         """A file of the run, or a clip, is not what it should be: it says which."""
         logging.getLogger(__name__).error("%s", error)
         return JSONResponse({"error": {"message": str(error)}}, 500)
@@ -221,7 +222,7 @@ def _sheet(segment: Segment, draw: Draw | None) -> Sheet:
     if not isinstance(segment, Clip):
         raise KeyError(segment.id)
     if draw is None:
-        raise ValueError("expected a function that draws observations, create_page(draw=...), to show clips")
+        raise UserError("expected a function that draws observations, create_page(draw=...), to show clips")
     return sheet(segment, draw)
 
 

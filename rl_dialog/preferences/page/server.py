@@ -9,9 +9,11 @@ from typing import Any
 
 import uvicorn
 
+from rl_dialog.errors import UserError
+
 
 class PageServer:
-    """Serves an application from a thread until `close`. `url` is where. Raises ValueError for an address that is not free or not this machine's."""
+    """Serves an application from a thread until `close`. `url` is where. Raises UserError for an address that is not free or not this machine's."""
 
     def __init__(self, app: Any, *, host: str = "127.0.0.1", port: int = 0) -> None:
         """port 0: any free one."""
@@ -21,7 +23,7 @@ class PageServer:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise ValueError(f"expected an address of this machine with a free port, got {host}:{port}: {error}; --port names another") from None
+            raise UserError(f"expected an address of this machine with a free port, got {host}:{port}: {error}; --port names another") from None
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
@@ -31,7 +33,7 @@ class PageServer:
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 self.close()
-                raise RuntimeError(f"the page at {self.url} did not start within 30 s; the log has the reason")
+                raise UserError(f"the page at {self.url} did not start within 30 s; the log has the reason")
             time.sleep(0.01)
 
     def alive(self) -> bool:
@@ -39,9 +41,9 @@ class PageServer:
         return self._thread.is_alive()
 
     def step(self) -> dict[str, Any]:
-        """As a role of a run: where it serves. Raises RuntimeError where it does not any more."""
+        """As a role of a run: where it serves. Raises UserError where it does not any more."""
         if not self.alive():
-            raise RuntimeError(f"the page at {self.url} ended by itself")
+            raise UserError(f"the page at {self.url} ended by itself")
         return {"url": self.url}
 
     def close(self) -> None:

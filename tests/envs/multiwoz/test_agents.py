@@ -13,6 +13,7 @@ from envs.multiwoz.matcher import matchers
 from envs.multiwoz.rollout import play
 from envs.multiwoz.templates import Speaker
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 
 SEEDS = [(0, 0, 0, i) for i in range(40)]
 GOAL = {"hotel": {"info": {"area": "east"}, "reqt": ["phone"]}}
@@ -154,15 +155,15 @@ def test_placeholders_are_what_a_text_model_would_have_written(kit):
 
 def test_mistakes_are_explained(kit):
     user, system = kit.user(words=False), kit.system(words=False)
-    with pytest.raises(ValueError, match="this agent has no NLU, got the words 'Hello"):
+    with pytest.raises(UserError, match="this agent has no NLU, got the words 'Hello"):
         system.respond(system.start((0, 0, 0, 0)), "Hello.")
     with pytest.raises(ActError, match="Did you mean Hotel"):
         system.respond(system.start((0, 0, 0, 0)), [["Inform", "Hotels", "Area", "east"]])
     with pytest.raises(ActError, match="expected an intent of the system"):
         user.respond(user.start((0, 0, 0, 0)), (), understood=[["thank", "general", NONE, NONE]])
-    with pytest.raises(ValueError, match="expected an nlg"):
+    with pytest.raises(UserError, match="expected an nlg"):
         SystemAgent(kit.simulator, kit.policy, placeholders=True)
-    with pytest.raises(ValueError, match="expected a user with an nlu"):
+    with pytest.raises(UserError, match="expected a user with an nlu"):
         Session(user, EndToEndAgent(kit.simulator, lambda messages: ""))
     (meeting,) = Session(user, system).play(SEEDS[:1])
     with pytest.raises(gymnasium.error.ResetNeeded, match="after the user's goodbye"):

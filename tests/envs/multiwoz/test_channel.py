@@ -9,6 +9,7 @@ from envs.multiwoz.acts import BYE, NONE, Vocabulary, checked
 from envs.multiwoz.channel import Channel
 from envs.multiwoz.rollout import play, transcripts_hash
 from envs.multiwoz.values import Values
+from rl_dialog.errors import UserError
 
 TOKENS = [
     "Hotel-Inform-Area-1",
@@ -57,9 +58,9 @@ def test_acts_without_values_keep_their_form():
 
 def test_noise_out_of_range():
     for noise in (-0.1, 1.5):
-        with pytest.raises(ValueError, match=r"expected noise between 0 and 1"):
+        with pytest.raises(UserError, match=r"expected noise between 0 and 1"):
             channel(noise)
-        with pytest.raises(ValueError, match=r"expected noise between 0 and 1"):
+        with pytest.raises(UserError, match=r"expected noise between 0 and 1"):
             Options(noise=noise)
 
 

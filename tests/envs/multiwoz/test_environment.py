@@ -13,6 +13,7 @@ from envs.multiwoz.goals import GoalError
 from envs.multiwoz.options import ORIGINAL, Options
 from envs.multiwoz.rollout import play, transcripts_hash
 from envs.multiwoz.rule_policy import RulePolicy
+from rl_dialog.errors import UserError
 
 BYE = ("bye", "general", "none", "none")
 
@@ -216,7 +217,7 @@ def test_goals_of_ones_own(town):
     assert ended and info["outcome"]["success"]
     with pytest.raises(GoalError, match="got 'motel'"):
         env.reset(options={"goal": {"motel": {}}})
-    with pytest.raises(ValueError, match="expected no options but goal"):
+    with pytest.raises(UserError, match="expected no options but goal"):
         env.reset(options={"gaol": goal})
 
 
@@ -227,17 +228,17 @@ def test_misuse_is_refused(town):
     env.reset(seed=0)
     with pytest.raises(ActError, match="system act 0"):
         env.step_acts([["Inform", "Hotel"]])
-    with pytest.raises(ValueError, match="expected an action of shape"):
+    with pytest.raises(UserError, match="expected an action of shape"):
         env.step(np.zeros(3))
-    with pytest.raises(ValueError, match="render_mode"):
+    with pytest.raises(UserError, match="render_mode"):
         MultiWOZ(town, render_mode="human")
-    with pytest.raises(ValueError, match="at least one environment"):
+    with pytest.raises(UserError, match="at least one environment"):
         MultiWOZVector(0, town)
     envs = MultiWOZVector(2, town)
     with pytest.raises(gymnasium.error.ResetNeeded):
         envs.step(np.zeros((2, env.action_space.n)))
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match=r"expected actions of shape \(2,"):
+    with pytest.raises(UserError, match=r"expected actions of shape \(2,"):
         envs.step(np.zeros(env.action_space.n))
     simulator = Simulator(town)
     talk = simulator.start((0, 0, 0, 0))
@@ -248,7 +249,7 @@ def test_misuse_is_refused(town):
 
 @pytest.mark.parametrize(("name", "value"), [("max_turn", 1), ("max_initiative", 0), ("coref_prob", 1.5), ("reward", "terminall")])
 def test_options_out_of_range(name, value):
-    with pytest.raises(ValueError, match=f"expected {name}"):
+    with pytest.raises(UserError, match=f"expected {name}"):
         Options(**{name: value})
 
 

@@ -10,6 +10,7 @@ from envs.multiwoz.rollout import dialog_record, play
 from envs.multiwoz.rule_policy import RulePolicy
 from envs.multiwoz.templates import NO_BOOKING, PLACEHOLDER, Speaker
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 
 TEMPLATES = {
     "Hotel-Inform": {"Area": ["it is in the #HOTEL-INFORM-AREA# ."], "Name": ["There is #HOTEL-INFORM-NAME#"]},
@@ -63,7 +64,7 @@ def test_templates_for_whole_groups_come_first():
 
 
 def test_a_side_must_be_named():
-    with pytest.raises(ValueError, match="expected side user or system, got 'bot'"):
+    with pytest.raises(UserError, match="expected side user or system, got 'bot'"):
         Speaker(TEMPLATES, side="bot")
 
 

@@ -9,6 +9,7 @@ from envs.multiwoz import MultiWOZText, Options, RulePolicy, Simulator
 from envs.multiwoz.agents import Session, SystemAgent, UserAgent
 from envs.multiwoz.matcher import matchers
 from envs.multiwoz.templates import Speaker
+from rl_dialog.errors import UserError
 
 GOAL = {"hotel": {"info": {"area": "east"}, "reqt": ["phone"]}}
 
@@ -103,11 +104,11 @@ def test_mistakes_are_explained():
     env.reset(seed=0)
     with pytest.raises(TypeError, match="expected the reply as a string, got int"):
         env.step(3)
-    with pytest.raises(ValueError, match="expected no options but goal"):
+    with pytest.raises(UserError, match="expected no options but goal"):
         env.reset(options={"goals": {}})
-    with pytest.raises(ValueError, match="expected render_mode"):
+    with pytest.raises(UserError, match="expected render_mode"):
         MultiWOZText(render_mode="human")
-    with pytest.raises(ValueError, match="which has its own"):
+    with pytest.raises(UserError, match="which has its own"):
         MultiWOZText(env.simulator, options=Options())
-    with pytest.raises(ValueError, match="nowhere: expected a folder with world files"):
+    with pytest.raises(UserError, match="nowhere: expected a folder with world files"):
         MultiWOZText("nowhere")

@@ -12,6 +12,7 @@ from envs.multiwoz.options import ORIGINAL, Options
 from envs.multiwoz.tracker import Tracker
 from envs.multiwoz.values import Values
 from envs.multiwoz.vectors import Vectoriser
+from rl_dialog.errors import UserError
 
 USER = ["Hotel-Inform-Area-1", "Hotel-Inform-Stay-1", "general-bye-none-none"]
 SYSTEM = [
@@ -137,14 +138,14 @@ def test_masks_are_remembered_and_safe():
     small = Small(EAST)
     mask = small.vectors.mask(small.state)
     assert mask is small.vectors.mask(small.state)
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(UserError, match="read-only"):
         mask[0] = 1
     assert small.vectors.masks([small.state, small.state]).shape == (2, len(SYSTEM))
 
 
 def test_actions_of_another_size_are_refused():
     small = Small()
-    with pytest.raises(ValueError, match=r"expected an action of shape \(14,\), got \(3,\)"):
+    with pytest.raises(UserError, match=r"expected an action of shape \(14,\), got \(3,\)"):
         small.vectors.acts(np.zeros(3), small.state, random.Random(0))
 
 

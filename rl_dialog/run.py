@@ -1,0 +1,201 @@
+"""The frame of every command: its settings, its output folder, how it waits and how it ends.
+
+@dataclass(frozen=True)
+class CountConfig(Output):
+    data: str = ""
+    \"\"\"a directory that `prepare` wrote\"\"\"
+
+def main(config: CountConfig) -> dict[str, Any]:
+    require(config, data="a directory that `prepare` wrote")
+    out = claim_output(config, "count")
+    ...
+    return {"output_dir": str(out)}
+
+if __name__ == "__main__":
+    run(CountConfig, main)
+"""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl_dialog.config import Choices, load_config, read_yaml, save_config, to_dict
+from rl_dialog.errors import UserError
+
+T = TypeVar("T")
+HOW = ("output_dir", "overwrite", "resume", "quiet", "address", "num_cpus", "report_to")  # how a run is made: no result depends on it
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """What a command prints."""
+
+    quiet: bool = False
+    """print only the final line of JSON"""
+
+
+@dataclass(frozen=True)
+class OnCluster:
+    """Where Ray runs."""
+
+    address: str = ""
+    """the Ray cluster to join; empty starts Ray on this machine, or joins RAY_ADDRESS"""
+
+
+@dataclass(frozen=True)
+class Output(Quiet):
+    """A folder that a command fills."""
+
+    output_dir: str = ""
+    """the folder to write to; one that holds something is left alone"""
+    overwrite: bool = False
+    """delete what this command wrote to the folder before, and start anew"""
+
+
+@dataclass(frozen=True)
+class ResumableOutput(Output):
+    """A folder that a command fills for hours."""
+
+    resume: bool = False
+    """go on with what this command began in the folder, with the same settings"""
+
+
+def run(
+    config_class: type[T],
+    main: Callable[[T], dict[str, Any]],
+    *,
+    choices: Choices | None = None,
+    suited: Callable[[T], dict[str, Any]] | None = None,
+) -> None:
+    """The entry point of a command: loads its config, runs `main`, prints the headline figures as the last line of stdout.
+
+    A message to people (UserError), or what the machine refused (OSError), becomes one paragraph on stderr and exit status 2; RL_DIALOG_DEBUG=1
+    shows where it came from. Anything else is a defect of ours and shows its traceback. Ctrl-C ends with status 130.
+    """
+    _take_any_terminal()
+    try:
+        result = main(load_config(config_class, choices=choices, suited=suited))
+    except (UserError, OSError) as error:
+        if os.environ.get("RL_DIALOG_DEBUG"):
+            raise
+        print("\n" + textwrap.fill(f"error: {error}", width=140, break_long_words=False, replace_whitespace=False), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        if os.environ.get("RL_DIALOG_DEBUG"):
+            raise
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
+    print(_shown_as_json(result), flush=True)
+
+
+def require(config: Any, **fields: str) -> None:
+    """Raises UserError for the first of these settings that is empty; each is given with what it is."""
+    for name, what in fields.items():
+        if not getattr(config, name):
+            raise UserError(f"expected --{name}: {what}")
+
+
+def at_least(config: Any, **fields: float) -> None:
+    """Raises UserError for the first of these settings that is below its bound; None is no setting."""
+    for name, least in fields.items():
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise UserError(f"expected --{name} of at least {least}, got {value}")
+
+
+def claim_output(config: Output, name: str, *, free: Collection[str] = (), choices: Choices | None = None) -> Path:
+    """The output folder, where NAME.yaml now holds the config: new, emptied by --overwrite, or as it was for --resume.
+
+    Raises UserError for a folder that holds anything else, for a run that neither flag was given for, and for one to resume whose settings are not
+    these; those in `free`, and how it is run, may differ.
+    """
+    require(config, output_dir="a folder to write to")
+    out = Path(config.output_dir).absolute()
+    settings, resume = out / f"{name}.yaml", getattr(config, "resume", False)
+    if resume and config.overwrite:
+        raise UserError(f"expected --resume, to go on with {out}, or --overwrite, to delete it, got both")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not settings.is_file():
+            raise UserError(f"{out} exists and was not made by `{name}`, so it is left alone: choose another --output_dir")
+        if config.overwrite:
+            shutil.rmtree(out)
+        elif resume:
+            check_same(read_yaml(str(settings)), to_dict(config, choices=choices), out, free=free)
+        else:
+            remedies = "--resume to go on with it or --overwrite" if hasattr(config, "resume") else "--overwrite"
+            raise UserError(f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another --output_dir")
+    out.mkdir(parents=True, exist_ok=True)
+    save_config(config, settings, choices=choices)
+    return out
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: Path, *, free: Collection[str] = ()) -> None:
+    """Raises UserError that names what differs between the settings of a run and those it is to go on with."""
+    different = [name for name in now if name not in (*HOW, *free) and before.get(name) != now[name]]
+    if different:
+        told = "; ".join(f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3])
+        raise UserError(f"{out} was made with other settings: {told}. Resume it with the same ones, or choose another --output_dir")
+
+
+def _difference(before: Any, now: Any) -> str:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        return ", ".join(f"{name} {before.get(name)!r} then and {now.get(name)!r} now" for name in names)
+    return f"{before!r} then and {now!r} now"
+
+
+def is_loopback(host: str) -> bool:
+    """Does a server on this address hear this machine alone?"""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def told_to_end() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and a termination signal set."""
+    end = threading.Event()
+    with handling(lambda *_: end.set(), signal.SIGINT, signal.SIGTERM):
+        yield end
+
+
+@contextmanager
+def handling(handler: Callable[..., Any], *numbers: signal.Signals) -> Iterator[None]:
+    """These signals go to the handler while the block lasts."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _take_any_terminal() -> None:
+    """No character ends a program: one that the terminal cannot show is escaped, bytes that its encoding does not have are kept (PEP 383)."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def _shown_as_json(result: dict[str, Any]) -> str:
+    """One line that is JSON on any terminal."""
+    text = json.dumps(result, ensure_ascii=False, default=str)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(result, default=str)
+    return text
