@@ -1,7 +1,7 @@
 """Served models compared by the votes and ratings of their users: the A/B report of a store of chats.
 
     python -m pipelines.serve    --models bc=runs/bc ilql=runs/ilql --split bc=1 ilql=1 --store sqlite:///chats.db
-    python -m pipelines.evaluate --store sqlite:///chats.db --out runs/ab
+    python -m pipelines.ab --store sqlite:///chats.db --output_dir runs/ab
 
 The store may be in use. rl_dialog/evaluation/ab.py says which chats count for which model.
 """
@@ -10,47 +10,39 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as ShownTable
 
 from rl_dialog.data.store import Store
-from rl_dialog.errors import UserError
 from rl_dialog.evaluation.ab import Comparison, Known, compare_served, read_chats, sections, to_json, write_ab_report
-from rl_dialog.run import run
+from rl_dialog.run import Output, at_least, claim_output, require, run
 
 
 @dataclass(frozen=True)
-class ABConfig:
-    """Which chats, and how to compare their models."""
+class ABConfig(Output):
+    """Which chats, and how to compare their models. Written are ab.md, ab.html, ab.json and plots/."""
 
     store: str = ""
     """database of chats: sqlite:///FILE, or postgresql://USER@HOST/NAME with the password in PGPASSWORD or ~/.pgpass"""
-    out: str = ""
-    """folder for ab.md, ab.html, ab.json and plots/"""
     baseline: str = ""
     """the model that the others are compared with; by default the one that was served first"""
     replicates: int = 2000
     """bootstrap replicates behind the intervals"""
     seed: int = 0
     """another seed draws other replicates"""
-    quiet: bool = False
-    """print only the final JSON line"""
 
 
 def main(config: ABConfig, *, known: Known | None = None) -> dict[str, Any]:
     """Writes the report; returns its paths and the differences. `known` has figures of chats that stand in no store: figure -> chat id -> value."""
-    for name, what in (("store", "a database of served chats, e.g. sqlite:///chats.db"), ("out", "a folder for the report")):
-        if not getattr(config, name):
-            raise UserError(f"expected --{name}: {what}")
-    if config.replicates < 1:
-        raise UserError(f"expected --replicates of at least 1, got {config.replicates}")
+    require(config, store="a database of served chats, e.g. sqlite:///chats.db")
+    at_least(config, replicates=1)
+    out = claim_output(config, "ab")
     with closing(Store(config.store, create=False)) as store:
         chats = read_chats(store.dialogs())
     comparison = compare_served(chats, baseline=config.baseline, known=known, replicates=config.replicates, seed=config.seed)
-    paths = write_ab_report(comparison, Path(config.out))
+    paths = write_ab_report(comparison, out)
     if not config.quiet:
         show(comparison)
     found = to_json(comparison)

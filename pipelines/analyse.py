@@ -1,8 +1,8 @@
 """What happened in simulated task-oriented dialogs, of one policy or of several that met the same users.
 
-    python -m pipelines.simulate --policy rule --out runs/rule
-    python -m pipelines.simulate --policy ppo  --out runs/ppo
-    python -m pipelines.evaluate --simulated runs/rule runs/ppo --out runs/tasks
+    python -m pipelines.simulate --policy rule --output_dir runs/rule
+    python -m pipelines.simulate --policy ppo  --output_dir runs/ppo
+    python -m pipelines.analyse --simulated runs/rule runs/ppo --output_dir runs/tasks
 
 Differences are to the first folder's policy. rl_dialog/evaluation/task_dialogs.py says what is counted.
 """
@@ -20,37 +20,30 @@ from rich.table import Table as ShownTable
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.task_dialogs import read_task_dialogs
 from rl_dialog.evaluation.task_report import compare_tasks, sections, write_task_report
-from rl_dialog.run import run
+from rl_dialog.run import Output, at_least, claim_output, require, run
 
 
 @dataclass(frozen=True)
-class AnalyseConfig:
-    """Which dialogs, and where the report goes."""
+class AnalyseConfig(Output):
+    """Which dialogs. Written are tasks.md, tasks.html, tasks.json, dialogs.csv and plots/."""
 
     simulated: tuple[str, ...] = ()
     """folders that `simulate` or `converse` wrote; NAME=FOLDER gives one another name than its own"""
-    out: str = ""
-    """folder for tasks.md, tasks.html, tasks.json, dialogs.csv and plots/"""
     replicates: int = 2000
     """bootstrap replicates behind the intervals"""
     seed: int = 0
     """another seed draws other replicates"""
-    quiet: bool = False
-    """print only the final JSON line"""
 
 
 def main(config: AnalyseConfig) -> dict[str, Any]:
     """Writes the report; returns its paths and the headline figures. Raises UserError or OSError for what the user can fix."""
-    if not config.simulated:
-        raise UserError("expected --simulated: folders that simulate or converse wrote")
-    if not config.out:
-        raise UserError("expected --out: a folder for the report")
-    if config.replicates < 1:
-        raise UserError(f"expected --replicates of at least 1, got {config.replicates}")
+    require(config, simulated="folders that simulate or converse wrote")
+    at_least(config, replicates=1)
     found = _read(config.simulated)
+    out = claim_output(config, "analyse")
     options = {name: _options(Path(folder)) for name, (folder, _) in found.items()}
     comparison = compare_tasks(found, options=options, replicates=config.replicates, seed=config.seed)
-    paths = write_task_report(comparison, Path(config.out))
+    paths = write_task_report(comparison, out)
     if not config.quiet:
         console = Console(highlight=False, width=None if Console().is_terminal else 150)
         if comparison.other_options:

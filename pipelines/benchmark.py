@@ -49,7 +49,7 @@ from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
-from rl_dialog.run import run
+from rl_dialog.run import Quiet, run
 from rl_dialog.training.loop import Objective, TrainerConfig
 from rl_dialog.training.optim import make_optimizer
 
@@ -98,7 +98,7 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class BenchmarkConfig:
+class BenchmarkConfig(Quiet):
     """What to measure, and on which shapes."""
 
     what: tyro.conf.Positional[
@@ -109,7 +109,7 @@ class BenchmarkConfig:
     cartpole: mean returns"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
-    out: str = "benchmark.json"
+    output_dir: str = "runs/benchmark"
     """where to write the figures, the settings and the machine"""
     rounds: int = 20
     """rounds to measure; each contender takes one step, or generates once, in each"""
@@ -181,8 +181,6 @@ class BenchmarkConfig:
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
     seed: int = 0
     """weights, tokens, texts and sampling; cartpole: the first of its seeds"""
-    quiet: bool = False
-    """print the JSON line only"""
 
 
 def main(config: BenchmarkConfig) -> dict[str, Any]:
@@ -225,10 +223,10 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     machine = describe_machine() | {"load_average_before": before, "load_average_after": os.getloadavg()}
     report = {"what": config.what, "machine": machine, "settings": asdict(config), "figures": figures, **more}
     report |= {"measured_elsewhere": OTHERS[config.what]} if config.what in OTHERS else {}
-    Path(config.out).parent.mkdir(parents=True, exist_ok=True)
-    write_json(Path(config.out), report)
+    Path(config.output_dir).parent.mkdir(parents=True, exist_ok=True)
+    write_json(Path(config.output_dir), report)
     ratios = {setting: {name: row["ratio"] for name, row in rows.items() if "ratio" in row} for setting, rows in figures.items()}
-    return {"what": config.what, "ratios": ratios, **more, "load_average": os.getloadavg()[0], "out": config.out}
+    return {"what": config.what, "ratios": ratios, **more, "load_average": os.getloadavg()[0], "output_dir": config.output_dir}
 
 
 # Training.
@@ -322,9 +320,9 @@ def _report_memory(config: BenchmarkConfig) -> dict[str, Any]:
     if not config.quiet:
         print("\n".join([*lines, ""]))
     figures = {name: {"peak_kib": peak, "ratio": ratios[name]} for name, peak in peaks.items()}
-    Path(config.out).parent.mkdir(parents=True, exist_ok=True)
-    write_json(Path(config.out), {"what": "memory", "machine": describe_machine(), "settings": asdict(config), "figures": figures})
-    return {"what": "memory", "ratios": ratios, "out": config.out}
+    Path(config.output_dir).parent.mkdir(parents=True, exist_ok=True)
+    write_json(Path(config.output_dir), {"what": "memory", "machine": describe_machine(), "settings": asdict(config), "figures": figures})
+    return {"what": "memory", "ratios": ratios, "output_dir": config.output_dir}
 
 
 def peak_memory(config: BenchmarkConfig, name: str) -> int:

@@ -76,7 +76,7 @@ def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
     start = time.process_time()
     found = experiment(config.seeds, config.steps, priors=config.priors, seed=config.seed)
     seconds = time.process_time() - start
-    out, plotted = Path(config.out), Path(config.out).with_suffix(".svg")
+    out, plotted = Path(config.output_dir), Path(config.output_dir).with_suffix(".svg")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, {"what": "cartpole", "machine": describe_machine(), "settings": asdict(config), "cpu_seconds": seconds, **asdict(found)})
     plot(found.returns, plotted)
@@ -84,7 +84,7 @@ def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
         print(table(found.returns), "", table(found.causes, head="what may explain it", digits=1), "", sep="\n")
         print(f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU; means and 95 % intervals over seeds")
     means = {buffer: {name: round(float(np.mean(values)), 1) for name, values in rows.items()} for buffer, rows in found.returns.items()}
-    return {"what": "cartpole", "returns": means, "out": str(out), "plot": str(plotted)}
+    return {"what": "cartpole", "returns": means, "output_dir": str(out), "plot": str(plotted)}
 
 
 def experiment(seeds: int, updates: int, *, priors: Sequence[str] = ("clone",), seed: int = 0, variants: bool = True) -> Experiment:

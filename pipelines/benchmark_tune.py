@@ -30,7 +30,7 @@ def benchmark_tune(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[s
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_logs(folder / "logs.jsonl", dialogs=300, seed=config.seed)
-        where = ["--logs", str(folder / "logs.jsonl"), "--out", str(folder / "data"), "--vocab_size", "512", "--max_length", "512", "--quiet"]
+        where = ["--logs", str(folder / "logs.jsonl"), "--output_dir", str(folder / "data"), "--vocab_size", "512", "--max_length", "512", "--quiet"]
         with connect("local", num_cpus=config.threads):
             prepare.main(load_config(prepare.PrepareConfig, [*where, "--rewards.logged", "1"]))
             side_by_side = f"tune, {config.threads} at a time"

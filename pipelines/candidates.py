@@ -1,7 +1,7 @@
 """Contexts x a policy to N scored replies per context, and the training data made of them.
 
-    python -m pipelines.candidates --data data/chats --policy runs/bc --out data/candidates --num_candidates 5 --threshold 0.6
-    python -m pipelines.train --data data/candidates --output_dir runs/top --method tf_top --method.threshold 1 --model.model_name_or_path runs/bc
+    python -m pipelines.candidates --data data/chats --checkpoint runs/bc --output_dir data/candidates --num_candidates 5 --threshold 0.6
+    python -m pipelines.train --data data/candidates --output_dir runs/top --method tf_top --method.threshold 1 --model_name_or_path runs/bc
 
 After Sodhi et al. 2023 (arXiv 2307.12425): a base policy answers every logged context, an answer earns its similarity to the human's reply, and the
 human's reply stands among them as candidate 0. A context is everything before a reply that is trained on.
@@ -10,7 +10,7 @@ human's reply stands among them as candidate 0. A context is everything before a
     candidates/train-00000.parquet ...                   context, candidate, text, finished, similarity (see cluster/candidates.py)
     candidates/key.json                                  what the texts and scores were made from
 
-Started again, a run goes on with the shards it lacks. Another threshold uses texts and scores again, another similarity the texts;
+With `--resume` a run goes on with the shards it lacks. Another threshold uses texts and scores again, another similarity the texts;
 another model, other data or other settings are refused unless `--overwrite` deletes what is there.
 """
 
@@ -45,6 +45,7 @@ from rl_dialog.cluster.candidates import (
     write_dialogs,
 )
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.config import save_config
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import SPLITS
@@ -56,7 +57,7 @@ from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import REWARDS
 from rl_dialog.rewards.similarity import similarity
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, run
 
 VERSION = 1  # of the texts kept in candidates/: another one is not used again
 SCORED = 2  # the same of their scores
@@ -65,17 +66,15 @@ NOT_THE_MODEL = ("README.md", "metrics.json")  # files of a checkpoint that chan
 
 
 @dataclass(frozen=True)
-class CandidatesConfig(Decoding):
+class CandidatesConfig(Decoding, ResumableOutput, OnCluster, OnDevice):
     """Which contexts to answer, with which policy, and what an answer earns."""
 
     max_prompt_length: int = 96
     """longest prompt in tokens; older messages are left out first (the system prompt stays)"""
     data: str = ""
     """a directory that `prepare` wrote"""
-    policy: str = ""
+    checkpoint: str = ""
     """a checkpoint, or a run folder (its best one)"""
-    out: str = ""
-    """the data directory to write; on several machines, on storage that all of them mount"""
     splits: tuple[str, ...] = SPLITS
     """splits of the data whose contexts are answered; each candidate stays in its context's split"""
     contexts: int = 0
@@ -102,18 +101,10 @@ class CandidatesConfig(Decoding):
     """actors that generate; by default one per CPU"""
     num_scorers: int | None = 1
     """actors that score"""
-    use_gpu: bool = False
-    """one GPU per generating actor"""
     seed: int = 0
     """sampling"""
     num_cpus: int | None = None
     """CPUs of a Ray that this run starts; by default all"""
-    address: str | None = None
-    """a running Ray cluster; by default RAY_ADDRESS, else a Ray is started for this run"""
-    overwrite: bool = False
-    """delete the candidates in `out` and start anew"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: CandidatesConfig) -> dict[str, Any]:
@@ -121,34 +112,38 @@ def main(config: CandidatesConfig) -> dict[str, Any]:
     began = time.perf_counter()
     transformers_logging.disable_progress_bar()
     _check(config)
-    out, policy = Path(config.out).absolute(), Path(resolve(config.policy)).absolute()
+    out, policy = Path(config.output_dir).absolute(), Path(resolve(config.checkpoint)).absolute()
     drawing = _drawing(config, policy)
     ingredients = _ingredients(config, drawing)
     keys = Keys(_digest(ingredients["texts"]), _digest(ingredients))
-    work = _claim(out, ingredients, overwrite=config.overwrite)
+    work = _claim(out, ingredients, config)
     plan = _plan(config, keys.texts, work)
     files = [shard["file"] for shard in plan["shards"]]
     total = sum(shard["contexts"] for shard in plan["shards"])
     kept = sum(shard["contexts"] for shard in plan["shards"] if is_current(work / shard["file"], keys.scores))
-    with connect(config.address, num_cpus=config.num_cpus):
+    with connect(config.address or None, num_cpus=config.num_cpus):
         started = time.perf_counter()
         with _progress(total, kept, config.quiet) as progress:
-            pools = {"generators": config.num_generators, "scorers": config.num_scorers, "use_gpu": config.use_gpu}
+            pools = {
+                "generators": config.num_generators,
+                "scorers": config.num_scorers,
+                "use_gpu": wants_gpus(config.device, config.num_generators or 1),
+            }
             scoring = Scoring(config.similarity, _similarity_path(config), _reward_model(config))
             fresh = generate_and_score(work, files, drawing, keys, scoring=scoring, **pools, progress=progress)
         seconds = time.perf_counter() - started
         if not config.quiet:
             print(f"{total:,} contexts answered; writing training data")
-        generator = f"{Path(config.policy).name}:{_digest(ingredients['texts']['model'])[:12]}"
+        generator = f"{Path(config.checkpoint).name}:{_digest(ingredients['texts']['model'])[:12]}"
         write_dialogs(work, files, name=config.similarity, threshold=config.threshold, generator=generator)
         prepared = prepare(_prepare_config(config, work, policy))
     figures = _figures(work, files, config.num_candidates) | {"skipped": plan["skipped"]}
-    about = {"data": config.data, "policy": config.policy, "generator": generator, "keys": asdict(keys), "ingredients": ingredients}
+    about = {"data": config.data, "policy": config.checkpoint, "generator": generator, "keys": asdict(keys), "ingredients": ingredients}
     settings = {name: getattr(config, name) for name in ("similarity", "similarity_path", "reward_model", "threshold")}
     _publish(work / "prepared", out, about | settings | figures)
     save_config(config, out / "candidates.yaml")
     speed = {"generated_contexts": fresh, "contexts_per_s": round(fresh / seconds, 2) if fresh else None}
-    paths = {"out": str(out), "manifest": str(out / MANIFEST), "candidates_folder": str(work)}
+    paths = {"output_dir": str(out), "manifest": str(out / MANIFEST), "candidates_folder": str(work)}
     rows = {"rows": prepared["rows"], "splits": prepared["splits"], "reward": prepared["reward"], "cut_replies": prepared["cut_replies"]}
     return {**paths, **figures, **rows, **speed, "seconds": round(time.perf_counter() - began, 2)}
 
@@ -157,11 +152,11 @@ def _check(config: CandidatesConfig) -> None:
     """What can be known to fail before anything is generated."""
     from rl_dialog.evaluation.draws import check_draws
 
-    for name, what in (("data", "a directory that `prepare` wrote"), ("policy", "a checkpoint or run folder"), ("out", "a directory to write")):
+    for name, what in (("data", "a directory that `prepare` wrote"), ("checkpoint", "a checkpoint or run folder"), ("out", "a directory to write")):
         if not getattr(config, name):
             raise UserError(f"expected --{name}: {what}")
-    if not Path(config.policy).is_dir():
-        raise UserError(f"--policy {config.policy}: expected a checkpoint directory or run folder, found no such directory")
+    if not Path(config.checkpoint).is_dir():
+        raise UserError(f"--checkpoint {config.checkpoint}: expected a checkpoint directory or run folder, found no such directory")
     if not set(config.splits) <= set(SPLITS) or "train" not in config.splits:
         raise UserError(f"expected --splits among {', '.join(SPLITS)}, with train (candidates become training data), got {' '.join(config.splits)}")
     if config.threshold is not None and not math.isfinite(config.threshold):
@@ -175,7 +170,7 @@ def _check(config: CandidatesConfig) -> None:
     if config.reward_model:
         TextReward.from_pretrained(_reward_model(config))
     load_manifest(config.data)
-    _check_vocabulary(Path(resolve(config.policy)))
+    _check_vocabulary(Path(resolve(config.checkpoint)))
 
 
 def _check_vocabulary(policy: Path) -> None:
@@ -186,9 +181,8 @@ def _check_vocabulary(policy: Path) -> None:
 
 
 def _drawing(config: CandidatesConfig, policy: Path) -> Drawing:
-    device = "cuda" if config.use_gpu else "cpu"
     counts = config.num_candidates, config.tries, config.seed, config.batch_size
-    return Drawing(str(policy), Decoding.of(config), *counts, device)
+    return Drawing(str(policy), Decoding.of(config), *counts, config.device)
 
 
 def _ingredients(config: CandidatesConfig, drawing: Drawing) -> dict[str, Any]:
@@ -235,17 +229,19 @@ def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _claim(out: Path, ingredients: dict[str, Any], *, overwrite: bool) -> Path:
+def _claim(out: Path, ingredients: dict[str, Any], config: CandidatesConfig) -> Path:
     """The folder of the kept shards. Raises UserError when `out` holds something else, or texts of another model, data or settings."""
     work = out / "candidates"
     stored = json.loads((work / KEY).read_text(encoding="utf-8")) if (work / KEY).is_file() else None
     if stored is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and holds no candidates, so it is left alone: choose another --out")
-    if stored and overwrite:
+        raise UserError(f"{out} exists and holds no candidates, so it is left alone: choose another --output_dir")
+    if stored and config.overwrite:
         shutil.rmtree(out)
+    elif stored and not config.resume:
+        raise UserError(f"{out} already holds candidates: pass --resume to go on with them or --overwrite to delete them")
     elif stored and stored["texts"] != ingredients["texts"]:
         changed = ", ".join(_differences(stored["texts"], ingredients["texts"]))
-        raise UserError(f"{out} holds candidates of another {changed}: choose another --out, or delete them with --overwrite")
+        raise UserError(f"{out} holds candidates of another {changed}: choose another --output_dir, or delete them with --overwrite")
     work.mkdir(parents=True, exist_ok=True)
     for part in work.rglob("*.part"):  # of a run that was killed
         part.unlink()
@@ -267,7 +263,7 @@ def _plan(config: CandidatesConfig, key: str, work: Path) -> dict[str, Any]:
     plan = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if plan.get("key") == key:
         return plan
-    manifest, openings = load_manifest(config.data), _renders_openings(Path(resolve(config.policy)))
+    manifest, openings = load_manifest(config.data), _renders_openings(Path(resolve(config.checkpoint)))
     plan = {"key": key, "shards": [], "skipped": {}}
     for split in config.splits:
         total = manifest["splits"][split]["replies"]
@@ -293,7 +289,7 @@ def _prepare_config(config: CandidatesConfig, work: Path, policy: Path) -> Prepa
     """How the Dialogs of all candidates become token rows: as they are, in their own splits, with the policy's tokenizer."""
     shutil.rmtree(work / "prepared", ignore_errors=True)  # left by a run that was killed
     rewards = dict.fromkeys(REWARDS) | {"logged": 1.0}
-    where = {"logs": (str(work / "dialogs"),), "out": str(work / "prepared"), "tokenizer": str(policy)}
+    where = {"logs": (str(work / "dialogs"),), "output_dir": str(work / "prepared"), "tokenizer": str(policy)}
     positions = getattr(AutoConfig.from_pretrained(policy), "max_position_embeddings", None) or config.max_length + 1
     max_length = min(config.max_length, positions - 1)  # dt puts a token before the reply; before those of a long context too: then --max_length
     return PrepareConfig(**where, rewards=rewards, split="declared", max_length=max_length, strict=True, quiet=True)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import TextStreamer
 from transformers.utils import logging as transformers_logging
 
@@ -46,9 +45,10 @@ from rl_dialog.evaluation.generation import (
 from rl_dialog.evaluation.runs import existing
 from rl_dialog.evaluation.scoring import reference_policy, token_table
 from rl_dialog.models.checkpoint import load_prior, method_name, resolve
+from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
-from rl_dialog.run import run
+from rl_dialog.run import OnDevice, Quiet, run
 
 HELP = """/reset   start a new conversation
 /undo    take back your last message and its answer
@@ -57,7 +57,7 @@ HELP = """/reset   start a new conversation
 
 
 @dataclass(frozen=True)
-class ChatConfig(Decoding):
+class ChatConfig(Decoding, OnDevice, Quiet):
     """Whom to talk to, and how it answers."""
 
     checkpoint: str = ""
@@ -77,10 +77,6 @@ class ChatConfig(Decoding):
     token of the reply"""
     save: str = ""
     """append every conversation to this file as one JSON line"""
-    device: str = ""
-    """where the policy runs; by default a GPU if there is one"""
-    quiet: bool = False
-    """no banner and no prompts"""
 
 
 class Chat:
@@ -89,8 +85,7 @@ class Chat:
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.place = config, resolve(existing(config.checkpoint))
         self.decoding = decoding_of(config)
-        device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.policy: Policy = load_for_decoding(self.place, beta=config.beta).to(device)
+        self.policy: Policy = load_for_decoding(self.place, beta=config.beta).to(named_device(config.device))
         self.tokenizer = load_tokenizer(self.place)
         self.prior, self.prior_note = _prior(self.policy, self.place) if config.debug else (None, "")
         self.replies = self.saved = 0

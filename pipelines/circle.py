@@ -1,6 +1,6 @@
 """The closed circle: a served policy talks to users, learns from their votes alone, and its successor joins it on the running server.
 
-    python -m pipelines.circle --out runs/circle
+    python -m pipelines.circle --output_dir runs/circle
 
     logs -> prepare -> bc -> serve -> users talk and vote -> prepare from the store -> mc -> rollout beside bc -> users get either one -> A/B report
 
@@ -11,7 +11,6 @@ methods over seeds and needs no server.
 
 from __future__ import annotations
 
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -30,9 +29,8 @@ from rl_dialog.cluster import serve as cluster
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.data.store import Store
-from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import method_name
-from rl_dialog.run import run
+from rl_dialog.run import Output, at_least, claim_output, run
 
 CONFIGS = Path(__file__).parent.parent / "tune_configs"
 LOGS = "logs/small_talk.jsonl"
@@ -40,11 +38,11 @@ KEY = "simulated users"
 
 
 @dataclass(frozen=True)
-class CircleConfig:
+class CircleConfig(Output):
     """How large the circle is. The defaults take a while on two cores."""
 
-    out: str = "runs/circle"
-    """folder for everything it writes; an earlier circle there is replaced"""
+    output_dir: str = "runs/circle"
+    """the folder for everything that it writes"""
     dialogs: int = 2000
     """conversations in the logs that bc is cloned from"""
     chats: int = 1000
@@ -61,8 +59,6 @@ class CircleConfig:
     """updates of the successor; 0 takes those of its config"""
     seed: int = 0
     """of logs, training and users. The server draws models by chance, so two circles differ all the same"""
-    quiet: bool = False
-    """print only the final JSON line"""
 
 
 Say = Callable[[str, str], None]
@@ -71,8 +67,9 @@ Say = Callable[[str, str], None]
 def main(config: CircleConfig) -> dict[str, Any]:
     """Runs the circle; returns the differences between the two policies, what happened on the way, and the paths."""
     began, console = time.perf_counter(), Console(quiet=config.quiet, highlight=False)
-    out = Path(config.out).absolute()
-    _check(config, out)
+    at_least(config, dialogs=1, chats=1, ab_chats=1, users=1)
+    out = claim_output(config, "circle")
+    (out / LOGS).parent.mkdir()
 
     def say(step: str, what: str) -> None:
         console.print(f"[bold]{step:<9}[/]{time.perf_counter() - began:5.0f} s  {what}")
@@ -100,7 +97,7 @@ def main(config: CircleConfig) -> dict[str, Any]:
                 last = crowd.finish()
     talks = [*first, *between, *last]
     known = {"return": {talk.chat: talk.total for talk in talks}}
-    found = ab.main(ab.ABConfig(store=url, out=str(out / "ab"), baseline="bc", quiet=config.quiet), known=known)
+    found = ab.main(ab.ABConfig(store=url, output_dir=str(out / "ab"), baseline="bc", quiet=config.quiet), known=known)
     seconds = round(time.perf_counter() - began, 1)
     say("done", f"in {seconds:.0f} s; the best possible return is {optimal_return():.2f}. The report: {found['html']}")
     happened = {
@@ -108,7 +105,7 @@ def main(config: CircleConfig) -> dict[str, Any]:
         "chats_during_rollout": len(between),
         "votes_learnt_from": sum(talk.votes for talk in first),
     }
-    return {**found, **happened, "store": url, "out": str(out), "seconds": seconds}
+    return {**found, **happened, "store": url, "output_dir": str(out), "seconds": seconds}
 
 
 def _clone(config: CircleConfig, out: Path, say: Say) -> None:
@@ -122,7 +119,7 @@ def _clone(config: CircleConfig, out: Path, say: Say) -> None:
 
 def _successor(config: CircleConfig, out: Path) -> train.TrainConfig:
     """The run that learns from the votes, in a folder named after its method."""
-    start = ["--model.model_name_or_path", str(out / "bc")]
+    start = ["--model_name_or_path", str(out / "bc")]
     chosen = _train_config(Path(config.train), out / "served", out / "successor", config.steps, config.seed, *start)
     name = method_name(chosen.method)
     return _train_config(Path(config.train), out / "served", out / name, config.steps, config.seed, *start)
@@ -134,7 +131,7 @@ def _train_config(path: Path, data: Path, folder: Path, steps: int, seed: int, *
 
 
 def _prepare(out: Path, name: str, logs: str, *more: str) -> dict[str, Any]:
-    flags = ["--logs", logs, "--out", str(out / name), "--rewards.vote", "1", "--max_length", "512", "--quiet"]
+    flags = ["--logs", logs, "--output_dir", str(out / name), "--rewards.vote", "1", "--max_length", "512", "--quiet"]
     return prepare.main(load_config(prepare.PrepareConfig, [*flags, *more]))
 
 
@@ -159,18 +156,6 @@ def serving(out: Path, url: str, models: dict[str, Path]) -> Iterator[tuple[Serv
     finally:
         if cluster.running():
             cluster.stop()
-
-
-def _check(config: CircleConfig, out: Path) -> None:
-    """Removes an earlier circle; refuses a folder that is something else, before anything is made."""
-    for name in ("dialogs", "chats", "ab_chats", "users"):
-        if getattr(config, name) < 1:
-            raise UserError(f"expected --{name} of at least 1, got {getattr(config, name)}")
-    if out.exists():
-        if any(out.iterdir()) and not (out / LOGS).exists():
-            raise UserError(f"{out} exists and is not a circle's folder: pass another --out")
-        shutil.rmtree(out)
-    (out / LOGS).parent.mkdir(parents=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The results table: every method on every task over seeds, trained, evaluated, and written as Markdown, JSON and a plot.
 
-    python -m pipelines.evaluate --compare tune_configs/compare_methods.yaml --out runs/compare --readme README.md
+    python -m pipelines.compare --experiments tune_configs/compare_methods.yaml --output_dir runs/compare --readme README.md
 
     logs -> settings (where a task searches) -> prepare -> bc for every seed -> candidates (where a task wants them)
          -> every method from its seed's bc -> evaluate -> table
@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,18 @@ from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, FinishedRun,
 from rl_dialog.evaluation.runs import nearest
 from rl_dialog.methods import METHODS
 from rl_dialog.models.checkpoint import resolve
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, ResumableOutput, claim_output, require, run
 
 METRICS, METRICS_OF_SOME = "metrics.json", "metrics_without_failed_runs.json"
 CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))
 
 
 @dataclass(frozen=True)
-class CompareConfig:
+class CompareConfig(ResumableOutput, OnCluster):
     """Which table, or which part of it."""
 
-    compare: str = ""
+    experiments: str = ""
     """what to compare: a YAML file like tune_configs/compare_methods.yaml"""
-    out: str = ""
-    """folder for everything: runs, reports, compare.md, compare.json, compare.svg"""
     tasks: tuple[str, ...] = ()
     """only these tasks of the file"""
     methods: tuple[str, ...] = ()
@@ -65,10 +63,6 @@ class CompareConfig:
     """also put the table into this file, between the lines `<!-- compare: begin -->` and `<!-- compare: end -->`"""
     picture: str = ""
     """also write the plot to this SVG file"""
-    address: str = ""
-    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS). OUT must be storage that all of its nodes see"""
-    quiet: bool = False
-    """print only the final JSON line"""
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,7 @@ Say = Callable[[str], None]
 def main(config: CompareConfig) -> dict[str, Any]:
     """Makes the table; returns its paths. Raises UserError for what the user can fix, and at the end when something is missing from the table."""
     comparison = read_comparison(config)
-    out = Path(config.out).absolute()
+    out = claim_output(config, "compare", free=[field.name for field in fields(CompareConfig)])  # each part has a recipe of its own
     if config.readme:  # to fail now and not in two hours
         replace_table(Path(config.readme).read_text(encoding="utf-8"), "")
     say: Say = (lambda text: None) if config.quiet else lambda text: print(text, flush=True)
@@ -168,21 +162,19 @@ def main(config: CompareConfig) -> dict[str, Any]:
 
 def read_comparison(config: CompareConfig) -> Comparison:
     """The YAML file, cut down to what the flags ask for. Raises UserError for what is not in it."""
-    for name, what in (("compare", "a file like tune_configs/compare_methods.yaml"), ("out", "a folder for everything")):
-        if not getattr(config, name):
-            raise UserError(f"expected --{name}: {what}")
+    require(config, experiments="a file like tune_configs/compare_methods.yaml")
     try:
-        values = read_yaml(config.compare)
-        values["tasks"] = {name: from_dict(Task, task, where=f"{config.compare}: tasks: {name}") for name, task in values["tasks"].items()}
+        values = read_yaml(config.experiments)
+        values["tasks"] = {name: from_dict(Task, task, where=f"{config.experiments}: tasks: {name}") for name, task in values["tasks"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{config.compare}: expected YAML with methods and tasks, got {type(error).__name__}: {error}") from error
-    found = from_dict(Comparison, values, where=config.compare)
+        raise ConfigError(f"{config.experiments}: expected YAML with methods and tasks, got {type(error).__name__}: {error}") from error
+    found = from_dict(Comparison, values, where=config.experiments)
     if BASELINE not in found.methods:
-        raise ConfigError(f"{config.compare}: expected {BASELINE} among the methods: every other method starts from it and is compared with it")
+        raise ConfigError(f"{config.experiments}: expected {BASELINE} among the methods: every other method starts from it and is compared with it")
     methods = _chosen(config.methods and (BASELINE, *config.methods), found.methods, "methods")
     for name in methods:
         if name not in METHODS:
-            raise ConfigError(f"{config.compare}: unknown method {name!r}: expected one of {', '.join(METHODS)}.{nearest(name, METHODS)}")
+            raise ConfigError(f"{config.experiments}: unknown method {name!r}: expected one of {', '.join(METHODS)}.{nearest(name, METHODS)}")
     return replace(found, methods=methods, tasks=_chosen(config.tasks, found.tasks, "tasks"), seeds=config.seeds or found.seeds)
 
 
@@ -206,7 +198,7 @@ def plan(comparison: Comparison, name: str, out: Path, settings: dict[str, dict[
             first, folder = method == BASELINE, out / name
             data = folder / ("logged" if first and task.candidates else "data")
             where = ["--data", str(data), "--output_dir", str(folder / f"{method}-seed{seed}")]
-            where += [] if first else ["--model.model_name_or_path", str(folder / f"{BASELINE}-seed{seed}")]
+            where += [] if first else ["--model_name_or_path", str(folder / f"{BASELINE}-seed{seed}")]
             fixed = shlex.split(" ".join([comparison.train, task.bc if first else task.improve, everywhere, here]))
             flags = [*fixed, *flags_of(settings.get(method, {})), "--method", method, "--seed", str(seed), *where]
             runs.append(Run(method, seed, load_config(train.TrainConfig, flags, choices=train.CHOICES)))
@@ -248,7 +240,7 @@ def write_logs(asked: dict[str, Any], path: Path) -> None:
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
     logs = [str((CORPORA / path).resolve()) for path in task.logs] or [str(folder / "logs" / "small_talk.jsonl")]
     out = folder / ("logged" if task.candidates else "data")
-    return load_config(prepare.PrepareConfig, ["--logs", *logs, "--out", str(out), *shlex.split(task.prepare), "--quiet"])
+    return load_config(prepare.PrepareConfig, ["--logs", *logs, "--output_dir", str(out), *shlex.split(task.prepare), "--quiet"])
 
 
 def _candidates(task: Progress, say: Say) -> None:
@@ -271,7 +263,7 @@ def _candidates(task: Progress, say: Say) -> None:
 
 
 def _candidates_config(task: Task, folder: Path, policy: Path) -> candidates.CandidatesConfig:
-    where = ["--data", str(folder / "logged"), "--policy", str(policy), "--out", str(folder / "data"), "--quiet"]
+    where = ["--data", str(folder / "logged"), "--checkpoint", str(policy), "--output_dir", str(folder / "data"), "--quiet"]
     return load_config(candidates.CandidatesConfig, [*shlex.split(task.candidates), *where])
 
 
@@ -289,7 +281,9 @@ def train_runs(tasks: Sequence[Progress], wanted: Callable[[Run], bool], say: Sa
                 waiting.append((task, one))
     total, began = len(waiting), time.perf_counter()
     configs = [one.config for _, one in waiting]
-    outcomes = each(train_run, configs, waiting=still_waiting(say, "training runs"), gpus=float(any(config.use_gpu for config in configs)))
+    outcomes = each(
+        train_run, configs, waiting=still_waiting(say, "training runs"), gpus=float(any(config.device.startswith("cuda") for config in configs))
+    )
     for count, (position, outcome) in enumerate(outcomes, 1):
         task, one = waiting[position]
         error = line_of(outcome) if isinstance(outcome, BaseException) else ""
@@ -324,7 +318,7 @@ def evaluate_tasks(tasks: Sequence[Progress], say: Say, *, required: str = BASEL
             task.problem = f"no run of {required} finished: " + next(iter(task.finished.values())).error
             continue
         report = task.report or task.folder / "report"
-        config = replace(evaluate_config(task.task, task.folder, [str(run.folder) for run in task.done()]), out=str(report))
+        config = replace(evaluate_config(task.task, task.folder, [str(run.folder) for run in task.done()]), output_dir=str(report))
         runs = {run.name: [_digest(run.folder / "result.json"), _weights(run.folder)] for run in task.done()}
         if not claim(report, METRICS, {"settings": changed(config), "runs": runs}):
             waiting.append(task)
@@ -354,7 +348,7 @@ def evaluate_runs(config: evaluate.EvaluateConfig) -> tuple[float, dict[str, str
         if not errors or not rest:
             raise
         evaluate.main(replace(config, checkpoints=rest))
-        (Path(config.out) / METRICS).rename(Path(config.out) / METRICS_OF_SOME)  # so that the same command tries all of them again
+        (Path(config.output_dir) / METRICS).rename(Path(config.output_dir) / METRICS_OF_SOME)  # so that the same command tries all of them again
     return time.perf_counter() - began, errors
 
 
@@ -362,7 +356,7 @@ def _error_alone(run: str, config: evaluate.EvaluateConfig) -> str:
     """What `evaluate` says against this run, if anything; the traceback goes into the run's error.txt."""
     with tempfile.TemporaryDirectory() as out:
         try:
-            evaluate.main(replace(config, checkpoints=(run,), out=out))
+            evaluate.main(replace(config, checkpoints=(run,), output_dir=out))
         except Exception as error:
             (Path(run) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             return line_of(error)
@@ -371,7 +365,7 @@ def _error_alone(run: str, config: evaluate.EvaluateConfig) -> str:
 
 def evaluate_config(task: Task, folder: Path, runs: Sequence[str]) -> evaluate.EvaluateConfig:
     data = folder / ("logged" if task.candidates else "data")
-    where = ["--checkpoints", *runs, "--data", str(data), "--out", str(folder / "report"), "--quiet"]
+    where = ["--checkpoints", *runs, "--data", str(data), "--output_dir", str(folder / "report"), "--quiet"]
     return load_config(evaluate.EvaluateConfig, [*shlex.split(task.evaluate), *where])
 
 
@@ -431,7 +425,7 @@ def _what_best_means(config: train.TrainConfig) -> str:
 
 def _command(config: CompareConfig) -> str:
     """What was typed, as far as the table depends on it."""
-    parts = ["python -m pipelines.evaluate --compare", config.compare, "--out", config.out]
+    parts = ["python -m pipelines.compare --experiments", config.experiments, "--output_dir", config.output_dir]
     for name in ("tasks", "methods", "seeds"):
         parts += [f"--{name}", *map(str, getattr(config, name))] if getattr(config, name) else []
     return " ".join(parts)
@@ -455,9 +449,9 @@ def claim(folder: Path, marker: str, recipe: dict[str, Any], *, keep: bool = Fal
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         if not note.is_file():
-            raise UserError(f"{folder} exists and no comparison made it: choose another --out")
+            raise UserError(f"{folder} exists and no comparison made it: choose another --output_dir")
         if keep and (folder / marker).is_file():
-            raise UserError(f"{folder} was made with other settings: {_changes(note, text)}. Choose another --out, or --overwrite")
+            raise UserError(f"{folder} was made with other settings: {_changes(note, text)}. Choose another --output_dir, or --overwrite")
         folder.rename(old)  # at once: a killed deletion would leave half a run under the name of a whole one
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(note, text)

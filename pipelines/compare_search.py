@@ -77,7 +77,7 @@ def _search(comparison: Comparison, name: str, config: CompareConfig, out: Path)
     }
     sweep.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(sweep, yaml.safe_dump(values, sort_keys=False))
-    where = {"sweep": str(sweep), "out": str(out / name / "search"), "address": config.address, "quiet": config.quiet}
+    where = {"sweep": str(sweep), "output_dir": str(out / name / "search"), "address": config.address, "quiet": config.quiet}
     points = json.loads(Path(tune.main(tune.TuneConfig(resume=True, **where))["sweep"]).read_text(encoding="utf-8"))["points"]
     best: dict[str, dict[str, Any]] = {}
     for point in points:  # the best ones come first

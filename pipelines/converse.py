@@ -1,9 +1,9 @@
 """Conversations in words: a system of modules, or a language model of this project, meets simulated users.
 
-    python -m pipelines.converse --out runs/words --episodes 200                                the rule system, template words
-    python -m pipelines.converse --out runs/nlu --episodes 200 --world DIR --nlu models/nlu     both sides read with a trained NLU
-    python -m pipelines.converse --out runs/lm --episodes 200 --system runs/ilql                a checkpoint
-    python -m pipelines.converse --out runs/logs --episodes 2000 --placeholders --mistakes 0.2   logs to train one on: then `prepare`, `train`
+    python -m pipelines.converse --output_dir runs/words --episodes 200                                the rule system, template words
+    python -m pipelines.converse --output_dir runs/nlu --episodes 200 --world DIR --nlu models/nlu     both sides read with a trained NLU
+    python -m pipelines.converse --output_dir runs/lm --episodes 200 --system runs/ilql                a checkpoint
+    python -m pipelines.converse --output_dir runs/logs --episodes 2000 --placeholders --mistakes 0.2   logs to train one on: then `prepare`, `train`
 
 User i of a seed has the same goal whoever meets it. Into `out` go
 
@@ -20,7 +20,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -34,15 +33,15 @@ from envs.multiwoz.rollout import Respond
 from envs.multiwoz.templates import Speaker
 from pipelines.simulate import measure, table
 from pipelines.simulate_play import responder
-from rl_dialog.config import changed, save_config
+from rl_dialog.config import changed
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, stream
-from rl_dialog.run import run
+from rl_dialog.run import Output, at_least, claim_output, run
 
 
 @dataclass(frozen=True)
-class ConverseConfig:
+class ConverseConfig(Output):
     """Who meets whom, and how they read each other."""
 
     system: str = "rule"
@@ -64,8 +63,6 @@ class ConverseConfig:
     """folder with MultiWOZ's files; by default a generated town"""
     episodes: int = 200
     """conversations"""
-    out: str = ""
-    """folder to write to; files of an earlier run there are replaced"""
     seed: int = 0
     """goals, users, and the system's chance"""
     options: Options = Options()
@@ -76,8 +73,6 @@ class ConverseConfig:
     """another beta, for a checkpoint whose method has one"""
     batch_size: int = 64
     """conversations of a checkpoint stepped together; changes no result"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: ConverseConfig) -> dict[str, Any]:
@@ -96,20 +91,18 @@ def main(config: ConverseConfig) -> dict[str, Any]:
             "--placeholders, --mistakes, --nlu acts, --templates auto_manual: expected with --system rule or a task policy; a language model writes "
             "its own words, and hears those that its logs were made of"
         )
+    out = claim_output(config, "converse")
     met = _checkpoint_meetings(config, simulator, readers) if policy is None else _module_meetings(config, simulator, readers, policy)
     meetings = list(tqdm(met, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
     seconds = time.perf_counter() - began
     found = [played(meeting, simulator, i) for i, meeting in enumerate(meetings)]
     figures = measure(found, Evaluator(simulator.world.database, replace(config.options, unrequested="act_names")))
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
     notes = config.placeholders or policy is None
     if meetings[0].user.turns[0].text is not None:
         write_jsonl((Dialog.from_record(record(meeting, simulator, notes=notes)) for meeting in meetings), out / "dialogs.jsonl")
     about = {"world": simulator.world.source, "system": config.system, "episodes": config.episodes, "seed": config.seed}
     results = {**about, "options": changed(config.options), "figures": figures}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    save_config(config, out / "converse.yaml")
     if not config.quiet:
         print(table(figures), flush=True)
     headline = {name: figure["value"] for name, figure in figures.items() if "/" not in name}
@@ -172,11 +165,7 @@ def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
 
 
 def _check(config: ConverseConfig) -> None:
-    if not config.out:
-        raise UserError("expected --out: the folder to write conversations and results to")
-    for name, least in (("episodes", 1), ("batch_size", 1), ("seed", 0)):
-        if getattr(config, name) < least:
-            raise UserError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
+    at_least(config, episodes=1, batch_size=1, seed=0)
     if config.nlu == "acts" and (config.placeholders or config.user_nlu or config.system_nlu):
         raise UserError("--nlu acts: expected without words: no --placeholders, --user_nlu, --system_nlu")
     if "acts" in (config.user_nlu, config.system_nlu):

@@ -1,7 +1,7 @@
 """MultiWOZ's own dialogs in the form in which a language model meets the simulated world: notes from the databases, placeholders for values, rewards.
 
-    python -m pipelines.delexicalise --logs DIR/val.json.zip --world DIR --out data/corpus
-    python -m pipelines.prepare --logs data/corpus runs/logs --out data/both
+    python -m pipelines.delexicalise --logs DIR/val.json.zip --world DIR --output_dir data/corpus
+    python -m pipelines.prepare --logs data/corpus runs/logs --output_dir data/both
 
 A reply's annotated values become placeholders, `[hotel_name] is in the [hotel_area]`; before it stands what the tracker makes of the user's annotated
 acts. Nobody rated these dialogs: a reply earns -1, and the last one +80 when by the annotations every slot that the goal asks for was told and every
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -25,30 +24,23 @@ from envs.multiwoz.environment import FAILURE, SUCCESS, TURN
 from envs.multiwoz.lexical import PLACES, note, placeholder
 from envs.multiwoz.tracker import DialogState
 from pipelines.fit_nlu import acts_of, read_logs, write_quarantine
-from rl_dialog.config import save_config
 from rl_dialog.data.labelled import located
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
-from rl_dialog.run import run
+from rl_dialog.run import Output, claim_output, require, run
 
 
 @dataclass(frozen=True)
-class DelexicaliseConfig:
+class DelexicaliseConfig(Output):
     logs: tuple[str, ...] = ()
     """files and folders of MultiWOZ 2.0 or 2.1"""
     world: str = ""
     """folder with MultiWOZ's files, whose databases the notes are about"""
-    out: str = ""
-    """folder for dialogs.jsonl and quarantine.jsonl; earlier ones there are replaced"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: DelexicaliseConfig) -> dict[str, Any]:
     """Writes the dialogs; returns how many, and how many of them were successful. Raises UserError or OSError for what the user can fix."""
-    for name in ("logs", "world", "out"):
-        if not getattr(config, name):
-            raise UserError(f"expected --{name}, got none")
+    require(config, logs="files or folders of MultiWOZ 2.0 or 2.1", world="the folder with MultiWOZ's files")
     simulator = Simulator(load_world(config.world), Options())
     given, bad = read_logs(config.logs)
     found = [delexicalised(dialog, simulator) for dialog in tqdm(given, unit="dialog", disable=True if config.quiet else None)]
@@ -56,14 +48,13 @@ def main(config: DelexicaliseConfig) -> dict[str, Any]:
     if not dialogs:
         why = f"; the first of {len(bad)} records that cannot be read is {bad[0]}" if bad else ""
         raise UserError(f"expected dialogs with acts and goals, found none in {', '.join(config.logs)}{why}")
-    out = Path(config.out)
+    out = claim_output(config, "delexicalise")
     write_quarantine(bad, out)
     write_jsonl(dialogs, out / "dialogs.jsonl")
-    save_config(config, out / "delexicalise.yaml")
     ends = Counter(dialog.meta["outcome"]["success"] for dialog in dialogs)
     counts = {"dialogs": len(dialogs), "left_out": len(found) - len(dialogs), "quarantined": len(bad)}
     figures = {**counts, "success": round(ends[True] / len(dialogs), 4)}
-    return {**figures, "replies": sum(len(dialog.replies) for dialog in dialogs), "out": str(out / "dialogs.jsonl")}
+    return {**figures, "replies": sum(len(dialog.replies) for dialog in dialogs), "output_dir": str(out / "dialogs.jsonl")}
 
 
 def delexicalised(dialog: Dialog, simulator: Simulator) -> Dialog | None:

@@ -1,16 +1,15 @@
 """Checkpoints to a report: returns in an environment, scores on held-out logs, rewards, distance to the prior, text, all with intervals over seeds.
 
-    python -m pipelines.evaluate --checkpoints runs/bc-seed* runs/ilql-seed* --env small_talk --data data/chats --out report
+    python -m pipelines.evaluate --checkpoints runs/bc-seed* runs/ilql-seed* --env small_talk --data data/chats --output_dir report
 
 A run folder gives its best and its last checkpoint. Runs whose names differ by `seed<k>` at the end are one group.
-`rl_dialog/evaluation/README.md` defines every figure. `--compare FILE` trains first, and makes a whole table (compare.py). `--store URL` compares
-models that were served, by what their users said of them (ab.py).
+`rl_dialog/evaluation/README.md` defines every figure. `compare` trains first and makes a whole table, `ab` compares models that were served by
+what their users said of them, `analyse` tells what happened in simulated task-oriented dialogs.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,6 @@ from rl_dialog.evaluation.held_out import (
     HeldOut,
     HeldOutConfig,
     check_held_out,
-    device_of,
     read_held_out,
     score_held_out,
 )
@@ -43,26 +41,24 @@ from rl_dialog.evaluation.report import Evaluation, write_replies, write_report
 from rl_dialog.evaluation.runs import Entry, find_entries
 from rl_dialog.evaluation.summary import Group, RunResult, as_json, baseline_of, compare
 from rl_dialog.models.checkpoint import method_name, read_method
+from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, Output, claim_output, run
 
 MakeEnv = Callable[[], Any]
 Player = Callable[[Policy, Any, str, float | None, Decoding], list[Episode]]  # policy, tokenizer, its checkpoint and beta -> the episodes it played
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(HeldOutConfig):
-    """What to evaluate, where, and how. `--compare FILE` trains and evaluates a whole table instead, `--store URL` compares served models: add
-    `--help` to them for their flags."""
+class EvaluateConfig(HeldOutConfig, Output, OnCluster):
+    """What to evaluate, where, and how."""
 
     checkpoints: tuple[str, ...] = ()
     """run folders (best and last checkpoint each) or checkpoint directories"""
     names: tuple[str, ...] = ()
     """group of each checkpoint; by default its folder's name without a trailing seed<k>"""
-    out: str = ""
-    """folder for report.md, report.html, metrics.json, replies.csv and plots/"""
     env: str = ""
     """environment to talk in: small_talk, multiwoz, or module:Class for one of your own (envs/README.md)"""
     episodes: int = 128
@@ -83,8 +79,6 @@ class EvaluateConfig(HeldOutConfig):
     """bootstrap replicates behind the intervals"""
     samples: int = 3
     """dialogs and contexts shown side by side"""
-    address: str = ""
-    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
 
 
 def main(config: EvaluateConfig) -> dict[str, Any]:
@@ -96,6 +90,7 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     entries = find_entries(config.checkpoints, config.names)
     _check_beta(config, entries)
     choose_rewards(list(config.rewards))  # unknown names now, not after the first checkpoint
+    out = claim_output(config, "evaluate")
     held_out = read_held_out(config) if config.data else None
     directories = list(dict.fromkeys(entry.directory for entry in entries))
     with _progress(directories, config.quiet) as progress:
@@ -106,8 +101,6 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     for group in groups:
         if baseline := baseline_of(group, groups):
             comparisons[group.label] = baseline.label, compare(group, baseline, replicates=config.replicates, seed=config.seed)
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
     trained = held_out.trained if held_out else None
     about = _about(config, held_out)
     evaluation = Evaluation("Evaluation", about, groups, comparisons, references, trained, _folders(entries), config.samples)
@@ -147,7 +140,7 @@ def _evaluate_alone(directory: str, config: EvaluateConfig, held_out: HeldOut | 
 def evaluate_checkpoint(directory: str, config: EvaluateConfig, play: Player | None, held_out: HeldOut | None) -> RunResult:
     """Everything about one checkpoint."""
     beta = config.beta if read_method(directory).acts_with_beta else None
-    policy = load_for_decoding(directory, beta=beta).to(device_of(config))
+    policy = load_for_decoding(directory, beta=beta).to(named_device(config.device))
     tokenizer = load_tokenizer(directory)
     result = RunResult("", directory, method_name(policy.method))
     if beta is not None:
@@ -231,8 +224,6 @@ def _check(config: EvaluateConfig) -> MakeEnv | None:
     """What can be known to fail before anything is loaded; returns the env's constructor."""
     if not config.checkpoints:
         raise UserError("expected --checkpoints: run folders or checkpoint directories")
-    if not config.out:
-        raise UserError("expected --out: a folder for the report")
     if not config.env and not config.data:
         raise UserError("nothing to evaluate on: expected --env (an environment to talk in), --data (a directory that `prepare` wrote), or both")
     make_env = text_env(config.env) if config.env else None
@@ -343,24 +334,5 @@ def _progress(directories: Sequence[str], quiet: bool) -> Iterator[tqdm]:
         yield bar
 
 
-def main_or_other() -> None:
-    """`--compare`, `--store` and `--simulated` are evaluations of their own, with flags of their own."""
-    flags = {argument.partition("=")[0] for argument in sys.argv[1:]}
-    if "--compare" in flags:
-        from pipelines import compare
-
-        run(compare.CompareConfig, compare.main)
-    elif "--store" in flags:
-        from pipelines import ab
-
-        run(ab.ABConfig, ab.main)
-    elif "--simulated" in flags:
-        from pipelines import analyse
-
-        run(analyse.AnalyseConfig, analyse.main)
-    else:
-        run(EvaluateConfig, main)
-
-
 if __name__ == "__main__":
-    main_or_other()
+    run(EvaluateConfig, main)

@@ -1,8 +1,8 @@
 """Language understanding for MultiWOZ's dialogs: words to dialogue acts, from annotated corpora, from simulated dialogs, or from both.
 
-    python -m pipelines.fit_nlu --out models/nlu                                                          the generated town, template words
-    python -m pipelines.fit_nlu --out models/nlu --world DIR --logs DIR/val.json.zip --simulated 1000     MultiWOZ's files and a corpus
-    python -m pipelines.fit_nlu --out models/nlu --logs DIR/val.json.zip --encoder bert-base-uncased      a pretrained encoder
+    python -m pipelines.fit_nlu --output_dir models/nlu                                                          the generated town, template words
+    python -m pipelines.fit_nlu --output_dir models/nlu --world DIR --logs DIR/val.json.zip --simulated 1000     MultiWOZ's files and a corpus
+    python -m pipelines.fit_nlu --output_dir models/nlu --logs DIR/val.json.zip --model_name_or_path bert-base-uncased      a pretrained encoder
 
 `converse --nlu models/nlu` lets simulated users and systems read with it. Precision, recall and F1 on held-out dialogs, for both sides and each of
 their intents, go to metrics.json, records of the logs that cannot be read to quarantine.jsonl. The model is described in rl_dialog/models/nlu.py.
@@ -31,14 +31,13 @@ from envs.multiwoz.lexical import PLACEHOLDER
 from envs.multiwoz.rollout import dialog_record
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.world import World
-from rl_dialog.config import save_config
 from rl_dialog.data.files import write_json
 from rl_dialog.data.labelled import LabelledTurn
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.models.nlu import load_nlu, new_nlu
-from rl_dialog.run import run
+from rl_dialog.run import Output, claim_output, run
 from rl_dialog.training.nlu import fit, judge, labels_of
 
 SIDE = {"user": "user", "assistant": "system"}
@@ -47,11 +46,9 @@ SIMULATED_SEED = 1_000_003  # of simulated dialogs: not those that policies are 
 
 
 @dataclass(frozen=True)
-class FitNluConfig:
+class FitNluConfig(Output):
     """What to learn from, and how."""
 
-    out: str = ""
-    """folder for the model"""
     logs: tuple[str, ...] = ()
     """files and folders with annotated dialogs: MultiWOZ 2.0 or 2.1, or what `simulate` and `converse` wrote"""
     world: str = ""
@@ -60,14 +57,14 @@ class FitNluConfig:
     """simulated dialogs to learn from; by default 1000 without logs, none with logs"""
     templates: Literal["manual", "auto_manual"] = "manual"
     """how simulated dialogs are worded. manual: a sentence for each act; auto_manual: one for all acts of a kind where the world has one"""
-    encoder: str = ""
+    model_name_or_path: str = ""
     """a pretrained encoder, a folder or a hub name; by default a small one is trained from nothing"""
     hidden_size: int = 64
-    """without --encoder: its width"""
+    """without --model_name_or_path: its width"""
     num_hidden_layers: int = 2
-    """without --encoder: its layers"""
+    """without --model_name_or_path: its layers"""
     vocab_size: int = 4096
-    """without --encoder: size of the tokenizer"""
+    """without --model_name_or_path: size of the tokenizer"""
     context: int = 1
     """how many turns before the text are read with it; 0 for none"""
     max_length: int = 128
@@ -75,7 +72,7 @@ class FitNluConfig:
     min_count: int = 3
     """acts that occur less often are not learned"""
     learning_rate: float = 1e-2
-    """at its highest, after a tenth of the steps; 3e-5 is usual with --encoder"""
+    """at its highest, after a tenth of the steps; 3e-5 is usual with --model_name_or_path"""
     per_device_train_batch_size: int = 32
     """turns of a step"""
     num_train_epochs: float = 10.0
@@ -86,8 +83,6 @@ class FitNluConfig:
     """share of the dialogs that are held out to judge by"""
     seed: int = 0
     """the new weights, the order of the turns, the held-out dialogs"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: FitNluConfig) -> dict[str, Any]:
@@ -105,25 +100,25 @@ def main(config: FitNluConfig) -> dict[str, Any]:
         sources["simulated"] = list(simulated_turns(load_world(config.world), count, templates=config.templates, seed=SIMULATED_SEED + config.seed))
     held_out = {name: [turn for turn in turns if _held_out(turn.dialog, config)] for name, turns in sources.items()}
     turns = [turn for each in sources.values() for turn in each if not _held_out(turn.dialog, config)]
+    out = claim_output(config, "fit_nlu")
     labels = labels_of(turns, min_count=config.min_count, context=config.context, max_length=config.max_length)
     torch.manual_seed(config.seed)
-    shape = {name: getattr(config, name) for name in ("encoder", "hidden_size", "num_hidden_layers", "vocab_size")}
+    shape = {name: getattr(config, name) for name in ("model_name_or_path", "hidden_size", "num_hidden_layers", "vocab_size")}
     nlu = new_nlu(turns, labels, **shape)
     began = time.perf_counter()
     with tqdm(unit="step", disable=True if config.quiet else None) as bar:
         fit(nlu, turns, **_settings(config), progress=lambda step, steps, loss: _show(bar, step, steps, loss))
     seconds = time.perf_counter() - began
-    nlu.save(config.out)
-    save_config(config, Path(config.out) / "fit_nlu.yaml")
-    write_quarantine(bad, Path(config.out))
-    nlu = load_nlu(config.out)  # what is judged is what was saved
+    nlu.save(out)
+    write_quarantine(bad, out)
+    nlu = load_nlu(out)  # what is judged is what was saved
     figures = {name: judge(nlu, part) for name, part in held_out.items() if part}
     sizes = {"turns": len(turns), "tags": len(labels.tags), "acts": len(labels.acts), "parameters": sum(p.numel() for p in nlu.parameters())}
-    write_json(Path(config.out) / "metrics.json", {"sizes": sizes, "seconds": round(seconds, 1), "held_out": figures})
+    write_json(out / "metrics.json", {"sizes": sizes, "seconds": round(seconds, 1), "held_out": figures})
     if not config.quiet:
         print(table(figures), flush=True)
     headline = {f"{name}_{side}_f1": figures[name][side]["f1"] for name in figures for side in ("user", "system") if side in figures[name]}
-    return {"out": config.out, **headline, **sizes, "quarantined": len(bad), "seconds": round(seconds, 1)}
+    return {"output_dir": config.output_dir, **headline, **sizes, "quarantined": len(bad), "seconds": round(seconds, 1)}
 
 
 def read_logs(paths: Iterable[str | Path]) -> tuple[list[Dialog], list[Bad]]:
@@ -218,8 +213,6 @@ def _show(bar: tqdm, step: int, steps: int, loss: float) -> None:
 
 
 def _check(config: FitNluConfig) -> None:
-    if not config.out:
-        raise UserError("expected --out: the folder for the model")
     if config.simulated == 0 and not config.logs:
         raise UserError("expected something to learn from: --logs, or --simulated of at least 1")
     for name, least in (("simulated", 0), ("context", 0), ("min_count", 1), ("max_length", 16), ("per_device_train_batch_size", 1), ("seed", 0)):

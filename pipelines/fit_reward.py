@@ -1,13 +1,14 @@
 """A reward model over replies, from preferences or ratings: what `prepare --scorers reward_model=DIR` and `candidates --reward_model DIR` ask.
 
-    python -m pipelines.fit_reward --run runs/replies --out models/reward                    answers of the labelling page (prefer_replies)
-    python -m pipelines.fit_reward --logs preferences.jsonl --out models/reward              TRL's prompt, chosen, rejected
-    python -m pipelines.fit_reward --logs taskmaster4/reward --out models/reward --folds 5   replies rated 0 or 1, several to a context
-    python -m pipelines.fit_reward --data data/chats --reward vote --out models/reward --base runs/bc     a prepared directory and its splits
+    python -m pipelines.fit_reward --run runs/replies --output_dir models/reward                   answers of the labelling page
+    python -m pipelines.fit_reward --logs preferences.jsonl --output_dir models/reward             TRL's prompt, chosen, rejected
+    python -m pipelines.fit_reward --logs taskmaster4/reward --output_dir models/reward --folds 5  replies rated 0 or 1
+    python -m pipelines.fit_reward --data data/chats --reward vote --output_dir models/reward      a prepared directory and its splits
 
-The model: any encoder or language model of transformers with one output (`--base`), or a small new encoder. It is judged on conversations that it was
-not fitted to, beside judges that cost nothing: the longer reply, the words of the reply, and with `--policy` the likelihood of a policy. With
-`--folds` every conversation is judged once, and the model that is kept learns from all of them. rl_dialog/preferences/README.md has the figures.
+The model: any encoder or language model of transformers with one output (`--model_name_or_path`), or a small new encoder.
+It is judged on conversations that it was not fitted to, beside judges that cost nothing: the longer reply, the words of the
+reply, and with `--checkpoint` the likelihood of a policy. With `--folds` every conversation is judged once, and the model that
+is kept learns from all of them. rl_dialog/preferences/README.md has the figures.
 """
 
 from __future__ import annotations
@@ -24,30 +25,26 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from pipelines.fit_reward_judges import Scores, headline, judged, judges, table
-from rl_dialog.config import save_config
-from rl_dialog.data.files import write_atomically, write_json
+from rl_dialog.data.files import write_json
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.device import named_device
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.replies import Fitting, Preferences, Rating
 from rl_dialog.rewards import apply_rewards, choose_rewards
-from rl_dialog.run import run
-
-SETTINGS = "fit_reward.yaml"  # in the model's folder: this one may be replaced
+from rl_dialog.run import OnDevice, Output, at_least, claim_output, run
 
 
 @dataclass(frozen=True)
-class FitRewardConfig:
+class FitRewardConfig(Output, OnDevice):
     """What to learn from, and how."""
 
-    out: str = ""
-    """folder for the model; one that this command wrote is replaced"""
     run: str = ""
     """a folder of labelled replies that `prefer_replies` filled"""
     labels: str = ""
@@ -64,14 +61,14 @@ class FitRewardConfig:
     """pairs: Bradley and Terry on replies to one context. ratings: a logistic regression on good and bad replies of all contexts. both: their sum"""
     most_per_context: int = 8
     """pairs made of the rated replies to one context"""
-    base: str = ""
+    model_name_or_path: str = ""
     """a pretrained encoder or language model, a folder or hub name, or a policy's run; by default a small encoder is trained from nothing"""
     hidden_size: int = 64
-    """without --base: its width"""
+    """without --model_name_or_path: its width"""
     num_hidden_layers: int = 2
-    """without --base: its layers"""
+    """without --model_name_or_path: its layers"""
     vocab_size: int = 4096
-    """without --base: size of the tokenizer"""
+    """without --model_name_or_path: size of the tokenizer"""
     max_length: int = 256
     """tokens of context and reply; of longer ones the oldest messages are left out"""
     fitting: Fitting = field(default_factory=Fitting)
@@ -82,14 +79,10 @@ class FitRewardConfig:
     """the split to judge by, validation or test; by default both"""
     folds: int = 0
     """judge on so many parts of the conversations, each by a model of the others, and keep a model of all; 0 judges on one split"""
-    policy: str = ""
+    checkpoint: str = ""
     """a checkpoint whose likelihood (mean log-probability of a token) is judged beside the model"""
     seed: int = 0
     """the new weights, the order of the labels, the held-out conversations"""
-    device: str = ""
-    """where it learns; by default a GPU if there is one"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: FitRewardConfig) -> dict[str, Any]:
@@ -99,6 +92,7 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     began = time.perf_counter()
     labels = read_labels(config)
+    out = claim_output(config, "fit_reward")
     held_out = Preferences([], [])
     scores: dict[str, Scores] = {}
     for train, test in divisions(labels, config):
@@ -111,10 +105,10 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     figures = judged(held_out, scores, config)
     sizes = {"pairs": len(train.pairs), "ratings": len(train.ratings), "conversations": len({preferences.group_of(r) for r in train.replies})}
     about = {"fitted_to": sizes, "held_out": figures, "parameters": sum(p.numel() for p in model.model.parameters())}
-    write_atomically(Path(config.out), lambda folder: _write(folder, model, config, about))
+    _write(out, model, config, about)
     if not config.quiet:
         print(table(figures), flush=True)
-    return {"out": config.out, **sizes, **headline(figures), "seconds": round(time.perf_counter() - began, 1)}
+    return {"output_dir": config.output_dir, **sizes, **headline(figures), "seconds": round(time.perf_counter() - began, 1)}
 
 
 def read_labels(config: FitRewardConfig) -> Preferences:
@@ -157,13 +151,16 @@ def divisions(labels: Preferences, config: FitRewardConfig) -> Iterator[tuple[Pr
 def fitted(labels: Preferences, config: FitRewardConfig) -> TextReward:
     """A model of these labels."""
     torch.manual_seed(config.seed)  # of the new weights
-    if config.base:
-        reward = TextReward.from_base(resolve(config.base) if Path(config.base).is_dir() else config.base, max_length=config.max_length)
+    if config.model_name_or_path:
+        reward = TextReward.from_base(
+            resolve(config.model_name_or_path) if Path(config.model_name_or_path).is_dir() else config.model_name_or_path,
+            max_length=config.max_length,
+        )
     else:
         shape = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_length")}
         texts = (message["content"] for reply in labels.replies for message in preferences.conversation_of(reply))
         reward = TextReward.new(texts, **shape)
-    reward.model.to(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    reward.model.to(named_device(config.device))
     pairs = labels.pairs if config.objective != "ratings" else []
     ratings = [(rating.reply, rating.value > config.above) for rating in labels.ratings] if config.objective != "pairs" else []
     with tqdm(unit="step", disable=True if config.quiet else None) as bar:
@@ -209,7 +206,6 @@ def _folds(labels: Preferences, config: FitRewardConfig) -> dict[str, int]:
 def _write(folder: Path, model: TextReward, config: FitRewardConfig, about: dict[str, Any]) -> None:
     model.model.cpu()
     model.save_pretrained(folder)
-    save_config(config, folder / SETTINGS)
     write_json(folder / "metrics.json", about)
     (folder / "README.md").write_text(_card(config, about), encoding="utf-8")
 
@@ -218,20 +214,21 @@ def _card(config: FitRewardConfig, about: dict[str, Any]) -> str:
     source = config.run or config.data or ", ".join(Path(path).name for path in config.logs)
     sizes = about["fitted_to"]
     lines = [
-        f"# {Path(config.out).name}",
+        f"# {Path(config.output_dir).name}",
         "",
         "A reward model over replies, fitted by rl_dialog: it scores the last message of a conversation.",
         "",
         f"- labels: {Path(source).name}: {sizes['pairs']} pairs, {sizes['ratings']} ratings, {sizes['conversations']} conversations",
-        f"- objective: {config.objective}; base: {config.base or 'none, a new encoder'}; {about['parameters']:,} parameters; seed {config.seed}",
+        f"- objective: {config.objective}; base: {config.model_name_or_path or 'none, a new encoder'}",
+        f"- {about['parameters']:,} parameters; seed {config.seed}",
         "",
         "On conversations that it was not fitted to, with 95 % intervals over conversations:",
         "",
         *("    " + line for line in table(about["held_out"]).splitlines()),
         "",
         "```bash",
-        "python -m pipelines.prepare --logs LOGS --out DATA --rewards.learned 1 --scorers reward_model=THIS_FOLDER",
-        "python -m pipelines.candidates --data DATA --policy RUN --out OUT --reward_model THIS_FOLDER",
+        "python -m pipelines.prepare --logs LOGS --output_dir DATA --rewards.learned 1 --scorers reward_model=THIS_FOLDER",
+        "python -m pipelines.candidates --data DATA --checkpoint RUN --output_dir OUT --reward_model THIS_FOLDER",
         "```",
         "",
         "`rl_dialog.models.text_reward.TextReward.from_pretrained(folder).score(conversations)` gives the scores; so does",
@@ -247,8 +244,6 @@ def _show(bar: tqdm, step: int, steps: int, loss: float) -> None:
 
 
 def _check(config: FitRewardConfig) -> None:
-    if not config.out:
-        raise UserError("expected --out: the folder for the model")
     if sum(map(bool, (config.run, config.logs, config.data))) != 1:
         raise UserError("expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)")
     if config.labels and not config.run:
@@ -259,21 +254,9 @@ def _check(config: FitRewardConfig) -> None:
         raise UserError(f"expected --split validation or test, or neither for both, got {config.split!r}")
     if not 0 <= config.validation < 1 or config.folds < 0 or config.folds == 1:
         raise UserError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, got {config.validation} and {config.folds}")
-    for name, least in (
-        ("most_per_context", 1),
-        ("hidden_size", 1),
-        ("num_hidden_layers", 1),
-        ("max_length", 16),
-        ("vocab_size", LEAST_VOCABULARY),
-        ("seed", 0),
-    ):
-        if getattr(config, name) < least:
-            raise UserError(f"expected --{name} of at least {least}, got {getattr(config, name)}")
-    if not config.base and config.hidden_size % 32:
+    at_least(config, most_per_context=1, hidden_size=1, num_hidden_layers=1, max_length=16, vocab_size=LEAST_VOCABULARY, seed=0)
+    if not config.model_name_or_path and config.hidden_size % 32:
         raise UserError(f"expected --hidden_size to be a multiple of 32 (the width of an attention head), got {config.hidden_size}")
-    out = Path(config.out)
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / SETTINGS).is_file())):
-        raise UserError(f"{out} exists and is no reward model that this command wrote, so it is left alone: choose another --out")
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def judges(model: TextReward, train: Preferences, test: Preferences, config: Fit
     with suppress(ValueError):  # too few texts to count words in: one judge less
         classifier = TfidfClassifier.fit([text for text, _ in rated], [good for _, good in rated])
         found["words of the reply"] = {id: classifier([reply.text])[0] for id, reply in replies.items()}
-    if config.policy:
-        found["likelihood"] = likelihoods(config.policy, list(replies.values()))
+    if config.checkpoint:
+        found["likelihood"] = likelihoods(config.checkpoint, list(replies.values()))
     return found
 
 

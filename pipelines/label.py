@@ -12,11 +12,9 @@ The run may be under way (`prefer` writes the pairs) or over. Any number of peop
 from __future__ import annotations
 
 import getpass
-import ipaddress
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,11 +30,11 @@ from rl_dialog.preferences.frames import Draw, draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Segments
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, Quiet, handling, is_loopback, run, told_to_end
 
 
 @dataclass(frozen=True)
-class LabelConfig:
+class LabelConfig(Quiet, OnCluster):
     """Whose labels, of what, and where."""
 
     run: str = ""
@@ -51,8 +49,6 @@ class LabelConfig:
     """serve the page until Ctrl-C"""
     backend: Literal["local", "ray"] = "local"
     """local: one plain process serves the page; ray: Ray Serve on a cluster, where the page's address ends in /labels/"""
-    address: str | None = None
-    """a running Ray cluster; by default RAY_ADDRESS, else a Ray is started for the page"""
     host: str = "127.0.0.1"
     """address of the page"""
     port: int = 8001
@@ -69,8 +65,6 @@ class LabelConfig:
     """seconds without a key or a touch after which somebody counts as away and the pair goes back"""
     title: str = "Which is better?"
     """heading of the page"""
-    quiet: bool = False
-    """print only the JSON lines; the terminal's pairs are shown nevertheless"""
 
 
 def main(config: LabelConfig) -> dict[str, Any]:
@@ -114,13 +108,13 @@ def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
 
 
 def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str, Any]:
-    if config.open and not _is_loopback(config.host):
+    if config.open and not is_loopback(config.host):
         raise UserError(f"--open: expected --host 127.0.0.1, got {config.host}: who is not at this machine needs a token (--new_token NAME)")
     if not config.open and not any(one["active"] for one in log.labellers().values()):
         raise UserError("expected somebody with a token: make one with --new_token NAME, or serve this machine alone with --open")
     options = {"draw": draw, "title": config.title, "lease": config.lease, "idle": config.idle, "labeller": _name(config) if config.open else None}
     place = _on_ray(config, url, options) if config.backend == "ray" else _here(config, log, options)
-    with place as (address, alive), _told_to_end() as end:  # in this order: Ray has a handler of its own for termination signals
+    with place as (address, alive), told_to_end() as end:  # in this order: Ray has a handler of its own for termination signals
         print(json.dumps({"ready": address, "run": f"{address}run", "needs_token": not config.open}), flush=True)
         say = Console(quiet=config.quiet, stderr=True, highlight=False).print
         say(f"labels   {address}{'' if config.open else '#token=YOUR_TOKEN'}\nthe run  {address}run")
@@ -150,7 +144,7 @@ def _on_ray(config: LabelConfig, url: str, options: dict[str, Any]) -> Iterator[
     from rl_dialog.cluster.data import connect
     from rl_dialog.cluster.label_page import page_runs, serve_page, stop_page
 
-    with connect(config.address):
+    with connect(config.address or None):
         address = serve_page(url, config.run, host=config.host, port=config.port, **options)
         try:
             yield address, page_runs
@@ -163,21 +157,6 @@ def _name(config: LabelConfig) -> str:
     return config.labeller or getpass.getuser()
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-@contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and a termination signal set."""
-    end = threading.Event()
-    with _handling(lambda *_: end.set(), signal.SIGINT, signal.SIGTERM):
-        yield end
-
-
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
     """Ctrl-C, a termination signal and the end of the terminal interrupt the block; those that come after the first do not disturb its end."""
@@ -188,18 +167,8 @@ def _interrupted_once() -> Iterator[None]:
         if len(came) == 1:
             raise KeyboardInterrupt
 
-    with _handling(interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    with handling(interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield
-
-
-@contextmanager
-def _handling(handler: Callable[..., Any], *numbers: signal.Signals) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m pipelines.play --checkpoint runs/dot                                          the latest checkpoint and the newest reward of a run
     python -m pipelines.play --checkpoint runs/dot/checkpoint-57600 --sampled               an earlier one, with the reward that it was trained on
-    python -m pipelines.play --checkpoint runs/dot --reward runs/other/reward/3             what another reward makes of it
+    python -m pipelines.play --checkpoint runs/dot --reward_model runs/other/reward/3             what another reward makes of it
     python -m pipelines.play --checkpoint policy --env pong --format mp4                    a checkpoint without a run around it; MP4 needs PyAV
 
 Into `out` go
@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,13 +37,11 @@ from rl_dialog.evaluation.intervals import Measure, estimate
 from rl_dialog.models.control_policy import ControlPolicy, ControlPolicyConfig, shape_of
 from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.preferences.roles import newest_version
-from rl_dialog.run import run
-
-PICTURES = re.compile(r"episode-\d+\.(gif|mp4|png)|returns\.png")
+from rl_dialog.run import Output, claim_output, run
 
 
 @dataclass(frozen=True)
-class PlayConfig:
+class PlayConfig(Output):
     """Whose episodes, and how they are shown."""
 
     checkpoint: str = ""
@@ -53,7 +50,7 @@ class PlayConfig:
     """moving_dot, pong, enduro or atari; by default the run's"""
     env_options: str = ""
     """arguments of the environment, `observations=position,continuous=true`; by default the run's"""
-    reward: str = ""
+    reward_model: str = ""
     """folder of a reward model; by default the run's: the newest, of a checkpoint the one that it was trained on last"""
     episodes: int = 20
     """that are played, all at once"""
@@ -65,14 +62,10 @@ class PlayConfig:
     """actions are drawn as in training; otherwise the most probable ones"""
     seed: int = 0
     """of the episodes and of sampled actions"""
-    out: str = ""
-    """folder of what is written; by default play/checkpoint-<steps> in the run's folder, without one play/ in the checkpoint's"""
     format: Literal["gif", "mp4"] = "gif"
     """of films"""
     fps: int = 0
     """frames per second of films; 0: the environment's own speed"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: PlayConfig) -> dict[str, Any]:
@@ -89,15 +82,15 @@ def main(config: PlayConfig) -> dict[str, Any]:
         _say(config, f"checkpoint {checkpoint}\n{told}")
         more = {"draw": envs.draw, "drawn": config.films, "most_frames": config.film_steps, "quiet": config.quiet}
         episodes = play_control(policy, envs, seed=config.seed, greedy=not config.sampled, reward=reward, **more)
-        out = Path(config.out) if config.out else folder / "play" / checkpoint.name if folder else checkpoint / "play"
-        out.mkdir(parents=True, exist_ok=True)
+        out = Path(config.output_dir) if config.output_dir else folder / "play" / checkpoint.name if folder else checkpoint / "play"
+        claim_output(replace(config, output_dir=str(out)), "play")
         _write(config, out, episodes, getattr(envs, "action_names", ()), config.fps or envs.frames_per_second)
     finally:
         envs.close()
     found = {"checkpoint": str(checkpoint), "reward": str(reward_folder) if reward else None, **figures(episodes)}
     each = [{"steps": len(one.rewards), "return": one.true_return, "predicted_return": one.predicted_return} for one in episodes]
     write_json(out / "play.json", {**found, "greedy": not config.sampled, "seed": config.seed, "each": each})
-    return {**found, "out": str(out)}
+    return {**found, "output_dir": str(out)}
 
 
 def find_checkpoint(given: str) -> tuple[Path, Path | None]:
@@ -148,8 +141,8 @@ def _environment(config: PlayConfig, folder: Path | None) -> PreferConfig:
 
 def _find_reward(config: PlayConfig, checkpoint: Path, folder: Path | None) -> Path | None:
     """The folder of the reward model that is meant; None: the run has none."""
-    if config.reward or folder is None:
-        return Path(config.reward) if config.reward else None
+    if config.reward_model or folder is None:
+        return Path(config.reward_model) if config.reward_model else None
     progress = checkpoint / "trainer" / "progress.json"
     one = checkpoint.samefile(config.checkpoint) and progress.is_file()
     version = json.loads(progress.read_text(encoding="utf-8")).get("reward_version", 0) if one else 0
@@ -171,8 +164,6 @@ def _load_reward(folder: Path, shape: ControlPolicyConfig) -> RewardModel:
 
 
 def _write(config: PlayConfig, out: Path, episodes: Sequence[ControlEpisode], names: Sequence[str], fps: int) -> None:
-    for old in (path for path in out.iterdir() if (out / "play.json").is_file() and PICTURES.fullmatch(path.name)):
-        old.unlink()  # of other episodes, or of another reward
     save = save_gif if config.format == "gif" else save_mp4
     for i, episode in enumerate(episodes[: config.films]):
         _say(config, f"drawing    {out / f'episode-{i}.{config.format}'}")

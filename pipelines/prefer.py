@@ -1,11 +1,12 @@
 """Teach a policy by comparing clips of what it does: it learns from the reward that explains the answers.
 
-    python -m pipelines.prefer --env moving_dot --labeller oracle --out runs/dot                the environment's true reward answers
-    python -m pipelines.prefer --env pong --out runs/pong                                       people answer, on the page whose address is printed
-    python -m pipelines.prefer --env moving_dot --mode original-rewards --out runs/true         the yardstick: the true reward, no preferences
+    python -m pipelines.prefer --env moving_dot --labeller oracle --output_dir runs/dot          the environment's true reward answers
+    python -m pipelines.prefer --env pong --output_dir runs/pong                                 people answer, on the page that it names
+    python -m pipelines.prefer --env moving_dot --mode original-rewards --output_dir runs/true   the yardstick: the true reward
 
-Killed, or to go on for longer: the same command again. What changed of its settings is shown. `--mode gather` and `--mode pretrain` are the first two
-parts of `train`, for which others may answer in between (`python -m pipelines.label`). Into `out` go
+Killed, or to go on for longer: the same command with `--resume`. What changed of its settings is shown. `--mode gather` and
+`--mode pretrain` are the first two parts of `train`, for which others may answer in between (`python -m pipelines.label`).
+Into the output folder go
 
     labels.db            every query, showing and answer (or the database that --labels names)
     clips/               what was compared
@@ -30,28 +31,27 @@ from typing import Any
 
 from pipelines.label import drawing
 from pipelines.prefer_settings import PreferConfig, make_envs, resolved, suited
-from rl_dialog.config import read_yaml, save_config, to_dict
+from rl_dialog.config import read_yaml, to_dict
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.schedule import AnnotationSchedule
 from rl_dialog.preferences.segments import Segments
-from rl_dialog.run import run
+from rl_dialog.run import HOW, at_least, claim_output, require, run
 from rl_dialog.training.logger import Logger, following
 
-FIXED = ("env", "env_options", "model", "algorithm", "envs", "synchronous")  # a run is gone on with only where these are the same
+FIXED = ("env", "env_options", "model", "algorithm", "num_envs", "synchronous")  # a run is gone on with only where these are the same
 
 
 def main(config: PreferConfig) -> dict[str, Any]:
     """Runs the mode; headline figures. Raises UserError or OSError for what cannot be, RuntimeError where a role cannot be kept alive."""
     config = resolved(config)
-    out = Path(config.out)
     _check(config)
-    _go_on(config, out)
+    out = _begin(config)
     began = time.perf_counter()
     result = {"train": _train, "gather": _train, "pretrain": _pretrain, "original-rewards": _original}[config.mode](config, out)
-    return {"mode": config.mode, **result, "seconds": round(time.perf_counter() - began, 1), "out": str(out)}
+    return {"mode": config.mode, **result, "seconds": round(time.perf_counter() - began, 1), "output_dir": str(out)}
 
 
 def placed(config: PreferConfig, gpus: float) -> PreferConfig:
@@ -93,8 +93,9 @@ def make_learner(config: PreferConfig, out: Path, *, learned: bool = True) -> An
     from rl_dialog.cluster.preference_learner import Learner, LearnerSettings
 
     envs = make_envs(config)
-    names = ("envs", "workers", "seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "averaging", "device", "checkpoint")
-    more = {name: getattr(config, name) for name in names}
+    names = ("seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "averaging", "device")
+    more = {"envs": config.num_envs, "workers": config.num_workers, "checkpoint": config.model_name_or_path}
+    more |= {name: getattr(config, name) for name in names}
     ppo = config.ppo if config.algorithm == "ppo" else config.a2c
     return Learner(LearnerSettings(config.env, envs, ppo, envs.func.clip_length, learned=learned, **more), out)
 
@@ -116,7 +117,7 @@ def make_teacher(config: PreferConfig, out: Path) -> Any:
     model = config.model
     shape = reward_shape(make_envs(config), hidden=model.hidden, **{name: getattr(model, name) for name in vars(model) if name != "hidden"})
     enough = 1 if config.labels_from or config.mode == "pretrain" else config.initial_labels
-    passes = {"enough": enough, "first_epochs": config.first_epochs, "epochs": config.epochs, "start": config.reward_checkpoint}
+    passes = {"enough": enough, "first_epochs": config.first_epochs, "epochs": config.epochs, "start": config.reward_model}
     more = {**passes, "seed": config.seed, "device": config.device}
     return Teacher(LabelLog(config.labels), Segments(out / "clips"), out / "reward", shape, config.reward, **more)
 
@@ -171,7 +172,7 @@ def _original(config: PreferConfig, out: Path) -> dict[str, Any]:
 
     from rl_dialog.cluster.data import connect
 
-    with connect(config.address or None) if config.workers else nullcontext(), _logged(config, out) as log:
+    with connect(config.address or None) if config.num_workers else nullcontext(), _logged(config, out) as log:
         learner = make_learner(placed(config, torch.cuda.device_count()), out, learned=False)
         while learner.steps < config.steps:
             metrics, _ = learner.step()
@@ -212,13 +213,9 @@ def _latest(out: Path) -> dict[str, str]:
 
 
 def _check(config: PreferConfig) -> None:
-    if not config.out:
-        raise UserError("expected --out: the folder of the run")
-    least = {"steps": 1, "budget": 1, "initial_labels": 1, "envs": 1, "workers": 0, "first_epochs": 1, "epochs": 1, "clips": 2, "save_every": 1}
-    least |= {"save_total_limit": 1, "eval_every": 0, "eval_episodes": 1, "max_staleness": 0, "seed": 0}
-    for name, number in least.items():
-        if getattr(config, name) < number:
-            raise UserError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
+    require(config, output_dir="the folder of the run")
+    at_least(config, steps=1, budget=1, initial_labels=1, num_envs=1, num_workers=0, first_epochs=1, epochs=1, clips=2, save_every=1)
+    at_least(config, save_total_limit=1, eval_every=0, eval_episodes=1, max_staleness=0, seed=0)
     if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
         raise UserError("--synchronous waits for every answer: expected --labeller oracle")
     if not 0 <= config.averaging < 1:
@@ -226,23 +223,18 @@ def _check(config: PreferConfig) -> None:
     make_envs(config)(1).close()  # an unknown environment, or options that it does not have, before anything is written
 
 
-def _go_on(config: PreferConfig, out: Path) -> None:
-    """Begins a run, or shows what changed of one that is there. Raises UserError where it cannot be gone on with."""
-    before = out / "prefer.yaml"
-    if before.is_file():
-        old, new = read_yaml(str(before)), to_dict(config)
-        different = {name: (old.get(name), new[name]) for name in new if old.get(name) != new[name] and name not in ("quiet", "address", "report_to")}
-        if wrong := [name for name in FIXED if name in different and (out / "latest").is_file()]:
-            name = wrong[0]
-            raise UserError(
-                f"{out} holds a run with --{name} {different[name][0]}, not {different[name][1]}: expected the same, or another --out for a new run"
-            )
-        for name, (was, now) in different.items():
-            print(f"going on with --{name} {_shown(now, was)} instead of {_shown(was, now)}", file=sys.stderr, flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    if config.labels_from and not before.is_file():
+def _begin(config: PreferConfig) -> Path:
+    """The run's folder. What --resume changes of its settings is shown. Raises UserError where it cannot be gone on with."""
+    stored = Path(config.output_dir) / "prefer.yaml"
+    before = read_yaml(str(stored)) if config.resume and stored.is_file() else {}
+    out = claim_output(config, "prefer", free=[name for name in to_dict(config) if name not in FIXED])
+    now = to_dict(config)
+    for name in (name for name in before if name not in HOW and before[name] != now.get(name)):
+        changed = f"{_shown(now[name], before[name])} instead of {_shown(before[name], now[name])}"
+        print(f"going on with --{name} {changed}", file=sys.stderr, flush=True)
+    if config.labels_from and not before:
         take_over(Path(config.labels_from), out, config.labels)
-    save_config(config, before)
+    return out
 
 
 def take_over(source: Path, out: Path, labels: str) -> int:

@@ -1,9 +1,9 @@
 """Pairs of replies to one context for people to compare: fills a label log, answers it by a reward if asked to, tells and exports what is there.
 
-    python -m pipelines.prefer_replies --out runs/replies --source candidates --data data/scored                     N replies of one policy
-    python -m pipelines.prefer_replies --out runs/replies --source checkpoints --data data/chats --checkpoints runs/bc runs/ilql
-    python -m pipelines.prefer_replies --out runs/replies --source logs --logs preferences.jsonl --oracle logged     with the labels they have
-    python -m pipelines.prefer_replies --out runs/replies --export preferences.jsonl                                 what people said, for TRL
+    python -m pipelines.prefer_replies --output_dir runs/replies --source candidates --data data/scored                     N replies of one policy
+    python -m pipelines.prefer_replies --output_dir runs/replies --source checkpoints --data data/chats --checkpoints runs/bc runs/ilql
+    python -m pipelines.prefer_replies --output_dir runs/replies --source logs --logs preferences.jsonl --oracle logged     with the labels they have
+    python -m pipelines.prefer_replies --output_dir runs/replies --export preferences.jsonl                                 what people said, for TRL
 
     runs/replies/labels.db     the label log (or --labels URL)
     runs/replies/clips/        the replies with their contexts, a file each
@@ -41,7 +41,7 @@ from rl_dialog.preferences.labels import NewQuery, pair_id
 from rl_dialog.preferences.segments import Reply, Segments
 from rl_dialog.rewards import Reward, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
-from rl_dialog.run import run
+from rl_dialog.run import Quiet, run
 
 TASK = "Which reply is better?"
 LOG = "labels.db"
@@ -49,10 +49,10 @@ TOGETHER = 500  # answers of the oracle in one transaction
 
 
 @dataclass(frozen=True)
-class PreferRepliesConfig(Decoding):
+class PreferRepliesConfig(Decoding, Quiet):
     """Where replies come from, and what is done with the log of labels."""
 
-    out: str = ""
+    output_dir: str = ""
     """folder of the replies and their labels; what is there stays"""
     labels: str = ""
     """URL of the label log, such as postgresql://user:password@host/database; by default labels.db in the folder"""
@@ -97,15 +97,13 @@ class PreferRepliesConfig(Decoding):
     """the choice of contexts and pairs, their order, the oracle's coins; sampling of --checkpoints"""
     batch_size: int = 128
     """replies generated together"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def main(config: PreferRepliesConfig) -> dict[str, Any]:
     """Adds, answers, exports; returns the counts. Raises UserError or OSError for what the user can fix."""
     _check(config)
-    found: dict[str, Any] = {"out": config.out}
-    folder = Path(config.out)
+    found: dict[str, Any] = {"output_dir": config.output_dir}
+    folder = Path(config.output_dir)
     if config.source:
         folder.mkdir(parents=True, exist_ok=True)
     elif not config.labels and not (folder / LOG).is_file():
@@ -231,8 +229,8 @@ def _draw(seed: int, first: Reply, second: Reply) -> str:
 
 
 def _check(config: PreferRepliesConfig) -> None:
-    if not config.out:
-        raise UserError("expected --out: the folder of the replies and their labels")
+    if not config.output_dir:
+        raise UserError("expected --output_dir: the folder of the replies and their labels")
     needed = {"candidates": ("data",), "logs": ("logs",), "checkpoints": ("data", "checkpoints")}.get(config.source, ())
     for name in ("data", "logs", "checkpoints"):
         if name in needed and not getattr(config, name):

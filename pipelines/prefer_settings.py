@@ -14,6 +14,7 @@ from envs import control_env
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.queries import QuerySettings
 from rl_dialog.preferences.reward_trainer import RewardTraining
+from rl_dialog.run import OnCluster, ResumableOutput
 from rl_dialog.training.policy_gradient import A2C, FEATURES, PIXELS, PPO
 
 # What users of the 2018 reproduction type, and what it is called here.
@@ -112,7 +113,7 @@ SUITED = {"moving_dot": FRAMES, "moving_dot position": POSITION, "pong": ATARI, 
 
 
 @dataclass(frozen=True)
-class PreferConfig:
+class PreferConfig(ResumableOutput, OnCluster):
     """Who learns, from whose labels."""
 
     mode: Literal["train", "gather", "pretrain", "original-rewards", "train_policy_with_preferences", "gather_initial_prefs",
@@ -123,8 +124,8 @@ class PreferConfig:
     """moving_dot, pong, enduro, atari, or module:Class of your own vector of environments"""
     env_options: str = ""
     """arguments of the environment, `observations=position,continuous=true`"""
-    out: Annotated[str, tyro.conf.arg(aliases=["--log-dir"])] = ""
-    """folder of the run; a run that is there is gone on with"""
+    output_dir: Annotated[str, tyro.conf.arg(aliases=["--log-dir"])] = ""
+    """the folder of the run"""
     labels: str = ""
     """URL of the label log; by default sqlite:///<out>/labels.db"""
     labels_from: Annotated[str, tyro.conf.arg(aliases=["--load-prefs-dir"])] = ""
@@ -151,9 +152,9 @@ class PreferConfig:
     """steps after which the hyperbolic rate has halved; by default what suits the environment"""
     max_staleness: int = 10
     """labels that the reward in use may not know yet before the policy waits for it (with an oracle: of those wanted); 0: it never waits"""
-    envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
+    num_envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
     """environments, of each worker"""
-    workers: int = 0
+    num_workers: int = 0
     """env runner actors; 0: the learner plays itself"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """of the networks of policy and reward; auto: a GPU where there are pictures to see and a GPU to see them with. Workers are on CPUs"""
@@ -169,9 +170,9 @@ class PreferConfig:
     """the original's name of the weight of the policy's entropy"""
     lr_zero_million_timesteps: float | None = None
     """the original's way to say lr_zero_steps"""
-    checkpoint: Annotated[str, tyro.conf.arg(aliases=["--load-policy-ckpt-dir"])] = ""
+    model_name_or_path: Annotated[str, tyro.conf.arg(aliases=["--load-policy-ckpt-dir"])] = ""
     """of a policy to start with"""
-    reward_checkpoint: Annotated[str, tyro.conf.arg(aliases=["--load-reward-predictor-ckpt-dir"])] = ""
+    reward_model: Annotated[str, tyro.conf.arg(aliases=["--load-reward-predictor-ckpt-dir"])] = ""
     """of a reward model to start with: its folder; then no initial labels are waited for, and it is not fitted anew"""
     model: ModelSettings = FRAMES.model
     """the reward model"""
@@ -203,10 +204,6 @@ class PreferConfig:
     """what is evaluated and saved is the average of all rounds' policies, with weights that fall by this factor from round to round; 0: the last"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
     """where metrics go besides metrics.jsonl"""
-    address: str = ""
-    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
-    quiet: bool = False
-    """print only the JSON line"""
 
 
 def suited(config: PreferConfig) -> dict[str, Any]:
@@ -229,11 +226,11 @@ def resolved(config: PreferConfig) -> PreferConfig:
         config,
         mode=MODES.get(config.mode, config.mode),
         labeller="oracle" if config.synthetic_prefs else config.labeller,
-        labels=config.labels or f"sqlite:///{Path(config.out) / 'labels.db'}",
+        labels=config.labels or f"sqlite:///{Path(config.output_dir) / 'labels.db'}",
         steps=steps,
         budget=budget,
         initial_labels=min(of.initial, budget) if config.initial_labels is None else config.initial_labels,
-        envs=of.envs if config.envs is None else config.envs,
+        envs=of.envs if config.num_envs is None else config.num_envs,
         first_epochs=of.first_epochs if config.first_epochs is None else config.first_epochs,
         ppo=replace(config.ppo, **given),
         a2c=replace(config.a2c, **given),

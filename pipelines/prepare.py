@@ -1,7 +1,7 @@
 """Logs of any known format to a data directory: scored, split and tokenised Parquet shards with a manifest.
 
-    python -m pipelines.prepare --logs chats/ --out data/chats --rewards.vote 1 --rewards.sentiment 0.5
-    python -m pipelines.prepare --logs sqlite:///chats.db --out data/served --rewards.vote 1
+    python -m pipelines.prepare --logs chats/ --output_dir data/chats --rewards.vote 1 --rewards.sentiment 0.5
+    python -m pipelines.prepare --logs sqlite:///chats.db --output_dir data/served --rewards.vote 1
 
 `rl_dialog/data/shards.py` describes what it writes and reads it back; `rl_dialog/rewards/README.md` defines the rewards.
 """
@@ -46,7 +46,7 @@ from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, Output, run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,12 +57,10 @@ TRAINED_ON = 20_000_000  # characters: a tokenizer is trained on at most about t
 
 
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(Output, OnCluster):
     logs: tuple[str, ...] = ()
     """Files and folders with logs of any known format (plain, gzipped or zipped), and stores of served chats: sqlite:///chats.db, or
     postgresql://user:password@host/database, whose password is written nowhere."""
-    out: str = ""
-    """The data directory to write; on several machines, on storage that all of them mount."""
     reader: str | None = None
     """Read every file with this reader instead of deciding by its content."""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
@@ -115,36 +113,30 @@ class PrepareConfig:
     """A record that takes longer to score or to tokenise is quarantined; 0: no limit."""
     num_cpus: int | None = None
     """CPUs of a Ray that this run starts; by default all."""
-    concurrency: int | None = None
+    num_workers: int | None = None
     """Most actors per stage; by default one per CPU."""
-    address: str | None = None
-    """A running Ray cluster; by default RAY_ADDRESS, else a Ray is started for this run."""
-    overwrite: bool = False
-    """Replace a data directory that stands at `out`."""
-    quiet: bool = False
-    """Print only the JSON line."""
 
 
 def main(config: PrepareConfig) -> dict[str, Any]:
     """Writes the data directory; returns its headline figures. Raises UserError or OSError for what the user can fix."""
     began = time.perf_counter()
     _check(config)
-    out = Path(config.out).absolute()
+    out = Path(config.output_dir).absolute()
     logs, bad, skipped = find_logs([path if "://" in path else str(Path(path).absolute()) for path in config.logs], reader=config.reader)
     config = replace(config, logs=tuple(shown_url(database_url(path)) if "://" in path else path for path in config.logs))  # no password goes further
     _check_logs(config, logs, bad, out)
     weights = weights_of(config)
     kinds, given = kinds_of(config, weights), given_normalisers(config, weights)
     recipe = _recipe(config, logs, weights)
-    with building(out, overwrite=config.overwrite, recipe=recipe) as directory, connect(config.address, num_cpus=config.num_cpus):
+    with building(out, overwrite=config.overwrite, recipe=recipe) as directory, connect(config.address or None, num_cpus=config.num_cpus):
         work = directory / WORK
         with _progress("score", config.quiet) as progress:
-            scored = score_logs(logs, _scoring(config, weights, kinds), work, concurrency=config.concurrency, progress=progress)
+            scored = score_logs(logs, _scoring(config, weights, kinds), work, concurrency=config.num_workers, progress=progress)
         _check_scored(scored, bad)
         normalisers = given or fit(kinds, weights, scored, everywhere=bool(config.compat))
         tokenizer = _tokenizer(config, scored, directory / "tokenizer")
         with _progress("tokenise", config.quiet, sum(scored.dialogs.values())) as progress:
-            sizes = {"shard_rows": config.shard_rows, "max_length": config.max_length, "concurrency": config.concurrency}
+            sizes = {"shard_rows": config.shard_rows, "max_length": config.max_length, "concurrency": config.num_workers}
             sizes |= {"record_seconds": config.record_seconds, "strict": config.strict}
             added = {"weights": weights, "normalisers": normalisers}
             shards = write_shards(scored, directory / "tokenizer", directory, **sizes, **added, progress=progress)
@@ -189,12 +181,14 @@ def building(out: Path, *, overwrite: bool, recipe: str = "") -> Iterator[Path]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not overwrite:
-            raise UserError(f"{out} exists and is not empty: choose another --out, or replace the data directory there with --overwrite")
+            raise UserError(f"{out} exists and is not empty: choose another --output_dir, or replace the data directory there with --overwrite")
         try:
             load_manifest(out)
         except ValueError as error:
             if not (out / MANIFEST).is_file():
-                raise UserError(f"{out} exists and is no data directory, so --overwrite leaves it alone: choose another --out ({error})") from None
+                raise UserError(
+                    f"{out} exists and is no data directory, so --overwrite leaves it alone: choose another --output_dir ({error})"
+                ) from None
     out.parent.mkdir(parents=True, exist_ok=True)
     directory = _take_over(out, recipe)
     try:
@@ -236,7 +230,7 @@ def _take_over(out: Path, recipe: str) -> Path:
 
 def _recipe(config: PrepareConfig, logs: Sequence[LogFile], weights: dict[str, float]) -> str:
     """All that the finished parts of a run follow from, besides this program: only a run by the same one may go on with them."""
-    free = ("overwrite", "num_cpus", "concurrency", "address", "quiet", "report", "pairs")
+    free = ("overwrite", "num_cpus", "num_workers", "address", "quiet", "report", "pairs")
     settings = {name: value for name, value in to_dict(config).items() if name not in free}
     own = [importlib.util.find_spec(name.partition(":")[0]).origin for name in weights if name not in REWARDS]
     models = [entry.partition("=")[2] for entry in config.scorers] + [config.tokenizer, config.normalisers]
@@ -256,8 +250,8 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
 def _check(config: PrepareConfig) -> None:
     if not config.logs:
         raise UserError("expected at least one file or folder with logs, got none: pass --logs PATH [PATH ...]")
-    if not config.out:
-        raise UserError("expected a directory to write, got none: pass --out DIR")
+    if not config.output_dir:
+        raise UserError("expected a directory to write, got none: pass --output_dir DIR")
     if config.split not in ("hash", "declared"):
         raise UserError(f"expected --split hash or declared, got {config.split!r}")
     if not (config.validation >= 0 and config.test >= 0 and config.validation + config.test < 1):
@@ -285,7 +279,7 @@ def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Ba
         raise UserError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and config.overwrite:
-        raise UserError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --out")
+        raise UserError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --output_dir")
 
 
 def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
@@ -445,7 +439,14 @@ def _headline(manifest: dict[str, Any], out: Path) -> dict[str, Any]:
         "peak_memory_mib",
     )
     dialogs = {split: manifest["splits"][split]["dialogs"] for split in SPLITS}
-    return {"out": str(out), "manifest": str(out / MANIFEST), **totals, "splits": dialogs, "reward": reward, **{key: manifest[key] for key in kept}}
+    return {
+        "output_dir": str(out),
+        "manifest": str(out / MANIFEST),
+        **totals,
+        "splits": dialogs,
+        "reward": reward,
+        **{key: manifest[key] for key in kept},
+    }
 
 
 @contextmanager

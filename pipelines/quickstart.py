@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,22 +25,21 @@ from envs.small_talk import write_logs
 from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
-from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
-from rl_dialog.run import run
+from rl_dialog.run import Output, claim_output, run
 
 CONFIGS = Path(__file__).parent.parent / "tune_configs"
 METHODS = ("bc", "psi", "ilql")
 
 
 @dataclass(frozen=True)
-class QuickstartConfig:
+class QuickstartConfig(Output):
     """What the quickstart makes. The defaults take minutes on two cores."""
 
-    out: str = "runs/quickstart"
-    """folder for everything it writes; an earlier quickstart there is replaced"""
+    output_dir: str = "runs/quickstart"
+    """the folder for everything that it writes"""
     dialogs: int = 2000
     """conversations in the logs"""
     seeds: int = 3
@@ -50,26 +48,35 @@ class QuickstartConfig:
     """conversations per evaluated checkpoint"""
     max_steps: int = 0
     """updates per run; 0 takes those of tune_configs/quickstart_*.yaml"""
-    quiet: bool = False
-    """print only the final JSON line"""
 
 
 def main(config: QuickstartConfig) -> dict[str, Any]:
     """Runs the circle and returns the returns of each method and the paths."""
     began, say = time.perf_counter(), Console(quiet=config.quiet, highlight=False, width=None if os.isatty(1) else 110).print
-    out = Path(config.out)
-    _clear(out)
+    out = claim_output(config, "quickstart")
     say(f"[bold]1 logs[/]       {config.dialogs} chats of a mixed-quality bot with simulated users")
+    (out / "logs").mkdir()
     write_logs(out / "logs" / "small_talk.jsonl", dialogs=config.dialogs, seed=1)
     with connect():
         say("[bold]2 prepare[/]    score, split and tokenise them")
-        wanted = ["--logs", str(out / "logs"), "--out", str(out / "data"), "--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0"]
+        wanted = [
+            "--logs",
+            str(out / "logs"),
+            "--output_dir",
+            str(out / "data"),
+            "--rewards.logged",
+            "1",
+            "--rewards.sentiment",
+            "0",
+            "--rewards.vote",
+            "0",
+        ]
         prepare.main(load_config(prepare.PrepareConfig, [*wanted, "--vocab_size", "1024", "--max_length", "512", "--quiet"]))
         say(f"[bold]3 train[/]      {', '.join(METHODS)}, {config.seeds} seeds each")
         _train(config, out)
     say(f"[bold]4 evaluate[/]   {config.episodes} conversations per policy in the world")
     runs = [str(out / f"{method}-seed{seed}") for method in METHODS for seed in range(config.seeds)]
-    arguments = ["--checkpoints", *runs, "--env", "small_talk", "--data", str(out / "data"), "--out", str(out / "report"), "--quiet"]
+    arguments = ["--checkpoints", *runs, "--env", "small_talk", "--data", str(out / "data"), "--output_dir", str(out / "report"), "--quiet"]
     report = evaluate.main(load_config(evaluate.EvaluateConfig, [*arguments, "--episodes", str(config.episodes), "--contexts", "8"]))
     figures = json.loads((out / "report" / "metrics.json").read_text(encoding="utf-8"))
     returns = _table(figures, say)
@@ -80,15 +87,15 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     say("Next:")
     say(f"  python -m pipelines.chat --checkpoint {out / f'{best}-seed0'} --debug        talk to the best policy")
     say(f"  tensorboard --logdir {out}                                        learning curves")
-    say("  python -m pipelines.prepare --logs YOUR_LOGS --out data/mine --rewards.vote 1 --rewards.sentiment 0.5      your own logs")
-    return {"returns": returns, "best": best, "report": report["html"], "out": str(out), "seconds": round(seconds, 1), "driver_mib": memory}
+    say("  python -m pipelines.prepare --logs YOUR_LOGS --output_dir data/mine --rewards.vote 1 --rewards.sentiment 0.5      your own logs")
+    return {"returns": returns, "best": best, "report": report["html"], "output_dir": str(out), "seconds": round(seconds, 1), "driver_mib": memory}
 
 
 def _train(config: QuickstartConfig, out: Path) -> None:
     """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there are cores."""
 
     def read(method: str, seed: int) -> train.TrainConfig:
-        start = ["--model.model_name_or_path", str(out / f"bc-seed{seed}")] if method != "bc" else []
+        start = ["--model_name_or_path", str(out / f"bc-seed{seed}")] if method != "bc" else []
         steps = ["--max_steps", str(config.max_steps)] if config.max_steps else []
         arguments = [
             "--config",
@@ -153,15 +160,6 @@ def _sample(folder: Path, say: Any) -> None:
     for message in episode.dialog.messages:
         reward = f"   [dim]{message['reward']:+.2f}[/]" if message.get("reward") is not None else ""
         say(f"  {message['role']:>9}: {message['content']}{reward}")
-
-
-def _clear(out: Path) -> None:
-    """Removes an earlier quickstart; refuses a folder that is something else."""
-    if out.exists():
-        if any(out.iterdir()) and not (out / "logs" / "small_talk.jsonl").exists():
-            raise UserError(f"{out} exists and is not a quickstart's folder: pass another --out")
-        shutil.rmtree(out)
-    (out / "logs").mkdir(parents=True)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,17 @@
     python -m pipelines.serve --models ilql=runs/ilql
     python -m pipelines.serve --models bc=runs/bc ilql=runs/ilql --split bc=1 ilql=1      # new chats on the page get one of them at random
     python -m pipelines.serve --new_key ann                                              # an API key, shown once
-    python -m pipelines.prepare --logs sqlite:///chats.db --out data/served --rewards.vote 1
+    python -m pipelines.prepare --logs sqlite:///chats.db --output_dir data/served --rewards.vote 1
 
 The same command on a cluster where it serves already replaces the models in place. rl_dialog/serving/README.md has the routes.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
-import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -29,12 +25,12 @@ from rl_dialog.data.database import SECRET, database_url, shown_url
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, Quiet, is_loopback, run, told_to_end
 from rl_dialog.serving.served import ServeSettings, check_settings
 
 
 @dataclass(frozen=True)
-class ServeConfig:
+class ServeConfig(Quiet, OnCluster):
     """What to serve, to whom, and how much at a time."""
 
     models: tuple[str, ...] = ()
@@ -49,14 +45,12 @@ class ServeConfig:
     """database of chats, votes and keys: sqlite:///FILE, or postgresql://USER@HOST/NAME with the password in PGPASSWORD or ~/.pgpass"""
     backend: Literal["ray", "local"] = "ray"
     """ray: Ray Serve with replicas; local: one plain process, for debugging"""
-    replicas: str = "1"
+    num_replicas: str = "1"
     """how many processes answer: a number, or a range such as 1-4 to follow the load"""
     cpus_per_replica: float = 1
     """CPUs that Ray sets aside for a replica"""
     detach: bool = False
     """leave the server running on its cluster and return; otherwise it ends with this process"""
-    address: str | None = None
-    """a running Ray cluster; by default RAY_ADDRESS, else a Ray is started for this server"""
     stop: bool = False
     """end the server that runs on the cluster, once its requests are answered"""
     build: str = ""
@@ -96,9 +90,7 @@ class ServeConfig:
     threads: int = ServeSettings.threads
     """threads of torch per replica; 0 leaves it to torch"""
     device: str = ServeSettings.device
-    """where the models run; by default a GPU if there is one. cuda sets one aside for each replica"""
-    quiet: bool = False
-    """print only the JSON lines"""
+    """where the models run: cpu, cuda, which sets a GPU aside for each replica, or auto: a GPU if there is one"""
 
 
 def main(config: ServeConfig) -> dict[str, Any]:
@@ -127,7 +119,7 @@ def settings_of(config: ServeConfig) -> ServeSettings:
         keys = [key for key in known if key.revoked is None]
     finally:
         store.close()
-    if not keys and not _is_loopback(config.host):
+    if not keys and not is_loopback(config.host):
         raise UserError(
             f"host {config.host}: expected API keys before others can reach the server, there are none in {_shown(config)}: make one with "
             f"`python -m pipelines.serve --store {_shown(config)} --new_key NAME`, or serve this machine alone with --host 127.0.0.1"
@@ -140,7 +132,7 @@ def settings_of(config: ServeConfig) -> ServeSettings:
 def deployment_args(config: ServeConfig, settings: ServeSettings) -> dict[str, Any]:
     """What Ray Serve is told: the settings that are not the usual ones, and the replicas."""
     args = {name: value for name, value in vars(settings).items() if value != getattr(ServeSettings(), name)}
-    return args | {"replicas": config.replicas, "cpus_per_replica": config.cpus_per_replica}
+    return args | {"replicas": config.num_replicas, "cpus_per_replica": config.cpus_per_replica}
 
 
 def _serve_locally(config: ServeConfig, settings: ServeSettings) -> dict[str, Any]:
@@ -149,7 +141,7 @@ def _serve_locally(config: ServeConfig, settings: ServeSettings) -> dict[str, An
     from rl_dialog.serving.api import create_app
     from rl_dialog.serving.served import Models
 
-    with _told_to_end() as end, _listening(config) as place:
+    with told_to_end() as end, _listening(config) as place:
         store = Store(settings.store)
         app = create_app(Models(settings), store)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(settings.drain)))
@@ -168,14 +160,14 @@ def _serve_on_ray(config: ServeConfig, settings: ServeSettings, args: dict[str, 
     from rl_dialog.cluster.data import connect
 
     os.environ |= {name: value for name, value in serve.PROXY.items() if name not in os.environ}  # for a Ray that is started here
-    with connect(config.address):
+    with connect(config.address or None):
         serve.require_shared_store(settings.store)
         _check_place(config, settings, serve.place())
         mine = not serve.running()
         serve.deploy(args, host=config.host, port=config.port)
         _say_ready(config, settings, cluster=serve.address())
         if mine and not config.detach:
-            with _told_to_end() as end:
+            with told_to_end() as end:
                 while not end.wait(2.0) and serve.running():
                     pass
             if serve.running():
@@ -187,7 +179,7 @@ def _stop(config: ServeConfig) -> dict[str, Any]:
     from rl_dialog.cluster import serve
     from rl_dialog.cluster.data import connect
 
-    with connect(config.address):
+    with connect(config.address or None):
         if not serve.running():
             raise UserError("expected a server on this cluster, there is none; --address names another cluster")
         serve.stop()
@@ -247,18 +239,6 @@ def _listening(config: ServeConfig) -> socket.socket:
     return place
 
 
-@contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and a termination signal set."""
-    end = threading.Event()
-    before = {name: signal.signal(name, lambda *_: end.set()) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield end
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
 def _pairs(flag: str, values: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in values:
@@ -292,13 +272,6 @@ def _store_url(config: ServeConfig) -> str:
     if (url.password or set(SECRET) & set(url.query)) and config.backend == "ray":
         raise UserError(f"store: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL {_shown(config)}, which Ray shows")
     return url.render_as_string(hide_password=False)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

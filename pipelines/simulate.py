@@ -1,9 +1,9 @@
 """A task-oriented policy against simulated users: how often it does what they want.
 
-    python -m pipelines.simulate --policy rule --episodes 1000 --out runs/simulated                                      a generated town
-    python -m pipelines.simulate --policy rule --world ../shared/data/multiwoz --episodes 1000 --out runs/multiwoz       MultiWOZ's files
-    python -m pipelines.simulate --policy ppo --world ../shared/data/multiwoz --episodes 500 --workers 2 --out runs/ppo  imitation, then PPO
-    python -m pipelines.simulate --policy ppo --checkpoint runs/ppo --epochs 0 --episodes 500 --out runs/again           what it learned
+    python -m pipelines.simulate --policy rule --episodes 1000 --output_dir runs/simulated                                   a generated town
+    python -m pipelines.simulate --policy rule --world ../shared/data/multiwoz --episodes 1000 --output_dir runs/multiwoz    MultiWOZ's files
+    python -m pipelines.simulate --policy ppo --world ../shared/data/multiwoz --episodes 500 --num_workers 2 --output_dir runs/ppo  then PPO
+    python -m pipelines.simulate --policy ppo --model_name_or_path runs/ppo --epochs 0 --episodes 500 --output_dir runs/again        what it learned
 
 Goal i of a seed is the same for every policy and in every run. Into `out` go
 
@@ -22,7 +22,6 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -32,11 +31,13 @@ from envs.multiwoz.rollout import Played, dialog_record, transcripts_hash
 from envs.multiwoz.templates import Speaker
 from pipelines.simulate_play import Player, conversations
 from pipelines.simulate_train import TrainingConfig, train
-from rl_dialog.config import changed, save_config
+from rl_dialog.config import changed
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
-from rl_dialog.run import run
+from rl_dialog.run import at_least, claim_output, run
+
+CHANGEABLE = ("epochs", "episodes", "together", "num_workers", "save_total_limit")  # by --resume
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,21 @@ class SimulateConfig(TrainingConfig):
 def main(config: SimulateConfig) -> dict[str, Any]:
     """Trains if the policy is a trained one, plays all conversations and writes them; returns headline figures. Raises UserError or OSError."""
     _check(config)
-    options = config.simulator_options
+    out, options = claim_output(config, "simulate", free=CHANGEABLE), config.simulator_options
     player = Player(config.world, options, together=config.together)
     world = player.simulator.world
     groups = world.group_templates if config.templates == "auto_manual" else {"user": {}, "system": {}}
     speakers = {side: Speaker(world.templates[side], side=side, groups=groups[side]) for side in ("user", "system")}
     policy, trained = train(config, player) if config.policy != "rule" else (None, {})
     began = time.perf_counter()
-    episodes = conversations(player, policy, range(config.episodes), seed=config.seed, workers=config.workers, address=config.address)
+    episodes = conversations(player, policy, range(config.episodes), seed=config.seed, workers=config.num_workers, address=config.address)
     played = list(tqdm(episodes, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
     seconds = time.perf_counter() - began
     figures = measure(played, Evaluator(world.database, replace(options, unrequested="act_names")))
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
     write_jsonl((Dialog.from_record(dialog_record(each, speakers)) for each in played), out / "dialogs.jsonl")
     results = {"world": world.source, "policy": config.policy, "episodes": config.episodes, "seed": config.seed, **trained, "figures": figures}
     results |= {"options": changed(options), "transcripts": transcripts_hash(played)}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    save_config(config, out / "simulate.yaml")
     if not config.quiet:
         print(table(figures), flush=True)
     headline = {name: figure["value"] for name, figure in figures.items() if "/" not in name}
@@ -128,18 +126,10 @@ def _figure(found: Estimate | None, *, dialogs: int) -> dict[str, Any]:
 
 
 def _check(config: SimulateConfig) -> None:
-    if not config.out:
-        raise UserError("expected --out: the folder to write conversations and results to")
-    least = {"episodes": 1, "together": 1, "seed": 0, "train_seed": 0, "workers": 0, "envs": 1, "eval_every": 1, "eval_episodes": 1}
-    least |= {"rule_episodes": 2, "save_total_limit": 1}
-    for name, number in least.items():
-        if getattr(config, name) < number:
-            raise UserError(f"expected --{name} of at least {number}, got {getattr(config, name)}")
-    for name, number in (("epochs", 0), ("batch_size", 1)):
-        if (value := getattr(config, name)) is not None and value < number:
-            raise UserError(f"expected --{name} of at least {number}, got {value}")
+    at_least(config, episodes=1, together=1, seed=0, train_seed=0, num_workers=0, num_envs=1, eval_every=1, eval_episodes=1)
+    at_least(config, rule_episodes=2, save_total_limit=1, epochs=0, batch_size=1)
     if config.policy == "rule":
-        given = [name for name in ("checkpoint", "epochs", "batch_size", "resume") if getattr(config, name) not in (None, "", False)]
+        given = [name for name in ("model_name_or_path", "epochs", "batch_size", "resume") if getattr(config, name) not in (None, "", False)]
         if given:
             raise UserError(f"--{given[0]}: the rule policy is not trained; choose another --policy, or leave this out")
 

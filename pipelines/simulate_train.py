@@ -34,6 +34,7 @@ from rl_dialog.config import changed
 from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.models.adversarial_reward import AdversarialReward, AdversarialRewardConfig
+from rl_dialog.run import OnCluster, ResumableOutput
 from rl_dialog.training.imitation import Imitation, imitate
 from rl_dialog.training.logger import Logger, following
 from rl_dialog.training.policy_gradient import APPO, PG, PPO
@@ -51,7 +52,7 @@ class GDPL(PPO):
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(ResumableOutput, OnCluster):
     """What a trained task policy depends on."""
 
     policy: Literal["rule", "mle", "pg", "ppo", "appo", "gdpl"] = "rule"
@@ -59,21 +60,19 @@ class TrainingConfig:
     asynchronously, with V-trace; gdpl: PPO on an adversarially learned reward"""
     world: str = ""
     """folder with MultiWOZ's files; by default a generated town"""
-    out: str = ""
-    """folder to write to; files of an earlier run there are replaced"""
     seed: int = 0
     """goals, users and the policy's chance"""
     train_seed: int = 0
     """networks, and the conversations to learn from; held-out goals depend on `seed` alone"""
-    checkpoint: str = ""
+    model_name_or_path: str = ""
     """a task policy's checkpoint, or the folder of a run (its best): where training starts; with --epochs 0 it is evaluated as it is"""
     epochs: Annotated[int | None, tyro.conf.arg(aliases=["--epoch"])] = None
     """passes over the demonstrations (mle), batches of turns (all others); by default 16 and 220. ConvLab-2's --epoch is understood"""
     batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--batchsz"])] = None
     """system turns per epoch, in place of the method's own number. ConvLab-2's --batchsz is understood"""
-    workers: Annotated[int, tyro.conf.arg(aliases=["--process-num"])] = 0
+    num_workers: Annotated[int, tyro.conf.arg(aliases=["--process-num"])] = 0
     """actors that hold conversations, in training and evaluation; 0: this process. ConvLab-2's --process_num is understood"""
-    envs: int = 64
+    num_envs: int = 64
     """conversations that each of them steps at a time while training"""
     demonstrations: str = ""
     """MultiWOZ dialogs to imitate, {id: {goal, log}} as JSON or zipped; by default val.json.zip in the world's folder, and where there is none the
@@ -90,8 +89,6 @@ class TrainingConfig:
     """checkpoints kept, besides the best"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
     """where metrics go besides metrics.jsonl"""
-    resume: bool = False
-    """continue the run in `out` from its latest checkpoint; imitation takes seconds and starts anew"""
     mle: Imitation = Imitation()
     """imitation"""
     pg: PG = PG()
@@ -106,10 +103,6 @@ class TrainingConfig:
     """ConvLab-2's behaviour throughout, mistakes included, except for the options that are given"""
     options: Options = Options()
     """how users, goals, rewards and measures behave"""
-    address: str = ""
-    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
-    quiet: bool = False
-    """print only the JSON line"""
 
     @property
     def simulator_options(self) -> Options:
@@ -129,15 +122,13 @@ def train(config: TrainingConfig, player: Player) -> tuple[ActPolicy, dict[str, 
     """The trained policy (the best by success on the validation goals), and what became of the training. Raises UserError, OSError."""
     from rl_dialog.models.checkpoint import resolve  # here, because it loads transformers, which the rule policy need not wait for
 
-    out, shape = Path(config.out), shape_of(player.simulator)
-    start = ActPolicy.from_pretrained(resolve(config.checkpoint), expected=shape) if config.checkpoint else None
+    out, shape = Path(config.output_dir), shape_of(player.simulator)
+    start = ActPolicy.from_pretrained(resolve(config.model_name_or_path), expected=shape) if config.model_name_or_path else None
     if config.epochs == 0:
         if start is None:
-            raise UserError("--epochs 0 evaluates a checkpoint: expected --checkpoint, the folder of a task policy or of a run")
-        return start, {"checkpoint": resolve(config.checkpoint)}
+            raise UserError("--epochs 0 evaluates a checkpoint: expected --model_name_or_path, the folder of a task policy or of a run")
+        return start, {"checkpoint": resolve(config.model_name_or_path)}
     resumed = config.resume and (out / "latest").is_file() and config.policy != "mle"
-    if not resumed:
-        _clear(out)
     began = time.perf_counter()
     if config.policy == "mle":
         settings = config.mle if config.epochs is None else replace(config.mle, epochs=config.epochs)
@@ -189,9 +180,15 @@ def _reinforcement(config: TrainingConfig, player: Player, out: Path, start: Act
         experts = demonstrations(config, player.simulator)
         reward = AdversarialReward(experts.states, experts.actions, experts.dialogs, config.method.reward, seed=config.train_seed)
     make_envs = partial(MultiWOZVector, world=player.world, options=config.simulator_options)
-    shape = {"workers": config.workers, "envs": config.envs, "seed": config.train_seed, "first_round": run.epoch, "renew_every": config.eval_every}
+    shape = {
+        "workers": config.num_workers,
+        "envs": config.num_envs,
+        "seed": config.train_seed,
+        "first_round": run.epoch,
+        "renew_every": config.eval_every,
+    }
     with (
-        connect(config.address or None, num_cpus=config.workers) if config.workers else nullcontext(),
+        connect(config.address or None, num_cpus=config.num_workers) if config.num_workers else nullcontext(),
         PolicyTrainer(policy, make_envs, config.method, reward=reward, **shape) as trainer,
         _logged(config, out, first=run.epoch) as log,
     ):
@@ -223,7 +220,9 @@ class _Run:
         self.best, self.best_success, self.epoch = "", -1.0, 0
         if config.policy not in ("mle", "rule") and out.name != "imitation":
             self.of["settings"] = json.loads(json.dumps(asdict(config.method)))
-            self.of |= {name: getattr(config, name) for name in ("envs", "eval_every", "eval_episodes")}  # conversations start anew every eval_every
+            self.of |= {
+                name: getattr(config, name) for name in ("num_envs", "eval_every", "eval_episodes")
+            }  # conversations start anew every eval_every
         if config.resume and (out / "latest").is_file():
             self._continue()
 
@@ -282,7 +281,9 @@ class _Run:
             raise UserError(f"{path}: expected the state of a run to resume, found no such file; start anew without --resume") from error
         if progress["of"] != self.of:
             different = sorted(key for key in {*self.of, *progress["of"]} if self.of.get(key) != progress["of"].get(key))
-            raise UserError(f"{self.out} holds a run with other {', '.join(different)}: resume with {progress['of']}, or start anew in another --out")
+            raise UserError(
+                f"{self.out} holds a run with other {', '.join(different)}: resume with {progress['of']}, or start anew in another --output_dir"
+            )
         self.epoch, self.best, self.best_success = progress["epoch"], progress["best"], progress["best_success"]
 
 
@@ -316,11 +317,3 @@ class _logged:
     def __exit__(self, *error: Any) -> None:
         self.logger.close()
         self.shown.__exit__(*error)
-
-
-def _clear(out: Path) -> None:
-    """Removes the checkpoints and logs of an earlier run."""
-    for old in [*out.glob("checkpoint-*"), out / "imitation", out / "tensorboard"]:
-        shutil.rmtree(old, ignore_errors=True)
-    for name in ("best", "latest", "metrics.jsonl"):
-        (out / name).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
 from rl_dialog.evaluation.runs import existing
 from rl_dialog.models.checkpoint import resolve
-from rl_dialog.run import run
+from rl_dialog.run import Quiet, run
 
 HELP = """what you type is said; /acts says dialogue acts
 /acts ACTS              such as /acts Inform-Hotel-Area-east; Request-Hotel-Phone-?
@@ -55,7 +55,7 @@ MODULES = {"nlu": "understood", "state": "state", "acts": "acts", "text": "text"
 
 
 @dataclass(frozen=True)
-class TalkConfig:
+class TalkConfig(Quiet):
     """Who talks to whom."""
 
     play: Literal["user", "system", "none"] = "user"
@@ -77,8 +77,6 @@ class TalkConfig:
     """how users, goals, rewards and measures behave"""
     decoding: Decoding = Decoding(do_sample=False, max_new_tokens=96)
     """how a language model's replies are drawn"""
-    quiet: bool = False
-    """no banner and no prompts"""
 
 
 @dataclass

@@ -1,14 +1,13 @@
 """Shards to checkpoint: any method, one worker or many.
 
 python -m pipelines.train --data data/prepared --output_dir runs/bc
-python -m pipelines.train --data data/prepared --output_dir runs/ilql --method ilql --model.model_name_or_path runs/bc --num_workers 2
+python -m pipelines.train --data data/prepared --output_dir runs/ilql --method ilql --model_name_or_path runs/bc --num_workers 2
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,32 +21,34 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.train import WorkerGroup, device, fit
-from rl_dialog.config import save_config
+from rl_dialog.cluster.train import WorkerGroup, device, fit, wants_gpus
 from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, METHODS, Method
-from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
+from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
+from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import proper_weights
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
 from rl_dialog.training.logger import check_tracker, following, write_note
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 CHOICES = {"method": METHODS}
+CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, but not what is learned
+    *("max_steps", "num_train_epochs", "eval_steps", "save_steps", "logging_steps", "save_total_limit", "env", "env_episodes"),
+    *("data", "model", "num_workers", "cpus_per_worker", "device", "max_failures", "per_device_train_batch_size", "gradient_accumulation_steps"),
+)
 Report = Callable[[dict[str, float], bool], None]  # metrics of an evaluation, and whether it is the last one
 
 
 @dataclass(frozen=True)
-class TrainConfig(TrainerConfig):
+class TrainConfig(TrainerConfig, ResumableOutput, OnCluster, OnDevice):
     """Everything a training run depends on."""
 
     data: str = ""
     """a directory that `prepare` wrote"""
-    output_dir: str = ""
-    """the run folder; with several nodes, storage that all of them see"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """the language model and its heads"""
     method: Method = field(default_factory=BC)
@@ -60,42 +61,28 @@ class TrainConfig(TrainerConfig):
     """training processes (data parallel)"""
     cpus_per_worker: float = 0.0
     """CPU cores of each; 0 shares out the cores of this machine"""
-    use_gpu: bool = False
-    """one GPU per worker"""
     max_failures: int = 3
     """restarts after a worker died"""
-    resume: bool = False
-    """continue the run in output_dir from its latest checkpoint"""
-    overwrite: bool = False
-    """delete the run in output_dir and start anew"""
     env: str = ""
     """measure the return in this environment at each evaluation, and choose the best checkpoint by it:
     small_talk, multiwoz, or module:Class for one of your own (envs/README.md)"""
     env_episodes: int = 64
     """conversations per measurement"""
-    address: str = ""
-    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
-    quiet: bool = False
-    """print only the final JSON line"""
 
 
 def main(config: TrainConfig) -> dict[str, Any]:
     """Trains and returns the final metrics and checkpoint paths."""
     check(config)
     config = from_anywhere(config)
-    out = Path(config.output_dir)
-    if config.overwrite and out.exists():
-        shutil.rmtree(out)
-    if (out / "latest").exists() and not config.resume:
-        raise UserError(f"{out} already holds a run: pass --resume to continue it or --overwrite to delete it")
-    out.mkdir(parents=True, exist_ok=True)
-    save_config(config, out / "train.yaml", choices=CHOICES)
+    out = claim_output(config, "train", free=CHANGEABLE, choices=CHOICES)
     told = _told_before(config)
     for note in () if config.quiet else told:
         print(f"note: {note}", flush=True)
     with connect(config.address or None), nullcontext([]) if config.quiet else following(out) as shown:
+        use_gpu = wants_gpus(config.device, config.num_workers)
+        config = replace(config, device="cuda" if use_gpu else "cpu")
         cores = config.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
-        fit(train_worker, config, WorkerGroup(config.num_workers, cores, config.use_gpu, config.max_failures), out)
+        fit(train_worker, config, WorkerGroup(config.num_workers, cores, use_gpu, config.max_failures), out)
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     for note in () if config.quiet else result.get("notes", ()):
         if note not in (*told, *shown):
@@ -178,9 +165,7 @@ def _noting(notes: list[str], directory: Path) -> Iterator[None]:
 
 def check(config: TrainConfig) -> None:
     """What can be known to fail before a worker starts."""
-    for name in ("data", "output_dir"):
-        if not getattr(config, name):
-            raise UserError(f"expected --{name}: {'a directory that `prepare` wrote' if name == 'data' else 'a folder for the run'}")
+    require(config, data="a directory that `prepare` wrote", output_dir="a folder for the run")
     load_manifest(config.data)
     if (config.prior or config.prior_weights) and not config.method.uses_prior:
         raise UserError(f"--prior: {method_name(config.method)} has none; way_off_policy, dpo, kto, and ilql with reg_to base_policy do")
@@ -193,21 +178,9 @@ def check(config: TrainConfig) -> None:
         _require_tokens(config.data, path, f"train a prior on {config.data} (--prior), or run prepare again with --tokenizer {path}")
     check_tracker(config.report_to)
     check_env(config.env)
-    if config.use_gpu and not torch.cuda.is_available() and config.num_workers == 1 and not config.address:
-        raise UserError("--use_gpu: expected a CUDA device, found none")
     start = config.model.model_name_or_path
     if start:
         _require_tokens(config.data, start, f"run prepare again with --tokenizer {start}")
-    run_folder = Path(config.output_dir)
-    if config.resume and (run_folder / "latest").exists():
-        stored = read_method(resolve(run_folder / (run_folder / "latest").read_text().strip()))
-        solved = ("beta", "c") if config.method.target_kl is not None else ()
-        stored = replace(stored, **{name: getattr(config.method, name) for name in solved if hasattr(stored, name)})
-        if stored != config.method:
-            raise UserError(
-                f"{run_folder} holds a run of {method_name(stored)} with {stored}, expected {method_name(config.method)} with {config.method}: "
-                "resume with the same method, or start a run in another output_dir"
-            )
 
 
 def _require_tokens(data: str, path: str, remedy: str) -> None:
@@ -270,8 +243,8 @@ def model_card(config: TrainConfig, manifest: dict[str, Any]) -> str:
 
 
 def _device(config: TrainConfig) -> torch.device:
-    """The GPU that Ray Train assigned, or the CPU."""
-    return device() if config.use_gpu else torch.device("cpu")
+    """The GPU that Ray Train assigned; without its workers the one that the flag means."""
+    return device() if "WORLD_SIZE" in os.environ and config.device != "cpu" else named_device(config.device)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which method, which KL weight, which reward mix is best for these logs: many runs, their evaluation, and a report.
 
-    python -m pipelines.tune --sweep tune_configs/sweep_kl.yaml --out runs/sweep_kl
+    python -m pipelines.tune --sweep tune_configs/sweep_kl.yaml --output_dir runs/sweep_kl
 
     logs -> prepare (again for every reward mix of the space) -> bc for every seed -> trials -> evaluate -> report
 
@@ -39,7 +39,7 @@ from pipelines.compare import (
 )
 from pipelines.tune_space import OptunaSearch, Point, Sweep, find_points, read_sweep
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.train import WorkerGroup, fit
+from rl_dialog.cluster.train import WorkerGroup, fit, wants_gpus
 from rl_dialog.cluster.tune import REPLAYED, Halving, Report, Resources, is_first_worker, report_from_worker, run_trials, tune_callbacks
 from rl_dialog.config import ConfigError, load_config, read_yaml, save_config
 from rl_dialog.data.files import write_text_atomically
@@ -48,20 +48,18 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
-from rl_dialog.run import run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, run
 
 REPORTS, STOPPED, ERROR = "reports.jsonl", "stopped.txt", "error.txt"
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class TuneConfig:
+class TuneConfig(ResumableOutput, OnCluster, OnDevice):
     """Which sweep, where, and how much of it."""
 
     sweep: str = ""
     """a YAML file like tune_configs/sweep_kl.yaml"""
-    out: str = ""
-    """folder for everything; with several nodes, storage that all of them see"""
     seeds: tuple[int, ...] = ()
     """other seeds than those of the file"""
     samples: int = 0
@@ -74,20 +72,10 @@ class TuneConfig:
     """training processes of a trial"""
     cpus_per_worker: float = 1.0
     """CPU cores of each"""
-    use_gpu: bool = False
-    """one GPU per worker"""
-    retries: int = 2
+    max_failures: int = 2
     """how often a trial that fails starts again, from its latest checkpoint"""
     picture: str = ""
     """also draw reward against KL into this SVG file"""
-    resume: bool = False
-    """go on with the sweep in out"""
-    overwrite: bool = False
-    """delete the sweep in out and start anew"""
-    address: str = ""
-    """Ray cluster to join; empty starts one here (or joins RAY_ADDRESS)"""
-    quiet: bool = False
-    """print only the final JSON line"""
 
 
 def main(config: TuneConfig) -> dict[str, Any]:
@@ -97,17 +85,17 @@ def main(config: TuneConfig) -> dict[str, Any]:
         if not getattr(config, name):
             raise UserError(f"expected --{name}: {what}")
     sweep = read_sweep(config.sweep, seeds=config.seeds, samples=config.samples)
-    devices = ["--use_gpu"] * config.use_gpu
+    devices = [] if config.device == "auto" else ["--device", config.device]
     workers = [f"--num_workers {config.num_workers}"] * (config.num_workers > 1)
     sweep = replace(sweep, train=" ".join([sweep.train, *workers, *devices]), start=sweep.start and " ".join([sweep.start, *devices]))
     search = OptunaSearch(sweep) if sweep.search == "optuna" else None
     points = find_points(replace(sweep, samples=1) if search else sweep)  # those of Optuna come later; these show whether the flags exist
-    out = Path(config.out).absolute()
+    out = Path(config.output_dir).absolute()
     say: Say = (lambda text: None) if config.quiet else lambda text: print(text, flush=True)
     _check_flags(config, sweep, points, out)
     _claim_folder(config, out)
     with connect(config.address or None):
-        at_once = Resources(config.num_workers, config.cpus_per_worker, config.use_gpu).trials_at_once()  # said now, and not after an hour
+        at_once = resources_of(config).trials_at_once()  # said now, and not after an hour
         if search is None:
             trained = list({point.trained.name: point.trained for point in points}.values())
             say(f"{len(points)} points, {len(trained)} x {len(sweep.seeds)} seeds to train, {at_once} at a time, in {out}")
@@ -130,6 +118,11 @@ def main(config: TuneConfig) -> dict[str, Any]:
     if config.picture:
         write_text_atomically(Path(config.picture), frontier_as_svg(sweep, trials))
     return report
+
+
+def resources_of(config: TuneConfig) -> Resources:
+    """What a trial takes of the cluster."""
+    return Resources(config.num_workers, config.cpus_per_worker, wants_gpus(config.device, config.num_workers))
 
 
 def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path) -> None:
@@ -166,7 +159,7 @@ def _claim_folder(config: TuneConfig, out: Path) -> None:
     ours = out / "tune.yaml"
     if out.exists() and any(out.iterdir()):
         if not ours.is_file():
-            raise UserError(f"{out} exists and holds no sweep: choose another --out")
+            raise UserError(f"{out} exists and holds no sweep: choose another --output_dir")
         if not (config.resume or config.overwrite):
             raise UserError(f"{out} already holds a sweep: pass --resume to go on with it or --overwrite to delete it")
         if config.overwrite:
@@ -182,7 +175,8 @@ def _check_same(config: TuneConfig, out: Path, before: dict[str, Any], now: dict
     for name in ("logs", "write_logs", "prepare", "start", "train"):
         if before.get(name) != now.get(name):
             raise UserError(
-                f"{config.sweep}: {name} is {now.get(name)!r}, but {out} was made with {before.get(name)!r}: choose another --out, or --overwrite"
+                f"{config.sweep}: {name} is {now.get(name)!r}, but {out} was made with {before.get(name)!r}: "
+                "choose another --output_dir, or --overwrite"
             )
     recipe = next((out / "recipes").glob("*.json"), None)
     if recipe and json.dumps(str(out))[1:-1] not in recipe.read_text(encoding="utf-8"):
@@ -191,12 +185,12 @@ def _check_same(config: TuneConfig, out: Path, before: dict[str, Any], now: dict
 
 def _command(config: TuneConfig) -> str:
     """What was typed, as far as the result depends on it."""
-    parts = ["python -m pipelines.tune --sweep", config.sweep, "--out", config.out]
+    parts = ["python -m pipelines.tune --sweep", config.sweep, "--output_dir", config.output_dir]
     parts += ["--seeds", *map(str, config.seeds)] if config.seeds else []
     default = TuneConfig()
     for name in ("samples", "minutes", "trials", "num_workers", "cpus_per_worker"):
         parts += [f"--{name}", f"{getattr(config, name):g}"] if getattr(config, name) != getattr(default, name) else []
-    parts += ["--use_gpu"] * config.use_gpu
+    parts += [] if config.device == default.device else ["--device", config.device]
     return " ".join(parts)
 
 
@@ -216,7 +210,7 @@ def starts(sweep: Sweep, point: Point, out: Path) -> list[Run]:
 
 def plan_trials(sweep: Sweep, point: Point, out: Path) -> Iterator[Run]:
     """The runs of a point, one per seed."""
-    first = {one.seed: ["--model.model_name_or_path", str(one.folder)] for one in starts(sweep, point, out)}
+    first = {one.seed: ["--model_name_or_path", str(one.folder)] for one in starts(sweep, point, out)}
     for seed in sweep.seeds:
         flags = [*shlex.split(sweep.train), *point.of("train").flags, *first.get(seed, ())]
         yield _run(point.name, seed, flags, data_folder(point, out) / "data", out / "trials" / f"{point.name}-seed{seed}")
@@ -259,7 +253,7 @@ def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: P
     for _, one in planned:
         claim(one.folder, "result.json", recipe_of(one, started.get(one.config.model.model_name_or_path)), keep=True)
         (one.folder / ERROR).unlink(missing_ok=True)
-        train.check(replace(one.config, use_gpu=False))  # the GPUs of the cluster were counted
+        train.check(replace(one.config, device="cpu"))  # the GPUs of the cluster were counted
     left = [one for _, one in planned if sweep.halving or not _is_done(one)]  # halving compares with those that are done
     if done := sum(_is_done(one) for _, one in planned):
         say(f"{done} trials are done already")
@@ -282,7 +276,7 @@ def _run_all(config: TuneConfig, sweep: Sweep, left: Sequence[Run], out: Path, s
         error = f": {_error(one)}" if how == "failed" else ""
         say(f"[{settled}/{len(left)}] {one.folder.name}: {how} after {seconds:.0f} s{error}")
 
-    resources = Resources(config.num_workers, config.cpus_per_worker, config.use_gpu)
+    resources = resources_of(config)
     shutil.rmtree(out / "tune", ignore_errors=True)  # what Tune knew of an earlier start; what counts is in the trials' folders
     run_trials(
         partial(run_trial, resources=resources),
@@ -293,7 +287,7 @@ def _run_all(config: TuneConfig, sweep: Sweep, left: Sequence[Run], out: Path, s
         folder=out / "tune",
         halving=Halving(**sweep.halving) if sweep.halving else None,
         seconds=60 * config.minutes,
-        retries=config.retries,
+        retries=config.max_failures,
         ended=ended,
     )
 

@@ -14,6 +14,7 @@ import difflib
 import json
 import math
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +68,19 @@ def load_config(
         numbers = {name: {key: math.nan if v is None else v for key, v in value.items()} for name, value in unset.items()}
         default = dataclasses.replace(default, **numbers)
     program = f"python -m {Path(sys.argv[0]).resolve().parent.name}.{Path(sys.argv[0]).stem}"
-    return finite(tyro.cli(config_class, args=arguments, default=default, prog=program, config=(tyro.conf.AvoidSubcommands,)), "flags", "--")
+    shown = {"prog": program, "description": _described(config_class, choices), "config": (tyro.conf.AvoidSubcommands,)}
+    return finite(tyro.cli(config_class, args=arguments, default=default, **shown), "flags", "--")
+
+
+def _described(config_class: type, choices: Choices) -> str:
+    """What --help says above the flags: the class's text, and each name that a choice can have with the first paragraph of its own."""
+    lines = [textwrap.dedent(config_class.__doc__ or "")]
+    for field, options in choices.items():
+        texts = {name: " ".join((option.__doc__ or "").partition("\n\n")[0].split()).rstrip(".") for name, option in options.items()}
+        width = max(map(len, texts))
+        lines += [f"\n--{field} NAME, and --{field}.FIELD for each of its settings:\n"]
+        lines += [f"  {name:<{width}}  {text}" for name, text in texts.items()]
+    return "\n".join(lines)
 
 
 def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:
@@ -226,9 +239,10 @@ def _flags(config: Any, prefix: str = "--") -> list[str]:
     found = []
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
-        value, flag = getattr(config, field.name), f"{prefix}{field.name}"
+        value, extras = getattr(config, field.name), getattr(hints[field.name], "__metadata__", ())
+        flag = f"--{field.name}" if any(getattr(extra, "prefix_name", None) is False for extra in extras) else f"{prefix}{field.name}"
         found.append(flag)
-        extras = getattr(hints[field.name], "__metadata__", ())  # other names, in tyro's spelling: --process-num
+        # other names, in tyro's spelling: --process-num
         found += [_dashes_to_underscores(alias) for extra in extras for alias in getattr(extra, "aliases", None) or ()]
         if dataclasses.is_dataclass(value):
             found += _flags(value, flag + ".")
@@ -259,7 +273,9 @@ def _dashes_to_underscores(argument: str) -> str:
 
 
 def _nearest(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    known = list(known)
+    begun = [name for name in known if name.startswith(word) and len(word) > 3]
+    close = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""
 
 

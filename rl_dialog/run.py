@@ -56,6 +56,14 @@ class OnCluster:
 
 
 @dataclass(frozen=True)
+class OnDevice:
+    """Where torch computes."""
+
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU where there is one"""
+
+
+@dataclass(frozen=True)
 class Output(Quiet):
     """A folder that a command fills."""
 
@@ -127,7 +135,7 @@ def claim_output(config: Output, name: str, *, free: Collection[str] = (), choic
     settings, resume = out / f"{name}.yaml", getattr(config, "resume", False)
     if resume and config.overwrite:
         raise UserError(f"expected --resume, to go on with {out}, or --overwrite, to delete it, got both")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(path != settings for path in out.iterdir())):
         if not settings.is_file():
             raise UserError(f"{out} exists and was not made by `{name}`, so it is left alone: choose another --output_dir")
         if config.overwrite:

@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines import (
-    ab,
-    analyse,
-    candidates,
-    chat,
-    circle,
-    compare,
-    converse,
-    evaluate,
-    fit_reward,
-    label,
-    play,
-    prefer_replies,
-    prepare,
-    simulate,
-    talk,
-    train,
-    tune,
-)
+from pipelines import compare, train, tune
+from pipelines.__main__ import VERBS, overview
 from rl_dialog.config import load_config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONFIGS = {
-    "prepare": (prepare.PrepareConfig, None),
-    "candidates": (candidates.CandidatesConfig, None),
-    "prefer_replies": (prefer_replies.PreferRepliesConfig, None),
-    "label": (label.LabelConfig, None),
-    "play": (play.PlayConfig, None),
-    "fit_reward": (fit_reward.FitRewardConfig, None),
-    "train": (train.TrainConfig, train.CHOICES),
-    "evaluate": (evaluate.EvaluateConfig, None),
-    "chat": (chat.ChatConfig, None),
-    "tune": (tune.TuneConfig, None),
-    "circle": (circle.CircleConfig, None),
-    "simulate": (simulate.SimulateConfig, None),
-    "converse": (converse.ConverseConfig, None),
-    "talk": (talk.TalkConfig, None),
-}
+PAGES = sorted(path for path in ROOT.rglob("README.md") if not {part for part in path.relative_to(ROOT).parts if part.startswith(".")})
 
 
-def commands(text: str) -> list[list[str]]:
-    """Every `python -m pipelines.VERB ...` of the fenced blocks, with continued lines joined and comments dropped."""
-    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.S)).replace("\\\n", " ")
-    found = [line[line.index("python -m pipelines.") :] for line in blocks.splitlines() if "python -m pipelines." in line]
-    return [shlex.split(line, comments=True)[2:] for line in found]
+def commands(path: Path) -> list[list[str]]:
+    """Every `python -m pipelines.VERB ...` of a page's code, with continued lines joined and comments dropped."""
+    text = path.read_text(encoding="utf-8")
+    blocks = [*re.findall(r"```bash\n(.*?)```", text, re.S), *re.findall(r"(?:^ {4}.*\n)+", text, re.M)]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    found = [line[line.index("python -m pipelines.") :] for line in lines if "python -m pipelines." in line]
+    return [shlex.split(re.split(r" {4,}| #|\|| && ", line)[0])[2:] for line in found]
+
+
+def config_of(verb: str) -> tuple[type, dict[str, Any] | None]:
+    """The config of a verb, and its choices."""
+    module = importlib.import_module(f"pipelines.{verb}")
+    return typing.get_type_hints(module.main)["config"], getattr(module, "CHOICES", None)
 
 
 @pytest.mark.parametrize("step", ["run", "test"])
@@ -61,14 +40,20 @@ def test_the_marked_blocks_are_there(step: str) -> None:
     assert re.search(rf"<!-- newcomer: {step} -->\s*```bash\n(.*?)```", README, re.S)
 
 
-@pytest.mark.parametrize("command", commands(README), ids=lambda command: command[0])
-def test_every_command_has_known_flags(command: list[str]) -> None:
-    verb = command[0].removeprefix("pipelines.")
-    assert (ROOT / "pipelines" / f"{verb}.py").is_file()
-    if verb in CONFIGS:
-        others = {"--compare": compare.CompareConfig, "--store": ab.ABConfig, "--simulated": analyse.AnalyseConfig} if verb == "evaluate" else {}
-        config_class, choices = next(((other, None) for flag, other in others.items() if flag in command), CONFIGS[verb])
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_has_known_flags(path: Path) -> None:
+    for command in commands(path):
+        verb = command[0].removeprefix("pipelines.")
+        assert verb in VERBS, command
+        config_class, choices = config_of(verb)
         load_config(config_class, command[1:], choices=choices)
+
+
+def test_the_overview_lists_every_verb() -> None:
+    """A verb is a module of pipelines/ that runs a config."""
+    ours = {path.stem for path in (ROOT / "pipelines").glob("*.py") if 'if __name__ == "__main__":\n    run(' in path.read_text(encoding="utf-8")}
+    assert ours | {"benchmark"} == VERBS.keys()
+    assert all(name in overview() for name in VERBS)
 
 
 def test_every_file_it_names_exists() -> None:
@@ -93,14 +78,14 @@ def test_every_config_loads_and_says_its_command(path: Path) -> None:
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
 def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(f"# python -m pipelines.evaluate --compare tune_configs/{path.name} --out runs/")
-    found = compare.read_comparison(compare.CompareConfig(compare=str(path), out=str(tmp_path)))
+    assert first.startswith(f"# python -m pipelines.compare --experiments tune_configs/{path.name} --output_dir runs/")
+    found = compare.read_comparison(compare.CompareConfig(experiments=str(path), output_dir=str(tmp_path)))
     assert all(compare.plan(found, name, tmp_path, {}) for name in found.tasks)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)
 def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --out runs/")
+    assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --output_dir runs/")
     sweep = tune.read_sweep(str(path))
     assert all(list(tune.plan_trials(sweep, point, tmp_path)) for point in tune.find_points(sweep))

@@ -169,9 +169,13 @@ class Generator:
 
         from rl_dialog.data.tokenize import load_tokenizer
         from rl_dialog.evaluation.generation import load_for_decoding
+        from rl_dialog.models.device import named_device
 
         torch.set_num_threads(1)  # an actor per CPU; sums over several threads could differ in their last bits
-        self.policy, self.tokenizer = load_for_decoding(self.drawing.policy).to(self.drawing.device), load_tokenizer(self.drawing.policy)
+        self.policy, self.tokenizer = (
+            load_for_decoding(self.drawing.policy).to(named_device(self.drawing.device)),
+            load_tokenizer(self.drawing.policy),
+        )
 
 
 class Scorer:

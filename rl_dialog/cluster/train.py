@@ -57,6 +57,17 @@ def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, out
             signal.signal(signal.SIGINT, interrupt)  # Ray leaves its own behind, which after the training does nothing: Ctrl-C would end nothing
 
 
+def wants_gpus(device: str, workers: int) -> bool:
+    """Does each of so many workers get a GPU? With auto where the cluster has that many.
+
+    Raises UserError where GPUs are asked for and there are fewer.
+    """
+    there = ray.cluster_resources().get("GPU", 0)
+    if device.startswith("cuda") and there < workers:
+        raise UserError(f"--device {device}: expected a GPU for each of {workers} workers, the cluster has {there:g}")
+    return device.startswith("cuda") or (device == "auto" and there >= workers)
+
+
 def device() -> torch.device:
     """The device that Ray Train gave this worker."""
     return get_device()

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
@@ -30,6 +29,7 @@ from rl_dialog.evaluation.runs import existing, nearest
 from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, critic_scores, held_out_measures, logged_replies, score_replies
 from rl_dialog.evaluation.summary import Answer, RunResult
 from rl_dialog.models.checkpoint import load_prior, resolve
+from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards.similarity import Similarity
@@ -78,10 +78,10 @@ class HeldOutConfig(Decoding):
     """conversations stepped together"""
     seed: int = 0
     """conversation partners, sampling and bootstrap"""
-    device: str = ""
-    """where policies run; by default a GPU if there is one (actors use the CPU)"""
+    device: str = "auto"
+    """where policies run (actors use the CPU): cpu, cuda, or auto: a GPU where there is one"""
     quiet: bool = False
-    """print only the final JSON line"""
+    """print only the final line of JSON"""
 
 
 @dataclass
@@ -144,12 +144,12 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     found = HeldOut(split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight])
     if config.candidates:
         found.similarities = read_similarities(config.similarities, config.similarity_path)
-        found.ranker = load_for_decoding(existing(config.ranker)).to(device_of(config)) if config.ranker else None
-        found.reward_model = TextReward.from_pretrained(config.reward_model).to(device_of(config)) if config.reward_model else None
+        found.ranker = load_for_decoding(existing(config.ranker)).to(named_device(config.device)) if config.ranker else None
+        found.reward_model = TextReward.from_pretrained(config.reward_model).to(named_device(config.device)) if config.reward_model else None
     if "fqe" in config.ope:
         found.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
     if {"wis", "pdwis"} & set(config.ope):
-        found.behaviour = read_behaviour(existing(config.behaviour), dialogs, max_length=config.max_length, device=device_of(config))
+        found.behaviour = read_behaviour(existing(config.behaviour), dialogs, max_length=config.max_length, device=named_device(config.device))
     return found
 
 
@@ -241,8 +241,3 @@ def _answer(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut
         said = [*context, {"role": "assistant", "content": reply.text}]
         answers.append(Answer(dialog.id, Dialog(f"{dialog.id}:{i}", said, dialog.source, truncated=True), reply, dialog.messages[i]["content"] or ""))
     return answers
-
-
-def device_of(config: HeldOutConfig) -> torch.device:
-    """The one named, else a GPU if there is one."""
-    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))

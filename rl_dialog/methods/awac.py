@@ -9,7 +9,10 @@ from rl_dialog.methods.ilql import ILQL
 
 @dataclass(frozen=True)
 class AWAC(ILQL):
-    """ILQL's values, and L_LM = -min(exp(awac_beta (min Q' - V)), awac_clip) log p(a|s); acts on p alone (Snell et al. 2022, baselines)."""
+    """Cloning in which replies of a higher advantage weigh more.
+
+    ILQL's values, and L_LM = -min(exp(awac_beta (min Q' - V)), awac_clip) log p(a|s); acts on p alone (Snell et al. 2022, baselines).
+    """
 
     tau: float = 0.7
     """expectile of V"""

@@ -11,7 +11,10 @@ from rl_dialog.methods.method import Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class BC(Method):
-    """Cross-entropy on the assistant's tokens: L = -mean log pi(a|s). User tokens are context only."""
+    """Behaviour cloning: it says what the logs say.
+
+    Cross-entropy on the assistant's tokens: L = -mean log pi(a|s). User tokens are context only.
+    """
 
     needs_rewards: ClassVar[bool] = False
 

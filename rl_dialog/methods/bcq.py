@@ -16,7 +16,9 @@ from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class BCQ(Method):
-    """Two Q heads by TD with a maximum inside the support of the LM, which goes on cloning the logs beside them.
+    """Q-learning with the maximum over what the clone finds likely.
+
+    Two Q heads by TD with a maximum inside the support of the LM, which goes on cloning the logs beside them.
 
     support(s) = {a: p(a|s) >= threshold max_b p(b|s)}
     L_Q  = sum_i (Q_i(s,a) - y)^2,  y = r + gamma max_{a' in support(s')} min_i Q'_i(s',a')      Q' are the Polyak targets

@@ -17,7 +17,9 @@ from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class CHAI(Method):
-    """Q of a reply u reads hidden states of a frozen LM, their mean over the dialog up to its end; the LM proposes n replies u_j to every context.
+    """Q of whole replies on a frozen language model (Verma et al. 2022); it chooses among what that proposes.
+
+    Q of a reply u reads hidden states of a frozen LM, their mean over the dialog up to its end; the LM proposes n replies u_j to every context.
 
     L_Q = sum_i (Q_i(s,u) - y)^2,    y = r + gamma max_j min_i Q'_i(s',u'_j)     s' the state before the next reply, Q' the Polyak targets
     L_C = sum_i log [1/(2n) (sum_j exp Q_i(s,u_j) / p(u_j|s) + sum_j exp Q_i(e_j) / q(e_j))] - Q_i(s,u)      e_j random features, uniform in [-1, 1]^H

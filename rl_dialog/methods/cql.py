@@ -15,7 +15,9 @@ from rl_dialog.methods.scores import reduce_minimum
 
 @dataclass(frozen=True)
 class CQL(ILQL):
-    """y = r + gamma max_a min_i Q'_i(s', a), with L_CQL as in ILQL; V (tau = 1/2) only centres the advantage at decoding.
+    """Q-learning with the maximum over all tokens, held down where the logs never went.
+
+    y = r + gamma max_a min_i Q'_i(s', a), with L_CQL as in ILQL; V (tau = 1/2) only centres the advantage at decoding.
 
     Inside a reply, where nobody else acts, y is at least Q' of the whole reply as it was logged, so no value has to travel token by token.
 

@@ -15,7 +15,9 @@ from rl_dialog.methods.method import Outputs
 
 @dataclass(frozen=True)
 class DBCQ(BCQ):
-    """Double Q-learning with the maximum over what the LM might say; acts on argmax of min_i Q'_i(s,a) over a_1..a_n ~ p(.|s), p the cloning LM.
+    """Double Q-learning over samples of the clone (Jaques et al. 2019); it says the best of them.
+
+    Double Q-learning with the maximum over what the LM might say; acts on argmax of min_i Q'_i(s,a) over a_1..a_n ~ p(.|s), p the cloning LM.
 
     The token so chosen has a distribution of closed form: with tokens in order of their Q and F the cumulated p, pi(a) = F(a)^n - F(a-)^n. So nothing
     is drawn here, and `generate` samples from the exact pi; n = 1 is p itself, and without end it is the best token of p's support.

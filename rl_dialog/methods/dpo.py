@@ -21,7 +21,9 @@ from rl_dialog.methods.method import Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class DPO(Method):
-    """L = -(1 - eps) log sigmoid(h) - eps log sigmoid(-h), averaged over pairs,
+    """Direct preference optimisation (Rafailov et al. 2023), from pairs of replies.
+
+    L = -(1 - eps) log sigmoid(h) - eps log sigmoid(-h), averaged over pairs,
 
     h = beta [(log pi(y+|s) - log p(y+|s)) - (log pi(y-|s) - log p(y-|s))], p the frozen prior, log-probabilities summed over a reply's tokens.
     The pairs (y+, y-) are made of the data: different replies to the same messages with different rewards.

@@ -19,7 +19,9 @@ UNKNOWN = "<|return:unknown|>"
 
 @dataclass(frozen=True)
 class DT(BC):
-    """Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the return).
+    """Cloning behind a token that names the return; it is then asked for the best.
+
+    Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the return).
 
     The bins are quantiles of the training split's returns, equal returns in one bin, or given by `edges`. The checkpoint's chat template writes the
     wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return. Replies of the data that

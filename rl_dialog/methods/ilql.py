@@ -17,7 +17,9 @@ from rl_dialog.methods.scores import Scores, cross_entropy, nll_together
 
 @dataclass(frozen=True)
 class ILQL(Method):
-    """Expectile V, TD Q, a CQL term and a (weighted) cloning term; acts on log p + beta (min Q - V).
+    """Implicit Language Q-Learning (Snell et al. 2022): values from the logs alone, and a policy that leans towards them.
+
+    Expectile V, TD Q, a CQL term and a (weighted) cloning term; acts on log p + beta (min Q - V).
 
     L_Q   = sum_i (Q_i(s,a) - y)^2,  y = r + gamma V(s')            V' online, no gradient; 0 after the end
     L_V   = |tau - 1[u<0]| u^2,      u = x - V(s)                   x = min_i Q'_i of the whole reply, Q' the Polyak targets

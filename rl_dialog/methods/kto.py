@@ -21,7 +21,9 @@ from rl_dialog.methods.method import Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class KTO(Method):
-    """L = w (1 - sigmoid(beta (g - z))) for a good reply, w (1 - sigmoid(beta (z - g))) for a bad one, averaged over replies,
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024), from good and bad replies.
+
+    L = w (1 - sigmoid(beta (g - z))) for a good reply, w (1 - sigmoid(beta (z - g))) for a bad one, averaged over replies,
 
     g = log pi(y|s) - log p(y|s), p the frozen prior, z = max(0, mean over the update of the same for replies that belong to other contexts), an
     estimate of KL(pi||p) without gradient. Every reply stands beside such a stranger, so a batch holds twice as many rows. The mean is over the whole

@@ -14,7 +14,9 @@ from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class Psi(Method):
-    """pi = p exp((Q - V) / c), p the language model as it was loaded, which stays as it is.
+    """The soft optimum near a prior (Jaques et al. 2019), learned in heads.
+
+    pi = p exp((Q - V) / c), p the language model as it was loaded, which stays as it is.
 
     L_Q = sum_i (Q_i(s,a) - y)^2,    y = r + gamma V(s')            V' online, no gradient; 0 after the end
     L_V = c^2 (exp z - z - 1),       z = (min_i Q'_i - V(s)) / c    Q' of the whole reply, Polyak targets: V = c log E_p exp(Q / c)

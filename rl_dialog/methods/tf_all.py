@@ -9,4 +9,7 @@ from rl_dialog.methods.bc import BC
 
 @dataclass(frozen=True)
 class TFAll(BC):
-    """Cross-entropy on every reply, whoever wrote it and whatever it earned: the loss of `bc`, for data with several replies to a context."""
+    """Cloning of all replies, good and bad: the control for tf_top.
+
+    Cross-entropy on every reply, whoever wrote it and whatever it earned: the loss of `bc`, for data with several replies to a context.
+    """

@@ -17,7 +17,10 @@ from rl_dialog.methods.bc import BC
 
 @dataclass(frozen=True)
 class TFTop(BC):
-    """Cross-entropy on the replies that pass a filter; the others stay as context. L = -mean log pi(a|s) over what is left."""
+    """Cloning of the best replies alone.
+
+    Cross-entropy on the replies that pass a filter; the others stay as context. L = -mean log pi(a|s) over what is left.
+    """
 
     by: Literal["auto", "reply", "dialog"] = "auto"
     """judge a reply by its own reward, or by the sum of the known rewards of its row (a dialog, or a window of one that

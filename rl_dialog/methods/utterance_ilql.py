@@ -15,7 +15,9 @@ from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class UtteranceILQL(Method):
-    """V of the state before a reply u, Q of the reply, read where it ends; gamma counts replies.
+    """ILQL over whole replies: it says the best of several by Q.
+
+    V of the state before a reply u, Q of the reply, read where it ends; gamma counts replies.
 
     L_Q  = sum_i (Q_i(s,u) - y)^2,   y = r + gamma V(s')           s' the state before the next reply; no gradient through y; 0 after the end
     L_V  = |tau - 1[x<0]| x^2,       x = min_i Q'_i(s,u) - V(s)    Q' are the Polyak targets

@@ -18,7 +18,9 @@ from rl_dialog.methods.scores import kl_divergences, reduce_minimum
 
 @dataclass(frozen=True)
 class WayOffPolicy(Method):
-    """Q(s,a) = l(s,a) - b(s) + v(s): l the LM's logits, b the log-sum-exp of the prior's, v a value head; pi = softmax(Q) = softmax(l); p the prior.
+    """Psi and KL-control as published in 2019, in the language model's own logits.
+
+    Q(s,a) = l(s,a) - b(s) + v(s): l the LM's logits, b the log-sum-exp of the prior's, v a value head; pi = softmax(Q) = softmax(l); p the prior.
 
     max:  Q(s,a) = r/c + log p(a|s) - log pi(a|s) + gamma max_a' Q'(s',a')
     psi:  Q(s,a) = r/c + log p(a|s)               + gamma log sum_a' exp Q'(s',a')     (eq. 8; entropy comes with the logsumexp)

@@ -189,9 +189,11 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
             tokenizer = AutoTokenizer.from_pretrained(encoder)
             model = AutoModel.from_pretrained(encoder, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"--encoder {encoder}: expected a folder with config.json and weights, or a hub name ({error})") from error
+            raise UserError(f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub name ({error})") from error
         if not tokenizer.is_fast:
-            raise UserError(f"--encoder {encoder}: expected a fast tokenizer (tokenizer.json), because values are cut out by character offsets")
+            raise UserError(
+                f"--model_name_or_path {encoder}: expected a fast tokenizer (tokenizer.json), because values are cut out by character offsets"
+            )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         longest = min(labels.max_length, getattr(model.config, "max_position_embeddings", None) or labels.max_length)

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -34,7 +35,7 @@ from rl_dialog.models.slots import Slots
 class ModelConfig:
     """The language model and the shape of its heads."""
 
-    model_name_or_path: str = ""
+    model_name_or_path: Annotated[str, tyro.conf.arg(prefix_name=False)] = ""
     """hub name or local directory of a causal LM (a checkpoint of ours too); empty builds a new one from the fields below"""
     family: Literal["llama", "gpt2"] = "llama"
     """architecture of a new model; llama knows how far back a word is, so what it learns in one turn holds in all of them"""

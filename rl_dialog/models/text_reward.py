@@ -104,7 +104,9 @@ class TextReward:
         try:
             model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, num_labels=1, ignore_mismatched_sizes=True)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise UserError(f"--base {base}: expected an encoder or a language model that transformers can give a scalar head ({error})") from error
+            raise UserError(
+                f"--model_name_or_path {base}: expected an encoder or a language model that transformers can give a scalar head ({error})"
+            ) from error
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer))
         return cls(_padded(model, tokenizer), tokenizer, max_length=max_length)

@@ -47,7 +47,7 @@ def fine_tune(
         tokenizer = AutoTokenizer.from_pretrained(base)
         model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, ignore_mismatched_sizes=True, **labels)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"--base {base}: expected a folder with config.json and weights, or a hub name ({error})") from error
+        raise UserError(f"--model_name_or_path {base}: expected a folder with config.json and weights, or a hub name ({error})") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id

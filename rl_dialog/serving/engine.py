@@ -22,6 +22,7 @@ from rl_dialog.config import finite
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Choice, Reply, generations, load_for_decoding, reply_scores, stream
+from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask, Row, RunningBatch, Token
 from rl_dialog.serving.text import TextStream
@@ -344,9 +345,9 @@ class Engine:
             ticket.cancel()  # rows of it that have not joined yet never will
 
 
-def load_engine(place: str, *, device: str = "", **sizes: int) -> Engine:
+def load_engine(place: str, *, device: str = "auto", **sizes: int) -> Engine:
     """The engine of a checkpoint directory; sizes: those of Engine. Raises UserError for one that cannot be loaded or served."""
-    policy = load_for_decoding(place).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    policy = load_for_decoding(place).to(named_device(device))
     tokenizer = load_tokenizer(place)
     known = policy.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:

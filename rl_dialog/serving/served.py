@@ -51,7 +51,7 @@ class ServeSettings:
     request_timeout: float = 300.0  # seconds from a request to the end of its reply
     drain: float = 60.0  # seconds that a replaced model's requests have to finish
     threads: int = 0  # of torch per process; 0 leaves it to torch
-    device: str = ""  # by default a GPU if there is one
+    device: str = "auto"  # a GPU if there is one
     apart: bool = False  # each engine in a process of its own
 
 

@@ -366,7 +366,7 @@ class Trainer:
         if kl / tokens > FAR:
             warnings.warn(
                 f"the prior is far from the model that training starts from: KL(policy || prior) is {kl / tokens:.2f} nats per token, expected at "
-                f"most {FAR}: start from the prior (--model.model_name_or_path), or choose one that was trained on these logs (--prior)",
+                f"most {FAR}: start from the prior (--model_name_or_path), or choose one that was trained on these logs (--prior)",
                 stacklevel=3,
             )
         return q / tokens if self.policy.method.heads.lm_target else None

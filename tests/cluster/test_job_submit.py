@@ -28,7 +28,7 @@ SWEEP = {
 def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, environment = head
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
-    work = [sys.executable, "-m", "pipelines.tune", "--sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out")]
+    work = [sys.executable, "-m", "pipelines.tune", "--sweep", str(tmp_path / "sweep.yaml"), "--output_dir", str(tmp_path / "out")]
     submit = [RAY, "job", "submit", "--address", address, "--working-dir", "."]
     refused = subprocess.run([*submit, "--", *work], cwd=ROOT, env=environment | {"RAY_AUTH_MODE": "disabled"}, capture_output=True, timeout=120)
     assert refused.returncode != 0 and not (tmp_path / "out").exists()

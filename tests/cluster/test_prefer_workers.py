@@ -44,13 +44,13 @@ def env_runners() -> list[psutil.Process]:
 def test_env_runners_on_another_node_of_which_one_is_killed(two_nodes, tmp_path):
     address = two_nodes
     config = PreferConfig(
-        env_options="observations=position", labeller="oracle", address=address, out=str(tmp_path), steps=40_000, budget=60, initial_labels=40,
+        env_options="observations=position", labeller="oracle", address=address, output_dir=str(tmp_path), steps=40_000, budget=60, initial_labels=40,
         first_epochs=5, envs=8, workers=2, ppo=PPO(batch_size=400, minibatch_size=100), eval_every=0, report_to="none", quiet=True,
     )  # fmt: skip
     killed = []
 
     def kill_one() -> None:
-        while not (Path(config.out) / "latest").is_file():
+        while not (Path(config.output_dir) / "latest").is_file():
             time.sleep(0.2)
         victim = env_runners()[0]
         os.kill(victim.pid, signal.SIGKILL)

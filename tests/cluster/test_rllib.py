@@ -125,7 +125,7 @@ def test_a_reward_of_the_wrong_length_is_refused(policy, world):
 
 
 def test_nothing_sampled_is_an_error():
-    with pytest.raises(RuntimeError, match="got none"):
+    with pytest.raises(UserError, match="got none"):
         metrics_of({"env_runners": {}, "learners": {}})
 
 

@@ -170,7 +170,7 @@ def filled(tmp_path, monkeypatch):
 
 def test_a_store_is_read_branch_by_branch(filled, tmp_path):
     """Both answers to the first chat's `hi` count, and the edit, which no model said, does not."""
-    found = main(ABConfig(store=filled, out=str(tmp_path / "ab"), quiet=True))
+    found = main(ABConfig(store=filled, output_dir=str(tmp_path / "ab"), quiet=True))
     assert found["models"] == {"bc": {"chats": 2, "vote": [-1.0, None, None]}, "ilql": {"chats": 2, "vote": [1.0, None, None]}}
     record = json.loads((tmp_path / "ab" / "ab.json").read_text())
     assert [(row["model"], row["replies"], row["checkpoint"]) for row in record["models"]] == [("bc", 3, "/runs/bc"), ("ilql", 2, "/runs/ilql")]
@@ -180,9 +180,9 @@ def test_a_store_is_read_branch_by_branch(filled, tmp_path):
 
 
 def test_evaluate_takes_a_store(filled, tmp_path):
-    command = [sys.executable, "-m", "pipelines.evaluate", "--store", filled, "--out", str(tmp_path / "ab")]
+    command = [sys.executable, "-m", "pipelines.evaluate", "--store", filled, "--output_dir", str(tmp_path / "ab")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1])["models"]["bc"]["chats"] == 2 and "thumbs up" in run.stdout
     with pytest.raises(UserError, match="none.db"):
-        main(ABConfig(store=f"sqlite:///{tmp_path}/none.db", out=str(tmp_path / "none")))
+        main(ABConfig(store=f"sqlite:///{tmp_path}/none.db", output_dir=str(tmp_path / "none")))

@@ -49,7 +49,18 @@ class Run:
         self.folder, self.url, self.pause = folder, url, pause
         settings = f"--env_options observations=position --labeller {labeller} --page_port 0 --steps {steps} --budget {labels} --schedule constant"
         settings += " --initial_labels 40 --first_epochs 10 --ppo.batch_size 512 --ppo.minibatch_size 128 --eval_every 0 --save_every 5 --quiet"
-        self.command = [sys.executable, "-m", "pipelines.prefer", *settings.split(), "--report_to", "none", "--out", str(folder), "--labels", url]
+        self.command = [
+            sys.executable,
+            "-m",
+            "pipelines.prefer",
+            *settings.split(),
+            "--report_to",
+            "none",
+            "--output_dir",
+            str(folder),
+            "--labels",
+            url,
+        ]
         self.acknowledged = folder.with_suffix(".acknowledged")
         self.start()
         self.labellers = {name: self.labeller(name) for name in people}

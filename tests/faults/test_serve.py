@@ -126,7 +126,7 @@ class Clients:
 def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, store, checkpoints):
     ample, tight = store.add_key("ample", requests_per_minute=100_000), store.add_key("tight", requests_per_minute=7)
     models = ["--models", f"ilql={checkpoints['ilql']}", f"bc={checkpoints['bc']}"]
-    with serve(*models, "--replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12") as server:
+    with serve(*models, "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12") as server:
         assert len(server.replicas()) == 2
         for headers in ({}, {"Authorization": "Bearer sk-rl-nobody"}):
             assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401
@@ -166,7 +166,7 @@ def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, stor
 
 
 def _same():
-    return "--replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12"
+    return "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12"
 
 
 def _stored(store):
@@ -176,7 +176,7 @@ def _stored(store):
 
 def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints):
     key = store.add_key("ann", requests_per_minute=1_000_000)
-    flags = ["--models", f"ilql={checkpoints['ilql']}", "--replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "60"]
+    flags = ["--models", f"ilql={checkpoints['ilql']}", "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "60"]
     with serve(*flags) as server:
         client, acknowledged = server.client(key), []
 

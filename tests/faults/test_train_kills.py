@@ -53,7 +53,7 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kills")
     write_logs(folder / "logs.jsonl", dialogs=150, seed=3)
-    finish(start("pipelines.prepare", "--logs", str(folder / "logs.jsonl"), "--out", str(folder / "data"), "--vocab_size", "500", "--quiet"))
+    finish(start("pipelines.prepare", "--logs", str(folder / "logs.jsonl"), "--output_dir", str(folder / "data"), "--vocab_size", "500", "--quiet"))
     return folder / "data"
 
 

@@ -62,7 +62,7 @@ class Learner:
     def __init__(self, folder: Path, methods: Iterable[str], pool: ProcessPoolExecutor) -> None:
         self.folder, self.pool = folder, pool
         write_logs(folder / "logs.jsonl", dialogs=2000, seed=1)
-        flags = ["--logs", str(folder / "logs.jsonl"), "--out", str(folder / "data"), "--vocab_size", "1024", "--max_length", "512", "--quiet"]
+        flags = ["--logs", str(folder / "logs.jsonl"), "--output_dir", str(folder / "data"), "--vocab_size", "1024", "--max_length", "512", "--quiet"]
         prepare.main(load_config(prepare.PrepareConfig, [*flags, "--rewards.logged", "1"]))
         self.runs = {"bc": self.start("bc", CLONE)}
         self.returns("bc")  # which the others start from
@@ -73,7 +73,7 @@ class Learner:
         found = []
         for seed in range(SEEDS):
             run = ["--method", method, *flags.split(), "--data", str(self.folder / "data"), "--report_to", "none"]
-            run += [] if method == "bc" else ["--model.model_name_or_path", str(self.folder / f"bc-seed{seed}")]
+            run += [] if method == "bc" else ["--model_name_or_path", str(self.folder / f"bc-seed{seed}")]
             run += ["--seed", str(seed), "--output_dir", str(self.folder / f"{method}-seed{seed}")]
             found.append(self.pool.submit(learn, run))
         return found

@@ -69,7 +69,7 @@ def test_any_encoder_can_be_the_base(nlu, tmp_path):
     with pytest.raises(UserError, match="expected a directory with a model"):
         new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path / "nothing" / "here" / "at_all"))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="--encoder .*: expected a folder with config.json"):
+    with pytest.raises(UserError, match="--model_name_or_path .*: expected a folder with config.json"):
         new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path))
 
 

@@ -113,5 +113,5 @@ def test_damaged_weights_and_a_missing_template_are_refused(like_trl, tmp_path):
     (like_trl / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(UserError, match="expected a reward model"):
         TextReward.from_pretrained(like_trl)
-    with pytest.raises(UserError, match="--base"):
+    with pytest.raises(UserError, match="--model_name_or_path"):
         TextReward.from_base(str(like_trl), max_length=10)

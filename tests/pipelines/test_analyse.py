@@ -1,4 +1,4 @@
-"""`evaluate --simulated` on what `simulate` and `converse` write, as a user runs them."""
+"""`analyse` on what `simulate` and `converse` write, as a user runs them."""
 
 import json
 import subprocess
@@ -17,9 +17,9 @@ from rl_dialog.errors import UserError
 
 def test_a_worse_system_is_seen_to_be_worse(tmp_path):
     for name, mistakes in (("rule", 0.0), ("worse", 0.4)):
-        converse(ConverseConfig(out=str(tmp_path / name), episodes=60, mistakes=mistakes, quiet=True))
-    command = [sys.executable, "-m", "pipelines.evaluate", "--simulated", str(tmp_path / "rule"), f"bad={tmp_path / 'worse'}"]
-    done = subprocess.run([*command, "--out", str(tmp_path / "report")], capture_output=True, text=True)
+        converse(ConverseConfig(output_dir=str(tmp_path / name), episodes=60, mistakes=mistakes, quiet=True))
+    command = [sys.executable, "-m", "pipelines.analyse", "--simulated", str(tmp_path / "rule"), f"bad={tmp_path / 'worse'}"]
+    done = subprocess.run([*command, "--output_dir", str(tmp_path / "report")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert list(told["success"]) == ["rule", "bad"] and told["differences"]["bad"][2] < 0, "the whole interval is below 0"
@@ -36,20 +36,20 @@ def test_a_worse_system_is_seen_to_be_worse(tmp_path):
 
 
 def test_dialogs_in_acts_and_bad_input(tmp_path):
-    simulate(SimulateConfig(out=str(tmp_path / "acts"), episodes=30, quiet=True))
-    told = main(AnalyseConfig(simulated=(str(tmp_path / "acts"),), out=str(tmp_path / "report"), quiet=True))
+    simulate(SimulateConfig(output_dir=str(tmp_path / "acts"), episodes=30, quiet=True))
+    told = main(AnalyseConfig(simulated=(str(tmp_path / "acts"),), output_dir=str(tmp_path / "report"), quiet=True))
     assert told["differences"] == {} and told["success"]["acts"][0] > 0.8
-    simulate(SimulateConfig(out=str(tmp_path / "noisy"), episodes=30, options=Options(noise=0.3), quiet=True))
-    main(AnalyseConfig(simulated=(str(tmp_path / "acts"), str(tmp_path / "noisy")), out=str(tmp_path / "report"), quiet=True))
+    simulate(SimulateConfig(output_dir=str(tmp_path / "noisy"), episodes=30, options=Options(noise=0.3), quiet=True))
+    main(AnalyseConfig(simulated=(str(tmp_path / "acts"), str(tmp_path / "noisy")), output_dir=str(tmp_path / "report"), quiet=True))
     assert "other user options, which are part of every difference between them. acts: the defaults; noisy: noise 0.3." in (
         tmp_path / "report" / "tasks.md"
     ).read_text(encoding="utf-8")
     for config, message in (
         ({}, "expected --simulated"),
-        ({"simulated": ("x",)}, "expected --out"),
-        ({"simulated": (str(tmp_path),), "out": "x"}, "expected a folder that simulate or converse wrote"),
-        ({"simulated": (str(tmp_path / "acts"),) * 2, "out": "x"}, "two folders are called acts"),
-        ({"simulated": (str(tmp_path / "acts"),), "out": "x", "replicates": 0}, "expected --replicates"),
+        ({"simulated": ("x",)}, "expected --output_dir"),
+        ({"simulated": (str(tmp_path),), "output_dir": "x"}, "expected a folder that simulate or converse wrote"),
+        ({"simulated": (str(tmp_path / "acts"),) * 2, "output_dir": "x"}, "two folders are called acts"),
+        ({"simulated": (str(tmp_path / "acts"),), "output_dir": "x", "replicates": 0}, "expected --replicates"),
     ):
         with pytest.raises(UserError, match=message):
             main(AnalyseConfig(**config))

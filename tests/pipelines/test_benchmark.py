@@ -28,13 +28,13 @@ def benchmark(*arguments):
 @pytest.mark.parametrize("what, quiet", [("train", False), ("generate", True)])
 def test_the_command(what, quiet, tmp_path):
     out = tmp_path / "figures" / "benchmark.json"
-    done = benchmark(what, *FLAGS, "--out", out, *(["--quiet"] if quiet else []))
+    done = benchmark(what, *FLAGS, "--output_dir", out, *(["--quiet"] if quiet else []))
     assert done.returncode == 0, done.stderr
     *table, last = done.stdout.splitlines()
     assert bool(table) != quiet
     headline, report = json.loads(last), json.loads(out.read_text())
     assert headline["what"] == report["what"] == what
-    assert headline["out"] == str(out)
+    assert headline["output_dir"] == str(out)
     assert list(report["figures"]) == SETTINGS[what]
     for setting, rows in report["figures"].items():
         assert set(rows) == OURS[what] | {"plain"}
@@ -52,7 +52,7 @@ def test_the_command(what, quiet, tmp_path):
 @pytest.mark.slow
 def test_memory_is_measured_in_fresh_processes(tmp_path):
     out = tmp_path / "memory.json"
-    done = benchmark("memory", *FLAGS, "--contenders", "ilql mlp", "--vocabulary", "4096", "--out", out)
+    done = benchmark("memory", *FLAGS, "--contenders", "ilql mlp", "--vocabulary", "4096", "--output_dir", out)
     assert done.returncode == 0, done.stderr
     figures = json.loads(out.read_text())["figures"]
     assert set(figures) == {"plain", "ilql mlp"} and figures["plain"]["ratio"] == 1
@@ -61,7 +61,7 @@ def test_memory_is_measured_in_fresh_processes(tmp_path):
 
 def test_simulated_users_are_measured_with_their_memory(tmp_path):
     out = tmp_path / "simulate.json"
-    found = main(BenchmarkConfig(what="simulate", steps=50, envs=3, rounds=1, warmup=0, threads=1, quiet=True, out=str(out)))
+    found = main(BenchmarkConfig(what="simulate", steps=50, envs=3, rounds=1, warmup=0, threads=1, quiet=True, output_dir=str(out)))
     (setting,) = json.loads(out.read_text())["figures"].values()
     assert set(setting) == {"plain", "3 at once, acts as bits", "3 at once", "without state vectors"}
     assert 0 < found["memory"]["mib_per_1000_conversations"] < 100
@@ -71,7 +71,7 @@ def test_simulated_users_are_measured_with_their_memory(tmp_path):
 def test_prepare_is_measured_with_its_memory(tmp_path):
     out = tmp_path / "prepare.json"
     small = ("--conversations", 200, "--turns", 2, "--exchanges", 30, "--turn_bytes", 100)
-    done = benchmark("prepare", *small, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--out", out)
+    done = benchmark("prepare", *small, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--output_dir", out)
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     assert set(report["figures"]["200 conversations of 2 exchanges, 11 rewards, 2 CPUs"]) == {"plain", "prepare"}
@@ -86,7 +86,7 @@ def test_an_unknown_contender_is_named():
 
 def test_a_wrong_size_is_one_paragraph(tmp_path):
     with pytest.raises(UserError, match="expected rounds"):
-        main(BenchmarkConfig(rounds=0, out=str(tmp_path / "b.json")))
+        main(BenchmarkConfig(rounds=0, output_dir=str(tmp_path / "b.json")))
 
 
 def test_the_batches():

@@ -180,7 +180,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command(small, tmp_path, capsys):
     """Both tables, the figures, the plot; the same seed draws the same and another seed other logs, priors and networks."""
     settings = {"what": "cartpole", "seeds": 2, "steps": 3}
-    found = main(BenchmarkConfig(**settings, out=str(tmp_path / "cartpole.json")))
+    found = main(BenchmarkConfig(**settings, output_dir=str(tmp_path / "cartpole.json")))
     report, printed = json.loads((tmp_path / "cartpole.json").read_text()), capsys.readouterr().out
     assert found["plot"] == str(tmp_path / "cartpole.svg") and "<svg" in (tmp_path / "cartpole.svg").read_text()
     for name, values in report["returns"]["expert"].items():

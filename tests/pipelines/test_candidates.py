@@ -88,7 +88,7 @@ def world(running, tokenizer, tmp_path_factory):
     flags = [
         "--logs",
         str(folder / "logs.jsonl"),
-        "--out",
+        "--output_dir",
         str(folder / "data"),
         "--tokenizer",
         str(folder / "policy"),
@@ -102,7 +102,7 @@ def world(running, tokenizer, tmp_path_factory):
 
 def config_of(world, out, **changes):
     settings = {"max_new_tokens": 6, "num_candidates": 3, "shard_contexts": 10, "max_length": 96, "threshold": 0.6, "quiet": True, "batch_size": 16}
-    return CandidatesConfig(data=str(world / "data"), policy=str(world / "policy"), out=str(out), **{**settings, **changes})
+    return CandidatesConfig(data=str(world / "data"), policy=str(world / "policy"), output_dir=str(out), **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     (tmp_path / "world").mkdir()
     (tmp_path / "world" / "data").symlink_to(world / "data")
     save_policy(tmp_path / "world" / "policy", tokenizer, seed=1)
-    with pytest.raises(UserError, match="holds candidates of another model: choose another --out, or delete them with --overwrite"):
+    with pytest.raises(UserError, match="holds candidates of another model: choose another --output_dir, or delete them with --overwrite"):
         main(config_of(tmp_path / "world", out))
     with pytest.raises(UserError, match=r"another seed \(0 then, 1 now\)"):
         main(config_of(world, out, seed=1))
@@ -340,8 +340,8 @@ def test_openings_are_left_out_where_the_template_cannot_ask_for_them(world, tmp
     ("changes", "message"),
     [
         ({"data": "nowhere"}, "nowhere: expected a directory written by"),
-        ({"policy": "gpt2"}, "--policy gpt2: expected a checkpoint directory or run folder"),
-        ({"out": ""}, "expected --out"),
+        ({"policy": "gpt2"}, "--checkpoint gpt2: expected a checkpoint directory or run folder"),
+        ({"output_dir": ""}, "expected --output_dir"),
         ({"splits": ("test",)}, "with train"),
         ({"similarity": "token_f"}, "Did you mean token_f1?"),
         ({"reward_model": "./nowhere"}, "found nothing there"),
@@ -372,7 +372,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
     sizes = shlex.split(
         "--max_new_tokens 6 --num_candidates 3 --shard_contexts 2 --max_length 96 --threshold 0.6 --batch_size 16 --num_cpus 2 --quiet"
     )
-    where = ["--data", str(world / "data"), "--policy", str(world / "policy"), "--out", str(tmp_path / "killed")]
+    where = ["--data", str(world / "data"), "--checkpoint", str(world / "policy"), "--output_dir", str(tmp_path / "killed")]
     command = [sys.executable, "-m", "pipelines.candidates", *where, *sizes]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)

@@ -99,9 +99,9 @@ def test_an_interrupt_ends_the_crowd(book):
 def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="is not a circle's folder"):
-        main(CircleConfig(out=str(tmp_path)))
+        main(CircleConfig(output_dir=str(tmp_path)))
     with pytest.raises(UserError, match="expected --users of at least 1, got 0"):
-        main(CircleConfig(out=str(tmp_path / "new"), users=0))
+        main(CircleConfig(output_dir=str(tmp_path / "new"), users=0))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path):
 def test_the_circle_closes(tmp_path, capsys):
     """Small, so nothing is said about who is better: tests/learning is for that."""
     sizes = {"dialogs": 120, "chats": 24, "ab_chats": 40, "users": 8, "bc_steps": 20, "steps": 15}
-    found = main(CircleConfig(out=str(tmp_path / "out"), quiet=True, **sizes))
+    found = main(CircleConfig(output_dir=str(tmp_path / "out"), quiet=True, **sizes))
     assert capsys.readouterr().out == "" and not ray.is_initialized()
     store = Store(found["store"])
     dialogs = list(store.dialogs())

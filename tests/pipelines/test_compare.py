@@ -64,7 +64,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def config_of(table: Path, **changes) -> CompareConfig:
-    return CompareConfig(compare=str(table), out=str(table.parent / "out"), **changes)
+    return CompareConfig(experiments=str(table), output_dir=str(table.parent / "out"), **changes)
 
 
 def test_from_logs_to_table_and_again(table: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
 
 def start(table: Path, out: Path) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pipelines.evaluate", "--compare", str(table), "--out", str(out)]
+    command = [sys.executable, "-m", "pipelines.compare", "--experiments", str(table), "--output_dir", str(out)]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -186,18 +186,18 @@ def test_a_run_that_cannot_be_evaluated_is_left_out(tmp_path: Path, monkeypatch:
     def broken(config) -> None:
         if str(tmp_path / "b") in config.checkpoints:
             raise ValueError("not a number")
-        (Path(config.out) / "metrics.json").write_text(json.dumps(config.checkpoints))
+        (Path(config.output_dir) / "metrics.json").write_text(json.dumps(config.checkpoints))
 
     runs = tuple(str(tmp_path / name) for name in "abc")
     for name in ("a", "b", "c", "report"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(compare.evaluate, "main", broken)
-    _, errors = compare.evaluate_runs(compare.evaluate.EvaluateConfig(checkpoints=runs, out=str(tmp_path / "report")))
+    _, errors = compare.evaluate_runs(compare.evaluate.EvaluateConfig(checkpoints=runs, output_dir=str(tmp_path / "report")))
     assert errors == {runs[1]: "ValueError: not a number"} and "Traceback" in (tmp_path / "b" / "error.txt").read_text()
     assert json.loads((tmp_path / "report" / compare.METRICS_OF_SOME).read_text()) == [runs[0], runs[2]]
     assert not (tmp_path / "report" / "metrics.json").exists()  # so it is tried again
     with pytest.raises(UserError, match="not a number"):
-        compare.evaluate_runs(compare.evaluate.EvaluateConfig(checkpoints=runs[1:2], out=str(tmp_path / "report")))
+        compare.evaluate_runs(compare.evaluate.EvaluateConfig(checkpoints=runs[1:2], output_dir=str(tmp_path / "report")))
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:

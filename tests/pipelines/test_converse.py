@@ -20,7 +20,7 @@ from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 
 def test_the_rule_system_in_words(tmp_path):
     """The last line of stdout is JSON and agrees with the files; words lose next to nothing against acts with the same goals."""
-    command = [sys.executable, "-m", "pipelines.converse", "--out", str(tmp_path), "--episodes", "100"]
+    command = [sys.executable, "-m", "pipelines.converse", "--output_dir", str(tmp_path), "--episodes", "100"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     headline = json.loads(done.stdout.splitlines()[-1])
@@ -28,7 +28,7 @@ def test_the_rule_system_in_words(tmp_path):
     assert len(dialogs) == 100 and sum(dialog.meta["outcome"]["success"] for dialog in dialogs) / 100 == headline["success"]
     assert sum(len(dialog.replies) for dialog in dialogs) / 100 == headline["turns"]
     assert json.loads((tmp_path / "results.json").read_text())["figures"]["success"]["value"] == headline["success"]
-    acts = main(ConverseConfig(out=str(tmp_path / "acts"), nlu="acts", episodes=100, quiet=True))
+    acts = main(ConverseConfig(output_dir=str(tmp_path / "acts"), nlu="acts", episodes=100, quiet=True))
     assert abs(acts["success"] - headline["success"]) <= 0.03 and not (tmp_path / "acts/dialogs.jsonl").exists()
     again = load_config(ConverseConfig, ["--config", str(tmp_path / "converse.yaml"), "--quiet"])
     assert main(again)["return"] == headline["return"]
@@ -36,7 +36,9 @@ def test_the_rule_system_in_words(tmp_path):
 
 def test_logs_to_train_on(tmp_path):
     """Placeholders, notes and rewards of mixed quality."""
-    found = main(ConverseConfig(out=str(tmp_path), placeholders=True, mistakes=0.4, episodes=60, quiet=True, options=Options(reward="terminal")))
+    found = main(
+        ConverseConfig(output_dir=str(tmp_path), placeholders=True, mistakes=0.4, episodes=60, quiet=True, options=Options(reward="terminal"))
+    )
     dialogs = list(read_jsonl(tmp_path / "dialogs.jsonl"))
     texts = [dialog.messages[i]["content"] for dialog in dialogs for i in dialog.replies]
     assert any("[hotel_name]" in text for text in texts) and 0.2 < found["success"] < 0.95
@@ -47,16 +49,16 @@ def test_logs_to_train_on(tmp_path):
 
 def test_a_checkpoint_meets_the_same_users(tmp_path):
     """An untrained language model fails, the same way for any batch size, with the goals that the rule system gets."""
-    main(ConverseConfig(out=str(tmp_path / "rule"), placeholders=True, episodes=6, quiet=True))
+    main(ConverseConfig(output_dir=str(tmp_path / "rule"), placeholders=True, episodes=6, quiet=True))
     dialogs = list(read_jsonl(tmp_path / "rule/dialogs.jsonl"))
     tokenizer = train_tokenizer(texts_of(dialogs), vocab_size=400)
     shape = ModelConfig(layers=1, width=32, attention_heads=2, context=512)
     save_policy(Policy(load_lm(shape, tokenizer), BC(), shape), tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
     settings = ["--system", str(tmp_path / "lm"), "--episodes", "6", "--options.max_turn", "8", "--decoding.max_new_tokens", "8", "--quiet"]
-    one = main(load_config(ConverseConfig, [*settings, "--out", str(tmp_path / "one"), "--batch_size", "4"]))
+    one = main(load_config(ConverseConfig, [*settings, "--output_dir", str(tmp_path / "one"), "--batch_size", "4"]))
     assert one["success"] == 0 and one["turns"] == 4
-    main(load_config(ConverseConfig, [*settings, "--out", str(tmp_path / "other")]))
+    main(load_config(ConverseConfig, [*settings, "--output_dir", str(tmp_path / "other")]))
     texts = [(tmp_path / name / "dialogs.jsonl").read_text() for name in ("one", "other")]
     assert texts[0] == texts[1]
     assert [dialog.goal for dialog in read_jsonl(tmp_path / "one/dialogs.jsonl")] == [dialog.goal for dialog in dialogs]
@@ -65,15 +67,18 @@ def test_a_checkpoint_meets_the_same_users(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "expected --out"),
-        (["--out", "x", "--episodes", "0"], "expected --episodes of at least 1, got 0"),
-        (["--out", "x", "--system", "runs/none"], "runs/none"),
-        (["--out", "x", "--system", "lm", "--mistakes", "0.1"], "--nlu acts, --templates auto_manual: expected with --system rule or a task policy"),
-        (["--out", "x", "--nlu", "acts", "--placeholders"], "--nlu acts: expected without words"),
-        (["--out", "x", "--user_nlu", "acts"], "expected --nlu acts for both sides"),
-        (["--out", "x", "--nlu", "nowhere"], "nowhere: expected a folder that `python -m pipelines.fit_nlu` wrote"),
-        (["--out", "x", "--templates", "auto_manual"], "cannot be read backwards"),
-        (["--out", "x", "--mistakes", "2"], "expected noise between 0 and 1, got 2"),
+        ([], "expected --output_dir"),
+        (["--output_dir", "x", "--episodes", "0"], "expected --episodes of at least 1, got 0"),
+        (["--output_dir", "x", "--system", "runs/none"], "runs/none"),
+        (
+            ["--output_dir", "x", "--system", "lm", "--mistakes", "0.1"],
+            "--nlu acts, --templates auto_manual: expected with --system rule or a task policy",
+        ),
+        (["--output_dir", "x", "--nlu", "acts", "--placeholders"], "--nlu acts: expected without words"),
+        (["--output_dir", "x", "--user_nlu", "acts"], "expected --nlu acts for both sides"),
+        (["--output_dir", "x", "--nlu", "nowhere"], "nowhere: expected a folder that `python -m pipelines.fit_nlu` wrote"),
+        (["--output_dir", "x", "--templates", "auto_manual"], "cannot be read backwards"),
+        (["--output_dir", "x", "--mistakes", "2"], "expected noise between 0 and 1, got 2"),
     ],
 )
 def test_mistakes_are_explained(arguments, told, tmp_path, monkeypatch):

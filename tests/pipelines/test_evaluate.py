@@ -85,7 +85,7 @@ def data(tokenizer, tmp_path):
 
 
 def test_everything_at_once(runs, data, tmp_path):
-    config = EvaluateConfig(checkpoints=tuple(runs.values()), env="small_talk", data=data, out=str(tmp_path / "report"), **SHORT)
+    config = EvaluateConfig(checkpoints=tuple(runs.values()), env="small_talk", data=data, output_dir=str(tmp_path / "report"), **SHORT)
     result = main(config)
     labels = [f"{name} ({which})" for name in ("bc", "ilql", "kl") for which in ("best", "last")]
     assert list(result["figures"]) == labels
@@ -137,7 +137,9 @@ def check_replies(path, result, metrics):
 def test_the_return_is_that_of_direct_rollouts(runs, tmp_path):
     from envs.small_talk import SmallTalk
 
-    config = EvaluateConfig(checkpoints=(f"{runs['ilql-seed0']}/checkpoint-2",), env="small_talk", out=str(tmp_path / "report"), beta=3.0, **SHORT)
+    config = EvaluateConfig(
+        checkpoints=(f"{runs['ilql-seed0']}/checkpoint-2",), env="small_talk", output_dir=str(tmp_path / "report"), beta=3.0, **SHORT
+    )
     result = main(config)
     policy = load_for_decoding(f"{runs['ilql-seed0']}/checkpoint-2", beta=3.0)
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
@@ -151,7 +153,7 @@ def test_the_return_is_that_of_direct_rollouts(runs, tmp_path):
 def test_data_alone_and_the_same_result_twice(runs, data, tmp_path):
     results = []
     for name in ("one", "two"):
-        config = EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, out=str(tmp_path / name), **SHORT)
+        config = EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, output_dir=str(tmp_path / name), **SHORT)
         results.append({key: value for key, value in main(config).items() if key in ("figures", "differences", "generated_replies")})
     assert results[0] == results[1]
     assert "return" not in results[0]["figures"]["bc (best)"]
@@ -165,7 +167,7 @@ def test_side_by_side_is_the_same_report(runs, data, tmp_path):
     settings = {"checkpoints": tuple(runs.values()), "env": "small_talk", "data": data} | SHORT
     results = []
     for name, side_by_side in (("alone", False), ("beside", True)):
-        found = main(EvaluateConfig(**settings, out=str(tmp_path / name), side_by_side=side_by_side))
+        found = main(EvaluateConfig(**settings, output_dir=str(tmp_path / name), side_by_side=side_by_side))
         results.append({key: value for key, value in found.items() if key in ("figures", "differences", "generated_replies")})
     assert results[0] == results[1]
     for name in ("report.html", "replies.csv"):
@@ -176,7 +178,7 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
     import shutil
 
     shutil.rmtree(f"{runs['kl-seed0']}/prior")
-    main(EvaluateConfig(checkpoints=(runs["kl-seed0"],), data=data, out=str(tmp_path / "report"), **SHORT))
+    main(EvaluateConfig(checkpoints=(runs["kl-seed0"],), data=data, output_dir=str(tmp_path / "report"), **SHORT))
     assert "expected the frozen prior at" in (tmp_path / "report" / "report.md").read_text()
 
 
@@ -184,7 +186,7 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
     ("change", "message"),
     [
         ({"checkpoints": ()}, "expected --checkpoints"),
-        ({"out": ""}, "expected --out"),
+        ({"output_dir": ""}, "expected --output_dir"),
         ({"env": ""}, "nothing to evaluate on: expected --env"),
         ({"env": "smalltalk"}, "unknown env 'smalltalk': expected one of .* Did you mean small_talk?"),
         ({"env": "", "data": "nowhere"}, "nowhere: expected a directory written by"),
@@ -195,7 +197,7 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
     ],
 )
 def test_errors(runs, tmp_path, change, message):
-    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "out": str(tmp_path / "report")} | SHORT | change
+    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "output_dir": str(tmp_path / "report")} | SHORT | change
     with pytest.raises(UserError, match=message):
         main(EvaluateConfig(**settings))
 
@@ -203,11 +205,22 @@ def test_errors(runs, tmp_path, change, message):
 def test_different_methods_are_not_seeds_of_each_other(runs, tmp_path):
     chosen = (runs["bc-seed0"], runs["ilql-seed0"])
     with pytest.raises(UserError, match="expected runs of one method, got bc, ilql"):
-        main(EvaluateConfig(checkpoints=chosen, names=("x", "x"), env="small_talk", out=str(tmp_path / "report"), **SHORT))
+        main(EvaluateConfig(checkpoints=chosen, names=("x", "x"), env="small_talk", output_dir=str(tmp_path / "report"), **SHORT))
 
 
 def test_the_command_ends_with_one_line_of_json_or_one_paragraph(runs, tmp_path):
-    command = [sys.executable, "-m", "pipelines.evaluate", "--out", str(tmp_path / "report"), "--env", "small_talk", "--episodes", "3", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.evaluate",
+        "--output_dir",
+        str(tmp_path / "report"),
+        "--env",
+        "small_talk",
+        "--episodes",
+        "3",
+        "--quiet",
+    ]
     good = subprocess.run([*command, "--max_new_tokens", "4", "--checkpoints", runs["bc-seed0"], runs["bc-seed1"]], capture_output=True, text=True)
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)["checkpoints"] == 4
@@ -223,7 +236,7 @@ CANDIDATES = {"candidates": 3, "context_replies": "all", "similarities": ("token
 
 def test_candidates_from_checkpoints_to_report(runs, data, tmp_path):
     out = tmp_path / "report"
-    result = main(EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, out=str(out), **SHORT | CANDIDATES))
+    result = main(EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, output_dir=str(out), **SHORT | CANDIDATES))
     figures = result["figures"]["bc (best)"]
     for metric in ("token_f1", "chrf", "click"):
         values = [figures[f"top/{metric}@{k}"][0] for k in (1, 2, 3)]
@@ -246,7 +259,9 @@ def test_a_reward_model_ranks_candidates_and_judges_replies(runs, data, tmp_path
     TextReward.new(["hello there, sure, that is all?"], hidden_size=32, vocab_size=300, max_length=64).save_pretrained(tmp_path / "model")
     with_model = {"reward_model": str(tmp_path / "model")}
     result = main(
-        EvaluateConfig(checkpoints=(f"{runs['bc-seed0']}/checkpoint-1",), data=data, out=str(tmp_path / "out"), **SHORT | CANDIDATES | with_model)
+        EvaluateConfig(
+            checkpoints=(f"{runs['bc-seed0']}/checkpoint-1",), data=data, output_dir=str(tmp_path / "out"), **SHORT | CANDIDATES | with_model
+        )
     )
     [group] = json.loads((tmp_path / "out" / "metrics.json").read_text())["groups"]
     (path,) = (tmp_path / "out" / "candidates").iterdir()
@@ -282,7 +297,9 @@ def test_candidates_do_not_depend_on_the_batch_size(runs, data, tmp_path):
     tables = []
     for size in (1, 128):
         out = tmp_path / str(size)
-        main(EvaluateConfig(checkpoints=(f"{runs['ilql-seed0']}/checkpoint-1",), data=data, out=str(out), batch_size=size, **SHORT | CANDIDATES))
+        main(
+            EvaluateConfig(checkpoints=(f"{runs['ilql-seed0']}/checkpoint-1",), data=data, output_dir=str(out), batch_size=size, **SHORT | CANDIDATES)
+        )
         (path,) = (out / "candidates").iterdir()
         tables.append(path.read_text())
     assert tables[0] == tables[1]
@@ -291,7 +308,7 @@ def test_candidates_do_not_depend_on_the_batch_size(runs, data, tmp_path):
 def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
     out, bc = tmp_path / "report", f"{runs['bc-seed0']}/checkpoint-1"
     chosen = (bc, f"{runs['ilql-seed0']}/checkpoint-1", f"{runs['kl-seed0']}/checkpoint-1")
-    result = main(EvaluateConfig(checkpoints=chosen, data=data, out=str(out), ope=("dm", "wis", "pdwis"), behaviour=bc, **SHORT))
+    result = main(EvaluateConfig(checkpoints=chosen, data=data, output_dir=str(out), ope=("dm", "wis", "pdwis"), behaviour=bc, **SHORT))
     own, ilql = result["figures"]["bc (checkpoint-1)"], result["figures"]["ilql (checkpoint-1)"]
     assert own["ope/logged"][0] == pytest.approx((1 + 0 + 1 + 0 + 1) / 5)
     assert [own["ope/wis"][0], own["ope/pdwis"][0]] == pytest.approx([own["ope/logged"][0]] * 2)
@@ -325,6 +342,6 @@ def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
     ],
 )
 def test_errors_about_logs(runs, data, tmp_path, change, message):
-    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "data": data, "out": str(tmp_path / "report"), **SHORT} | change
+    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "data": data, "output_dir": str(tmp_path / "report"), **SHORT} | change
     with pytest.raises(UserError, match=message):
         main(EvaluateConfig(**settings))

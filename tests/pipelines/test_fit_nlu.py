@@ -54,22 +54,22 @@ def test_records_that_cannot_be_read_are_quarantined(tmp_path):
     write_jsonl([Dialog(f"a{i}", turns) for i in range(40)], logs)
     with open(logs, "a", encoding="utf-8") as file:
         file.write('{"id": "b", "messages": [{"role": "nobody"}]}\n')
-    assert main(FitNluConfig(logs=(str(logs),), out=str(tmp_path / "nlu"), **small))["quarantined"] == 1
+    assert main(FitNluConfig(logs=(str(logs),), output_dir=str(tmp_path / "nlu"), **small))["quarantined"] == 1
     assert json.loads((tmp_path / "nlu/quarantine.jsonl").read_text())["where"].startswith("line 41")
     logs.write_text(logs.read_text().splitlines()[-1] + "\n" + json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n")
     with pytest.raises(UserError, match="expected dialogs with acts.*the first of 1 records that cannot be read is .*line 1"):
-        main(FitNluConfig(logs=(str(logs),), out=str(tmp_path / "none"), **small))
+        main(FitNluConfig(logs=(str(logs),), output_dir=str(tmp_path / "none"), **small))
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "expected --out"),
-        (["--out", "x", "--simulated", "0"], "expected something to learn from"),
-        (["--out", "x", "--validation", "1"], "expected --validation of at least 0 and below 1, got 1"),
-        (["--out", "x", "--hidden_size", "100"], "multiple of 32"),
-        (["--out", "x", "--learning_rate", "0"], "expected --learning_rate above 0"),
-        (["--out", "x", "--logs", "nowhere.json"], "nowhere.json"),
+        ([], "expected --output_dir"),
+        (["--output_dir", "x", "--simulated", "0"], "expected something to learn from"),
+        (["--output_dir", "x", "--validation", "1"], "expected --validation of at least 0 and below 1, got 1"),
+        (["--output_dir", "x", "--hidden_size", "100"], "multiple of 32"),
+        (["--output_dir", "x", "--learning_rate", "0"], "expected --learning_rate above 0"),
+        (["--output_dir", "x", "--logs", "nowhere.json"], "nowhere.json"),
     ],
 )
 def test_mistakes_are_explained(arguments, told):
@@ -80,14 +80,14 @@ def test_mistakes_are_explained(arguments, told):
 @pytest.mark.slow
 def test_the_generated_town_end_to_end(tmp_path):
     """Fitted from template words; the figures that it tells are those that it wrote, and dialogs can be held with it."""
-    command = [sys.executable, "-m", "pipelines.fit_nlu", "--out", str(tmp_path / "nlu"), "--simulated", "300", "--num_train_epochs", "8"]
+    command = [sys.executable, "-m", "pipelines.fit_nlu", "--output_dir", str(tmp_path / "nlu"), "--simulated", "300", "--num_train_epochs", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["simulated_user_f1"] > 0.8 and figures["simulated_system_f1"] > 0.6, figures  # .90 and .71 when this was written
     assert json.loads((tmp_path / "nlu/metrics.json").read_text())["held_out"]["simulated"]["user"]["f1"] == figures["simulated_user_f1"]
-    spoken = converse(ConverseConfig(out=str(tmp_path / "words"), nlu=str(tmp_path / "nlu"), episodes=100, quiet=True))
-    deaf = converse(ConverseConfig(out=str(tmp_path / "noise"), options=Options(noise=1.0), episodes=100, quiet=True))
+    spoken = converse(ConverseConfig(output_dir=str(tmp_path / "words"), nlu=str(tmp_path / "nlu"), episodes=100, quiet=True))
+    deaf = converse(ConverseConfig(output_dir=str(tmp_path / "noise"), options=Options(noise=1.0), episodes=100, quiet=True))
     assert spoken["success"] > deaf["success"] + 0.2, (spoken, deaf)
 
 

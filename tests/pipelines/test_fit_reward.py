@@ -60,7 +60,7 @@ def trl(tmp_path):
 
 @pytest.mark.parametrize("objective", ["pairs", "ratings", "both"])
 def test_it_learns_what_is_good_from_rated_replies(logs, tmp_path, objective):
-    found = main(FitRewardConfig(logs=(logs,), out=str(tmp_path / "model"), folds=2, objective=objective, fitting=FAST, **SMALL))
+    found = main(FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / "model"), folds=2, objective=objective, fitting=FAST, **SMALL))
     assert (found["pairs"], found["ratings"], found["conversations"], found["held_out_pairs"]) == (160, 160, 40, 160)
     assert 0.8 < found["accuracy"][0] <= 0.875 and found["accuracy"][1] > 0.6 and found["chosen_good"][0] > 0.8
     assert found["random_good"][0] == 0.5 and found["tie_share"][0] == 0 and found["calibration_error"] < 0.3
@@ -77,7 +77,7 @@ def test_it_learns_what_is_good_from_rated_replies(logs, tmp_path, objective):
 
 
 def test_it_learns_from_preferences_of_trl(trl, tmp_path):
-    found = main(FitRewardConfig(logs=(trl,), out=str(tmp_path / "model"), validation=0.3, fitting=FAST, **SMALL))
+    found = main(FitRewardConfig(logs=(trl,), output_dir=str(tmp_path / "model"), validation=0.3, fitting=FAST, **SMALL))
     assert found["pairs"] + found["held_out_pairs"] == 80 and 10 < found["held_out_pairs"] < 40
     assert found["accuracy"][0] > 0.9
 
@@ -105,7 +105,7 @@ def test_nothing_of_a_conversation_is_on_both_sides(logs):
 def test_a_policy_and_its_likelihood(logs, checkpoints, tmp_path):
     """The base is the policy's trunk with a new head, and its likelihood is one of the judges."""
     settings = SMALL | {"base": checkpoints["bc"], "policy": checkpoints["bc"]}
-    main(FitRewardConfig(logs=(logs,), out=str(tmp_path / "model"), fitting=Fitting(epochs=0.2), **settings))
+    main(FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / "model"), fitting=Fitting(epochs=0.2), **settings))
     about = json.loads((tmp_path / "model" / "metrics.json").read_text())
     assert about["held_out"]["judges"]["likelihood"]["accuracy"] and about["held_out"]["advantage"]["likelihood"]["accuracy"]
     assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["GPT2ForSequenceClassification"]
@@ -113,42 +113,42 @@ def test_a_policy_and_its_likelihood(logs, checkpoints, tmp_path):
 
 def test_the_same_seed_gives_the_same_model(logs, tmp_path):
     for name in "ab":
-        main(FitRewardConfig(logs=(logs,), out=str(tmp_path / name), fitting=Fitting(epochs=1), **SMALL))
+        main(FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / name), fitting=Fitting(epochs=1), **SMALL))
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
 def test_only_its_own_models_are_replaced(logs, tmp_path):
     out = tmp_path / "model"
-    settings = {"logs": (logs,), "out": str(out), "fitting": Fitting(epochs=0.1), **SMALL}
+    settings = {"logs": (logs,), "output_dir": str(out), "fitting": Fitting(epochs=0.1), **SMALL}
     main(FitRewardConfig(**settings))
     assert yaml.safe_load((out / "fit_reward.yaml").read_text())["fitting"]["epochs"] == 0.1
     main(FitRewardConfig(**settings))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     with pytest.raises(UserError, match="is no reward model that this command wrote, so it is left alone"):
-        main(FitRewardConfig(**settings | {"out": str(tmp_path / "mine")}))
+        main(FitRewardConfig(**settings | {"output_dir": str(tmp_path / "mine")}))
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "expected --out"),
-        (["--out", "x"], "expected one of --run"),
-        (["--out", "x", "--logs", "LOGS", "--data", "y"], "expected one of --run"),
-        (["--out", "x", "--logs", "LOGS", "--labels", "sqlite:///y"], "--labels: expected --run"),
-        (["--out", "x", "--run", "nowhere"], "nowhere"),
-        (["--out", "x", "--data", "nowhere"], "expected a directory written by"),
-        (["--out", "x", "--data", "y", "--folds", "2"], "a prepared directory is judged by its own splits"),
-        (["--out", "x", "--logs", "nowhere.jsonl"], "found nothing at nowhere"),
-        (["--out", "x", "--logs", "LOGS", "--folds", "1"], "--folds of 0 or at least 2"),
-        (["--out", "x", "--logs", "LOGS", "--folds", "41"], "at least as many conversations, got 40"),
-        (["--out", "x", "--logs", "LOGS", "--validation", "0.999"], "expected preferences to learn from in the train split"),
-        (["--out", "x", "--logs", "LOGS", "--hidden_size", "50"], "multiple of 32"),
-        (["--out", "x", "--logs", "LOGS", "--reward", "kindness"], "unknown reward 'kindness'"),
-        (["--out", "x", "--logs", "LOGS", "--above", "7", "--objective", "both"], "expected good and bad replies, got 0 good ones of 160"),
-        (["--out", "x", "--logs", "ALONE"], "found none among 2 rated: try --objective ratings"),
-        (["--out", "x", "--logs", "BROKEN"], r"broken.jsonl.*`prepare` puts such records into quarantine"),
-        (["--out", "x", "--logs", "LOGS", "--base", "./nowhere"], "found nothing there"),
+        ([], "expected --output_dir"),
+        (["--output_dir", "x"], "expected one of --run"),
+        (["--output_dir", "x", "--logs", "LOGS", "--data", "y"], "expected one of --run"),
+        (["--output_dir", "x", "--logs", "LOGS", "--labels", "sqlite:///y"], "--labels: expected --run"),
+        (["--output_dir", "x", "--run", "nowhere"], "nowhere"),
+        (["--output_dir", "x", "--data", "nowhere"], "expected a directory written by"),
+        (["--output_dir", "x", "--data", "y", "--folds", "2"], "a prepared directory is judged by its own splits"),
+        (["--output_dir", "x", "--logs", "nowhere.jsonl"], "found nothing at nowhere"),
+        (["--output_dir", "x", "--logs", "LOGS", "--folds", "1"], "--folds of 0 or at least 2"),
+        (["--output_dir", "x", "--logs", "LOGS", "--folds", "41"], "at least as many conversations, got 40"),
+        (["--output_dir", "x", "--logs", "LOGS", "--validation", "0.999"], "expected preferences to learn from in the train split"),
+        (["--output_dir", "x", "--logs", "LOGS", "--hidden_size", "50"], "multiple of 32"),
+        (["--output_dir", "x", "--logs", "LOGS", "--reward", "kindness"], "unknown reward 'kindness'"),
+        (["--output_dir", "x", "--logs", "LOGS", "--above", "7", "--objective", "both"], "expected good and bad replies, got 0 good ones of 160"),
+        (["--output_dir", "x", "--logs", "ALONE"], "found none among 2 rated: try --objective ratings"),
+        (["--output_dir", "x", "--logs", "BROKEN"], r"broken.jsonl.*`prepare` puts such records into quarantine"),
+        (["--output_dir", "x", "--logs", "LOGS", "--model_name_or_path", "./nowhere"], "found nothing there"),
     ],
 )
 def test_mistakes_are_explained(arguments, told, logs, tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_people_who_rated_coffee_orders(tmp_path):
     flags = [
         "--logs",
         str(DATA),
-        "--out",
+        "--output_dir",
         str(tmp_path / "model"),
         "--folds",
         "2",

@@ -45,7 +45,7 @@ RUN = PreferConfig(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("play") / "run"
-    prefer.main(replace(RUN, out=str(out)))
+    prefer.main(replace(RUN, output_dir=str(out)))
     return out
 
 
@@ -70,7 +70,7 @@ def by_hand(policy: ControlPolicy, episodes: int, seed: int, *, max_steps: int =
 def test_figures_and_records_are_those_of_the_environment_and_of_the_reward_model(run):
     result = main(playing(run, films=0))
     checkpoint, reward = Path(result["checkpoint"]), RewardModel.from_pretrained(result["reward"])
-    assert checkpoint == run / (run / "latest").read_text() and Path(result["out"]) == run / "play" / checkpoint.name
+    assert checkpoint == run / (run / "latest").read_text() and Path(result["output_dir"]) == run / "play" / checkpoint.name
     assert Path(result["reward"]).name == str(max(int(each.name) for each in (run / "reward").iterdir()))
     seen, actions, rewards = by_hand(ControlPolicy.from_pretrained(checkpoint), 5, 3)
     assert result["return"] == pytest.approx(rewards.sum(1).mean(), abs=1e-3) and result["steps"] == 150
@@ -91,7 +91,7 @@ def test_figures_and_records_are_those_of_the_environment_and_of_the_reward_mode
 
 
 def test_a_film_has_a_frame_for_every_step_and_shows_what_was_seen(run, tmp_path):
-    result = main(playing(run, out=str(tmp_path / "out"), films=2))
+    result = main(playing(run, output_dir=str(tmp_path / "out"), films=2))
     seen, _, _ = by_hand(ControlPolicy.from_pretrained(result["checkpoint"]), 5, 3)
     for i in range(2):
         film = Image.open(tmp_path / "out" / f"episode-{i}.gif")
@@ -106,7 +106,7 @@ def test_a_film_has_a_frame_for_every_step_and_shows_what_was_seen(run, tmp_path
         assert Image.open(tmp_path / "out" / f"episode-{i}.png").size[0] > 400
     assert (tmp_path / "out" / "returns.png").is_file() and not (tmp_path / "out" / "episode-2.gif").exists()
     (tmp_path / "out" / "notes.png").touch()
-    main(playing(run, out=str(tmp_path / "out"), film_steps=7))
+    main(playing(run, output_dir=str(tmp_path / "out"), film_steps=7))
     assert Image.open(tmp_path / "out" / "episode-0.gif").n_frames == 7
     assert not (tmp_path / "out" / "episode-1.gif").exists() and (tmp_path / "out" / "notes.png").exists()
 
@@ -122,19 +122,19 @@ def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys, monkeypa
     quick = {"films": 0, "episodes": 1}
     assert main(playing(checkpoint, **quick))["reward"] == str(own / "reward" / str(versions[0]))
     monkeypatch.chdir(checkpoint)
-    assert Path(main(playing(Path("."), **quick))["out"]) == own / "play" / checkpoint.name
+    assert Path(main(playing(Path("."), **quick))["output_dir"]) == own / "play" / checkpoint.name
     assert main(playing(own, **quick))["reward"] == str(own / "reward" / str(versions[-1]))
     shutil.rmtree(own / "reward" / str(versions[0]))
     assert main(playing(checkpoint, **quick, quiet=False))["reward"] == str(own / "reward" / str(versions[-1]))
     assert f"version {versions[0]}" in capsys.readouterr().err
     shutil.rmtree(own / "reward")
     bare = main(playing(own, **quick | {"films": 1, "quiet": False}))
-    assert bare["reward"] is None and "predicted_return" not in bare and not (Path(bare["out"]) / "returns.png").exists()
+    assert bare["reward"] is None and "predicted_return" not in bare and not (Path(bare["output_dir"]) / "returns.png").exists()
     assert "only the true one is shown" in capsys.readouterr().err
     alone = shutil.copytree(checkpoint, tmp_path / "alone")
     more = {"env": "moving_dot", "env_options": RUN.env_options}
     given = main(playing(alone, **quick, **more, reward=str(run / "reward" / str(versions[-1]))))
-    assert given["out"] == str(alone / "play") and given["predicted_return"] == main(playing(run, **quick))["predicted_return"]
+    assert given["output_dir"] == str(alone / "play") and given["predicted_return"] == main(playing(run, **quick))["predicted_return"]
 
 
 @pytest.mark.parametrize("options", [{"observations": "features"}, {"observations": "pixels"}, {"continuous": True}], ids=str)
@@ -195,7 +195,7 @@ def test_pong(tmp_path):
 
 def test_mp4(run, tmp_path):
     av = pytest.importorskip("av", reason="MP4 films are written by PyAV: pip install av")
-    main(playing(run, out=str(tmp_path), format="mp4", fps=30))
+    main(playing(run, output_dir=str(tmp_path), format="mp4", fps=30))
     with av.open(str(tmp_path / "episode-0.mp4")) as film:
         assert len(list(film.decode(video=0))) == 30 and film.streams.video[0].average_rate == 30
 
@@ -203,7 +203,7 @@ def test_mp4(run, tmp_path):
 def test_mp4_without_its_library(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(UserError, match="pip install av"):
-        main(playing(run, out=str(tmp_path / "out"), format="mp4"))
+        main(playing(run, output_dir=str(tmp_path / "out"), format="mp4"))
     assert not (tmp_path / "out").exists()
 
 

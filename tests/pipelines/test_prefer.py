@@ -51,13 +51,13 @@ def metrics_of(out: Path):
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory):
-    config = replace(SMALL, out=str(tmp_path_factory.mktemp("prefer") / "run"))
+    config = replace(SMALL, output_dir=str(tmp_path_factory.mktemp("prefer") / "run"))
     return config, main(config)
 
 
 def test_a_synchronous_run(once):
     config, result = once
-    out = Path(config.out)
+    out = Path(config.output_dir)
     assert result["steps"] == 1024 and result["labels"] == 40 and result["checkpoint"] == str(out / "checkpoint-1024")
     lines = metrics_of(out)
     gathered = [line for line in lines if line["step"] == 0]
@@ -71,13 +71,13 @@ def test_a_synchronous_run(once):
 
 def test_the_same_settings_give_the_same_labels_losses_and_weights(once, tmp_path):
     config, _ = once
-    again = replace(config, out=str(tmp_path / "again"))
+    again = replace(config, output_dir=str(tmp_path / "again"))
     main(again)
     assert labels_of(again) == labels_of(config)
-    assert metrics_of(tmp_path / "again") == metrics_of(Path(config.out))
-    assert weights(tmp_path / "again") == weights(Path(config.out))
-    main(replace(config, out=str(tmp_path / "other"), seed=1))
-    assert weights(tmp_path / "other") != weights(Path(config.out))
+    assert metrics_of(tmp_path / "again") == metrics_of(Path(config.output_dir))
+    assert weights(tmp_path / "again") == weights(Path(config.output_dir))
+    main(replace(config, output_dir=str(tmp_path / "other"), seed=1))
+    assert weights(tmp_path / "other") != weights(Path(config.output_dir))
 
 
 def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path):
@@ -85,7 +85,7 @@ def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path):
     from rl_dialog.cluster.preferences import run_in_turn
 
     def go(out, *stops):
-        config = resolved(replace(SMALL, out=str(out)))
+        config = resolved(replace(SMALL, output_dir=str(out)))
         out.mkdir()
         for steps in stops:
             run_in_turn(replace(plan_of(config, out), steps=steps), out, lambda step, metrics: None)
@@ -102,7 +102,7 @@ def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path):
 
 def test_the_policy_is_not_trained_before_there_is_a_reward(tmp_path):
     """gather keeps the policy as it was made; pretrain fits the reward to its labels; train takes both over, and waits for nothing."""
-    config = replace(SMALL, out=str(tmp_path / "run"), mode="gather")
+    config = replace(SMALL, output_dir=str(tmp_path / "run"), mode="gather")
     result = main(config)
     gathered = weights(tmp_path / "run")
     assert result["labels"] >= 20 and result["steps"] == 0 and "reward" not in result
@@ -117,7 +117,7 @@ def test_the_policy_is_not_trained_before_there_is_a_reward(tmp_path):
 @pytest.mark.slow
 def test_an_asynchronous_run_and_the_same_command_again(tmp_path):
     """All labels are there when it is gone on with: nobody has anything new to say, and yet nobody may wait for anybody."""
-    config = replace(SMALL, synchronous=False, out=str(tmp_path / "run"), budget=20)
+    config = replace(SMALL, synchronous=False, output_dir=str(tmp_path / "run"), budget=20)
     first = main(config)
     assert first["steps"] >= 1024 and first["labels"] == 20
     again = main(replace(config, steps=4096))
@@ -132,7 +132,7 @@ def test_labels_and_rewards_of_another_run(once, tmp_path):
     source, _ = once
     first = {"labels": [], "reward": []}
     for name, more in (("labels", {"labels_from": source.out}), ("reward", {"reward_checkpoint": str(newest(Path(source.out) / "reward"))})):
-        config = replace(SMALL, out=str(tmp_path / name), steps=256, **more)
+        config = replace(SMALL, output_dir=str(tmp_path / name), steps=256, **more)
         main(config)
         first[name] = metrics_of(tmp_path / name)
     assert first["labels"][0]["pref/labels"] == 40 and first["labels"][0]["pref/gathered_steps"] <= 256  # one round before it is fitted
@@ -143,7 +143,7 @@ def test_labels_and_rewards_of_another_run(once, tmp_path):
 def test_a_teacher_that_is_made_again_tells_the_version_that_is_there(once):
     """There is nothing new to learn; without being told the learner would wait for a reward, and labellers for the learner."""
     config, _ = once
-    out = Path(config.out)
+    out = Path(config.output_dir)
     teacher = plan_of(resolved(config), out).teacher()
     metrics, (version, model) = teacher.teach()
     assert metrics == {"version": version, "all_labels": 40} and str(version) == newest(out / "reward").name
@@ -156,7 +156,7 @@ def newest(folder: Path) -> Path:
 
 
 def test_the_true_reward(tmp_path):
-    config = replace(SMALL, out=str(tmp_path / "run"), mode="original-rewards", eval_every=512, eval_episodes=4)
+    config = replace(SMALL, output_dir=str(tmp_path / "run"), mode="original-rewards", eval_every=512, eval_episodes=4)
     result = main(config)
     assert result["steps"] == 1024 and "labels" not in result and {"eval_return", "eval_return_sampled"} <= set(result)
     begun = metrics_of(tmp_path / "run")
@@ -171,14 +171,14 @@ def test_names_of_the_original(tmp_path):
     config = resolved(load_config(PreferConfig, flags.split(), suited=suited))
     assert (config.mode, config.labeller, config.initial_labels, config.envs, config.steps) == ("train", "oracle", 7, 3, 150_000)
     assert (config.ppo.entropy_coeff, config.ppo.learning_rate, config.ppo.lr_zero_steps) == (0.02, 0.1, 200_000)
-    assert (config.clips, config.first_epochs, config.save_every, config.out) == (9, 5, 6, str(tmp_path))
-    a2c = resolved(load_config(PreferConfig, ["--algorithm", "a2c", "--lr", "0.5", "--out", "x"], suited=suited))
+    assert (config.clips, config.first_epochs, config.save_every, config.output_dir) == (9, 5, 6, str(tmp_path))
+    a2c = resolved(load_config(PreferConfig, ["--algorithm", "a2c", "--lr", "0.5", "--output_dir", "x"], suited=suited))
     assert a2c.a2c.learning_rate == 0.5 and a2c.a2c.passes == 1 and a2c.a2c.lr_zero_steps == 150_000
 
 
 def test_settings_suit_the_environment_unless_they_are_given(tmp_path):
     def loaded(*flags):
-        return resolved(load_config(PreferConfig, [*flags, "--out", str(tmp_path)], suited=suited))
+        return resolved(load_config(PreferConfig, [*flags, "--output_dir", str(tmp_path)], suited=suited))
 
     dot, position, pong = loaded(), loaded("--env_options", "observations=position"), loaded("--env", "pong")
     assert (dot.ppo.gamma, position.ppo.gamma, pong.ppo.gamma) == (0.9, 0.5, 0.99)
@@ -189,14 +189,14 @@ def test_settings_suit_the_environment_unless_they_are_given(tmp_path):
     (tmp_path / "mine.yaml").write_text("env: pong\nppo: {gamma: 0.5}\nsteps: 7\n")
     file = loaded("--config", str(tmp_path / "mine.yaml"), "--ppo.clip", "0.3")
     assert (file.ppo.gamma, file.ppo.clip, file.ppo.lr_zero_steps, file.ppo.batch_size) == (0.5, 0.3, 7, 1024)
-    assert dot == resolved(PreferConfig(out=str(tmp_path), ppo=dot.ppo, a2c=dot.a2c))
+    assert dot == resolved(PreferConfig(output_dir=str(tmp_path), ppo=dot.ppo, a2c=dot.a2c))
 
 
 def test_who_works_on_a_gpu(tmp_path):
     """Pictures, where there is one, unless told otherwise: half of it for the policy and half for the reward."""
 
     def share(gpus, **more):
-        return plan_of(resolved(replace(SMALL, out=str(tmp_path), **more)), tmp_path, gpus=gpus).gpus
+        return plan_of(resolved(replace(SMALL, output_dir=str(tmp_path), **more)), tmp_path, gpus=gpus).gpus
 
     pixels = {"env_options": "observations=pixels"}
     assert [share(gpus, **pixels) for gpus in (0, 1, 2, 4)] == [0, 0.5, 1, 1]
@@ -212,20 +212,20 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
         "class Mute:\n    task = 'None.'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    result = main(replace(SMALL, env="my_dots:Fast", out=str(tmp_path / "run")))
+    result = main(replace(SMALL, env="my_dots:Fast", output_dir=str(tmp_path / "run")))
     assert result["labels"] == 40
-    clip = Segments(tmp_path / "run" / "clips")[labels_of(replace(SMALL, out=str(tmp_path / "run")))[0][1]]
+    clip = Segments(tmp_path / "run" / "clips")[labels_of(replace(SMALL, output_dir=str(tmp_path / "run")))[0][1]]
     assert len(clip.actions) == 10
     wrong = {"my_dots:Slow": "the class Slow in my_dots.py", "my_dots:Mute": "whose class has clip_length, frames", "no:Where": "got ModuleNotFound"}
     for name, message in wrong.items():
         with pytest.raises(UserError, match=message):
-            main(replace(SMALL, env=name, out=str(tmp_path / "other")))
+            main(replace(SMALL, env=name, output_dir=str(tmp_path / "other")))
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"out": ""}, "expected --out"),
+        ({"output_dir": ""}, "expected --output_dir"),
         ({"env": "moving_dots"}, "Did you mean moving_dot"),
         ({"env": "small_talk"}, "unsuitable env"),
         ({"env_options": "observations"}, "expected name=value"),
@@ -239,7 +239,7 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
 )
 def test_what_cannot_be(wrong, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        main(replace(SMALL, **{"out": str(tmp_path / "run")} | wrong))
+        main(replace(SMALL, **{"output_dir": str(tmp_path / "run")} | wrong))
 
 
 def test_a_run_is_gone_on_with_or_refused(once, capsys):

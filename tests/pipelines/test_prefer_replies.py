@@ -37,7 +37,7 @@ def logs(tmp_path):
 
 
 def run(tmp_path, **settings):
-    return prefer_replies.main(PreferRepliesConfig(out=str(tmp_path / "run"), quiet=True, **settings))
+    return prefer_replies.main(PreferRepliesConfig(output_dir=str(tmp_path / "run"), quiet=True, **settings))
 
 
 def test_logs_become_questions_once(logs, tmp_path):
@@ -72,8 +72,8 @@ def test_what_is_exported_comes_in_again_and_is_learned(logs, tmp_path):
     found = run(second, source="logs", logs=(str(tmp_path / "pairs.jsonl"),), oracle="logged", pairs_per_context=9)
     assert (found["labels"], found["ties"]) == (12, 4)  # "no" against "never" is among the pairs of a context again
     settings = {"hidden_size": 32, "vocab_size": 300, "max_length": 64, "folds": 2, "quiet": True}
-    from_log = fit_reward(FitRewardConfig(run=str(second / "run"), out=str(tmp_path / "a"), **settings))
-    from_file = fit_reward(FitRewardConfig(logs=(str(tmp_path / "pairs.jsonl"),), out=str(tmp_path / "b"), **settings))
+    from_log = fit_reward(FitRewardConfig(run=str(second / "run"), output_dir=str(tmp_path / "a"), **settings))
+    from_file = fit_reward(FitRewardConfig(logs=(str(tmp_path / "pairs.jsonl"),), output_dir=str(tmp_path / "b"), **settings))
     assert (from_log["pairs"], from_file["pairs"], from_log["held_out_pairs"]) == (12, 8, 12)
     assert from_log["tie_share"][0] == pytest.approx(4 / 12, abs=1e-3) and from_file["tie_share"][0] == 0
 
@@ -131,18 +131,18 @@ def test_two_checkpoints_answer_the_same_contexts(checkpoints, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "expected --out"),
-        (["--out", "OUT"], "found no labels.db in it"),
-        (["--out", "OUT", "--source", "logs"], "expected --logs"),
-        (["--out", "OUT", "--source", "logs", "--logs", "x", "--data", "y"], "--data: not used with --source logs"),
-        (["--out", "OUT", "--source", "checkpoints", "--data", "x", "--checkpoints", "a"], "expected two --checkpoints, got 1"),
-        (["--out", "OUT", "--source", "logs", "--logs", "nowhere"], "found nothing at nowhere"),
-        (["--out", "OUT", "--source", "candidates", "--data", "nowhere"], "nowhere"),
-        (["--out", "OUT", "--source", "candidates", "--data", "x", "--splits", "train", "dev"], "expected --splits among"),
-        (["--out", "OUT", "--source", "logs", "--logs", "x", "--pairs_per_context", "0"], "--pairs_per_context of at least 1"),
-        (["--out", "OUT", "--source", "logs", "--logs", "LOGS", "--oracle", "kindness"], "unknown reward 'kindness'"),
-        (["--out", "OUT", "--source", "logs", "--logs", "LOGS", "--oracle", "logged", "--oracle_noise", "2"], "noise: expected a share"),
-        (["--out", "OUT", "--source", "logs", "--logs", "BROKEN"], "prepare"),
+        ([], "expected --output_dir"),
+        (["--output_dir", "OUT"], "found no labels.db in it"),
+        (["--output_dir", "OUT", "--source", "logs"], "expected --logs"),
+        (["--output_dir", "OUT", "--source", "logs", "--logs", "x", "--data", "y"], "--data: not used with --source logs"),
+        (["--output_dir", "OUT", "--source", "checkpoints", "--data", "x", "--checkpoints", "a"], "expected two --checkpoints, got 1"),
+        (["--output_dir", "OUT", "--source", "logs", "--logs", "nowhere"], "found nothing at nowhere"),
+        (["--output_dir", "OUT", "--source", "candidates", "--data", "nowhere"], "nowhere"),
+        (["--output_dir", "OUT", "--source", "candidates", "--data", "x", "--splits", "train", "dev"], "expected --splits among"),
+        (["--output_dir", "OUT", "--source", "logs", "--logs", "x", "--pairs_per_context", "0"], "--pairs_per_context of at least 1"),
+        (["--output_dir", "OUT", "--source", "logs", "--logs", "LOGS", "--oracle", "kindness"], "unknown reward 'kindness'"),
+        (["--output_dir", "OUT", "--source", "logs", "--logs", "LOGS", "--oracle", "logged", "--oracle_noise", "2"], "noise: expected a share"),
+        (["--output_dir", "OUT", "--source", "logs", "--logs", "BROKEN"], "prepare"),
     ],
 )
 def test_mistakes_are_explained(arguments, told, logs, tmp_path):

@@ -83,12 +83,12 @@ def logs(tmp_path_factory):
 def prepared(running, logs, tmp_path_factory):
     """The same logs prepared twice: by one worker per stage reading both files at once, and by two reading one each."""
     folder = tmp_path_factory.mktemp("prepared")
-    config = load_config(PrepareConfig, ["--logs", str(logs), "--out", str(folder / "one"), "--concurrency", "1", *FLAGS])
+    config = load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(folder / "one"), "--num_workers", "1", *FLAGS])
     headline = main(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "GROUP_BYTES", 1000)
         patch.setattr(shards, "ACTOR_DIALOGS", 10)
-        main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(folder / "two"), "--concurrency", "2", *FLAGS]))
+        main(load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(folder / "two"), "--num_workers", "2", *FLAGS]))
     assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]
     return folder / "one", folder / "two", headline
 
@@ -106,7 +106,7 @@ def test_every_record_is_a_dialog_or_counted(prepared):
     assert [set(bad) for bad in quarantine] == [{"file", "where", "reason", "source", "excerpt"}] * 2
     assert all(bad["file"].endswith("b.jsonl") for bad in quarantine)
     assert (headline["dialogs"], headline["replies"], headline["quarantined"]) == (62, 124, 2)
-    assert headline["out"] == str(out)
+    assert headline["output_dir"] == str(out)
 
 
 def test_ids_stay_unique_and_order_is_that_of_the_files(prepared):
@@ -165,7 +165,7 @@ def voted(running, tmp_path_factory):
     write_jsonl([dialog(i) for i in range(40)], folder / "logs" / "a.jsonl")
 
     def prepare(name, *flags):
-        paths = ["--logs", str(folder / "logs"), "--out", str(folder / name)]
+        paths = ["--logs", str(folder / "logs"), "--output_dir", str(folder / name)]
         usual = ["--vocab_size", "300", "--quiet", "--rewards.vote", "2"]
         headline = main(load_config(PrepareConfig, [*paths, *usual, *flags]))
         dialogs = [dialog for split in SPLITS for dialog in read_dialogs(folder / name, split)]
@@ -215,7 +215,7 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
     flags = ["-r", "sentiment", "reward_question", "manual_ratings", "-w", "-2", "0.5", "1", "--shard_rows", "15", "--vocab_size", "300", "--quiet"]
     fitted, later = tmp_path / "fitted", tmp_path / "later"
     headline = main(
-        load_config(PrepareConfig, ["--logs", str(logs), "--out", str(fitted), *flags, "--normalise", "zscore", "question=rank", "vote=none"])
+        load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(fitted), *flags, "--normalise", "zscore", "question=rank", "vote=none"])
     )
     messages = {split: [m for d in read_dialogs(fitted, split) for m in (d.messages[i] for i in d.replies)] for split in SPLITS}
     felt = np.array([m["rewards"]["sentiment"] for m in messages["train"] if "sentiment" in m["rewards"]])
@@ -235,7 +235,11 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
     assert sorted(float(r) for row in rows for r in row.rewards) == pytest.approx(sorted(totals), abs=1e-6)
 
     write_jsonl([talk(1)], tmp_path / "one.jsonl")
-    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "one.jsonl"), "--out", str(later), *flags, "--normalisers", str(fitted), "--report"]))
+    main(
+        load_config(
+            PrepareConfig, ["--logs", str(tmp_path / "one.jsonl"), "--output_dir", str(later), *flags, "--normalisers", str(fitted), "--report"]
+        )
+    )
     known = {d.id: d for split in SPLITS for d in read_dialogs(fitted, split)}["d1"]
     [again] = read_dialogs(later, "train")
     assert [m.get("reward") for m in again.messages] == [m.get("reward") for m in known.messages]
@@ -250,7 +254,7 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
         (["--normalisers", str(prepared[0])], "that was prepared with --normalise"),
     ):
         with pytest.raises(UserError, match=message):
-            main(load_config(PrepareConfig, ["--logs", str(logs), "--out", str(tmp_path / "x"), *flags, *wrong]))
+            main(load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(tmp_path / "x"), *flags, *wrong]))
 
 
 @pytest.mark.parametrize("kind", ["words", "fine-tuned"])
@@ -265,17 +269,17 @@ def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kin
         GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)).save_pretrained(base["base"])
         tokenizer.save_pretrained(base["base"])
     settings = {"data": str(out), "reward": "question", "max_share": 1.0, "split": "train", "quiet": True} | base
-    done = fit_scorer.main(fit_scorer.FitScorerConfig(out=str(scorer), **settings))
+    done = fit_scorer.main(fit_scorer.FitScorerConfig(output_dir=str(scorer), **settings))
     assert done["good"] * 2 == done["replies"] and done["auc"] == 1.0 == done["auc_interval"][0]
     write_jsonl([talk(1)], tmp_path / "one.jsonl")
-    flags = ["--logs", str(tmp_path / "one.jsonl"), "--out", str(tmp_path / "out"), "--vocab_size", "300", "--quiet"]
+    flags = ["--logs", str(tmp_path / "one.jsonl"), "--output_dir", str(tmp_path / "out"), "--vocab_size", "300", "--quiet"]
     main(load_config(PrepareConfig, [*flags, "--rewards.toxicity", "1", "--scorers", f"toxicity={scorer}"]))
     [dialog] = (dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out", split))
     asks, tells = (dialog.messages[i]["reward"] for i in dialog.replies)
     assert -1 <= asks < -0.7 and -0.3 < tells <= 0
     assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {"toxicity": str(scorer)}
     with pytest.raises(UserError, match="--reward votes: expected one of vote, sentiment, question, coherence, with which"):
-        fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="votes", out=str(scorer)))
+        fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="votes", output_dir=str(scorer)))
 
 
 def test_pairs_are_written_for_every_split(running, tmp_path):
@@ -287,11 +291,15 @@ def test_pairs_are_written_for_every_split(running, tmp_path):
     ]
     write_jsonl(dialogs, tmp_path / "a.jsonl")
     flags = ["--vocab_size", "300", "--quiet", "--validation", "0", "--test", "0"]
-    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--rewards.vote", "1", "--pairs", *flags]))
+    main(
+        load_config(
+            PrepareConfig, ["--logs", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / "out"), "--rewards.vote", "1", "--pairs", *flags]
+        )
+    )
     pairs = [json.loads(line) for line in (tmp_path / "out" / "pairs" / "train.jsonl").read_text().splitlines()]
     assert [(p["chosen"][0]["content"], p["rejected"][0]["content"]) for p in pairs] == [("yes", "no"), ("yes", "maybe"), ("maybe", "no")]
     assert (tmp_path / "out" / "pairs" / "test.jsonl").read_text() == ""
-    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "out" / "pairs"), "--out", str(tmp_path / "again"), *flags]))
+    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "out" / "pairs"), "--output_dir", str(tmp_path / "again"), *flags]))
     assert sum(len(d.replies) for d in read_dialogs(tmp_path / "again", "train")) == 6
 
 
@@ -306,7 +314,7 @@ def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
     flags = [
         "--logs",
         str(tmp_path / "a.jsonl"),
-        "--out",
+        "--output_dir",
         str(tmp_path / "out"),
         "--vocab_size",
         "300",
@@ -330,7 +338,7 @@ def test_a_reward_of_one_s_own_runs_in_the_workers(dialogs, tmp_path):
     flags = ["--rewards.own_reward_of_a_test:length", "2", "--vocab_size", "300", "--quiet"]
     write_jsonl([talk(i) for i in range(dialogs)], tmp_path / "logs.jsonl")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}  # the folder where the command starts is on the path by itself
-    command = [sys.executable, "-m", "pipelines.prepare", "--logs", "logs.jsonl", "--out", "out", *flags]
+    command = [sys.executable, "-m", "pipelines.prepare", "--logs", "logs.jsonl", "--output_dir", "out", *flags]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     if dialogs == 3:
         assert done.returncode == 0, done.stderr
@@ -367,12 +375,12 @@ def test_the_shards_do_not_depend_on_the_number_of_workers(prepared):
 def test_the_saved_config_reads_back(prepared):
     out, _, _ = prepared
     config = load_config(PrepareConfig, ["--config", str(out / "prepare.yaml")])
-    assert (config.out, config.shard_rows, config.rewards["vote"], config.rewards["logged"]) == (str(out), 15, 2.0, None)
+    assert (config.output_dir, config.shard_rows, config.rewards["vote"], config.rewards["logged"]) == (str(out), 15, 2.0, None)
 
 
 def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs, tmp_path):
     with pytest.raises(UserError, match=r"b\.jsonl:.*33.*a strict run stops"):
-        main(PrepareConfig(logs=(str(logs),), out=str(tmp_path / "out"), strict=True, quiet=True))
+        main(PrepareConfig(logs=(str(logs),), output_dir=str(tmp_path / "out"), strict=True, quiet=True))
     assert list(tmp_path.iterdir()) == []
     assert ray.is_initialized()
 
@@ -382,21 +390,21 @@ def test_a_template_that_cannot_be_masked_is_an_error_that_says_so(running, logs
     tokenizer.save_pretrained(broken)
     (broken / "chat_template.jinja").write_text("{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     with pytest.raises(UserError, match="the chat template changes earlier text when message 1 is added"):
-        main(PrepareConfig(logs=(str(logs / "a.jsonl"),), out=str(tmp_path / "out"), tokenizer=str(broken), quiet=True))
+        main(PrepareConfig(logs=(str(logs / "a.jsonl"),), output_dir=str(tmp_path / "out"), tokenizer=str(broken), quiet=True))
     assert not (tmp_path / "out").exists()
 
 
 def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_path):
     write_jsonl([Dialog(id=str(i), messages=[{"role": "user", "content": "hi"}]) for i in range(3)], tmp_path / "silent.jsonl")
     with pytest.raises(UserError, match="at least one dialog with an assistant reply, got 3 without a reply and 0 quarantined"):
-        main(PrepareConfig(logs=(str(tmp_path / "silent.jsonl"),), out=str(tmp_path / "out"), quiet=True))
+        main(PrepareConfig(logs=(str(tmp_path / "silent.jsonl"),), output_dir=str(tmp_path / "out"), quiet=True))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"logs": ()}, "expected at least one file or folder with logs"),
-        ({"out": ""}, "expected a directory to write"),
+        ({"output_dir": ""}, "expected a directory to write"),
         ({"logs": ("nowhere.jsonl",)}, "nowhere.jsonl"),
         ({"split": "random"}, "expected --split hash or declared, got 'random'"),
         ({"validation": 0.6, "test": 0.5}, "validation [+] test < 1"),
@@ -406,12 +414,12 @@ def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(logs, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
-        main(PrepareConfig(**{"logs": (str(logs),), "out": str(tmp_path / "out"), "quiet": True, **changes}))
+        main(PrepareConfig(**{"logs": (str(logs),), "output_dir": str(tmp_path / "out"), "quiet": True, **changes}))
 
 
 def test_an_unknown_reward_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match=r"unknown flag --rewards\.votes.* Did you mean --rewards\.vote\?"):
-        load_config(PrepareConfig, ["--logs", "x", "--out", "y", "--rewards.votes", "1"])
+        load_config(PrepareConfig, ["--logs", "x", "--output_dir", "y", "--rewards.votes", "1"])
 
 
 def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_path):
@@ -429,7 +437,7 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     assert [p.name for p in out.iterdir()] == ["new"]
     with pytest.raises(UserError, match="no data directory, so --overwrite leaves it alone"), building(out, overwrite=True):
         pass
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert [p.name for p in tmp_path.iterdir()] == ["output_dir"]
 
 
 def test_the_next_run_removes_what_a_killed_one_left(tmp_path):
@@ -449,7 +457,9 @@ def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
     reply = {"role": "assistant", "content": "yes"}
     dialogs = [Dialog(str(i), [{"role": "user", "content": "hi" if i < 20 else f"question {i}"}, reply]) for i in range(60)]
     write_jsonl(dialogs, tmp_path / "logs.jsonl")
-    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "logs.jsonl"), "--out", str(tmp_path / "out"), "--quiet", "--vocab_size", "300"]))
+    main(
+        load_config(PrepareConfig, ["--logs", str(tmp_path / "logs.jsonl"), "--output_dir", str(tmp_path / "out"), "--quiet", "--vocab_size", "300"])
+    )
     manifest = load_manifest(tmp_path / "out")
     assert manifest["largest_context"] == pytest.approx(1 / 3, abs=1e-4)
     assert any("33% of the dialogs begin with the same user turn" in note for note in _notes(manifest, []))
@@ -476,7 +486,7 @@ def test_dialogs_that_all_begin_alike_are_split_one_by_one(running, tmp_path, mo
     told, manifests = {}, {}
     for by in ("auto", "dialog", "first_turn"):
         out = tmp_path / by
-        headline = main(load_config(PrepareConfig, [*flags, "--out", str(out), "--split_by", by]))
+        headline = main(load_config(PrepareConfig, [*flags, "--output_dir", str(out), "--split_by", by]))
         told[by], manifests[by] = capsys.readouterr().out, load_manifest(out)
         expected = "first_turn" if by == "first_turn" else "dialog"
         assert headline["split_by"] == manifests[by]["split_by"] == expected
@@ -497,6 +507,6 @@ def test_what_stays_empty_either_way_is_split_by_first_turn(running, tmp_path):
     """Copies of one dialog are on one side by any key; contexts that differ need no other one."""
     for name, dialogs in (("copies", [game(1)] * 80), ("apart", [game(i, f"maze {i}") for i in range(80)])):
         write_jsonl(dialogs, tmp_path / f"{name}.jsonl")
-        flags = ["--logs", str(tmp_path / f"{name}.jsonl"), "--out", str(tmp_path / name)]
+        flags = ["--logs", str(tmp_path / f"{name}.jsonl"), "--output_dir", str(tmp_path / name)]
         main(load_config(PrepareConfig, [*flags, "--vocab_size", "300", "--quiet"]))
         assert load_manifest(tmp_path / name)["split_by"] == "first_turn"

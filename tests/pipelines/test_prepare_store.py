@@ -44,7 +44,7 @@ def fill(url, chats):
 
 
 def prepare(out, *arguments):
-    return main(load_config(PrepareConfig, ["--out", str(out), *FLAGS, *arguments]))
+    return main(load_config(PrepareConfig, ["--output_dir", str(out), *FLAGS, *arguments]))
 
 
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
@@ -55,7 +55,7 @@ def test_votes_on_served_chats_become_rewards(running, database, request, tmp_pa
     write_jsonl([Dialog("filed", [{"role": "user", "content": "hey"}, {"role": "assistant", "content": "yes?"}])], tmp_path / "more.jsonl")
     monkeypatch.setattr(served, "PIECE", 3)
     monkeypatch.setattr("rl_dialog.cluster.scoring.GROUP_BYTES", 20_000)
-    headline = prepare(tmp_path / "out", "--logs", store_url, str(tmp_path / "more.jsonl"), "--concurrency", "2")
+    headline = prepare(tmp_path / "out", "--logs", store_url, str(tmp_path / "more.jsonl"), "--num_workers", "2")
     found = {split: list(read_dialogs(tmp_path / "out", split)) for split in SPLITS}
     dialogs = {dialog.id: dialog for split in SPLITS for dialog in found[split]}
     order = [dialog.id for dialog in store.dialogs()] + ["filed"]

@@ -158,8 +158,8 @@ def test_a_task_policy_in_words(talk, tmp_path):
     from pipelines.simulate import SimulateConfig
     from pipelines.simulate import main as simulate
 
-    simulate(SimulateConfig(policy="mle", out=str(tmp_path / "mle"), rule_episodes=100, episodes=20, quiet=True))
-    told = converse(ConverseConfig(system=str(tmp_path / "mle"), out=str(tmp_path / "words"), episodes=20, quiet=True))
+    simulate(SimulateConfig(policy="mle", output_dir=str(tmp_path / "mle"), rule_episodes=100, episodes=20, quiet=True))
+    told = converse(ConverseConfig(system=str(tmp_path / "mle"), output_dir=str(tmp_path / "words"), episodes=20, quiet=True))
     assert told["success"] > 0.3, "nothing like chance, which succeeds nowhere"
     printed, _, _ = talk("Next I need a hotel. The area should be east.", "/look", system=str(tmp_path / "mle"))
     assert printed[0].startswith("system> ") and any("acts   " in line for line in printed)

@@ -30,7 +30,7 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
     write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
-    prepared = call(folder, "pipelines.prepare", "--logs", "logs.jsonl", "--out", "data", "--vocab_size", "400", "--quiet")
+    prepared = call(folder, "pipelines.prepare", "--logs", "logs.jsonl", "--output_dir", "data", "--vocab_size", "400", "--quiet")
     assert prepared.returncode == 0, prepared.stderr
     sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "2")
     trained = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", *sizes)
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -> None:
-    steps = ("--max_steps", "2", "--model.model_name_or_path", "runs/bc")
+    steps = ("--max_steps", "2", "--model_name_or_path", "runs/bc")
     done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/psi", "--method", "way_off_policy", *steps)
     assert done.returncode == 0, done.stderr
     assert (folder / "runs" / "psi" / "checkpoint-2" / "model.safetensors").is_file() and (folder / "runs" / "psi" / "prior").is_dir()
@@ -146,7 +146,7 @@ def test_a_world_of_ones_own_is_played_by_workers_of_every_kind(folder: Path) ->
     flags += ("--max_new_tokens", "6")
     found = []
     for name, how in (("here", ()), ("actors", ("--num_workers", "2")), ("beside", ("--side_by_side",))):
-        done = call(folder, "pipelines.evaluate", *flags, "--out", name, *how)
+        done = call(folder, "pipelines.evaluate", *flags, "--output_dir", name, *how)
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout.splitlines()[-1])
         found.append((result["figures"], result["references"]))

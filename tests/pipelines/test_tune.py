@@ -116,15 +116,15 @@ def test_every_stage_has_its_flags() -> None:
 
 def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"--method\.tua.*Did you mean --method\.tau"):
-        main(TuneConfig(sweep=written(tmp_path, space={"method": ["ilql"], "method.tua": [0.5]}), out=str(tmp_path / "out")))
+        main(TuneConfig(sweep=written(tmp_path, space={"method": ["ilql"], "method.tua": [0.5]}), output_dir=str(tmp_path / "out")))
     with pytest.raises(ConfigError, match="expected a space"):
         read_sweep(written(tmp_path, space={}))
     with pytest.raises(ConfigError, match="halving: expected factor, grace, got graze"):
         read_sweep(written(tmp_path, halving={"graze": 2}))
     with pytest.raises(UserError, match="unknown env 'smalltalk': expected one of"):
-        main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2 --env smalltalk"), out=str(tmp_path / "other")))
+        main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2 --env smalltalk"), output_dir=str(tmp_path / "other")))
     with pytest.raises(ConfigError, match="metric"):
-        main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), out=str(tmp_path / "other")))
+        main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), output_dir=str(tmp_path / "other")))
 
 
 def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
@@ -145,7 +145,7 @@ def test_the_chat_that_the_report_suggests_answers_as_the_evaluation_did(tmp_pat
 def whole(tmp_path_factory) -> Path:
     """A sweep that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    result = main(TuneConfig(sweep=written(folder), out=str(folder / "out"), picture=str(folder / "frontier.svg"), quiet=True))
+    result = main(TuneConfig(sweep=written(folder), output_dir=str(folder / "out"), picture=str(folder / "frontier.svg"), quiet=True))
     assert "</svg>" in (folder / "frontier.svg").read_text()
     assert result["trials"] == {"ended": 8, "stopped": 0, "failed": 0, "left": 0}
     return folder / "out"
@@ -166,28 +166,28 @@ def test_the_report_ranks_by_the_evaluation_and_best_is_a_checkpoint(whole: Path
 
 def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already holds a sweep: pass --resume to go on with it or --overwrite"):
-        main(TuneConfig(sweep=written(tmp_path), out=str(whole)))
+        main(TuneConfig(sweep=written(tmp_path), output_dir=str(whole)))
     with pytest.raises(UserError, match="holds no sweep"):  # but sweep.yaml
-        main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path), overwrite=True))
+        main(TuneConfig(sweep=written(tmp_path), output_dir=str(tmp_path), overwrite=True))
     before = sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
-    with pytest.raises(UserError, match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --out, or --overwrite"):
-        main(TuneConfig(sweep=written(tmp_path, start=TINY["start"].replace("--max_steps 4", "--max_steps 5")), out=str(whole), resume=True))
+    with pytest.raises(UserError, match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --output_dir, or --overwrite"):
+        main(TuneConfig(sweep=written(tmp_path, start=TINY["start"].replace("--max_steps 4", "--max_steps 5")), output_dir=str(whole), resume=True))
     with pytest.raises(UserError, match=r'c=0\.05-seed0 was made with other settings: .*now "num_workers": 2'):
-        main(TuneConfig(sweep=written(tmp_path), out=str(whole), resume=True, num_workers=2, quiet=True))
+        main(TuneConfig(sweep=written(tmp_path), output_dir=str(whole), resume=True, num_workers=2, quiet=True))
     with pytest.raises(UserError, match="was moved since: .*Move it back"):
-        main(TuneConfig(sweep=written(tmp_path), out=str(shutil.copytree(whole, tmp_path / "moved")), resume=True))
+        main(TuneConfig(sweep=written(tmp_path), output_dir=str(shutil.copytree(whole, tmp_path / "moved")), resume=True))
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
 
 
 def test_more_than_the_cluster_has_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a trial takes 4000 CPUs \(4000 workers\), the cluster has"):
-        main(TuneConfig(sweep=written(tmp_path), out=str(tmp_path / "out"), num_workers=4000, quiet=True))
+        main(TuneConfig(sweep=written(tmp_path), output_dir=str(tmp_path / "out"), num_workers=4000, quiet=True))
 
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path), "--out", str(out), "--quiet"]
+    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path), "--output_dir", str(out), "--quiet"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done: dict[Path, int] = {}
     for kill, flags in enumerate(([], ["--resume"])):
@@ -216,7 +216,7 @@ def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) 
         "mode": "min",
         "space": {"method": ["psi"], "learning_rate": [1.0e-3, 1.0e-4, 1.0e-5, 1.0e-6]},  # the best ones first: the first to report stays
     }
-    config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True)
+    config = TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(tmp_path / "out"), quiet=True)
     first = main(config)
     ended, stopped = first["trials"]["ended"], first["trials"]["stopped"]
     assert ended >= 2 and ended % 2 == 0 and ended // 2 + stopped == 4  # what ends on the first seed gets the second one
@@ -232,7 +232,7 @@ def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
     space = [{"prepare.rewards.vote": [1]}, {"prepare.rewards.vote": [1], "prepare.rewards.sentiment": [0.5]}]
     changes = {"space": space, "prepare": "--vocab_size 400 --max_length 256", "train": TINY["train"] + " --method psi", "seeds": [0]}
     out = tmp_path / "out"
-    result = main(TuneConfig(sweep=written(tmp_path, **changes), out=str(out), quiet=True))
+    result = main(TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(out), quiet=True))
     assert result["trials"]["ended"] == 2
     weights = {}
     for trial in out.glob("trials/*-seed*"):
@@ -285,7 +285,7 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) 
 def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -> None:
     space = {"start.model.layers": [1, 2], "method": ["mc"], "evaluate.beta": [0, 1000]}  # after six steps the heads say little
     out = tmp_path / "out"
-    result = main(TuneConfig(sweep=written(tmp_path, space=space, seeds=[0]), out=str(out), quiet=True))
+    result = main(TuneConfig(sweep=written(tmp_path, space=space, seeds=[0]), output_dir=str(out), quiet=True))
     assert result["trials"]["ended"] == 2
     assert sorted(path.name for path in out.glob("trials/*-seed0")) == ["mc,layers=1-seed0", "mc,layers=2-seed0"]
     assert sorted(path.name for path in out.glob("bc*-seed0")) == ["bc,layers=1-seed0", "bc,layers=2-seed0"]
@@ -309,7 +309,7 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> Non
     changes = {"search": "optuna", "space": space, "samples": 6, "batch": 2, "seeds": [0], "evaluate": None}
     found = {}
     for name, stop in (("whole", 0), ("cut", 4)):
-        config = TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / name), quiet=True, trials=stop)
+        config = TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(tmp_path / name), quiet=True, trials=stop)
         result = main(config)
         if stop:
             assert result["trials"]["ended"] == stop
@@ -325,7 +325,7 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> Non
 def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path) -> None:
     halved = TINY["train"] + " --per_device_train_batch_size 8"  # of the default 16
     changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "train": halved}
-    result = main(TuneConfig(sweep=written(tmp_path, **changes), out=str(tmp_path / "out"), quiet=True, num_workers=2))
+    result = main(TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(tmp_path / "out"), quiet=True, num_workers=2))
     assert result["trials"] == {"ended": 1, "stopped": 0, "failed": 0, "left": 0}
     both = [json.loads((out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl").read_text().splitlines()[-1]) for out in (whole, tmp_path / "out")]
     assert both[0].keys() == both[1].keys() and both[0]["step"] == 6
@@ -338,7 +338,7 @@ def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path
 def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_reason(tmp_path: Path) -> None:
     changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "evaluate": None, "train": TINY["train"] + " --max_steps 100000"}
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path, **changes), "--out", str(out), "--retries", "1"]
+    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path, **changes), "--output_dir", str(out), "--max_failures", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     reports, killed = out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl", []
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
@@ -361,7 +361,7 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
 
 @pytest.mark.slow
 def test_time_that_is_over_leaves_the_rest_and_says_so(tmp_path: Path) -> None:
-    config = TuneConfig(sweep=written(tmp_path, evaluate=None, seeds=[0]), out=str(tmp_path / "out"), quiet=True, minutes=0.05)
+    config = TuneConfig(sweep=written(tmp_path, evaluate=None, seeds=[0]), output_dir=str(tmp_path / "out"), quiet=True, minutes=0.05)
     first = main(config)
     assert first["trials"]["left"] >= 1
     second = main(TuneConfig(**{**config.__dict__, "resume": True, "minutes": 0}))

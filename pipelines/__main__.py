@@ -1,0 +1,72 @@
+"""The commands: `python -m pipelines VERB ...`, which an installed package also calls `rl-dialog VERB ...`."""
+
+from __future__ import annotations
+
+import difflib
+import runpy
+import sys
+
+ARCS = {
+    "From logs to a better policy": {
+        "quickstart": "the whole circle in minutes, in a world whose best policy is known",
+        "prepare": "logs become scored, split and tokenised shards",
+        "candidates": "a policy answers logged contexts, and its answers are scored",
+        "train": "shards become a checkpoint, by any of the methods",
+        "tune": "many runs of a search space, and which one was best",
+    },
+    "How good it is": {
+        "evaluate": "checkpoints become a report with intervals",
+        "compare": "the table of all methods on all tasks, with a fair search for settings",
+        "ab": "served models compared by what their users said of them",
+        "analyse": "what happened in simulated task-oriented dialogs",
+        "benchmark": "speed and memory on this machine, as ratios",
+    },
+    "Talking": {
+        "chat": "talk to a checkpoint in the terminal",
+        "serve": "an OpenAI-compatible endpoint and a chat page on Ray Serve, whose chats are logs",
+        "circle": "clone, serve, collect votes, learn from them, serve again, compare",
+    },
+    "Preferences": {
+        "prefer": "teach a policy by comparing clips of what it does",
+        "prefer_replies": "pairs of replies for people, or a reward, to compare",
+        "label": "compare them, in the terminal or on a page for browsers",
+        "play": "watch what a policy learned, beside what its reward model thinks of it",
+        "fit_reward": "a reward model over replies from preferences or ratings",
+        "fit_scorer": "a small classifier of replies from labelled ones",
+    },
+    "Task-oriented dialog": {
+        "simulate": "a policy meets simulated users, and learns from them",
+        "converse": "the same in words: a system of modules, or a language model",
+        "talk": "take the part of the user or of the system, and look into every module",
+        "fit_nlu": "a model that reads dialogue acts from words",
+        "delexicalise": "a corpus as the simulated world would have written it",
+    },
+}
+VERBS = {verb: text for verbs in ARCS.values() for verb, text in verbs.items()}
+
+
+def main() -> None:
+    """Runs the verb that is named first; without one, or with --help, lists them."""
+    verb, *rest = [argument.replace("-", "_") if i == 0 else argument for i, argument in enumerate(sys.argv[1:])] or ["__help"]
+    if verb in ("__help", "_h", "help"):
+        print(overview())
+    elif verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, 1)
+        print(f"error: unknown verb {verb!r}: expected one of {', '.join(VERBS)}." + (f" Did you mean {near[0]}?" if near else ""), file=sys.stderr)
+        sys.exit(2)
+    else:
+        sys.argv[1:] = rest
+        runpy.run_module(f"pipelines.{verb}", run_name="__main__", alter_sys=True)
+
+
+def overview() -> str:
+    """The verbs by the arcs of the circle."""
+    width = max(map(len, VERBS))
+    lines = ["usage: rl-dialog VERB [OPTIONS]     or     python -m pipelines.VERB [OPTIONS]", ""]
+    for arc, verbs in ARCS.items():
+        lines += [arc, *(f"  {verb:<{width}}  {text}" for verb, text in verbs.items()), ""]
+    return "\n".join([*lines, "rl-dialog VERB --help tells what a verb writes and every flag with its default."])
+
+
+if __name__ == "__main__":
+    main()
