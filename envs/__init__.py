@@ -18,7 +18,6 @@ method: what an observation looks like, uint8 (height, width, 3). Films name its
 them.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -29,6 +28,7 @@ from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
 from rl_dialog.errors import UserError
+from rl_dialog.own import own
 
 ENVS = {
     "small_talk": SmallTalk,
@@ -60,14 +60,7 @@ def control_env(name: str) -> Callable[..., Any]:
 
 
 def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
-    module, _, kind = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), kind)
-    except (ImportError, SyntaxError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"env {name!r}: expected the class {kind} in {module}.py in the folder where the command starts, or in an installed module, "
-            f"got {type(error).__name__}: {error}"
-        ) from error
+    found = own(name, "env")
     missing = [each for each in wanted if not hasattr(found, each)]
     if missing or not callable(found):
         lacking = ", ".join(missing) or f"a constructor, got {type(found).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import runpy
 import sys
 
@@ -56,6 +57,8 @@ def main() -> None:
         sys.exit(2)
     else:
         sys.argv[1:] = rest
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # where `module:Name` of one's own is looked for; `python -m` does so by itself
         runpy.run_module(f"pipelines.{verb}", run_name="__main__", alter_sys=True)
 
 

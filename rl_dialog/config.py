@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import yaml
 
 from rl_dialog.errors import UserError
+from rl_dialog.own import own
 
 T = TypeVar("T")
 Choices = Mapping[str, Mapping[str, type]]  # field name -> {choice name: dataclass}
@@ -96,7 +97,7 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
         if isinstance(value, Mapping) and dataclasses.is_dataclass(default):
             value = from_dict(type(default), value, where=f"{where}: {name}")
         elif isinstance(value, Mapping) and isinstance(default, dict):
-            unknown = [key for key in value if default and key not in default and not _is_own(key)]
+            unknown = [key for key in value if default and key not in default and not is_own(key)]
             if unknown:
                 raise ConfigError(f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(unknown[0], default)}")
             value = default | dict(value)
@@ -132,9 +133,29 @@ def to_dict(config: Any, *, choices: Choices | None = None) -> dict[str, Any]:
     """The inverse of `load_config`'s YAML: nested plain values, with the name of each choice under `name`."""
     values = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     for field, options in (choices or {}).items():
-        name = next(name for name, option in options.items() if type(getattr(config, field)) is option)
-        values[field] = {"name": name, **values[field]}
+        values[field] = {"name": choice_name(getattr(config, field), options), **values[field]}
     return values
+
+
+def choice_name(value: Any, options: Mapping[str, type]) -> str:
+    """What a choice is called: its key, or `module:Class` for the user's own."""
+    kind = type(value)
+    return next((name for name, option in options.items() if kind is option), f"{kind.__module__}:{kind.__qualname__}")
+
+
+def choice_class(what: str, name: str, options: Mapping[str, type], *, where: str = "") -> type:
+    """The dataclass behind a name, the user's own for `module:Class`. Raises ConfigError for anything that is not of the same kind as the options."""
+    if name in options:
+        return options[name]
+    if not is_own(name):
+        expected = f"expected one of {', '.join(options)}, or module:Class for one of your own"
+        raise ConfigError(f"{where}unknown {what} {name!r}: {expected}.{_nearest(name, options)}")
+    found = own(name, what)
+    kinds = set.intersection(*(set(option.__mro__) for option in options.values())) - {object}
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and kinds & set(found.__mro__)):
+        expected = " or ".join(sorted(kind.__name__ for kind in kinds))
+        raise ConfigError(f"{where}{what} {name!r}: expected a frozen dataclass derived from {expected}, got {found!r}")
+    return found
 
 
 def changed(config: Any) -> dict[str, Any]:
@@ -164,14 +185,11 @@ def _choose(name: str, picked: str | None, given: Any, options: Mapping[str, typ
     if given is not None and not isinstance(given, str | Mapping):
         raise ConfigError(f"{path}: expected a name or keys and values for {name}, got {given!r}")
     values = {"name": given} if isinstance(given, str) else dict(given or {})
-    current = next((option_name for option_name, option in options.items() if type(default) is option), None)
-    declared = values.pop("name", current)
-    chosen = picked or declared
-    if chosen not in options:
-        raise ConfigError(f"unknown {name} {chosen!r}: expected one of {', '.join(options)}.{_nearest(str(chosen), options)}")
+    declared = values.pop("name", choice_name(default, options))
+    chosen = str(picked or declared)
     if chosen != declared:
         values = {}
-    return from_dict(options[chosen], values, where=f"{path or 'config'}: {name}")
+    return from_dict(choice_class(name, chosen, options), values, where=f"{path or 'config'}: {name}")
 
 
 def _take(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
@@ -190,7 +208,7 @@ def _take(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def _is_own(key: Any) -> bool:
+def is_own(key: Any) -> bool:
     """Does a key name something of the user's, `module:function`?"""
     module, colon, function = str(key).partition(":")
     return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
@@ -200,7 +218,7 @@ def _own_keys(arguments: list[str], field: str) -> list[str]:
     """`module:function` of flags such as `--rewards.module:function 1`."""
     start = f"--{field}."
     keys = [argument.removeprefix(start).partition("=")[0] for argument in arguments if argument.startswith(start)]
-    return [key for key in dict.fromkeys(keys) if _is_own(key)]
+    return [key for key in dict.fromkeys(keys) if is_own(key)]
 
 
 class _OnceEach(yaml.SafeLoader):

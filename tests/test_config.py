@@ -216,7 +216,7 @@ WRONG_YAML = [
     ("trainer: {max_step: 1}\n", ["trainer", "unknown key 'max_step'", "Did you mean max_steps?"]),
     ("method: {name: learning, top: 1}\n", ["method", "unknown key 'top'", "Learning"]),
     ("method: {name: learnin}\n", ["unknown method 'learnin'", "expected one of cloning, learning", "Did you mean learning?"]),
-    ("method: {name: 5}\n", ["unknown method 5", "expected one of cloning, learning"]),
+    ("method: {name: 5}\n", ["unknown method '5'", "expected one of cloning, learning"]),
     ("method: 5\n", ["c.yaml", "expected a name or keys and values for method, got 5"]),
     ("rewards: {votes: 1}\n", ["unknown key 'votes' in rewards", "Did you mean vote?"]),
     ("1: 2\n", ["unknown key 1"]),

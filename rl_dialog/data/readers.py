@@ -7,22 +7,26 @@ disappears: it comes out as a `Bad` with file, place and reason. Files known not
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any, TextIO
 
 from rl_dialog.data.database import database_url, shown_url
 from rl_dialog.data.formats import abcd, convlab, deal_or_not, dialog, multiwoz, neural_chat, openai, served, taskmaster, trl
 from rl_dialog.data.formats.head import Head, look
 from rl_dialog.data.formats.json_stream import JsonError
-from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, shown
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, open_log, shown
+from rl_dialog.data.formats.records import Record, dialogs
+from rl_dialog.data.schema import Dialog, DialogError
 from rl_dialog.errors import UserError
+from rl_dialog.own import own
 
 __all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log"]
 
@@ -79,8 +83,8 @@ def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[
     `reader` forces one reader for every file. Raises UserError for an unknown reader, a missing path, a folder without any log and a store that
     cannot be reached.
     """
-    if reader is not None and reader not in READERS:
-        raise UserError(f"expected one of the readers {', '.join(READERS)}, got {reader!r}{_suggestion(reader, READERS)}")
+    if reader is not None:
+        _reader(reader)
     logs: list[LogFile] = []
     bad: list[Bad] = []
     skipped: list[Skipped] = []
@@ -98,11 +102,9 @@ def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[
 
 def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog | Bad]:
     """The dialogs of one file in its order, and a Bad for everything in it that is not one. Memory stays flat however long the file is."""
-    if log.reader not in READERS:
-        raise UserError(f"expected one of the readers {', '.join(READERS)}, got {log.reader!r}{_suggestion(log.reader, READERS)}")
-    count = 0
+    reader, count = _reader(log.reader), 0
     try:
-        for item in READERS[log.reader].read(log, max_line_bytes=max_line_bytes):
+        for item in reader.read(log, max_line_bytes=max_line_bytes):
             count += 1
             yield item
     except ConnectionError:  # nothing is damaged
@@ -112,6 +114,39 @@ def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog
         return
     if not count:
         yield Bad(log.name, "", "expected dialogs, got a file without any record", log.corpus)
+
+
+def _reader(name: str) -> Any:
+    """The module of READERS, or the user's own `module:function`. Raises UserError for what is neither."""
+    if name in READERS:
+        return READERS[name]
+    if ":" not in name:
+        known = f"{', '.join(READERS)}, or module:function for one of your own"
+        raise UserError(f"expected one of the readers {known}, got {name!r}{_suggestion(name, READERS)}")
+    read = own(name, "reader")
+    if not callable(read):
+        raise UserError(f"reader {name!r}: expected a function that takes an open text file, got {read!r}")
+    return _Own(read)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A user's function as a reader (data/formats/example.py is one)."""
+
+    function: Callable[[TextIO], Iterable[dict[str, Any]]]
+
+    def corpus(self, head: Head) -> str | None:
+        return None
+
+    def read(self, log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
+        with open_log(log.path, log.member) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as file:
+            given = (Record(record, f"record {number}", number) for number, record in enumerate(self.function(file), 1))
+            yield from dialogs(log, given, lambda record: [self._dialog(log, record)])
+
+    def _dialog(self, log: LogFile, record: Record) -> Dialog:
+        if not isinstance(record.value, dict):
+            raise DialogError(f"expected a dict with `messages`, got {type(record.value).__name__}")
+        return Dialog.from_record({"id": log.dialog_id(record.number), "source": log.corpus} | record.value)
 
 
 @dataclass(frozen=True)
@@ -226,7 +261,7 @@ def _by_content(found: _Found, head: Head, recognised: str | None, forced: str |
     if known and (recognised is None and forced is None or forced and not found.named):
         return Skipped(found.name, known)
     if name := forced or recognised:
-        return LogFile(found.path, name, found.member, READERS[name].corpus(head) or found.corpus)
+        return LogFile(found.path, name, found.member, _reader(name).corpus(head) or found.corpus)
     if set(head.columns) >= neural_chat.RATINGS_ONLY:
         return Skipped(found.name, "conversation ratings without messages; the export of the chats carries them too")
     return Bad(found.name, "", head.problem or _unrecognised(head), found.corpus, shown(head.text))

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rl_dialog.config import from_dict
+from rl_dialog.config import choice_class, choice_name, from_dict
 from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
@@ -42,8 +42,8 @@ BESIDE_THE_LM = ("heads.", "value_trunk.", "target_trunk.")  # parts of a policy
 
 
 def method_name(method: Method) -> str:
-    """The key of METHODS."""
-    return next(name for name, kind in METHODS.items() if type(method) is kind)
+    """The key of METHODS, or module:Class."""
+    return choice_name(method, METHODS)
 
 
 def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) -> None:
@@ -78,9 +78,8 @@ def read_method(directory: str | Path) -> Method:
     """The method a checkpoint was trained with; BC for a plain LM."""
     values = dict(describe(directory).get("method") or {"name": "bc"})
     name = values.pop("name", None)
-    if name not in METHODS:
-        raise UserError(f"{directory}/rl_dialog.yaml: unknown method {name!r}: expected one of {', '.join(METHODS)}")
-    return from_dict(METHODS[name], values, where=f"{directory}/rl_dialog.yaml")
+    kind = choice_class("method", name, METHODS, where=f"{directory}/rl_dialog.yaml: ")
+    return from_dict(kind, values, where=f"{directory}/rl_dialog.yaml")
 
 
 def load_policy(directory: str | Path, *, method: Method | None = None) -> Policy:

@@ -7,7 +7,6 @@ README.md has a section per reward; `statistics.py` says how the components spre
 
 from __future__ import annotations
 
-import importlib
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
+from rl_dialog.own import own
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.conversation import conversation_length
@@ -136,16 +136,9 @@ def choose_rewards(
 
 def _own(name: str) -> Reward:
     """A reward of the user's, `module:function`."""
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise UserError(f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of your own")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, SyntaxError, AttributeError) as error:
-        raise UserError(
-            f"reward {name!r}: expected the function {function} in {module}.py in the folder where the command starts, or in an installed module, "
-            f"got {type(error).__name__}: {error}"
-        ) from error
+    found = own(name, "reward")
     if not callable(found):
         raise UserError(f"reward {name!r}: expected a function that takes a Dialog, got {found!r}")
     return found

@@ -44,8 +44,8 @@ def test_a_world_to_talk_in_is_imported(worlds):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_worlds:Echos", "expected the class Echos in own_worlds.py in the folder where"),
-        ("nowhere:Echo", "expected the class Echo in nowhere.py .* got ModuleNotFoundError"),
+        ("own_worlds:Echos", "expected Echos in own_worlds.py in the folder where"),
+        ("nowhere:Echo", "expected Echo in nowhere.py .* got ModuleNotFoundError"),
         ("own_broken:Echo", "got SyntaxError"),
         (":Echo", "got ValueError"),
         ("own_worlds:Mute", "expected a world to talk in whose class has step; envs/__init__.py says"),

@@ -21,7 +21,7 @@ class LogFile:
     """One file to read."""
 
     path: str
-    reader: str  # key of READERS
+    reader: str  # key of READERS, or the user's own module:function
     member: str | None = None  # member inside a zip, chats of a store
     corpus: str = ""  # the `source` its dialogs carry where the records do not name one
     url: str = field(default="", repr=False)  # of a database server, whose `path` is for people: with its password, so it is written nowhere
