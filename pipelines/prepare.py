@@ -264,7 +264,7 @@ def _check(config: PrepareConfig) -> None:
         ("max_line_bytes", 1),
         ("vocab_size", LEAST_VOCABULARY),
         ("num_cpus", 1),
-        ("concurrency", 1),
+        ("num_workers", 1),
     ):
         value = getattr(config, name)
         if value is not None and value < least:
