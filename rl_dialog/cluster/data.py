@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,24 +35,41 @@ OBJECT_STORE_BYTES = 256 << 20  # of a Ray that we start: only a few chunks are 
 
 @contextmanager
 def connect(address: str | None = None, *, num_cpus: int | None = None) -> Iterator[None]:
-    """A Ray to run on: the one this process already uses, else the cluster at `address` or RAY_ADDRESS, else a local one that ends with the block."""
+    """A Ray to run on: the one this process already uses, else the cluster at `address` or RAY_ADDRESS, else a local one that ends with the block.
+
+    Raises UserError for one that does not start or cannot be joined.
+    """
     if ray.is_initialized():
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     local = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES} if address == "local" else {}
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray's C++ side warns about the arguments of Ray Data's own actors
-    with _native_stderr_held():
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    try:
+        if address.rpartition(":")[2].isdigit():
+            _answers(address)
+        with _native_stderr_held():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    except Exception as error:
+        where = "Ray did not start on this machine" if local else f"expected a running Ray at {address}, could not join it"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{where}: {reason[:500]} (RL_DIALOG_DEBUG=1 shows all that it said)") from error
     try:
         yield
     finally:
         ray.shutdown()
 
 
+def _answers(address: str) -> None:
+    """Raises OSError where nothing listens at HOST:PORT: Ray itself would try for minutes without a word."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    socket.create_connection((host, int(port)), timeout=10).close()
+
+
 @contextmanager
 def _native_stderr_held() -> Iterator[None]:
-    """Holds back what Ray's C++ side writes to stderr while it starts (the log level it found); shown if the start fails."""
+    """Holds back what Ray's C++ side writes to stderr while it starts (the log level it found); shown with
+    RL_DIALOG_DEBUG if the start fails."""
     sys.stderr.flush()
     shown = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -59,8 +77,9 @@ def _native_stderr_held() -> Iterator[None]:
         try:
             yield
         except BaseException:
-            held.seek(0)
-            os.write(shown, held.read())
+            if os.environ.get("RL_DIALOG_DEBUG"):
+                held.seek(0)
+                os.write(shown, held.read())
             raise
         finally:
             os.dup2(shown, 2)

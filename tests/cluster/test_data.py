@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from rl_dialog.cluster.data import errors_of_workers
+from rl_dialog.cluster.data import connect, errors_of_workers
 from rl_dialog.errors import UserError
 
 
@@ -17,3 +17,16 @@ def test_the_workers_own_error_comes_out_of_rays_wrapper():
         raise error.as_instanceof_cause()
     with pytest.raises(ray.exceptions.RayTaskError), errors_of_workers():
         raise ray.exceptions.RayTaskError("write", "a long traceback of Ray's", KeyError("a defect"))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "expected a running Ray at 127.0.0.1:1, could not join it: .*refused"),
+        ("ray://127.0.0.1:1", "could not join it: .*refused"),
+        ("auto", "could not join it: Could not find any running Ray"),
+    ],
+)
+def test_a_ray_that_is_not_there_is_told_at_once(address, message):
+    with pytest.raises(UserError, match=message), connect(address):
+        raise AssertionError("expected no Ray")
