@@ -24,7 +24,6 @@ def test_the_workers_own_error_comes_out_of_rays_wrapper():
     [
         ("127.0.0.1:1", "expected a running Ray at 127.0.0.1:1, could not join it: .*refused"),
         ("ray://127.0.0.1:1", "could not join it: .*refused"),
-        ("auto", "could not join it: Could not find any running Ray"),
     ],
 )
 def test_a_ray_that_is_not_there_is_told_at_once(address, message):
