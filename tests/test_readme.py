@@ -25,7 +25,7 @@ def commands(path: Path) -> list[list[str]]:
     text = path.read_text(encoding="utf-8")
     blocks = [*re.findall(r"```bash\n(.*?)```", text, re.S), *re.findall(r"(?:^ {4}.*\n)+", text, re.M)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    found = [line[line.index("python -m pipelines.") :] for line in lines if "python -m pipelines." in line]
+    found = [line[line.index("python -m pipelines.") :] for line in lines if re.search(r"python -m pipelines\.[a-z]", line)]
     return [shlex.split(re.split(r" {4,}| #|\|| && ", line)[0])[2:] for line in found]
 
 
@@ -60,7 +60,7 @@ def test_every_file_it_names_exists() -> None:
     figure = re.search(r"```mermaid\n(.*?)```", README, re.S).group(1)
     for name in re.findall(r"[\w/]+/[\w*]+\.py", figure):
         assert any(ROOT.glob(name)) or any((ROOT / "rl_dialog").glob(name)), name
-    for name in re.findall(r"^\| `([\w/.]+)` \|", README.split("## Files")[1], re.M):
+    for name in re.findall(r"^\| `([\w/.]+)` \|", README.split("## Map")[1], re.M):
         assert (ROOT / name).exists(), name
     for link in re.findall(r"\]\(([\w/.]+)\)", README):
         assert (ROOT / link).exists(), link
