@@ -1,15 +1,15 @@
-"""The file of a sweep: what is trained, over which search space, and the points of that space. tune.py runs them."""
+"""The file of a sweep: what is trained, over which search space, and the points of that space. `pipelines.tune` runs them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from rl_dialog.cluster.tune import Halving
 from rl_dialog.config import ConfigError, from_dict, read_yaml
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
@@ -20,6 +20,14 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] =
     "randint": lambda rng, low, high: int(rng.integers(low, high + 1)),
 }
 VERBS = ("prepare", "start", "evaluate")  # `VERB.FLAG` in a space is a flag of that stage; all others are flags of the trials' own training
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Asynchronous successive halving (Li et al. 2020): at `grace`, `grace * factor`, ... steps only the best 1/factor of the trials go on."""
+
+    grace: int
+    factor: int = 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,16 @@ class Point:
     def trained(self) -> Point:
         """Points that differ in their evaluation only share their trials."""
         return Point({name: value for name, value in self.values.items() if _verb(name) != "evaluate"})
+
+    def data_folder(self, out: Path) -> Path:
+        """Where the data of its reward mix is made: `out` itself for points that say nothing about prepare."""
+        mix = self.of("prepare")
+        return out / "mixes" / mix.name if mix.values else out
+
+    def report_folder(self, out: Path) -> Path:
+        """`report` of points that say nothing about start and evaluation, `reports/<what they say>` of the others, which have a bc of their own."""
+        own = Point(self.of("start").values | self.of("evaluate").values)
+        return out / "reports" / own.name if own.values else out / "report"
 
     @property
     def flags(self) -> list[str]:
