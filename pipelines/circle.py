@@ -1,12 +1,15 @@
-"""The closed circle: a served policy talks to users, learns from their votes alone, and its successor joins it on the running server.
+"""The closed circle: a served policy talks to users, learns from their votes alone, and its successor joins
+it on the running server.
 
     python -m pipelines.circle --output_dir runs/circle
 
-    logs -> prepare -> bc -> serve -> users talk and vote -> prepare from the store -> mc -> rollout beside bc -> users get either one -> A/B report
+    logs -> prepare -> bc -> serve -> users talk and vote -> prepare from the store -> mc
+         -> rollout beside bc -> users get either one -> A/B report
 
-The users are simulated (envs/small_talk_world.py), the rest is real: Ray Serve, HTTP, an API key, the store. The world knows the true return of a
-conversation, so the report can show beside the votes what they stand for; nothing learns from it. A verb of its own, because the quickstart compares
-methods over seeds and needs no server.
+The users are simulated (envs/small_talk_world.py), the rest is real: Ray Serve, HTTP, an API key, the store.
+The world knows the true return of a conversation, so the report can show beside the votes what they stand
+for; nothing learns from it. A verb of its own, because the quickstart compares methods over seeds and needs
+no server.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ Say = Callable[[str, str], None]
 
 
 def main(config: CircleConfig) -> dict[str, Any]:
-    """Runs the circle; returns the differences between the two policies, what happened on the way, and the paths."""
+    """Runs the circle; returns the differences between the two policies, what happened on the way, and the
+    paths."""
     began, console = time.perf_counter(), Console(quiet=config.quiet, highlight=False)
     at_least(config, dialogs=1, chats=1, ab_chats=1, users=1)
     out = claim_output(config, "circle")
@@ -98,10 +102,14 @@ def _clone(config: CircleConfig, out: Path, say: Say) -> None:
     stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, "--vocab_size", "1024")
     say("train", "bc, which clones it")
     file = stages.CONFIGS / "quickstart_bc.yaml"
-    stages.train_run(stages.train_config_of_file(file, out / "data", out / "bc", config.seed, steps=config.bc_steps))
+    stages.train_run(
+        stages.train_config_of_file(file, out / "data", out / "bc", config.seed, steps=config.bc_steps)
+    )
 
 
-def _serve_and_learn(config: CircleConfig, out: Path, url: str, say: Say) -> tuple[list[Talk], list[Talk], list[Talk]]:
+def _serve_and_learn(
+    config: CircleConfig, out: Path, url: str, say: Say
+) -> tuple[list[Talk], list[Talk], list[Talk]]:
     """Talks with bc, those during the rollout of its successor, and those with either."""
     successor = _successor(config, out)
     name = Path(successor.output_dir).name
@@ -134,7 +142,8 @@ def _successor(config: CircleConfig, out: Path) -> Any:
 
 @contextmanager
 def serving(url: str, models: dict[str, Path]) -> Iterator[tuple[Server, Callable[[dict[str, Path]], None]]]:
-    """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends with the block."""
+    """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends
+    with the block."""
     with closing(Store(url)) as store:
         key = store.add_key(KEY, requests_per_minute=1_000_000)
     with socket.socket() as free:

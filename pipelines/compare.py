@@ -1,14 +1,19 @@
-"""The results table: every method on every task over seeds, trained, evaluated, and written as Markdown, JSON and a plot.
+"""The results table: every method on every task over seeds, trained, evaluated, and written as Markdown, JSON
+and a plot.
 
-    python -m pipelines.compare --experiments tune_configs/compare_methods.yaml --output_dir runs/compare --readme README.md
+    python -m pipelines.compare --experiments tune_configs/compare_methods.yaml --output_dir runs/compare \\
+        --readme README.md
 
-    logs -> settings (where a task searches) -> prepare -> bc for every seed -> candidates (where a task wants them)
+    logs -> settings (where a task searches) -> prepare -> bc for every seed
+         -> candidates (where a task wants them)
          -> every method from its seed's bc -> evaluate -> table
 
-Runs are processes of one core, as many at a time as Ray has cores; OUT/<task>/<method>-seed<k> is the folder of one, OUT/<task>/report of `evaluate`.
-The same command again repeats nothing that is done: a killed run goes on from its latest checkpoint, and only what follows from a changed flag is
-made anew (OUT/<task>/recipes says what each folder was made from; the code is not part of it, so delete a folder to repeat it). A run that fails
-stops no other one: the table names it, its traceback is in error.txt of its folder, and the command ends with status 2.
+Runs are processes of one core, as many at a time as Ray has cores; OUT/<task>/<method>-seed<k> is the folder
+of one, OUT/<task>/report of `evaluate`. With --resume the same command repeats nothing that is done: a killed
+run goes on from its latest checkpoint, and only what follows from a changed flag is made anew
+(OUT/<task>/recipes says what each folder was made from; the code is not part of it, so delete a folder to
+repeat it). A run that fails stops no other one: the table names it, its traceback is in error.txt of its
+folder, and the command ends with status 2.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from rl_dialog.evaluation.comparison_file import (
     search_of,
     with_taken_over,
 )
-from rl_dialog.evaluation.experiment import METRICS, METRICS_OF_SOME, Progress, Run, Say, logged_folder
+from rl_dialog.evaluation.experiment import Progress, Run, Say, logged_folder, metrics_file
 from rl_dialog.evaluation.machine import describe_machine
 from rl_dialog.evaluation.sweep_space import Point
 from rl_dialog.run import OnCluster, ResumableOutput, claim_output, require, run
@@ -57,54 +62,77 @@ class CompareConfig(ResumableOutput, OnCluster):
     seeds: tuple[int, ...] = ()
     """other seeds than those of the file"""
     readme: str = ""
-    """also put the table into this file, between the lines `<!-- compare: begin -->` and `<!-- compare: end -->`"""
+    """also put the table into this file, between the lines `<!-- compare: begin -->` and `<!-- compare: end
+    -->`"""
     picture: str = ""
     """also write the plot to this SVG file"""
 
 
 def main(config: CompareConfig) -> dict[str, Any]:
-    """Makes the table; returns its paths. Raises UserError for what the user can fix, and at the end when something is missing from the table."""
+    """Makes the table; returns its paths.
+
+    Raises UserError for what the user can fix, and at the end when something is missing from the table.
+    """
     comparison = read(config)
     out = Path(config.output_dir).absolute()
-    for name in comparison.tasks:  # a misspelt flag is found now, and not in two hours; so is a file without the marks
+    for name in (
+        comparison.tasks
+    ):  # a misspelt flag is found now, and not in two hours; so is a file without the marks
         plan(comparison, name, out, {})
     if config.readme:
         replace_table(Path(config.readme).read_text(encoding="utf-8"), "")
-    claim_output(config, "compare", free=[field.name for field in fields(config)])  # each part has a recipe of its own
+    # each part has a recipe of its own
+    claim_output(config, "compare", free=[field.name for field in fields(config)])
     say = (lambda text: None) if config.quiet else partial(print, flush=True)
     settings = _find_settings(comparison, config, out)
-    tasks = [Progress(name, task, out / name, plan(comparison, name, out, settings.get(name, {}))) for name, task in comparison.tasks.items()]
+    tasks = [
+        Progress(name, task, out / name, plan(comparison, name, out, settings.get(name, {})))
+        for name, task in comparison.tasks.items()
+    ]
     with connect(config.address or None):
         for task in tasks:
             stages.prepare_task(task, say)
-        stages.train_tasks([task for task in tasks if not task.problem], lambda one: one.method == BASELINE, say)
+        stages.train_tasks(
+            [task for task in tasks if not task.problem], lambda one: one.method == BASELINE, say
+        )
         for task in tasks:
             stages.make_candidates(task, say)
-        stages.train_tasks([task for task in tasks if not task.problem], lambda one: one.method != BASELINE, say)
+        stages.train_tasks(
+            [task for task in tasks if not task.problem], lambda one: one.method != BASELINE, say
+        )
         stages.evaluate_tasks([task for task in tasks if not task.problem], say)
     return _write(config, comparison, tasks, out, say, settings)
 
 
 def read(config: CompareConfig) -> Comparison:
     """The YAML file, cut down to what the flags ask for."""
-    require(config, experiments="a file like tune_configs/compare_methods.yaml", output_dir="a folder to write to")
+    require(
+        config, experiments="a file like tune_configs/compare_methods.yaml", output_dir="a folder to write to"
+    )
     return read_comparison(config.experiments, tasks=config.tasks, methods=config.methods, seeds=config.seeds)
 
 
 def plan(comparison: Comparison, name: str, out: Path, settings: Chosen) -> list[Run]:
-    """Every run of a task, bc first, with the chosen settings. All flags are read here: a misspelt one is found before anything starts."""
+    """Every run of a task, bc first, with the chosen settings.
+
+    All flags are read here: a misspelt one is found before anything starts.
+    """
     task, folder, runs = comparison.tasks[name], out / name, []
     stages.prepare_config(task, folder)
     stages.candidates_config(task, folder, folder)
     stages.evaluate_config(task, folder, ["RUN"])
     for method, everywhere in comparison.methods.items():
         here, first = task.methods.get(method, ""), method == BASELINE
-        fixed = shlex.split(" ".join([comparison.train, task.bc if first else task.improve, everywhere, here or ""]))
+        fixed = shlex.split(
+            " ".join([comparison.train, task.bc if first else task.improve, everywhere, here or ""])
+        )
         for seed in comparison.seeds if here is not None else ():
             data = logged_folder(task, folder) if first else folder / "data"
             start = [] if first else ["--model_name_or_path", str(folder / f"{BASELINE}-seed{seed}")]
             flags = [*fixed, *Point(settings.get(method, {})).flags, "--method", method, *start]
-            runs.append(Run(method, seed, stages.train_config(data, folder / f"{method}-seed{seed}", seed, flags)))
+            runs.append(
+                Run(method, seed, stages.train_config(data, folder / f"{method}-seed{seed}", seed, flags))
+            )
     return runs
 
 
@@ -118,11 +146,20 @@ def _find_settings(comparison: Comparison, config: CompareConfig, out: Path) -> 
             write_text_atomically(sweep, yaml.safe_dump(search_of(comparison, name), sort_keys=False))
             where = {"sweep": str(sweep), "output_dir": str(out / name / "search"), "address": config.address}
             done = tune.main(tune.TuneConfig(resume=True, **where, quiet=config.quiet))
-            searched[name] = best_settings(json.loads(Path(done["sweep"]).read_text(encoding="utf-8"))["points"])
+            searched[name] = best_settings(
+                json.loads(Path(done["sweep"]).read_text(encoding="utf-8"))["points"]
+            )
     return with_taken_over(comparison, searched)
 
 
-def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progress], out: Path, say: Say, settings: Settings) -> dict[str, Any]:
+def _write(
+    config: CompareConfig,
+    comparison: Comparison,
+    tasks: Sequence[Progress],
+    out: Path,
+    say: Say,
+    settings: Settings,
+) -> dict[str, Any]:
     """compare.md, compare.json, compare.svg and the table in README."""
     compared = [_compared(task, how_chosen(comparison, task.name, settings)) for task in tasks]
     machine, seeds, command = describe_machine(), ", ".join(map(str, comparison.seeds)), _command(config)
@@ -133,18 +170,17 @@ def _write(config: CompareConfig, comparison: Comparison, tasks: Sequence[Progre
     paths, table = write_comparison(out, compared, list(comparison.methods), header, record=record, **files)
     say("\n" + table)
     failed = sum(bool(one.error) for task in compared for one in task.runs)
-    broken = [task.name for task in compared if task.problem and task.runs]  # a task without runs is one without data, and no failure
+    # a task without runs is one without data, and no failure
+    broken = [task.name for task in compared if task.problem and task.runs]
     if failed or broken:
         what = " and ".join([*([f"{failed} runs"] if failed else []), *broken])
-        raise UserError(f"{what} failed: {paths['md']} says which and why; the same command tries them again with --resume")
+        raise UserError(f"{what} failed: {paths['md']} says which and why; --resume tries them again")
     return {**paths, "skipped": [task.name for task in compared if task.problem]}
 
 
 def _compared(task: Progress, chosen: str) -> ComparedTask:
-    paths = [task.folder / "report" / name for name in (METRICS, METRICS_OF_SOME)]
-    metrics = None
-    if not task.problem:
-        metrics = json.loads(next(path for path in paths if path.is_file()).read_text(encoding="utf-8"))
+    path = None if task.problem else metrics_file(task.folder / "report")
+    metrics = json.loads(path.read_text(encoding="utf-8")) if path else None
     runs = tuple(task.finished[one.name] for one in task.runs if one.name in task.finished)
     about = " ".join(part for part in (task.task.about, _what_best_means(task.runs[0]), chosen) if part)
     return ComparedTask(task.name, task.task.title, task.task.figures, about, runs, metrics, task.problem)
@@ -154,12 +190,18 @@ def _what_best_means(one: Run) -> str:
     if one.config.env:
         measured = f"the highest return in {one.config.env_episodes} conversations during training"
         return f"Best is the checkpoint of {measured}, with other users than the table's."
-    return "Best is the checkpoint of the lowest held-out loss for methods that clone, and the last one for the others: a TD error ranks no policies."
+    cloned = "Best is the checkpoint of the lowest held-out loss for methods that clone"
+    return f"{cloned}, and the last one for the others: a TD error ranks no policies."
 
 
 def _command(config: CompareConfig) -> str:
     """What was typed, as far as the table depends on it."""
-    parts = ["python -m pipelines.compare --experiments", config.experiments, "--output_dir", config.output_dir]
+    parts = [
+        "python -m pipelines.compare --experiments",
+        config.experiments,
+        "--output_dir",
+        config.output_dir,
+    ]
     for name in ("tasks", "methods", "seeds"):
         parts += [f"--{name}", *map(str, getattr(config, name))] if getattr(config, name) else []
     return " ".join(parts)

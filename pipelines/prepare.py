@@ -3,7 +3,8 @@
     python -m pipelines.prepare --logs chats/ --output_dir data/chats --rewards.vote 1 --rewards.sentiment 0.5
     python -m pipelines.prepare --logs sqlite:///chats.db --output_dir data/served --rewards.vote 1
 
-`rl_dialog/data/shards.py` describes what it writes and reads it back; `rl_dialog/rewards/README.md` defines the rewards.
+`rl_dialog/data/shards.py` describes what it writes and reads it back; `rl_dialog/rewards/README.md` defines
+the rewards.
 """
 
 from __future__ import annotations
@@ -35,43 +36,54 @@ from rl_dialog.errors import UserError
 from rl_dialog.rewards import REWARDS, choosing
 from rl_dialog.run import OnCluster, Output, at_least, require, run
 
-FREE = ("overwrite", "num_cpus", "num_workers", "address", "quiet", "report", "pairs")  # no finished part of a run follows from them
+# no finished part of a run follows from them
+FREE = ("overwrite", "num_cpus", "num_workers", "address", "quiet", "report", "pairs")
 
 
 @dataclass(frozen=True)
 class PrepareConfig(Output, OnCluster):
     logs: tuple[str, ...] = ()
-    """Files and folders with logs of any known format (plain, gzipped or zipped), and stores of served chats: sqlite:///chats.db, or
-    postgresql://user:password@host/database, whose password is written nowhere."""
+    """Files and folders with logs of any known format (plain, gzipped or zipped), and stores of served chats:
+    sqlite:///chats.db, or postgresql://user:password@host/database, whose password is written nowhere."""
     reader: str | None = None
     """Read every file with this reader instead of deciding by its content."""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
-    """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without adding it; nan here: not computed.
-    Without any: logged 1. `--rewards.MODULE:FUNCTION 1` is one of your own (rl_dialog/rewards/README.md)."""
+    """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without
+    adding it; nan here: not computed. Without any: logged 1. `--rewards.MODULE:FUNCTION 1` is one of your own
+    (rl_dialog/rewards/README.md)."""
     reward: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["-r"])] = ()
-    """Another way to name rewards: `-r NAME ... -w WEIGHT ...`, for users of the 2019 code: its names (reward_user_ha) are understood."""
+    """Another way to name rewards: `-r NAME ... -w WEIGHT ...`, for users of the 2019 code: its names
+    (reward_user_ha) are understood."""
     weight: Annotated[tuple[float, ...], tyro.conf.arg(aliases=["-w"])] = ()
     """A weight for each of `reward`; without any, 1 each."""
     scorers: tuple[str, ...] = ()
-    """Models behind rewards instead of the built-in ones: sentiment=PATH, toxicity=PATH (classifiers), encoder=PATH; a folder or a hub name each."""
+    """Models behind rewards instead of the built-in ones: sentiment=PATH, toxicity=PATH (classifiers),
+    encoder=PATH; a folder or a hub name each."""
     label_weights: tuple[str, ...] = ()
-    """What each label of a classifier counts, e.g. joy=1 anger=-1 surprise=0, where its labels are not positive, negative, toxic or the like."""
+    """What each label of a classifier counts, e.g. joy=1 anger=-1 surprise=0, where its labels are not
+    positive, negative, toxic or the like."""
     compat: Literal["", "2019", "2019-self-play"] = ""
-    """2019: rewards as the 2019 code computed them, defects and normalisation over the whole file included; 2019-self-play: as its bots got them."""
+    """2019: rewards as the 2019 code computed them, defects and normalisation over the whole file included;
+    2019-self-play: as its bots got them."""
     normalise: tuple[str, ...] = ()
-    """zscore, min_max or rank for every reward, NAME=KIND for one; fitted on the training split, applied to all. By default rewards stay raw."""
+    """zscore, min_max or rank for every reward, NAME=KIND for one; fitted on the training split, applied to
+    all. By default rewards stay raw."""
     normalisers: str = ""
-    """A data directory (or its manifest.json) whose fitted normalisers to use, for logs that come later; instead of --normalise."""
+    """A data directory (or its manifest.json) whose fitted normalisers to use, for logs that come later;
+    instead of --normalise."""
     report: bool = False
-    """Also write OUT/report: distributions, correlations, examples at both ends, human labels, and the hacks that each reward falls for."""
+    """Also write OUT/report: distributions, correlations, examples at both ends, human labels, and the hacks
+    that each reward falls for."""
     pairs: bool = False
-    """Also write OUT/pairs/<split>.jsonl: replies to the same messages of which one earned more, as TRL's prompt, chosen and rejected."""
+    """Also write OUT/pairs/<split>.jsonl: replies to the same messages of which one earned more, as TRL's
+    prompt, chosen and rejected."""
     rating: str | None = None
     """Which of a conversation's ratings the reward `rating` reads; by default the mean of all."""
     tokenizer: str | None = None
     """Hub name or folder; by default a byte-level BPE tokenizer is trained on the train split."""
     vocab_size: int = 4096
-    """Size of a tokenizer that is trained, at least 262: then each character is a token, as text games want it."""
+    """Size of a tokenizer that is trained, at least 262: then each character is a token, as text games want
+    it."""
     max_length: int = 1024
     """Longest row in tokens; longer dialogs become several overlapping windows."""
     split: str = "hash"
@@ -100,7 +112,10 @@ class PrepareConfig(Output, OnCluster):
 
 
 def main(config: PrepareConfig) -> dict[str, Any]:
-    """Writes the data directory; returns its headline figures. Raises UserError or OSError for what the user can fix."""
+    """Writes the data directory; returns its headline figures.
+
+    Raises UserError or OSError for what the user can fix.
+    """
     began = time.perf_counter()
     _check(config)
     out = Path(config.output_dir).absolute()
@@ -120,7 +135,9 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         manifest = {"format": FORMAT, "version": VERSION, "settings": to_dict(config), **figures}
         manifest["skipped"] = [asdict(skip) for skip in skipped]
         save_config(config, directory / "prepare.yaml")
-        (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (directory / MANIFEST).write_text(
+            json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         if config.pairs:
             write_pairs(directory)
         if config.report:
@@ -140,10 +157,14 @@ def _check(config: PrepareConfig) -> None:
     if not (config.validation >= 0 and config.test >= 0 and config.validation + config.test < 1):
         shares = f"validation={config.validation} and test={config.test}"
         raise UserError(f"expected shares >= 0 with validation + test < 1, got {shares}")
-    at_least(config, record_seconds=0, shard_rows=1, max_length=8, max_line_bytes=1, vocab_size=LEAST_VOCABULARY)
+    at_least(
+        config, record_seconds=0, shard_rows=1, max_length=8, max_line_bytes=1, vocab_size=LEAST_VOCABULARY
+    )
     at_least(config, num_cpus=1, num_workers=1)
     if config.normalise and config.normalisers:
-        raise UserError("expected --normalise to fit normalisers or --normalisers to use fitted ones, got both")
+        raise UserError(
+            "expected --normalise to fit normalisers or --normalisers to use fitted ones, got both"
+        )
 
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
@@ -154,7 +175,9 @@ def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Ba
         raise UserError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and config.overwrite:
-        raise UserError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --output_dir")
+        raise UserError(
+            f"{inside} is a log inside {out}, which --overwrite would replace: choose another --output_dir"
+        )
 
 
 def _weights(config: PrepareConfig) -> dict[str, float]:
@@ -188,7 +211,9 @@ def _recipe(config: PrepareConfig, logs: Sequence[LogFile], weights: dict[str, f
 
 @contextmanager
 def _progress(quiet: bool, title: str, total: int | None) -> Iterator[Any]:
-    with tqdm(desc=title, total=total, unit=" dialogs", disable=True if quiet else None) as bar:  # None: silent unless stderr is a terminal
+    with tqdm(
+        desc=title, total=total, unit=" dialogs", disable=True if quiet else None
+    ) as bar:  # None: silent unless stderr is a terminal
         yield bar.update
 
 

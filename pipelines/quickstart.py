@@ -2,8 +2,9 @@
 
     python -m pipelines.quickstart
 
-The logs are written by a policy of mixed quality in the small-talk world (envs/README.md), where the best possible return is known, so the table at
-the end is measured by talking, not estimated. Every step is a pipeline that you can run on your own logs; the commands are printed.
+The logs are written by a policy of mixed quality in the small-talk world (envs/README.md), where the best
+possible return is known, so the table at the end is measured by talking, not estimated. Every step is a
+pipeline that you can run on your own logs; the commands are printed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ REWARDED = ("--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote
 NEXT = """Next:
   python -m pipelines.chat --checkpoint {best} --debug        talk to the best policy
   tensorboard --logdir {out}                                        learning curves
-  python -m pipelines.prepare --logs YOUR_LOGS --output_dir data/mine --rewards.vote 1 --rewards.sentiment 0.5      your own logs"""
+  python -m pipelines.prepare --logs YOUR_LOGS --output_dir data/mine --rewards.vote 1      your own logs"""
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,17 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     best = max((name for name in returns if name in METHODS), key=lambda name: returns[name][0])
     _sample(out / f"{best}-seed0", say)
     seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
-    say(f"\nDone in {seconds:.0f} s. The report: [bold]{report['html']}[/] (also report.md, metrics.json, replies.csv).")
+    say(f"\nDone in {seconds:.0f} s. The report: [bold]{report['html']}[/] (also report.md, metrics.json).")
     say(NEXT.format(best=out / f"{best}-seed0", out=out))
     paths = {"report": report["html"], "output_dir": str(out)}
     return {"returns": returns, "best": best, **paths, "seconds": round(seconds, 1), "driver_mib": memory}
 
 
 def _train(config: QuickstartConfig, out: Path) -> None:
-    """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there are cores."""
-    # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in several threads at once.
+    """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there
+    are cores."""
+    # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in
+    # several threads at once.
     configs = {
         (method, seed): stages.train_config_of_file(
             stages.CONFIGS / f"quickstart_{method}.yaml",
@@ -103,16 +106,30 @@ def _train(config: QuickstartConfig, out: Path) -> None:
         start.result()
         stages.train_run(settings)
 
-    with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4))) as pool:  # jobs start in order, so none waits in vain
+    with ThreadPoolExecutor(
+        max_workers=max(1, min(os.cpu_count() or 1, 4))
+    ) as pool:  # jobs start in order, so none waits in vain
         cloned = [pool.submit(stages.train_run, configs["bc", seed]) for seed in range(config.seeds)]
-        improved = [pool.submit(after, cloned[seed], configs[method, seed]) for seed in range(config.seeds) for method in METHODS[1:]]
+        improved = [
+            pool.submit(after, cloned[seed], configs[method, seed])
+            for seed in range(config.seeds)
+            for method in METHODS[1:]
+        ]
         for job in (*cloned, *improved):
             job.result()
 
 
 def _table(figures: dict[str, Any], say: Any) -> dict[str, list[float]]:
     """Prints returns with intervals between the reference lines."""
-    table = Table("policy", "return, 95 % interval", "perplexity", "KL to prior", "distinct-2", "words", title="Mean return per conversation")
+    table = Table(
+        "policy",
+        "return, 95 % interval",
+        "perplexity",
+        "KL to prior",
+        "distinct-2",
+        "words",
+        title="Mean return per conversation",
+    )
     returns: dict[str, list[float]] = {}
     for name, value in figures["references"].items():
         returns[name] = _triple(value)
@@ -139,7 +156,9 @@ def _interval(value: Sequence[float]) -> str:
 def _sample(folder: Path, say: Any) -> None:
     """One conversation of a policy, as it was played."""
     place = resolve(folder)
-    (episode,) = play_episodes(Policy.from_pretrained(place), load_tokenizer(place), SmallTalk, range(1), Decoding())
+    (episode,) = play_episodes(
+        Policy.from_pretrained(place), load_tokenizer(place), SmallTalk, range(1), Decoding()
+    )
     say(f"\nA conversation of {folder.name}:")
     for message in episode.dialog.messages:
         reward = f"   [dim]{message['reward']:+.2f}[/]" if message.get("reward") is not None else ""

@@ -51,8 +51,11 @@ def train_config(data: Path, out: Path, seed: int, flags: Sequence[str]) -> trai
     return load_config(train.TrainConfig, words, choices=train.CHOICES)
 
 
-def train_config_of_file(file: Path, data: Path, out: Path, seed: int, *, start: Path | None = None, steps: int = 0) -> train.TrainConfig:
-    """The same by a YAML file, quietly on one core, from the run `start`; `steps`: other updates than the file's."""
+def train_config_of_file(
+    file: Path, data: Path, out: Path, seed: int, *, start: Path | None = None, steps: int = 0
+) -> train.TrainConfig:
+    """The same by a YAML file, quietly on one core, from the run `start`; `steps`: other updates than the
+    file's."""
     words = ["--config", str(file), "--cpus_per_worker", "1", "--quiet"]
     words += ["--model_name_or_path", str(start)] if start else []
     return train_config(data, out, seed, [*words, *(["--max_steps", str(steps)] if steps else [])])
@@ -60,32 +63,58 @@ def train_config_of_file(file: Path, data: Path, out: Path, seed: int, *, start:
 
 def evaluate_runs(runs: Sequence[Path], data: Path, out: Path, *flags: str) -> dict[str, Any]:
     """The report of runs."""
-    words = ["--checkpoints", *map(str, runs), "--data", str(data), "--output_dir", str(out), *flags, "--quiet"]
+    words = [
+        "--checkpoints",
+        *map(str, runs),
+        "--data",
+        str(data),
+        "--output_dir",
+        str(out),
+        *flags,
+        "--quiet",
+    ]
     return evaluate.main(load_config(evaluate.EvaluateConfig, words))
 
 
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
-    logs = [str((CORPORA / path).resolve()) for path in task.logs] or [str(folder / "logs" / "small_talk.jsonl")]
+    logs = [str((CORPORA / path).resolve()) for path in task.logs] or [
+        str(folder / "logs" / "small_talk.jsonl")
+    ]
     where = ["--logs", *logs, "--output_dir", str(logged_folder(task, folder))]
     return load_config(prepare.PrepareConfig, [*where, *shlex.split(task.prepare), "--quiet"])
 
 
 def candidates_config(task: Task, folder: Path, policy: Path) -> candidates.CandidatesConfig:
-    where = ["--data", str(folder / "logged"), "--checkpoint", str(policy), "--output_dir", str(folder / "data")]
+    where = [
+        "--data",
+        str(folder / "logged"),
+        "--checkpoint",
+        str(policy),
+        "--output_dir",
+        str(folder / "data"),
+    ]
     return load_config(candidates.CandidatesConfig, [*shlex.split(task.candidates), *where, "--quiet"])
 
 
 def evaluate_config(task: Task, folder: Path, runs: Sequence[str]) -> evaluate.EvaluateConfig:
-    where = ["--checkpoints", *runs, "--data", str(logged_folder(task, folder)), "--output_dir", str(folder / "report")]
+    where = [
+        "--checkpoints",
+        *runs,
+        "--data",
+        str(logged_folder(task, folder)),
+        "--output_dir",
+        str(folder / "report"),
+    ]
     return load_config(evaluate.EvaluateConfig, [*shlex.split(task.evaluate), *where, "--quiet"])
 
 
 def prepare_task(task: Progress, say: Say) -> None:
     """The data directory of the logs."""
-    missing = [str(CORPORA / path) for path in task.task.logs if not (CORPORA / path).exists()]
+    missing = [path for path in task.task.logs if not (CORPORA / path).exists()]
     if missing:
-        task.problem = f"no {Path(missing[0]).relative_to(CORPORA)} in the folder of public corpora (RL_DIALOG_DATA)"
-        say(f"{task.name}: skipped, {missing[0]} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
+        task.problem = f"no {missing[0]} in the folder of public corpora (RL_DIALOG_DATA)"
+        where = "set RL_DIALOG_DATA to a folder with the public corpora"
+        say(f"{task.name}: skipped, {CORPORA / missing[0]} is absent; {where}")
         return
     config = prepare_config(task.task, task.folder)
 
@@ -108,9 +137,15 @@ def make_candidates(task: Progress, say: Say) -> None:
         task.problem = f"{first.name}, which the candidates come from, failed"
         return
     config = candidates_config(task.task, task.folder, first.folder)
-    recipe = {"settings": changed(config), "data": digest(task.logged / MANIFEST), "policy": digest_of_weights(first.folder)}
+    recipe = {
+        "settings": changed(config),
+        "data": digest(task.logged / MANIFEST),
+        "policy": digest_of_weights(first.folder),
+    }
     if not claim(task.folder / "data", MANIFEST, recipe):
-        _timed(task, lambda: candidates.main(replace(config, resume=True)), "candidates written and scored", say)
+        _timed(
+            task, lambda: candidates.main(replace(config, resume=True)), "candidates written and scored", say
+        )
 
 
 def _timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None:
@@ -124,11 +159,14 @@ def _timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None
 
 
 def _write_logs(asked: dict[str, Any], path: Path) -> None:
-    """Logs of small talk, or of `world`, whose module has a function write_logs(world, path, dialogs, seed)."""
+    """Logs of small talk, or of `world`, whose module has a function write_logs(world, path, dialogs,
+    seed)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if world := asked.get("world"):
         made = text_env(world)
-        importlib.import_module(world.partition(":")[0]).write_logs(made, path, asked["dialogs"], asked["seed"])
+        importlib.import_module(world.partition(":")[0]).write_logs(
+            made, path, asked["dialogs"], asked["seed"]
+        )
     else:
         small_talk.write_logs(path, **asked)
 

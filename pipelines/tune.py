@@ -1,16 +1,18 @@
-"""Which method, which KL weight, which reward mix is best for these logs: many runs, their evaluation, and a report.
+"""Which method, which KL weight, which reward mix is best for these logs: many runs, their evaluation, and a
+report.
 
     python -m pipelines.tune --sweep tune_configs/sweep_kl.yaml --output_dir runs/sweep_kl
 
-    logs -> prepare (again for every reward mix of the space) -> bc for every seed -> trials -> evaluate -> report
+    logs -> prepare (again for every reward mix of the space) -> bc for every seed
+         -> trials -> evaluate -> report
 
-A trial is a point of the search space with a seed: the same training that `train` does, in OUT/trials/<point>-seed<k>. A killed sweep goes on with
---resume: trials that are done are not run again, the others continue from their latest checkpoint.
+A trial is a point of the search space with a seed: the same training that `train` does, in
+OUT/trials/<point>-seed<k>. A killed sweep goes on with --resume: trials that are done are not run again, the
+others continue from their latest checkpoint.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -24,17 +26,23 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.cluster.trials import run_all, trial_of
 from rl_dialog.cluster.tune import Resources
-from rl_dialog.config import ConfigError, read_yaml
+from rl_dialog.config import ConfigError
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
-from rl_dialog.evaluation.experiment import ERROR, METRICS, METRICS_OF_SOME, RESULT, Progress, Run, Say, Task, claim
+from rl_dialog.evaluation.experiment import ERROR, RESULT, Progress, Run, Say, Task, claim, metrics_file
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
-from rl_dialog.evaluation.sweep_space import OptunaSearch, Point, Sweep, find_points, read_sweep
+from rl_dialog.evaluation.sweep_space import (
+    COPY,
+    OptunaSearch,
+    Point,
+    Sweep,
+    check_same_sweep,
+    find_points,
+    read_sweep,
+)
 from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
-
-SWEEP = "sweep.yaml"  # in the output folder: the file as it was
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class TuneConfig(ResumableOutput, OnCluster, OnDevice):
     seeds: tuple[int, ...] = ()
     """other seeds than those of the file"""
     samples: int = 0
-    """other than in the file: draws from the space's distributions"""
+    """another number of draws from the space's distributions than the file's; 0 takes that"""
     minutes: float = 0.0
     """time for the trials; what is not done then is left, and said; 0 is no limit"""
     trials: int = 0
@@ -54,7 +62,7 @@ class TuneConfig(ResumableOutput, OnCluster, OnDevice):
     num_workers: int = 1
     """training processes of a trial"""
     cpus_per_worker: float = 1.0
-    """CPU cores of each"""
+    """CPU cores of each training process"""
     max_failures: int = 2
     """how often a trial that fails starts again, from its latest checkpoint"""
     picture: str = ""
@@ -62,12 +70,16 @@ class TuneConfig(ResumableOutput, OnCluster, OnDevice):
 
 
 def main(config: TuneConfig) -> dict[str, Any]:
-    """Runs the sweep and writes its report; returns the winner and the paths. Raises UserError for what the user can fix."""
+    """Runs the sweep and writes its report; returns the winner and the paths.
+
+    Raises UserError for what the user can fix.
+    """
     began = time.perf_counter()
     require(config, sweep="a file like tune_configs/sweep_kl.yaml", output_dir="a folder for everything")
     sweep = _with_workers(read_sweep(config.sweep, seeds=config.seeds, samples=config.samples), config)
     search = OptunaSearch(sweep) if sweep.search == "optuna" else None
-    points = find_points(replace(sweep, samples=1) if search else sweep)  # those of Optuna come later; these show whether the flags exist
+    # those of Optuna come later; these show whether the flags exist
+    points = find_points(replace(sweep, samples=1) if search else sweep)
     out = Path(config.output_dir).absolute()
     say: Say = (lambda text: None) if config.quiet else partial(print, flush=True)
     _check_flags(config, sweep, points, out)
@@ -76,15 +88,17 @@ def main(config: TuneConfig) -> dict[str, Any]:
         at_once = resources_of(config).trials_at_once()  # said now, and not after an hour
         if search is None:
             trained = list({point.trained.name: point.trained for point in points}.values())
-            say(f"{len(points)} points, {len(trained)} x {len(sweep.seeds)} seeds to train, {at_once} at a time, in {out}")
+            trained_runs = f"{len(trained)} x {len(sweep.seeds)} seeds to train"
+            say(f"{len(points)} points, {trained_runs}, {at_once} at a time, in {out}")
             trials = train_points(config, sweep, trained, out, say)
         else:
-            chosen = f"{sweep.samples} points x {len(sweep.seeds)} seeds, {sweep.batch} points chosen at a time"
-            say(f"{chosen}, {at_once} trials at a time, in {out}")
+            chosen = f"{sweep.batch} points chosen at a time, {at_once} trials at a time"
+            say(f"{sweep.samples} points x {len(sweep.seeds)} seeds, {chosen}, in {out}")
             points, trials = _search(config, sweep, search, out, say)
         if sweep.evaluate:
             trials = evaluate_points(sweep, points, trials, out, say)
-    report = write_sweep_report(out, sweep, trials, seconds=time.perf_counter() - began, command=_command(config))
+    seconds = time.perf_counter() - began
+    report = write_sweep_report(out, sweep, trials, seconds=seconds, command=_command(config))
     say(f"wrote {report['html']}")
     if config.picture:
         write_text_atomically(Path(config.picture), frontier_as_svg(sweep, trials))
@@ -101,7 +115,9 @@ def _with_workers(sweep: Sweep, config: TuneConfig) -> Sweep:
 
 def resources_of(config: TuneConfig) -> Resources:
     """What a trial takes of the cluster."""
-    return Resources(config.num_workers, config.cpus_per_worker, wants_gpus(config.device, config.num_workers))
+    return Resources(
+        config.num_workers, config.cpus_per_worker, wants_gpus(config.device, config.num_workers)
+    )
 
 
 def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path) -> None:
@@ -113,34 +129,29 @@ def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out:
             stages.check_env(one.config.env)
             if sweep.metric == "eval/return" and one.folder.parent.name == "trials" and not one.config.env:
                 fix = "expected --env in train, or another metric"
-                raise ConfigError(f"{config.sweep}: the metric eval/return is measured in an environment: {fix}")
+                raise ConfigError(
+                    f"{config.sweep}: the metric eval/return is measured in an environment: {fix}"
+                )
 
 
 def _task(sweep: Sweep, point: Point) -> Task:
     """What the stages need to know to prepare, to train the starts, and to evaluate."""
-    flags = {verb: " ".join([getattr(sweep, verb), *point.of(verb).flags]) for verb in ("prepare", "start", "evaluate")}
+    flags = {
+        verb: " ".join([getattr(sweep, verb), *point.of(verb).flags])
+        for verb in ("prepare", "start", "evaluate")
+    }
     logs = {"logs": sweep.logs, "write_logs": sweep.write_logs, "prepare": flags["prepare"]}
     verbs = {"bc": flags["start"], "improve": sweep.train, "evaluate": flags["evaluate"]}
     return Task(sweep.title, sweep.about, (sweep.figure,), **verbs, **logs)
 
 
 def _claim(config: TuneConfig, out: Path) -> None:
-    """The folder, with a copy of the sweep. What done trials follow from must not change under them: they would have to be deleted.
-
-    The space may grow, and the evaluation change.
-    """
-    if config.resume and (out / SWEEP).is_file():
-        before, now = read_yaml(str(out / SWEEP)), read_yaml(config.sweep)
-        for name in ("logs", "write_logs", "prepare", "start", "train"):
-            if before.get(name) != now.get(name):
-                other = f"{name} is {now.get(name)!r}, but {out} was made with {before.get(name)!r}"
-                raise UserError(f"{config.sweep}: {other}: choose another --output_dir, or --overwrite")
-        recipe = next((out / "recipes").glob("*.json"), None)
-        if recipe and json.dumps(str(out))[1:-1] not in recipe.read_text(encoding="utf-8"):
-            raise UserError(f"{out} was moved since: {recipe} says where it was made. Move it back to go on with it")
+    """The folder, with a copy of the sweep; each trial in it has a recipe of its own."""
+    if config.resume:
+        check_same_sweep(out, config.sweep)
     text = Path(config.sweep).read_text(encoding="utf-8")
-    claim_output(config, "tune", free=[field.name for field in fields(config)])  # each trial has a recipe of its own
-    write_text_atomically(out / SWEEP, text)
+    claim_output(config, "tune", free=[field.name for field in fields(config)])
+    write_text_atomically(out / COPY, text)
 
 
 def _command(config: TuneConfig) -> str:
@@ -178,13 +189,16 @@ def _run(method: str, seed: int, flags: Sequence[str], data: Path, folder: Path)
     return Run(method, seed, stages.absolute(config))
 
 
-def _search(config: TuneConfig, sweep: Sweep, search: OptunaSearch, out: Path, say: Say) -> tuple[list[Point], list[Trial]]:
+def _search(
+    config: TuneConfig, sweep: Sweep, search: OptunaSearch, out: Path, say: Say
+) -> tuple[list[Point], list[Trial]]:
     """Points as the search asks for them, and their trials."""
     points: list[Point] = []
     trials: list[Trial] = []
     deadline = time.monotonic() + 60 * config.minutes
     for asked, tell in search.batches():
-        new = list({point.name: point for point in asked if point not in points}.values())  # it may choose one twice
+        # it may choose one twice
+        new = list({point.name: point for point in asked if point not in points}.values())
         trials += train_points(_what_is_left(config, deadline, trials), sweep, new, out, say)
         points += new
         tell([_reached(sweep, [trial for trial in trials if trial.point == point.name]) for point in asked])
@@ -201,12 +215,19 @@ def _what_is_left(config: TuneConfig, deadline: float, trials: Sequence[Trial]) 
 
 def _reached(sweep: Sweep, trials: Sequence[Trial]) -> float | None:
     """What a search is told of a point: its last metric, the mean over seeds; None where all failed."""
-    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports and trial.how in ("ended", "stopped")]
+    last = [
+        trial.reports[-1][sweep.metric]
+        for trial in trials
+        if trial.reports and trial.how in ("ended", "stopped")
+    ]
     return sum(last) / len(last) if last else None
 
 
-def train_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
-    """All seeds of all points; with halving the first seed decides which points get the others, so that every ranked point has all of them."""
+def train_points(
+    config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say
+) -> list[Trial]:
+    """All seeds of all points; with halving the first seed decides which points get the others, so that every
+    ranked point has all of them."""
     if not sweep.halving or len(sweep.seeds) == 1:
         return run_points(config, sweep, points, out, say)
     deadline = time.monotonic() + 60 * config.minutes
@@ -220,15 +241,20 @@ def train_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out:
 
 
 def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
-    """Makes the data and the starts that these points need, runs what is not done, and tells how every trial ended."""
+    """Makes the data and the starts that these points need, runs what is not done, and tells how every trial
+    ended."""
     started = _make_starts(sweep, points, out, say)
-    planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][: config.trials or None]
+    planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][
+        : config.trials or None
+    ]
     for _, one in planned:
         start = started.get(one.config.model.model_name_or_path)
         claim(one.folder, RESULT, one.recipe(start), keep=True)
         (one.folder / ERROR).unlink(missing_ok=True)
         stages.check_run(replace(one.config, device="cpu"))  # the GPUs of the cluster were counted
-    left = [one for _, one in planned if sweep.halving or not one.is_done]  # halving compares with those that are done
+    left = [
+        one for _, one in planned if sweep.halving or not one.is_done
+    ]  # halving compares with those that are done
     if done := sum(one.is_done for _, one in planned):
         say(f"{done} trials are done already")
     if left:
@@ -242,7 +268,11 @@ def _make_starts(sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> 
     firsts = {str(one.folder): one for point in points for one in starts(sweep, point, out)}
     base = Progress("sweep", _task(sweep, Point({})), out, list(firsts.values()))
     folders = {point.data_folder(out): point for point in points}
-    mixes = [Progress(folder.name, _task(sweep, point), folder, []) for folder, point in folders.items() if folder != out]
+    mixes = [
+        Progress(folder.name, _task(sweep, point), folder, [])
+        for folder, point in folders.items()
+        if folder != out
+    ]
     for preparing in (base, *mixes):
         stages.prepare_task(preparing, say)
         if preparing.problem:
@@ -253,8 +283,11 @@ def _make_starts(sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> 
     return firsts
 
 
-def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say) -> list[Trial]:
-    """A report for every kind of start and way to evaluate, with its bc; returns every point's trials with where they are told."""
+def evaluate_points(
+    sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say
+) -> list[Trial]:
+    """A report for every kind of start and way to evaluate, with its bc; returns every point's trials with
+    where they are told."""
     ways: dict[Path, tuple[Task, dict[str, Run]]] = {}
     told = []
     for point in points:
@@ -271,17 +304,22 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
     stages.evaluate_tasks(reports, say, required="")
     if failed := next((one for one in reports if one.problem), None):
         raise UserError(f"{failed.name}: {failed.problem}")
-    errors = {(one.report, str(run.folder)): one.finished[run.name].error for one in reports for run in one.runs}
-    return [replace(trial, metrics=_metrics(folder), error=trial.error or errors.get((folder, trial.folder), "")) for trial, folder in told]
+    errors = {
+        (one.report, str(run.folder)): one.finished[run.name].error for one in reports for run in one.runs
+    }
+    return [
+        replace(
+            trial,
+            metrics=str(metrics_file(folder) or ""),
+            error=trial.error or errors.get((folder, trial.folder), ""),
+        )
+        for trial, folder in told
+    ]
 
 
 def _finished(task: Task, runs: dict[str, Run], out: Path, report: Path) -> Progress:
     finished = {name: FinishedRun(one.method, one.seed) for name, one in runs.items()}
     return Progress(report.name, task, out, list(runs.values()), finished, report=report)
-
-
-def _metrics(report: Path) -> str:
-    return next((str(report / name) for name in (METRICS, METRICS_OF_SOME) if (report / name).is_file()), "")
 
 
 def chat_flags(sweep: Sweep, point: Point, out: Path) -> str:

@@ -1,8 +1,8 @@
-"""A folder of candidates: what they were made from, which shards there are, and how it becomes a data directory.
+"""A folder of candidates: what they were made from, which shards there are, how it becomes a data directory.
 
-candidates/key.json      what the texts and scores were made from; a run with other ingredients may not go on with them
-candidates/plan.json     the shards of contexts
-candidates/prepared/     the data directory in the making
+candidates/key.json    what the texts and scores were made from: only a run with the same goes on with them
+candidates/plan.json   the shards of contexts
+candidates/prepared/   the data directory in the making
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ COUNTED = ("contexts", "candidates", "duplicates", "empty", "unfinished")
 
 
 def scoring_from_anywhere(similarity: str, path: str, reward_model: str) -> Scoring:
-    """With absolute paths: workers do not share the driver's working directory. A run folder stands for its best checkpoint."""
+    """With absolute paths: workers do not share the driver's working directory.
+
+    A run folder stands for its best checkpoint.
+    """
     if path and Path(path).is_dir():
         is_run = (Path(path) / "best").is_file() or (Path(path) / "latest").is_file()
         path = str(Path(resolve(path) if is_run else path).absolute())
@@ -42,29 +45,47 @@ def scoring_from_anywhere(similarity: str, path: str, reward_model: str) -> Scor
 
 def check_vocabulary(policy: Path) -> None:
     """A tokenizer may have got tokens (a chat template's) that the model has never seen."""
-    known = getattr(AutoConfig.from_pretrained(policy), "vocab_size", None)
+    size = getattr(AutoConfig.from_pretrained(policy), "vocab_size", None)
     needed = len(load_tokenizer(policy))
-    if known is not None and needed > known:
-        got = f"a model of {known} tokens whose chat format needs {needed}"
+    if size is not None and needed > size:
+        got = f"a model of {size} tokens whose chat format needs {needed}"
         raise UserError(f"{policy}: expected a dialog policy, got {got}: train it with bc first")
 
 
 def longest_row(policy: Path, max_length: int) -> int:
-    """In tokens: `max_length`, or what the policy has positions for. dt puts a token before the reply, and before those of a long context too."""
+    """In tokens: `max_length`, or what the policy has positions for. dt puts a token before the reply, and
+    before those of a long context too."""
     positions = getattr(AutoConfig.from_pretrained(policy), "max_position_embeddings", None) or max_length + 1
     return min(max_length, positions - 1)
 
 
-def ingredients_of(data: Path, drawing: Drawing, scoring: Scoring, *, splits: Sequence[str], contexts: int, shard_contexts: int) -> dict[str, Any]:
+def ingredients_of(
+    data: Path,
+    drawing: Drawing,
+    scoring: Scoring,
+    *,
+    splits: Sequence[str],
+    contexts: int,
+    shard_contexts: int,
+) -> dict[str, Any]:
     """What the texts depend on, and what the scores depend on beside them."""
     made = load_manifest(data)["splits"]
     shards = [shard["file"] for split in splits for shard in made[split]["shards"]]
-    settings = describe_drawing(drawing) | {"splits": splits, "contexts": contexts, "shard_contexts": shard_contexts}
-    texts = {"version": VERSION, "model": _fingerprints(Path(drawing.policy)), "data": {s: _sha256(data / s) for s in shards}}
+    settings = describe_drawing(drawing) | {
+        "splits": splits,
+        "contexts": contexts,
+        "shard_contexts": shard_contexts,
+    }
+    texts = {
+        "version": VERSION,
+        "model": _fingerprints(Path(drawing.policy)),
+        "data": {s: _sha256(data / s) for s in shards},
+    }
     scores = {"version": SCORED, "similarity": scoring.similarity, "path": _read_from(scoring.path)}
     if scoring.reward_model:
         scores["reward_model"] = _read_from(scoring.reward_model)
-    return json.loads(json.dumps({"texts": texts | {"settings": settings}, "scores": scores}))  # as it is read back
+    # as it is read back
+    return json.loads(json.dumps({"texts": texts | {"settings": settings}, "scores": scores}))
 
 
 def keys_of(ingredients: dict[str, Any]) -> Keys:
@@ -82,8 +103,11 @@ def _read_from(path: str) -> Any:
 
 
 def _fingerprints(directory: Path) -> dict[str, str]:
-    """The hash of every file of a checkpoint that a text may depend on: weights, configs, tokenizer, template, method."""
-    files = (path for path in sorted(directory.iterdir()) if path.is_file() and path.name not in NOT_THE_MODEL)
+    """The hash of every file of a checkpoint that a text may depend on: weights, configs, tokenizer,
+    template, method."""
+    files = (
+        path for path in sorted(directory.iterdir()) if path.is_file() and path.name not in NOT_THE_MODEL
+    )
     return {path.name: _sha256(path) for path in files}
 
 
@@ -103,7 +127,10 @@ def check_texts(work: Path, ingredients: dict[str, Any]) -> None:
     kept = json.loads((work / KEY).read_text(encoding="utf-8"))["texts"]
     if kept != ingredients["texts"]:
         changed = ", ".join(_differences(kept, ingredients["texts"]))
-        raise UserError(f"{work.parent} holds candidates of another {changed}: choose another --output_dir, or delete them with --overwrite")
+        raise UserError(
+            f"{work.parent} holds candidates of another {changed}: "
+            "choose another --output_dir, or delete them with --overwrite"
+        )
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
@@ -125,7 +152,16 @@ def begin(work: Path, ingredients: dict[str, Any]) -> None:
     write_json(work / KEY, ingredients)
 
 
-def plan_shards(work: Path, key: str, data: Path, policy: Path, *, splits: Sequence[str], contexts: int, shard_contexts: int) -> dict[str, Any]:
+def plan_shards(
+    work: Path,
+    key: str,
+    data: Path,
+    policy: Path,
+    *,
+    splits: Sequence[str],
+    contexts: int,
+    shard_contexts: int,
+) -> dict[str, Any]:
     """The shards of contexts, written unless a run with the same key did so already."""
     path = work / PLAN
     plan = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -141,7 +177,9 @@ def plan_shards(work: Path, key: str, data: Path, policy: Path, *, splits: Seque
         plan["skipped"] = {name: plan["skipped"].get(name, 0) + count for name, count in skipped.items()}
     if not any(shard["file"].startswith("train-") for shard in plan["shards"]):
         left_out = plan["skipped"]
-        raise UserError(f"{data}: expected contexts to answer in the train split, found none (left out: {left_out})")
+        raise UserError(
+            f"{data}: expected contexts to answer in the train split, found none (left out: {left_out})"
+        )
     write_json(path, plan)
     return plan
 
@@ -167,7 +205,8 @@ def total_figures(work: Path, files: Sequence[str], count: int) -> dict[str, Any
 
 
 def publish(prepared: Path, out: Path, about: dict[str, Any]) -> None:
-    """Moves the prepared data into `out`; the manifest goes first and comes last, so that nobody ever reads half of it."""
+    """Moves the prepared data into `out`; the manifest goes first and comes last, so that nobody ever reads
+    half of it."""
     manifest = load_manifest(prepared)
     for source in manifest["sources"].values():
         source["files"] = []  # the Dialogs that were prepared, which are not kept

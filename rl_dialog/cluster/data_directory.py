@@ -1,4 +1,5 @@
-"""What the two passes over the logs made, as the files of a data directory: its tokenizer, quarantine, pairs and manifest."""
+"""What the two passes over the logs made, as the files of a data directory: its tokenizer, quarantine, pairs
+and manifest."""
 
 from __future__ import annotations
 
@@ -30,10 +31,14 @@ from rl_dialog.rewards.choosing import scorer_names
 from rl_dialog.rewards.normalise import Normaliser, fit_normalisers
 from rl_dialog.rewards.statistics import SUM
 
-TRAINED_ON = 20_000_000  # characters: a tokenizer is trained on at most about this much of the train split, evenly taken from all of it
+TRAINED_ON = (
+    20_000_000  # characters of the train split, evenly taken: a tokenizer is trained on at most so many
+)
 
 
-Progress = Callable[[str, int | None], AbstractContextManager[Callable[[int], Any]]]  # (title, total): who is told how many came
+Progress = Callable[
+    [str, int | None], AbstractContextManager[Callable[[int], Any]]
+]  # (title, total): who is told how many came
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,12 @@ def fill_directory(
     progress: Progress,
     began: float,
 ) -> dict[str, Any]:
-    """Both passes over the logs into `directory`; returns what the manifest says of them. Ray must be running.
+    """Both passes over the logs into `directory`; returns what the manifest says of them.
 
-    Normalisers of these `kinds` are fitted to the training split where none are given. What only these passes needed is left in WORK.
-    `began`: when the command did, by `time.perf_counter`.
+    Ray must be running.
+
+    Normalisers of these `kinds` are fitted to the training split where none are given. What only these passes
+    needed is left in WORK. `began`: when the command did, by `time.perf_counter`.
     """
     work = directory / WORK
     with progress("score", None) as step:
@@ -71,7 +78,11 @@ def fill_directory(
     weights, normalisers = scoring.weights, normalisers or _fitted(kinds, scored, scoring)
     vocab_size = _save_tokenizer(tokenising, scored, directory / "tokenizer")
     with progress("tokenise", sum(scored.dialogs.values())) as step:
-        how = {"shard_rows": tokenising.shard_rows, "max_length": tokenising.max_length, "concurrency": concurrency}
+        how = {
+            "shard_rows": tokenising.shard_rows,
+            "max_length": tokenising.max_length,
+            "concurrency": concurrency,
+        }
         how |= {"record_seconds": scoring.record_seconds, "strict": scoring.strict, "progress": step}
         tokenizer = directory / "tokenizer"
         shards = write_shards(scored, tokenizer, directory, weights=weights, normalisers=normalisers, **how)
@@ -111,17 +122,21 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
 
 
 def _save_tokenizer(how: Tokenising, scored: Scored, directory: Path) -> int:
-    """Saves the named tokenizer, or one that is trained on the train split; returns how many tokens it has."""
+    """Saves the named tokenizer, or one that is trained on the train split; returns how many tokens it
+    has."""
     from rl_dialog.data.tokenize import load_tokenizer, train_tokenizer
 
     size, trained = how.vocab_size, how.tokenizer is None
-    tokenizer = train_tokenizer(sample_texts(scored), vocab_size=size) if trained else load_tokenizer(how.tokenizer)
+    tokenizer = (
+        train_tokenizer(sample_texts(scored), vocab_size=size) if trained else load_tokenizer(how.tokenizer)
+    )
     tokenizer.save_pretrained(directory)
     return len(tokenizer)
 
 
 def sample_texts(scored: Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
-    """The message texts of every n-th dialog of the train split, with n such that about `limit` characters come out."""
+    """The message texts of every n-th dialog of the train split, with n such that about `limit` characters
+    come out."""
     step = math.ceil(scored.characters["train"] / limit)
     seen = 0
     for path, count in scored.chunks["train"]:
@@ -132,7 +147,8 @@ def sample_texts(scored: Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
 
 
 def _write_quarantine(bad: Sequence[Bad], parts: Path, late: Sequence[dict[str, Any]], path: Path) -> int:
-    """All bad records, files first, in the order of reading; then those that took too long to tokenise. Returns how many."""
+    """All bad records, files first, in the order of reading; then those that took too long to tokenise.
+    Returns how many."""
     count = 0
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for item in bad:
@@ -157,7 +173,9 @@ def write_pairs(directory: Path) -> None:
                 file.write(json.dumps(pair, ensure_ascii=False) + "\n")
 
 
-def _source_figures(logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored, late: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _source_figures(
+    logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored, late: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """Counts per source, and the files that it came from; a file without a record counts for its corpus."""
     counts = {**scored.counts}
     seen = {log for log, _ in counts}
@@ -186,8 +204,13 @@ def _new_source() -> dict[str, Any]:
 
 def _split_figures(shards: Sequence[Shard]) -> dict[str, Any]:
     """Totals, and the shards."""
-    totals = {key: sum(getattr(shard, key) for shard in shards) for key in ("dialogs", "replies", "rows", "tokens")}
-    return {**totals, "shards": [{"file": shard.file, "dialogs": shard.dialogs, "rows": shard.rows} for shard in shards]}
+    totals = {
+        key: sum(getattr(shard, key) for shard in shards) for key in ("dialogs", "replies", "rows", "tokens")
+    }
+    return {
+        **totals,
+        "shards": [{"file": shard.file, "dialogs": shard.dialogs, "rows": shard.rows} for shard in shards],
+    }
 
 
 def _tokenizer_figures(name: str | None, directory: Path, vocab_size: int) -> dict[str, Any]:
@@ -216,7 +239,10 @@ def _count_figures(scored: Scored, shards: Mapping[str, Sequence[Shard]], *, spl
     """What a user may wonder about afterwards. `split`: how the dialogs were split, hash or declared."""
     shared = shared_contexts(scored)
     if shared and split == "hash" and scored.split_by == "first_turn":
-        raise RuntimeError(f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it")
+        raise RuntimeError(
+            f"{shared} contexts are in two splits although splits are by context: "
+            "this is a defect of prepare, please report it"
+        )
     return {
         "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
         "renamed_ids": sum(int((count > 1).sum()) for count in occurrences(scored).values()),

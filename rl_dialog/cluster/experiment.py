@@ -1,4 +1,5 @@
-"""The long stages of an experiment on Ray: all runs of all tasks, and the reports of all tasks, each in a process of one core."""
+"""The long stages of an experiment on Ray: all runs of all tasks, and the reports of all tasks, each in a
+process of one core."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def train_all(tasks: Sequence[Progress], chosen: Callable[[Run], bool], train_wo
         error = line_of(outcome) if isinstance(outcome, BaseException) else ""
         task.finished[one.name] = FinishedRun(one.method, one.seed, None if error else one.seconds, error)
         passed = (time.perf_counter() - began) / 60
-        left = f"{passed * (total - count) / count:.0f} min left" if count < total else f"{passed:.0f} min in all"
+        left = (
+            f"{passed * (total - count) / count:.0f} min left"
+            if count < total
+            else f"{passed:.0f} min in all"
+        )
         how = f"failed: {error}" if error else f"{outcome:.0f} s, {one.headline}"
         say(f"[{count}/{total}, {left}] {one.name}: {how}")
 
@@ -60,8 +65,16 @@ def _waiting_runs(tasks: Sequence[Progress], chosen: Callable[[Run], bool]) -> I
                 yield task, one
 
 
-def evaluate_all(tasks: Sequence[Progress], config_of: Callable[[Progress], Any], evaluate: Verb, say: Say, *, required: str = BASELINE) -> None:
-    """One report per task over all of its runs, the tasks side by side; a task without a run of `required` gets none."""
+def evaluate_all(
+    tasks: Sequence[Progress],
+    config_of: Callable[[Progress], Any],
+    evaluate: Verb,
+    say: Say,
+    *,
+    required: str = BASELINE,
+) -> None:
+    """One report per task over all of its runs, the tasks side by side; a task without a run of `required`
+    gets none."""
     waiting, configs = [], []
     for task in tasks:
         if required and not any(run.method == required for run in task.done()):
@@ -69,7 +82,9 @@ def evaluate_all(tasks: Sequence[Progress], config_of: Callable[[Progress], Any]
             continue
         config = config_of(task)
         runs = {run.name: [digest(run.folder / RESULT), digest_of_weights(run.folder)] for run in task.done()}
-        if not claim(task.report or task.folder / "report", METRICS, {"settings": changed(config), "runs": runs}):
+        if not claim(
+            task.report or task.folder / "report", METRICS, {"settings": changed(config), "runs": runs}
+        ):
             waiting.append(task)
             # a report that a killed run or a failed checkpoint left incomplete is made again
             configs.append(replace(config, side_by_side=not config.num_workers, overwrite=True))

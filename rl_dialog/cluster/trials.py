@@ -48,7 +48,10 @@ def run_all(
     retries: int,
     say: Say,
 ) -> None:
-    """These trials of a sweep, each from where it is; `train_worker(config, report=...)` trains. Ray must be running."""
+    """These trials of a sweep, each from where it is; `train_worker(config, report=...)` trains.
+
+    Ray must be running.
+    """
     settled = 0
 
     def ended(position: int, how: str, seconds: float) -> None:
@@ -62,7 +65,8 @@ def run_all(
         error = f": {_error(one)}" if how == "failed" else ""
         say(f"[{settled}/{len(left)}] {one.folder.name}: {how} after {seconds:.0f} s{error}")
 
-    shutil.rmtree(out / "tune", ignore_errors=True)  # what Tune knew of an earlier start; what counts is in the trials' folders
+    # what Tune knew of an earlier start; what counts is in the trials' folders
+    shutil.rmtree(out / "tune", ignore_errors=True)
     run_trials(
         partial(_run_trial, train_worker=train_worker, resources=resources),
         left,
@@ -77,8 +81,11 @@ def run_all(
     )
 
 
-def _run_trial(one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources) -> dict[str, float] | None:
-    """One trial from where it is to its end; what it reported before is reported again first, so that halving knows it."""
+def _run_trial(
+    one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources
+) -> dict[str, float] | None:
+    """One trial from where it is to its end; what it reported before is reported again first, so that halving
+    knows it."""
     folder, rows = one.folder, reports_of(one)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ERROR).unlink(missing_ok=True)
@@ -99,7 +106,9 @@ def _run_trial(one: Run, report: Report, *, train_worker: Callable[..., Any], re
         if resources.in_trial:
             train_worker(one.config, report=tell)
         else:
-            group = WorkerGroup(resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0)
+            group = WorkerGroup(
+                resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0
+            )
             work = partial(train_worker, report=partial(_tell_tune, folder))
             fit(work, one.config, group, folder, callbacks=tune_callbacks())
     except Exception:
@@ -122,7 +131,10 @@ def _note(folder: Path, metrics: dict[str, float]) -> None:
 
 
 def reports_of(one: Run) -> list[dict[str, float]]:
-    """What the trial has reported so far, once per step. A line that a kill cut off is left out; its checkpoint was saved before and has it."""
+    """What the trial has reported so far, once per step.
+
+    A line that a kill cut off is left out; its checkpoint was saved before and has it.
+    """
     path, rows = one.folder / REPORTS, {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -139,7 +151,11 @@ def reports_of(one: Run) -> list[dict[str, float]]:
 
 def trial_of(point: Point, one: Run) -> Trial:
     """What a report tells of it."""
-    files = {"ended": one.is_done, "stopped": (one.folder / STOPPED).is_file(), "failed": (one.folder / ERROR).is_file()}
+    files = {
+        "ended": one.is_done,
+        "stopped": (one.folder / STOPPED).is_file(),
+        "failed": (one.folder / ERROR).is_file(),
+    }
     how = next((how for how, is_there in files.items() if is_there), "left")
     scored = load_manifest(one.config.data)["rewards"]
     weights = {name: row["weight"] for name, row in scored["components"].items() if row["weight"]}
@@ -151,9 +167,15 @@ def trial_of(point: Point, one: Run) -> Trial:
 
 def _error(one: Run) -> str:
     path = one.folder / ERROR
-    return path.read_text(encoding="utf-8").strip().splitlines()[-1][:300] if path.is_file() else "its process died"
+    return (
+        path.read_text(encoding="utf-8").strip().splitlines()[-1][:300]
+        if path.is_file()
+        else "its process died"
+    )
 
 
 def _scale(normaliser: dict[str, Any], component: dict[str, Any]) -> float:
     """What it divides a reward by; a rank, on average, by all that the reward spans."""
-    return (component["max"] - component["min"]) or 1.0 if normaliser["kind"] == "rank" else normaliser["scale"]
+    return (
+        (component["max"] - component["min"]) or 1.0 if normaliser["kind"] == "rank" else normaliser["scale"]
+    )

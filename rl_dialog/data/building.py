@@ -1,4 +1,5 @@
-"""A data directory in the making: a folder beside it, which a run by the same recipe takes over from one that was killed."""
+"""A data directory in the making: a folder beside it, which a run by the same recipe takes over from one that
+was killed."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ RECIPE = "recipe.json"  # in a data directory in the making
 
 @contextmanager
 def building(out: Path, *, overwrite: bool, recipe: str = "") -> Iterator[Path]:
-    """A sibling of `out` that takes its place when the block ends well, so that a killed run never leaves half a data directory under the name.
+    """A sibling of `out` that takes its place when the block ends well, so that a killed run never leaves
+    half a data directory under the name.
 
-    What a killed or interrupted run on this machine left is taken over if its `recipe` was the same, and removed otherwise; an error leaves
-    nothing. Raises UserError when `out` holds something: with `overwrite` a data directory is replaced, and nothing else.
+    What a killed or interrupted run on this machine left is taken over if its `recipe` was the same, and
+    removed otherwise; an error leaves nothing. Raises UserError when `out` holds something: with `overwrite`
+    a data directory is replaced, and nothing else.
     """
     _check_place(out, overwrite=overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,10 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise UserError(f"{out} exists and is not empty: choose another --output_dir, or replace the data directory there with --overwrite")
+        raise UserError(
+            f"{out} exists and is not empty: choose another --output_dir, "
+            "or replace the data directory there with --overwrite"
+        )
     try:
         load_manifest(out)
     except UserError as error:
@@ -63,7 +69,10 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
 
 
 def _take_over(out: Path, recipe: str) -> Path:
-    """The folder to build in: what a killed run by the same recipe left, else a new one. Leftovers by other recipes are removed."""
+    """The folder to build in: what a killed run by the same recipe left, else a new one.
+
+    Leftovers by other recipes are removed.
+    """
     mine = f"{out.name}.tmp-{platform.node()}-"
     directory = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=out.parent))
     directory.chmod(0o755)  # mkdtemp's 0700 would shut out other users and workers
@@ -84,16 +93,27 @@ def _take_over(out: Path, recipe: str) -> Path:
     return directory
 
 
-def recipe_of(settings: Mapping[str, Any], weights: Mapping[str, float], logs: Sequence[LogFile], *, paths: Sequence[str] = ()) -> str:
-    """All that the finished parts of a run follow from, besides this program: only a run by the same one may go on with them.
+def recipe_of(
+    settings: Mapping[str, Any],
+    weights: Mapping[str, float],
+    logs: Sequence[LogFile],
+    *,
+    paths: Sequence[str] = (),
+) -> str:
+    """All that the finished parts of a run follow from, besides this program: only a run by the same one may
+    go on with them.
 
     `paths` are what it reads beside the logs: files, folders, or names of a hub.
     """
-    stores = {log.path: log for log in logs if log.reader == "served"}  # reading one may tidy its file, which changes the file's time
+    stores = {
+        log.path: log for log in logs if log.reader == "served"
+    }  # reading one may tidy its file, which changes the file's time
     read = {path: _stamps(Path(path)) for path in [*(log.path for log in logs), *paths] if path not in stores}
     for log in stores.values():
         read |= fingerprint(log)
-    return json.dumps({"version": VERSION, "settings": settings, "weights": weights, "files": read}, default=str)
+    return json.dumps(
+        {"version": VERSION, "settings": settings, "weights": weights, "files": read}, default=str
+    )
 
 
 def _stamps(path: Path) -> list[tuple[str, int, int]]:
@@ -103,7 +123,8 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
 
 
 def fingerprint(log: LogFile) -> dict[str, dict[str, Any]]:
-    """{path: its size and sha256}, read in pieces; of a store, which is seldom twice the same file, how far it had come."""
+    """{path: its size and sha256}, read in pieces; of a store, which is seldom twice the same file, how far
+    it had come."""
     if log.reader == "served":
         return {log.path: served.fingerprint(log)}
     with open(log.path, "rb") as file:

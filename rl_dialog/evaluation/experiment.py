@@ -1,7 +1,8 @@
 """An experiment: tasks on their way to an evaluation of many runs, and the folders that these are made in.
 
-OUT/recipes/<folder>.json says what OUT/<folder> was made from. The same recipe again goes on with the folder, another one makes it anew. The
-code is not part of it, so a folder must be deleted to be made again by other code.
+OUT/recipes/<folder>.json says what OUT/<folder> was made from. The same recipe again goes on with the folder,
+another one makes it anew. The code is not part of it, so a folder must be deleted to be made again by other
+code.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class Task:
     bc: str  # flags of `train` for bc
     improve: str  # for every other method
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA; the task is skipped where they are missing
-    write_logs: dict[str, object] = field(default_factory=dict)  # instead: dialogs and seed, of small talk or of a `world` (module:Class)
+    # instead: dialogs and seed, of small talk or of a `world` (module:Class)
+    write_logs: dict[str, object] = field(default_factory=dict)
     prepare: str = ""
-    candidates: str = ""  # flags of `candidates`: the methods learn from scored replies of the first seed's bc
-    methods: dict[str, str | None] = field(default_factory=dict)  # more flags of a method in this task; null leaves it out
-    search: str = ""  # flags of `evaluate`, with other users than `evaluate` has: settings are drawn from `space` and chosen there
+    candidates: str = ""  # its flags: the methods learn from scored replies of the first seed's bc
+    # more flags of a method in this task; null leaves it out
+    methods: dict[str, str | None] = field(default_factory=dict)
+    search: str = ""  # flags of `evaluate` with other users: settings are drawn from `space` and chosen there
     settings_of: str = ""  # or the task whose chosen settings of methods hold here too
 
 
@@ -80,7 +83,9 @@ class Run:
         """What training itself measured last."""
         last = self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
         metrics = json.loads((last / "metrics.json").read_text(encoding="utf-8"))
-        name = next((name for name in ("eval/return", "eval/perplexity", "eval/loss") if name in metrics), "step")
+        name = next(
+            (name for name in ("eval/return", "eval/perplexity", "eval/loss") if name in metrics), "step"
+        )
         return f"{name} {metrics[name]:.4g}"
 
     def recipe(self, start: Run | None) -> dict[str, Any]:
@@ -116,8 +121,15 @@ def logged_folder(task: Task, folder: Path) -> Path:
     return folder / ("logged" if task.candidates else "data")
 
 
+def metrics_file(report: Path) -> Path | None:
+    """What an evaluation wrote, of all runs or without those that it could not evaluate."""
+    return next((report / name for name in (METRICS, METRICS_OF_SOME) if (report / name).is_file()), None)
+
+
 def claim(folder: Path, marker: str, recipe: dict[str, Any], *, keep: bool = False) -> bool:
-    """Was `folder` made by this recipe, to the end? One by another recipe is deleted (with `keep` only unless it is whole).
+    """Was `folder` made by this recipe, to the end?
+
+    One by another recipe is deleted (with `keep` only unless it is whole).
 
     Raises UserError for a folder that is not ours, and for one that may not be deleted.
     """
@@ -131,7 +143,8 @@ def claim(folder: Path, marker: str, recipe: dict[str, Any], *, keep: bool = Fal
             raise UserError(f"{folder} exists and no comparison made it: choose another --output_dir")
         if keep and (folder / marker).is_file():
             changes = _changes(note, text)
-            raise UserError(f"{folder} was made with other settings: {changes}. Choose another --output_dir, or --overwrite")
+            fix = "Choose another --output_dir, or --overwrite"
+            raise UserError(f"{folder} was made with other settings: {changes}. {fix}")
         folder.rename(old)  # at once: a killed deletion would leave half a run under the name of a whole one
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(note, text)
@@ -179,7 +192,8 @@ def train_run(config: Any, train_worker: Callable[[Any], Any]) -> float:
 
 
 def evaluate_runs(config: Any, evaluate: Callable[[Any], Any]) -> tuple[float, dict[str, str]]:
-    """The report of `config.checkpoints`: its seconds, and run -> error of those that cannot be evaluated and that it therefore leaves out."""
+    """The report of `config.checkpoints`: its seconds, and run -> error of those that cannot be evaluated and
+    that it therefore leaves out."""
     began, errors = time.perf_counter(), {}
     try:
         evaluate(config)

@@ -17,5 +17,14 @@ def describe_machine() -> dict[str, Any]:
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"cpu": cpu, "cores": os.cpu_count(), **versions, "allocator": os.environ.get("GLIBC_TUNABLES", "")}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        **versions,
+        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
+    }
