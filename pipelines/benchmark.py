@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import platform
 import resource
 import sys
 import time
@@ -46,6 +45,7 @@ from rl_dialog.data.tokenize import Row, encode_prompt, train_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.draws import Context, draw_replies
 from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.evaluation.machine import describe_machine
 from rl_dialog.methods import AWAC, BC, BCQ, CHAI, CQL, DPO, ILQL, KTO, KLControl, MCReturns, Method, Psi, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
@@ -449,16 +449,6 @@ def summarise(seconds: dict[str, list[float]], tokens: int, *, seed: int) -> dic
             low, high = np.quantile(medians, (0.025, 0.975))
             rows[name] |= {"ratio": round(float(np.median(ratios)), 3), "low": round(float(low), 3), "high": round(float(high), 3)}
     return rows
-
-
-def describe_machine() -> dict[str, Any]:
-    """What a figure in tokens/s depends on besides the code."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").is_file():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"cpu": cpu, "cores": os.cpu_count(), **versions, "allocator": os.environ.get("GLIBC_TUNABLES", "")}
 
 
 def _table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]) -> str:

@@ -68,7 +68,7 @@ class Experiment:
 
 def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
     """Prints both tables, writes the figures and the plot; returns the mean returns. Raises UserError for numbers that no experiment has."""
-    from pipelines.benchmark import describe_machine
+    from rl_dialog.evaluation.machine import describe_machine
 
     if config.seeds < 1 or config.steps < 1 or config.seed < 0 or not config.priors:
         raise UserError("cartpole: expected seeds and steps of at least 1, a seed of at least 0 and one prior or more")

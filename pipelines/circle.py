@@ -1,12 +1,15 @@
-"""The closed circle: a served policy talks to users, learns from their votes alone, and its successor joins it on the running server.
+"""The closed circle: a served policy talks to users, learns from their votes alone, and its successor joins
+it on the running server.
 
     python -m pipelines.circle --output_dir runs/circle
 
-    logs -> prepare -> bc -> serve -> users talk and vote -> prepare from the store -> mc -> rollout beside bc -> users get either one -> A/B report
+    logs -> prepare -> bc -> serve -> users talk and vote -> prepare from the store -> mc
+         -> rollout beside bc -> users get either one -> A/B report
 
-The users are simulated (envs/small_talk_world.py), the rest is real: Ray Serve, HTTP, an API key, the store. The world knows the true return of a
-conversation, so the report can show beside the votes what they stand for; nothing learns from it. A verb of its own, because the quickstart compares
-methods over seeds and needs no server.
+The users are simulated (envs/small_talk_world.py), the rest is real: Ray Serve, HTTP, an API key, the store.
+The world knows the true return of a conversation, so the report can show beside the votes what they stand
+for; nothing learns from it. A verb of its own, because the quickstart compares methods over seeds and needs
+no server.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,17 +26,15 @@ from typing import Any
 from rich.console import Console
 
 from envs.small_talk import optimal_return, write_logs
-from pipelines import ab, prepare, serve, train
-from pipelines.circle_users import Crowd, Server
-from rl_dialog.cluster import serve as cluster
+from envs.small_talk_users import Crowd, Server, Talk
+from pipelines import ab, stages
+from rl_dialog.cluster import serve
 from rl_dialog.cluster.data import connect
-from rl_dialog.config import load_config
 from rl_dialog.data.store import Store
-from rl_dialog.models.checkpoint import method_name
+from rl_dialog.models.checkpoint import method_name, resolve
 from rl_dialog.run import Output, at_least, claim_output, run
 
-CONFIGS = Path(__file__).parent.parent / "tune_configs"
-LOGS = "logs/small_talk.jsonl"
+REWARDED = ("--rewards.vote", "1", "--max_length", "512")  # how all logs of the circle are prepared
 KEY = "simulated users"
 
 
@@ -51,7 +52,7 @@ class CircleConfig(Output):
     """chats with bc or its successor, whichever the server draws"""
     users: int = 16
     """users who talk at the same time"""
-    train: str = str(CONFIGS / "circle_mc.yaml")
+    train: str = str(stages.CONFIGS / "circle_mc.yaml")
     """how to learn from the votes: a config of `train`"""
     bc_steps: int = 0
     """updates of bc; 0 takes those of tune_configs/quickstart_bc.yaml"""
@@ -65,11 +66,11 @@ Say = Callable[[str, str], None]
 
 
 def main(config: CircleConfig) -> dict[str, Any]:
-    """Runs the circle; returns the differences between the two policies, what happened on the way, and the paths."""
+    """Runs the circle; returns the differences between the two policies, what happened on the way, and the
+    paths."""
     began, console = time.perf_counter(), Console(quiet=config.quiet, highlight=False)
     at_least(config, dialogs=1, chats=1, ab_chats=1, users=1)
     out = claim_output(config, "circle")
-    (out / LOGS).parent.mkdir()
 
     def say(step: str, what: str) -> None:
         console.print(f"[bold]{step:<9}[/]{time.perf_counter() - began:5.0f} s  {what}")
@@ -77,67 +78,72 @@ def main(config: CircleConfig) -> dict[str, Any]:
     url = f"sqlite:///{out / 'chats.db'}"
     with connect():
         _clone(config, out, say)
-        successor = _successor(config, out)
-        name = method_name(successor.method)
-        with serving(out, url, {"bc": out / "bc"}) as (server, deploy):
-            say("chats", f"{config.chats} users talk to bc at {server.url}, {config.users} at a time")
-            with Crowd(server, range(config.chats), at_once=config.users, seed=config.seed) as crowd:
-                first = crowd.finish()
-            say("prepare", f"{sum(talk.votes for talk in first)} votes from the store of the running server")
-            _prepare(out, "served", url, "--tokenizer", str(out / "data" / "tokenizer"))
-            say("train", f"{name} from bc, on these votes")
-            train.main(successor)
-            say("rollout", f"{name} beside bc, one chat each, while users talk")
-            with Crowd(server, count(config.chats), at_once=max(1, config.users // 4), seed=config.seed) as crowd:
-                deploy({"bc": out / "bc", name: out / name})
-            between = crowd.talks
-            say("A/B", f"{config.ab_chats} new users get bc or {name}; {len(between)} came during the rollout")
-            numbers = range(config.chats + len(between), config.chats + len(between) + config.ab_chats)
-            with Crowd(server, numbers, at_once=config.users, seed=config.seed) as crowd:
-                last = crowd.finish()
+        first, between, last = _serve_and_learn(config, out, url, say)
     talks = [*first, *between, *last]
-    known = {"return": {talk.chat: talk.total for talk in talks}}
-    found = ab.main(ab.ABConfig(store=url, output_dir=str(out / "ab"), baseline="bc", quiet=config.quiet), known=known)
+    returns = {"return": {talk.chat: talk.total for talk in talks}}
+    report = ab.ABConfig(store=url, output_dir=str(out / "ab"), baseline="bc", quiet=config.quiet)
+    compared = ab.main(report, known=returns)
     seconds = round(time.perf_counter() - began, 1)
-    say("done", f"in {seconds:.0f} s; the best possible return is {optimal_return():.2f}. The report: {found['html']}")
+    optimum = f"the best possible return is {optimal_return():.2f}"
+    say("done", f"in {seconds:.0f} s; {optimum}. The report: {compared['html']}")
     happened = {
         "requests": sum(talk.requests for talk in talks),
         "chats_during_rollout": len(between),
         "votes_learnt_from": sum(talk.votes for talk in first),
     }
-    return {**found, **happened, "store": url, "output_dir": str(out), "seconds": seconds}
+    return {**compared, **happened, "store": url, "output_dir": str(out), "seconds": seconds}
 
 
 def _clone(config: CircleConfig, out: Path, say: Say) -> None:
     """Logs of a mixed-quality bot, and bc of them."""
     say("logs", f"{config.dialogs} chats of a mixed-quality bot")
-    write_logs(out / LOGS, dialogs=config.dialogs, seed=config.seed)
-    _prepare(out, "data", str(out / "logs"), "--vocab_size", "1024")
+    (out / "logs").mkdir()
+    write_logs(out / "logs" / "small_talk.jsonl", dialogs=config.dialogs, seed=config.seed)
+    stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, "--vocab_size", "1024")
     say("train", "bc, which clones it")
-    train.main(_train_config(CONFIGS / "quickstart_bc.yaml", out / "data", out / "bc", config.bc_steps, config.seed))
+    file = stages.CONFIGS / "quickstart_bc.yaml"
+    stages.train_run(
+        stages.train_config_of_file(file, out / "data", out / "bc", config.seed, steps=config.bc_steps)
+    )
 
 
-def _successor(config: CircleConfig, out: Path) -> train.TrainConfig:
+def _serve_and_learn(
+    config: CircleConfig, out: Path, url: str, say: Say
+) -> tuple[list[Talk], list[Talk], list[Talk]]:
+    """Talks with bc, those during the rollout of its successor, and those with either."""
+    successor = _successor(config, out)
+    name = Path(successor.output_dir).name
+    with serving(url, {"bc": out / "bc"}) as (server, deploy):
+        say("chats", f"{config.chats} users talk to bc at {server.url}, {config.users} at a time")
+        with Crowd(server, range(config.chats), at_once=config.users, seed=config.seed) as crowd:
+            first = crowd.finish()
+        say("prepare", f"{sum(talk.votes for talk in first)} votes from the store of the running server")
+        stages.prepare_logs(url, out / "served", *REWARDED, "--tokenizer", str(out / "data" / "tokenizer"))
+        say("train", f"{name} from bc, on these votes")
+        stages.train_run(successor)
+        say("rollout", f"{name} beside bc, one chat each, while users talk")
+        at_once = max(1, config.users // 4)
+        with Crowd(server, count(config.chats), at_once=at_once, seed=config.seed) as crowd:
+            deploy({"bc": out / "bc", name: out / name})
+        between = crowd.talks
+        say("A/B", f"{config.ab_chats} new users get bc or {name}; {len(between)} came during the rollout")
+        begin = config.chats + len(between)
+        numbers = range(begin, begin + config.ab_chats)
+        with Crowd(server, numbers, at_once=config.users, seed=config.seed) as crowd:
+            return first, between, crowd.finish()
+
+
+def _successor(config: CircleConfig, out: Path) -> Any:
     """The run that learns from the votes, in a folder named after its method."""
-    start = ["--model_name_or_path", str(out / "bc")]
-    chosen = _train_config(Path(config.train), out / "served", out / "successor", config.steps, config.seed, *start)
-    name = method_name(chosen.method)
-    return _train_config(Path(config.train), out / "served", out / name, config.steps, config.seed, *start)
-
-
-def _train_config(path: Path, data: Path, folder: Path, steps: int, seed: int, *more: str) -> train.TrainConfig:
-    flags = ["--config", str(path), "--data", str(data), "--output_dir", str(folder), "--seed", str(seed), "--cpus_per_worker", "1", "--quiet"]
-    return load_config(train.TrainConfig, [*flags, *(["--max_steps", str(steps)] if steps else []), *more], choices=train.CHOICES)
-
-
-def _prepare(out: Path, name: str, logs: str, *more: str) -> dict[str, Any]:
-    flags = ["--logs", logs, "--output_dir", str(out / name), "--rewards.vote", "1", "--max_length", "512", "--quiet"]
-    return prepare.main(load_config(prepare.PrepareConfig, [*flags, *more]))
+    how = {"start": out / "bc", "steps": config.steps}
+    chosen = stages.train_config_of_file(Path(config.train), out / "served", out, config.seed, **how)
+    return replace(chosen, output_dir=str(out / method_name(chosen.method)))
 
 
 @contextmanager
-def serving(out: Path, url: str, models: dict[str, Path]) -> Iterator[tuple[Server, Callable[[dict[str, Path]], None]]]:
-    """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends with the block."""
+def serving(url: str, models: dict[str, Path]) -> Iterator[tuple[Server, Callable[[dict[str, Path]], None]]]:
+    """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends
+    with the block."""
     with closing(Store(url)) as store:
         key = store.add_key(KEY, requests_per_minute=1_000_000)
     with socket.socket() as free:
@@ -145,17 +151,17 @@ def serving(out: Path, url: str, models: dict[str, Path]) -> Iterator[tuple[Serv
         port = free.getsockname()[1]
 
     def deploy(models: dict[str, Path]) -> None:
-        named, split = tuple(f"{name}={place}" for name, place in models.items()), tuple(f"{name}=1" for name in models)
+        places = {name: str(Path(resolve(place)).resolve()) for name, place in models.items()}
+        args = {"models": places, "split": dict.fromkeys(models, 1.0), "store": url, "threads": 1}
         # No CPU of its own: while training runs nobody talks, and a laptop has two.
-        config = serve.ServeConfig(models=named, split=split, port=port, store=url, cpus_per_replica=0, threads=1)
-        cluster.deploy(serve.deployment_args(config, serve.settings_of(config)), host=config.host, port=port)
+        serve.deploy(args | {"replicas": "1", "cpus_per_replica": 0}, host="127.0.0.1", port=port)
 
     try:
         deploy(models)
         yield Server(f"http://127.0.0.1:{port}", key), deploy
     finally:
-        if cluster.running():
-            cluster.stop()
+        if serve.running():
+            serve.stop()
 
 
 if __name__ == "__main__":

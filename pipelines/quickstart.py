@@ -2,8 +2,9 @@
 
     python -m pipelines.quickstart
 
-The logs are written by a policy of mixed quality in the small-talk world (envs/README.md), where the best possible return is known, so the table at
-the end is measured by talking, not estimated. Every step is a pipeline that you can run on your own logs; the commands are printed.
+The logs are written by a policy of mixed quality in the small-talk world (envs/README.md), where the best
+possible return is known, so the table at the end is measured by talking, not estimated. Every step is a
+pipeline that you can run on your own logs; the commands are printed.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from envs.small_talk import write_logs
-from pipelines import evaluate, prepare, train
+from envs.small_talk import SmallTalk, write_logs
+from pipelines import stages
 from rl_dialog.cluster.data import connect
-from rl_dialog.config import load_config
+from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.policy import Policy
 from rl_dialog.run import Output, claim_output, run
 
-CONFIGS = Path(__file__).parent.parent / "tune_configs"
 METHODS = ("bc", "psi", "ilql")
+REWARDED = ("--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0")
+NEXT = """Next:
+  python -m pipelines.chat --checkpoint {best} --debug        talk to the best policy
+  tensorboard --logdir {out}                                        learning curves
+  python -m pipelines.prepare --logs YOUR_LOGS --output_dir data/mine --rewards.vote 1      your own logs"""
 
 
 @dataclass(frozen=True)
@@ -52,79 +58,78 @@ class QuickstartConfig(Output):
 
 def main(config: QuickstartConfig) -> dict[str, Any]:
     """Runs the circle and returns the returns of each method and the paths."""
-    began, say = time.perf_counter(), Console(quiet=config.quiet, highlight=False, width=None if os.isatty(1) else 110).print
+    began, width = time.perf_counter(), None if os.isatty(1) else 110
+    say = Console(quiet=config.quiet, highlight=False, width=width).print
     out = claim_output(config, "quickstart")
     say(f"[bold]1 logs[/]       {config.dialogs} chats of a mixed-quality bot with simulated users")
     (out / "logs").mkdir()
     write_logs(out / "logs" / "small_talk.jsonl", dialogs=config.dialogs, seed=1)
     with connect():
         say("[bold]2 prepare[/]    score, split and tokenise them")
-        wanted = [
-            "--logs",
-            str(out / "logs"),
-            "--output_dir",
-            str(out / "data"),
-            "--rewards.logged",
-            "1",
-            "--rewards.sentiment",
-            "0",
-            "--rewards.vote",
-            "0",
-        ]
-        prepare.main(load_config(prepare.PrepareConfig, [*wanted, "--vocab_size", "1024", "--max_length", "512", "--quiet"]))
+        sizes = ("--vocab_size", "1024", "--max_length", "512")
+        stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, *sizes)
         say(f"[bold]3 train[/]      {', '.join(METHODS)}, {config.seeds} seeds each")
         _train(config, out)
     say(f"[bold]4 evaluate[/]   {config.episodes} conversations per policy in the world")
-    runs = [str(out / f"{method}-seed{seed}") for method in METHODS for seed in range(config.seeds)]
-    arguments = ["--checkpoints", *runs, "--env", "small_talk", "--data", str(out / "data"), "--output_dir", str(out / "report"), "--quiet"]
-    report = evaluate.main(load_config(evaluate.EvaluateConfig, [*arguments, "--episodes", str(config.episodes), "--contexts", "8"]))
-    figures = json.loads((out / "report" / "metrics.json").read_text(encoding="utf-8"))
-    returns = _table(figures, say)
+    runs = [out / f"{method}-seed{seed}" for method in METHODS for seed in range(config.seeds)]
+    how = ("--env", "small_talk", "--episodes", str(config.episodes), "--contexts", "8")
+    report = stages.evaluate_runs(runs, out / "data", out / "report", *how)
+    returns = _table(json.loads((out / "report" / "metrics.json").read_text(encoding="utf-8")), say)
     best = max((name for name in returns if name in METHODS), key=lambda name: returns[name][0])
     _sample(out / f"{best}-seed0", say)
     seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
-    say(f"\nDone in {seconds:.0f} s. The report: [bold]{report['html']}[/] (also report.md, metrics.json, replies.csv).")
-    say("Next:")
-    say(f"  python -m pipelines.chat --checkpoint {out / f'{best}-seed0'} --debug        talk to the best policy")
-    say(f"  tensorboard --logdir {out}                                        learning curves")
-    say("  python -m pipelines.prepare --logs YOUR_LOGS --output_dir data/mine --rewards.vote 1 --rewards.sentiment 0.5      your own logs")
-    return {"returns": returns, "best": best, "report": report["html"], "output_dir": str(out), "seconds": round(seconds, 1), "driver_mib": memory}
+    say(f"\nDone in {seconds:.0f} s. The report: [bold]{report['html']}[/] (also report.md, metrics.json).")
+    say(NEXT.format(best=out / f"{best}-seed0", out=out))
+    paths = {"report": report["html"], "output_dir": str(out)}
+    return {"returns": returns, "best": best, **paths, "seconds": round(seconds, 1), "driver_mib": memory}
 
 
 def _train(config: QuickstartConfig, out: Path) -> None:
-    """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there are cores."""
+    """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there
+    are cores."""
+    # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in
+    # several threads at once.
+    configs = {
+        (method, seed): stages.train_config_of_file(
+            stages.CONFIGS / f"quickstart_{method}.yaml",
+            out / "data",
+            out / f"{method}-seed{seed}",
+            seed,
+            start=out / f"bc-seed{seed}" if method != "bc" else None,
+            steps=config.max_steps,
+        )
+        for method in METHODS
+        for seed in range(config.seeds)
+    }
 
-    def read(method: str, seed: int) -> train.TrainConfig:
-        start = ["--model_name_or_path", str(out / f"bc-seed{seed}")] if method != "bc" else []
-        steps = ["--max_steps", str(config.max_steps)] if config.max_steps else []
-        arguments = [
-            "--config",
-            str(CONFIGS / f"quickstart_{method}.yaml"),
-            "--data",
-            str(out / "data"),
-            "--output_dir",
-            str(out / f"{method}-seed{seed}"),
-        ]
-        settings = [*arguments, *start, *steps, "--seed", str(seed), "--cpus_per_worker", "1", "--quiet"]
-        return load_config(train.TrainConfig, settings, choices=train.CHOICES)
-
-    def after(start: Future, settings: train.TrainConfig) -> None:
+    def after(start: Future, settings: Any) -> None:
         start.result()
-        train.main(settings)
+        stages.train_run(settings)
 
-    # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in several threads at once.
-    configs = {(method, seed): read(method, seed) for method in METHODS for seed in range(config.seeds)}
-
-    with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4))) as pool:  # jobs start in order, so none waits in vain
-        cloned = [pool.submit(train.main, configs["bc", seed]) for seed in range(config.seeds)]
-        improved = [pool.submit(after, cloned[seed], configs[method, seed]) for seed in range(config.seeds) for method in METHODS[1:]]
+    with ThreadPoolExecutor(
+        max_workers=max(1, min(os.cpu_count() or 1, 4))
+    ) as pool:  # jobs start in order, so none waits in vain
+        cloned = [pool.submit(stages.train_run, configs["bc", seed]) for seed in range(config.seeds)]
+        improved = [
+            pool.submit(after, cloned[seed], configs[method, seed])
+            for seed in range(config.seeds)
+            for method in METHODS[1:]
+        ]
         for job in (*cloned, *improved):
             job.result()
 
 
 def _table(figures: dict[str, Any], say: Any) -> dict[str, list[float]]:
     """Prints returns with intervals between the reference lines."""
-    table = Table("policy", "return, 95 % interval", "perplexity", "KL to prior", "distinct-2", "words", title="Mean return per conversation")
+    table = Table(
+        "policy",
+        "return, 95 % interval",
+        "perplexity",
+        "KL to prior",
+        "distinct-2",
+        "words",
+        title="Mean return per conversation",
+    )
     returns: dict[str, list[float]] = {}
     for name, value in figures["references"].items():
         returns[name] = _triple(value)
@@ -150,12 +155,10 @@ def _interval(value: Sequence[float]) -> str:
 
 def _sample(folder: Path, say: Any) -> None:
     """One conversation of a policy, as it was played."""
-    from envs import ENVS
-    from rl_dialog.data.tokenize import load_tokenizer
-    from rl_dialog.models.policy import Policy
-
     place = resolve(folder)
-    (episode,) = play_episodes(Policy.from_pretrained(place), load_tokenizer(place), ENVS["small_talk"], range(1), Decoding())
+    (episode,) = play_episodes(
+        Policy.from_pretrained(place), load_tokenizer(place), SmallTalk, range(1), Decoding()
+    )
     say(f"\nA conversation of {folder.name}:")
     for message in episode.dialog.messages:
         reward = f"   [dim]{message['reward']:+.2f}[/]" if message.get("reward") is not None else ""

@@ -14,6 +14,8 @@ import pytest
 from pipelines import compare, train, tune
 from pipelines.__main__ import VERBS, overview
 from rl_dialog.config import load_config
+from rl_dialog.evaluation.comparison_file import read_comparison
+from rl_dialog.evaluation.sweep_space import find_points, read_sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -79,7 +81,7 @@ def test_every_config_loads_and_says_its_command(path: Path) -> None:
 def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"# python -m pipelines.compare --experiments tune_configs/{path.name} --output_dir runs/")
-    found = compare.read_comparison(compare.CompareConfig(experiments=str(path), output_dir=str(tmp_path)))
+    found = read_comparison(str(path))
     assert all(compare.plan(found, name, tmp_path, {}) for name in found.tasks)
 
 
@@ -87,5 +89,5 @@ def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: 
 def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --output_dir runs/")
-    sweep = tune.read_sweep(str(path))
-    assert all(list(tune.plan_trials(sweep, point, tmp_path)) for point in tune.find_points(sweep))
+    sweep = read_sweep(str(path))
+    assert all(list(tune.plan_trials(sweep, point, tmp_path)) for point in find_points(sweep))

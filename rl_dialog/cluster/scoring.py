@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from rl_dialog.cluster.data import CHUNK_BYTES, dataset, errors_of_workers, peak_kib, pool, stream_tables
 from rl_dialog.cluster.scored import CHUNKS, Scored, choose_split, chunk_name, gather, merge, write_table
 from rl_dialog.cluster.time_limit import TookTooLong, time_limit, too_long
-from rl_dialog.data.formats import served
+from rl_dialog.data.building import fingerprint
 from rl_dialog.data.formats.log_file import shown
 from rl_dialog.data.readers import Bad, LogFile, read_log
 from rl_dialog.data.schema import SPLITS, Dialog, DialogError, to_table
@@ -323,15 +323,6 @@ def trailing_hashes(identifier: str) -> int:
     """2 for "a##7": how many "#" stand before the number at the end of an id."""
     stem = identifier.rstrip("0123456789")
     return len(stem) - len(stem.rstrip("#")) if stem != identifier else 0
-
-
-def fingerprint(log: LogFile) -> dict[str, dict[str, Any]]:
-    """{path: its size and sha256}, read in pieces; of a store, which is seldom twice the same file, how far it had come."""
-    if log.reader == "served":
-        return {log.path: served.fingerprint(log)}
-    with open(log.path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {log.path: {"bytes": os.path.getsize(log.path), "sha256": digest}}
 
 
 def hash64(text: str) -> int:

@@ -18,19 +18,12 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.sweep_space import Halving
 
 Report = Callable[[dict[str, float]], None]
 STEP = "step"  # what every report says besides the metric
 REPLAYED = "replayed"  # in a report: an earlier start of the sweep judged it and let the trial go on
 UNREPORTED, LAST = "metrics that are reported", "last"
-
-
-@dataclass(frozen=True)
-class Halving:
-    """Asynchronous successive halving (Li et al. 2020): at `grace`, `grace * factor`, ... steps only the best 1/factor of the trials there go on."""
-
-    grace: int
-    factor: int = 3
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.plots import COLOURS, GREY, as_svg
@@ -148,6 +150,33 @@ def _notes(tasks: Sequence[ComparedTask]) -> list[str]:
             notes.append(f"{task.title} is missing: {task.problem}")
         notes += [f"{task.title}, `{run.method}`, seed {run.seed} failed: {run.error}" for run in task.runs if run.error]
     return [f"- {note}" for note in notes]
+
+
+def write_comparison(
+    out: Path,
+    tasks: Sequence[ComparedTask],
+    methods: Sequence[str],
+    header: str,
+    *,
+    record: Mapping[str, Any],
+    readme: str = "",
+    picture: str = "",
+) -> tuple[dict[str, str], str]:
+    """compare.md, compare.json (the record and the tasks) and compare.svg in `out`, the table in `readme` too and the plot in `picture`.
+
+    Returns the paths and the table.
+    """
+    table = to_markdown(tasks, methods, header)
+    paths = {kind: out / f"compare.{kind}" for kind in ("md", "json", "svg")}
+    write_text_atomically(paths["md"], table)
+    write_json(paths["json"], {**record, "methods": methods, "tasks": [asdict(task) for task in tasks]})
+    if any(task.metrics for task in tasks):
+        for path in (paths["svg"], *([Path(picture)] if picture else [])):
+            write_text_atomically(path, to_svg(tasks, methods))
+    if readme:
+        text = Path(readme).read_text(encoding="utf-8")
+        write_text_atomically(Path(readme), replace_table(text, table))
+    return {kind: str(path) for kind, path in paths.items()}, table
 
 
 def replace_table(text: str, table: str) -> str:

@@ -84,6 +84,24 @@ def fit_rank(values: np.ndarray) -> Normaliser:
     return Normaliser("rank", values=tuple(distinct.tolist()), ranks=tuple(ranks.tolist()))
 
 
+def fit_normalisers(
+    kinds: Mapping[str, str], components: Mapping[str, Mapping[str, float]], ranked: Mapping[str, np.ndarray]
+) -> dict[str, Normaliser]:
+    """One for each reward in `kinds`, from the figures of its component and, for ranks, from its values.
+
+    Raises UserError for a component that applies to no reply.
+    """
+    fitted = {}
+    for name, kind in kinds.items():
+        row = components[name]
+        if not row["coverage"]:
+            where = f"the reward {name} applies to no reply of the training split"
+            raise UserError(f"--normalise: {where}, so there is nothing to fit: leave it out")
+        moments = {"mean": row["mean"], "std": row["std"], "low": row["min"], "high": row["max"]}
+        fitted[name] = fit_rank(ranked[name]) if kind == "rank" else fit_moments(kind, **moments)
+    return fitted
+
+
 def weighted_sum(components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]) -> float | None:
     """A reply's reward: the sum of weight * normalised component over the `components` that apply to it.
 

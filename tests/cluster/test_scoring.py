@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_dialog.cluster.scoring import FIGURES, RECORDS, Scorer, Scoring, fingerprint, group_logs, group_tables, hash64, read_group, trailing_hashes
+from rl_dialog.cluster.scoring import FIGURES, RECORDS, Scorer, Scoring, group_logs, group_tables, hash64, read_group, trailing_hashes
+from rl_dialog.data.building import fingerprint
 from rl_dialog.data.readers import LogFile, find_logs
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.splits import assign_split

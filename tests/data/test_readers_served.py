@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from rl_dialog.cluster.scoring import fingerprint, group_logs
+from rl_dialog.cluster.scoring import group_logs
+from rl_dialog.data.building import fingerprint
 from rl_dialog.data.formats import served
 from rl_dialog.data.readers import Bad, Dialog, find_logs, read_log
 from rl_dialog.data.schema import write_jsonl

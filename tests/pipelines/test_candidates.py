@@ -22,6 +22,7 @@ import torch
 
 from pipelines import candidates, prepare
 from pipelines.candidates import CandidatesConfig, main
+from rl_dialog.cluster import candidate_folder
 from rl_dialog.cluster.candidates import KEY, Generator, candidate_dialog, is_current, reward_of, write_contexts
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
@@ -102,7 +103,7 @@ def world(running, tokenizer, tmp_path_factory):
 
 def config_of(world, out, **changes):
     settings = {"max_new_tokens": 6, "num_candidates": 3, "shard_contexts": 10, "max_length": 96, "threshold": 0.6, "quiet": True, "batch_size": 16}
-    return CandidatesConfig(data=str(world / "data"), policy=str(world / "policy"), output_dir=str(out), **{**settings, **changes})
+    return CandidatesConfig(data=str(world / "data"), checkpoint=str(world / "policy"), output_dir=str(out), **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,17 @@ def test_the_manifest_says_where_it_came_from(made, world):
     assert sorted(p.name for p in out.iterdir()) == sorted(
         ["candidates", "candidates.yaml", "manifest.json", "prepare.yaml", "quarantine.jsonl", "tokenizer", *(f"{s}-00000.parquet" for s in SPLITS)]
     )
-    assert {"contexts", "candidates", "duplicates", "empty", "mean_similarity", "contexts_per_s", "seconds", "out", "manifest"} <= headline.keys()
+    assert {
+        "contexts",
+        "candidates",
+        "duplicates",
+        "empty",
+        "mean_similarity",
+        "contexts_per_s",
+        "seconds",
+        "output_dir",
+        "manifest",
+    } <= headline.keys()
 
 
 def test_the_same_bytes_from_any_number_of_workers_and_any_batch(made, world, tmp_path):
@@ -201,12 +212,12 @@ def test_another_threshold_and_another_similarity_use_the_texts_again(made, worl
     out = tmp_path / "out"
     shutil.copytree(made[0], out)
     before = {path: path.stat().st_mtime_ns for path in (out / "candidates").rglob("*.parquet")}
-    headline = main(config_of(world, out, threshold=None))
+    headline = main(config_of(world, out, threshold=None, resume=True))
     assert headline["generated_contexts"] == 0 and {path: path.stat().st_mtime_ns for path in before} == before
     for dialog in read_dialogs(out, "train"):
         expected = 1.0 if dialog.meta["candidate"] == 0 else dialog.messages[-1]["rewards"]["token_f1"]
         assert dialog.messages[-1]["reward"] == expected
-    headline = main(config_of(world, out, similarity="chrf"))
+    headline = main(config_of(world, out, similarity="chrf", resume=True))
     assert headline["generated_contexts"] == 0
     assert all(path.stat().st_mtime_ns == before[path] for path in (out / "candidates" / "texts").iterdir())
     assert set(next(iter(read_dialogs(out, "train"))).messages[-1]["rewards"]) == {"chrf", "logged"}
@@ -222,7 +233,7 @@ def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
         TextReward.new(
             ["hello there, thank you, that is all", "what about 0123456789 ?"], hidden_size=32, vocab_size=300, max_length=64
         ).save_pretrained(model)
-        headline = main(config_of(world, out, reward_model=str(model), threshold=None))
+        headline = main(config_of(world, out, reward_model=str(model), threshold=None, resume=True))
         reward = TextReward.from_pretrained(model)
         assert headline["generated_contexts"] == 0
         dialogs = [dialog for split in SPLITS for dialog in read_dialogs(out, split)]
@@ -233,7 +244,7 @@ def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
         generated = [value for dialog, value in zip(dialogs, said, strict=True) if dialog.meta["candidate"]]
         assert headline["mean_learned"] == pytest.approx(sum(generated) / len(generated), abs=1e-4)
         assert [row["text"] for row in table(out)] == [row["text"] for row in table(made[0])]
-    main(config_of(world, out, threshold=0.6))  # and back to the similarity
+    main(config_of(world, out, threshold=0.6, resume=True))  # and back to the similarity
     assert all("learned" not in dialog.messages[-1]["rewards"] for dialog in read_dialogs(out, "train"))
 
 
@@ -246,9 +257,9 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     (tmp_path / "world" / "data").symlink_to(world / "data")
     save_policy(tmp_path / "world" / "policy", tokenizer, seed=1)
     with pytest.raises(UserError, match="holds candidates of another model: choose another --output_dir, or delete them with --overwrite"):
-        main(config_of(tmp_path / "world", out))
+        main(config_of(tmp_path / "world", out, resume=True))
     with pytest.raises(UserError, match=r"another seed \(0 then, 1 now\)"):
-        main(config_of(world, out, seed=1))
+        main(config_of(world, out, seed=1, resume=True))
     headline = main(config_of(tmp_path / "world", out, overwrite=True))
     assert headline["generated_contexts"] == 72
     assert [row["text"] for row in table(out)] != [row["text"] for row in table(made[0])]
@@ -257,7 +268,7 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     right = (out / "candidates" / "texts" / train).read_bytes()
     shutil.copy(made[0] / "candidates" / "texts" / train, out / "candidates" / "texts" / train)  # a shard of the other model in its place
     assert not is_current(out / "candidates" / "texts" / train, key)
-    drawing = candidates._drawing(config_of(tmp_path / "world", out), tmp_path / "world" / "policy")
+    drawing = candidates.drawing_of(config_of(tmp_path / "world", out), tmp_path / "world" / "policy")
     Generator(str(out / "candidates"), drawing, key)(pa.table({"file": [train]}))
     assert (out / "candidates" / "texts" / train).read_bytes() == right
 
@@ -271,7 +282,7 @@ def test_missing_shards_are_made_and_the_others_left(made, world, tmp_path):
     (out / "candidates" / "texts" / "train-00002.parquet").write_bytes(b"not a shard")
     (out / "manifest.json").unlink()
     (out / "candidates" / "texts" / "train-00004.parquet.1.part").touch()
-    assert main(config_of(world, out))["generated_contexts"] == 10
+    assert main(config_of(world, out, resume=True))["generated_contexts"] == 10
     assert contents(out) == contents(made[0])
 
 
@@ -297,7 +308,7 @@ def test_a_limit_takes_contexts_at_even_distances_and_the_same_replies(made, wor
     [shard], _ = write_contexts(world / "data", "train", tmp_path / "contexts", **settings)
     numbers = pq.read_table(tmp_path / "contexts" / shard["file"]).column("number").to_pylist()
     assert numbers == [0, 10, 19, 28, 37, 46]  # the first of six stretches of 55 / 6 replies
-    drawing = candidates._drawing(config_of(world, tmp_path), world / "policy")
+    drawing = candidates.drawing_of(config_of(world, tmp_path), world / "policy")
     Generator(str(tmp_path), drawing, "key")(pa.table({"file": [shard["file"]]}))
     everything = {(row["context"], row["candidate"]): row["text"] for row in table(made[0])}
     rows = pq.read_table(tmp_path / "texts" / shard["file"]).to_pylist()
@@ -340,7 +351,7 @@ def test_openings_are_left_out_where_the_template_cannot_ask_for_them(world, tmp
     ("changes", "message"),
     [
         ({"data": "nowhere"}, "nowhere: expected a directory written by"),
-        ({"policy": "gpt2"}, "--checkpoint gpt2: expected a checkpoint directory or run folder"),
+        ({"checkpoint": "gpt2"}, "--checkpoint gpt2: expected a checkpoint directory or run folder"),
         ({"output_dir": ""}, "expected --output_dir"),
         ({"splits": ("test",)}, "with train"),
         ({"similarity": "token_f"}, "Did you mean token_f1?"),
@@ -360,9 +371,14 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(world, tmp
 def test_a_directory_of_something_else_is_left_alone(world, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").touch()
-    with pytest.raises(UserError, match="holds no candidates, so it is left alone"):
+    with pytest.raises(UserError, match="was not made by `candidates`, so it is left alone"):
         main(config_of(world, tmp_path / "out", overwrite=True))
     assert (tmp_path / "out" / "thesis.txt").exists()
+
+
+def test_candidates_are_neither_overwritten_nor_gone_on_with_unasked(made, world):
+    with pytest.raises(UserError, match="already holds a run of `candidates`: pass --resume to go on with it or --overwrite"):
+        main(config_of(world, made[0]))
 
 
 @pytest.mark.slow
@@ -389,7 +405,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
     process.wait(timeout=30)
     kept = len(list(texts.glob("*.parquet")))
     assert kept < 36 and not (tmp_path / "killed" / "manifest.json").exists(), "the run ended before it was killed"
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run([*command, "--resume"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["generated_contexts"] == 2 * (36 - kept)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -403,10 +419,10 @@ def test_a_run_that_died_while_publishing_leaves_no_half_data_directory(made, tm
     def dies(path, values):
         raise KeyboardInterrupt
 
-    for attempt in (dies, candidates.write_json):
+    for attempt in (dies, candidate_folder.write_json):
         shutil.copytree(made[0], prepared, ignore=shutil.ignore_patterns("candidates*"), dirs_exist_ok=True)
-        monkeypatch.setattr(candidates, "write_json", attempt)
+        monkeypatch.setattr(candidate_folder, "write_json", attempt)
         with pytest.raises(KeyboardInterrupt) if attempt is dies else nullcontext():
-            candidates._publish(prepared, out, {"policy": "p"})
+            candidate_folder.publish(prepared, out, {"policy": "p"})
         assert (out / "manifest.json").exists() == (attempt is not dies)
     assert contents(out) == contents(made[0]) and load_manifest(out)["candidates"] == {"policy": "p"}

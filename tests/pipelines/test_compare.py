@@ -20,8 +20,8 @@ import yaml
 
 from pipelines import compare
 from pipelines.compare import CompareConfig, main
+from rl_dialog.cluster import experiment
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.comparison import ComparedTask, FinishedRun, replace_table, to_markdown, to_svg
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -88,27 +88,29 @@ def test_from_logs_to_table_and_again(table: Path, capsys: pytest.CaptureFixture
 def check_that_nothing_is_repeated(table: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A table that is done needs no training: the same again; a changed flag makes one run stale, and those that start from it."""
     monkeypatch.setattr(compare, "connect", lambda address: contextlib.nullcontext())
-    monkeypatch.setattr(compare, "each", lambda work, items, **_: pytest.fail(f"repeats {items}") if items else ())
+    monkeypatch.setattr(experiment, "each", lambda work, items, **_: pytest.fail(f"repeats {items}") if items else ())
+    with pytest.raises(UserError, match="already holds a run of `compare`: pass --resume to go on with it or --overwrite"):
+        main(config_of(table, quiet=True))
     (table.parent / "out" / "compare.md").unlink()
-    assert Path(main(config_of(table, quiet=True))["md"]).read_text() == text
+    assert Path(main(config_of(table, quiet=True, resume=True))["md"]).read_text() == text
     stale: list[list[str]] = []
 
     def fails(work, items, **_):
         stale.append([Path(getattr(item, "output_dir", "report")).name for item in items])
         return [(position, RuntimeError("no room")) for position in range(len(items))]
 
-    monkeypatch.setattr(compare, "each", fails)
+    monkeypatch.setattr(experiment, "each", fails)
     changed = copy.deepcopy(TINY)
     changed["methods"]["tf_top"] = "--method.fraction 0.25"
     table.write_text(written(changed))
     with pytest.raises(UserError, match=r"1 runs and talk failed: .*compare\.md says which and why"):
-        main(config_of(table, quiet=True))
+        main(config_of(table, quiet=True, resume=True))
     assert stale == [[], ["tf_top-seed0"], ["report"]]
     assert "- small talk, `tf_top`, seed 0 failed: RuntimeError: no room" in (table.parent / "out" / "compare.md").read_text()
     changed["tasks"]["talk"]["bc"] += " --learning_rate 1e-3"
     table.write_text(written(changed))
     with pytest.raises(UserError, match="talk failed"):
-        main(config_of(table, quiet=True))
+        main(config_of(table, quiet=True, resume=True))
     assert stale[3:] == [["bc-seed0"], [], []]  # and nothing is trained from a start that failed
     assert "tf_top`, seed 0 failed: bc-seed0, which it starts from, failed" in (table.parent / "out" / "compare.md").read_text()
 
@@ -128,7 +130,7 @@ def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
     kill(process)
     assert not (killed / "compare.json").exists() and not (killed / "talk" / "tf_top-seed0" / "result.json").exists()
     for out in (whole, killed):
-        process = start(table, out)
+        process = start(table, out, "--resume")
         output, _ = process.communicate(timeout=600)
         assert process.returncode == 0, output[-3000:]
     assert "/bc-seed" not in output and "prepared" not in output and "/tf_top-seed0: " in output
@@ -139,9 +141,9 @@ def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
     assert bc["seconds"] > 0 and resumed["seconds"] is None  # nobody watched the clock while it was dead
 
 
-def start(table: Path, out: Path) -> subprocess.Popen:
+def start(table: Path, out: Path, *flags: str) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pipelines.compare", "--experiments", str(table), "--output_dir", str(out)]
+    command = [sys.executable, "-m", "pipelines.compare", "--experiments", str(table), "--output_dir", str(out), *flags]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -165,7 +167,7 @@ def kill(process: subprocess.Popen) -> None:
 @pytest.mark.parametrize(
     ("change", "flags", "message"),
     [
-        ({}, {"compare": ""}, "expected --compare: a file like"),
+        ({}, {"experiments": ""}, "expected --experiments: a file like"),
         ({}, {"tasks": ("talks",)}, "--tasks: unknown name 'talks': the file has talk, elsewhere. Did you mean talk?"),
         ({}, {"methods": ("ilql",)}, "--methods: unknown name 'ilql': the file has bc, tf_top"),
         ({"methods": {"tf_top": ""}}, {}, "expected bc among the methods"),
@@ -180,47 +182,6 @@ def test_what_is_wrong_is_said_before_anything_starts(table: Path, monkeypatch, 
     table.write_text(written({**TINY, **change}))
     with pytest.raises(UserError, match=message):
         main(replace(config_of(table), **flags))
-
-
-def test_a_run_that_cannot_be_evaluated_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(config) -> None:
-        if str(tmp_path / "b") in config.checkpoints:
-            raise ValueError("not a number")
-        (Path(config.output_dir) / "metrics.json").write_text(json.dumps(config.checkpoints))
-
-    runs = tuple(str(tmp_path / name) for name in "abc")
-    for name in ("a", "b", "c", "report"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(compare.evaluate, "main", broken)
-    _, errors = compare.evaluate_runs(compare.evaluate.EvaluateConfig(checkpoints=runs, output_dir=str(tmp_path / "report")))
-    assert errors == {runs[1]: "ValueError: not a number"} and "Traceback" in (tmp_path / "b" / "error.txt").read_text()
-    assert json.loads((tmp_path / "report" / compare.METRICS_OF_SOME).read_text()) == [runs[0], runs[2]]
-    assert not (tmp_path / "report" / "metrics.json").exists()  # so it is tried again
-    with pytest.raises(UserError, match="not a number"):
-        compare.evaluate_runs(compare.evaluate.EvaluateConfig(checkpoints=runs[1:2], output_dir=str(tmp_path / "report")))
-
-
-def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="no comparison made it"):
-        compare.claim(tmp_path / "data", "manifest.json", {"a": 1})
-    assert (tmp_path / "data" / "mine.txt").read_text() == "mine"
-
-
-def test_a_folder_is_kept_as_long_as_its_recipe_is(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert not compare.claim(run, "result.json", {"a": 1})
-    run.mkdir()
-    (run / "half").write_text("")
-    assert not compare.claim(run, "result.json", {"a": 1}) and (run / "half").exists()  # killed: goes on
-    (run / "result.json").write_text("{}")
-    assert compare.claim(run, "result.json", {"a": 1})
-    assert not compare.claim(run, "result.json", {"a": 2}) and not run.exists()
-
-
-def figure(value: float | None, low: float | None = None, high: float | None = None) -> dict:
-    return {"value": value, "low": low, "high": high, "runs": 2, "units": 9}
 
 
 @pytest.mark.slow
@@ -254,62 +215,3 @@ def test_a_task_that_takes_over_what_nobody_chose_is_refused(tmp_path: Path) -> 
     path.write_text(written(values))
     with pytest.raises(UserError, match="settings_of: expected a task with a search"):
         main(config_of(path))
-
-
-def group(name: str, which: str, **figures) -> dict:
-    return {"label": f"{name} ({which})" if which else name, "group": name, "which": which, "figures": figures}
-
-
-METRICS = {
-    "groups": [
-        group("bc", "best", critic=figure(0.5, 0.4, 0.6), perplexity=figure(2.0)),
-        group("bc", "last", critic=figure(0.45, 0.35, 0.55), perplexity=figure(3.0)),
-        group("ilql", "", critic=figure(0.75, 0.7, 0.8), perplexity=figure(None)),
-    ],
-    "references": {"optimum": figure(0.9)},
-    "differences": {"ilql": {"baseline": "bc (best)", "figures": {"critic": figure(0.25, 0.05, 0.4)}}},
-}
-RUNS = (FinishedRun("bc", 0, 60.0), FinishedRun("bc", 1, None), FinishedRun("ilql", 0, 30.0), FinishedRun("ilql", 1, None, "ValueError: too | hot"))
-TASK = ComparedTask("t", "Taskmaster", ("critic", "perplexity"), "Ratings.", RUNS, METRICS)
-
-
-def test_a_table_row_by_row() -> None:
-    lines = to_markdown([TASK], ["bc", "ilql", "psi"], "the command").splitlines()
-    assert lines[0] == "the command"
-    head = "| method | Taskmaster: pairwise accuracy, best | last | perplexity (policy), last | seeds | minutes per run |"
-    bc = "| `bc` | 50.0 % [40.0, 60.0] | 45.0 % [35.0, 55.0] | 3.00 | 2 | 1.0 |"
-    ilql = "| `ilql` | as last | **75.0 % [70.0, 80.0]<br>Δ +25.0 points [+5.0, +40.0]** | inf | 1 | 0.5 |"
-    assert [lines[2], *lines[4:8]] == [head, bc, ilql, "| `psi` | - | - | - | 0 | - |", "| optimum |  | 90.0 % |  |  |  |"]
-    assert "- Taskmaster: Ratings." in lines and "- Taskmaster, `ilql`, seed 1 failed: ValueError: too | hot" in lines
-
-
-def test_an_interval_across_0_and_a_figure_that_should_fall() -> None:
-    def with_change(low: float, high: float, name: str) -> str:
-        changed = {"ilql": {"baseline": "bc (best)", "figures": {name: figure(0.1, low, high)}}}
-        return to_markdown([replace(TASK, figures=(name,), metrics={**METRICS, "differences": changed})], ["ilql"], "")
-
-    assert "**" in with_change(0.1, 0.2, "critic") and "**" not in with_change(-0.1, 0.2, "critic")
-    assert "**" in with_change(-0.2, -0.1, "perplexity") and "**" not in with_change(0.1, 0.2, "perplexity")
-
-
-def test_tasks_that_took_different_times_and_one_that_is_missing() -> None:
-    other = ComparedTask("m", "MultiWOZ", ("return",), "", (), None, "no such folder")
-    text = to_markdown([TASK, other], ["bc"], "")
-    assert "| `bc` | 50.0 % [40.0, 60.0] | 45.0 % [35.0, 55.0] | 3.00 | - | - | 2 / 0 | 1.0 / - |" in text
-    assert "| optimum |  | 90.0 % |  |  |  |  |  |" in text
-    assert "- MultiWOZ is missing: no such folder" in text
-
-
-def test_the_plot_is_the_same_file_twice_and_names_every_method() -> None:
-    other = replace(TASK, name="u", title="Second", figures=("perplexity",))
-    svg = to_svg([TASK, other, replace(TASK, metrics=None)], ["bc", "ilql"])
-    assert svg == to_svg([TASK, other], ["bc", "ilql"])
-    assert svg.count('<g id="axes_') == 2
-    with pytest.raises(UserError, match="at least one evaluated task"):
-        to_svg([replace(TASK, metrics=None)], ["bc"])
-
-
-@pytest.mark.parametrize("text", ["", "<!-- compare: begin -->", "<!-- compare: end --><!-- compare: begin -->", "<!-- compare: begin -->" * 2])
-def test_a_file_without_its_two_marks_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="compare: begin"):
-        replace_table(text, "table\n")

@@ -13,10 +13,11 @@ import pytest
 import ray
 
 from pipelines import fit_scorer
-from pipelines.prepare import PrepareConfig, _notes, building, main
+from pipelines.prepare import PrepareConfig, main
 from rl_dialog.cluster import scoring, shards
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import ConfigError, load_config
+from rl_dialog.data.manifest_report import notes
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.splits import split_key
@@ -187,7 +188,7 @@ def test_what_nobody_rated_has_no_reward_from_the_log_to_the_rows(voted):
     std = pytest.approx(2 * np.std([1, -1, 0]))
     assert manifest["rewards"]["sum"] == {"mean": 0.0, "std": std, "min": -2.0, "max": 2.0, "coverage": 0.375}
     assert headline["reward"] == {"mean": 0.0, "std": std, "coverage": 0.375}
-    assert "50 of 80 replies have no reward: no component with a weight applies" in _notes(manifest, [])
+    assert "50 of 80 replies have no reward: no component with a weight applies" in notes(manifest)
 
 
 def test_normalised_rewards_are_missing_where_raw_ones_are(voted):
@@ -265,9 +266,9 @@ def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kin
     if kind == "fine-tuned":
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        base = {"base": str(tmp_path / "base"), "learning_rate": 1e-2, "num_train_epochs": 8}
-        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)).save_pretrained(base["base"])
-        tokenizer.save_pretrained(base["base"])
+        base = {"model_name_or_path": str(tmp_path / "base"), "learning_rate": 1e-2, "num_train_epochs": 8}
+        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)).save_pretrained(base["model_name_or_path"])
+        tokenizer.save_pretrained(base["model_name_or_path"])
     settings = {"data": str(out), "reward": "question", "max_share": 1.0, "split": "train", "quiet": True} | base
     done = fit_scorer.main(fit_scorer.FitScorerConfig(output_dir=str(scorer), **settings))
     assert done["good"] * 2 == done["replies"] and done["auc"] == 1.0 == done["auc_interval"][0]
@@ -403,13 +404,14 @@ def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"logs": ()}, "expected at least one file or folder with logs"),
-        ({"output_dir": ""}, "expected a directory to write"),
+        ({"logs": ()}, "expected --logs: files, folders or stores with logs"),
+        ({"output_dir": ""}, "expected --output_dir: a directory to write"),
         ({"logs": ("nowhere.jsonl",)}, "nowhere.jsonl"),
         ({"split": "random"}, "expected --split hash or declared, got 'random'"),
         ({"validation": 0.6, "test": 0.5}, "validation [+] test < 1"),
         ({"rewards": {"vote": float("nan")}}, "a finite weight for --rewards.vote"),
         ({"shard_rows": 0}, "expected --shard_rows of at least 1, got 0"),
+        ({"num_workers": 0}, "expected --num_workers of at least 1, got 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(logs, tmp_path, changes, message):
@@ -422,37 +424,6 @@ def test_an_unknown_reward_is_refused_with_a_suggestion():
         load_config(PrepareConfig, ["--logs", "x", "--output_dir", "y", "--rewards.votes", "1"])
 
 
-def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    with building(out, overwrite=False) as directory:  # an empty one is fine
-        (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 2}')
-    with pytest.raises(UserError, match="exists and is not empty.*--overwrite"), building(out, overwrite=False):
-        pass
-    with pytest.raises(RuntimeError), building(out, overwrite=True):
-        raise RuntimeError("killed half way")
-    assert (out / "manifest.json").exists()
-    with building(out, overwrite=True) as directory:
-        (directory / "new").touch()
-    assert [p.name for p in out.iterdir()] == ["new"]
-    with pytest.raises(UserError, match="no data directory, so --overwrite leaves it alone"), building(out, overwrite=True):
-        pass
-    assert [p.name for p in tmp_path.iterdir()] == ["output_dir"]
-
-
-def test_the_next_run_removes_what_a_killed_one_left(tmp_path):
-    out, script = tmp_path / "out", "import sys, time; from pathlib import Path; from pipelines.prepare import building\n"
-    script += "with building(Path(sys.argv[1]), overwrite=False) as d: (d / 'half').touch(); print('here', flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", script, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as run:
-        assert run.stdout.readline() == b"here\n"
-        with building(out.with_name("other"), overwrite=False):
-            assert len(list(tmp_path.glob("out.tmp-*"))) == 1
-        run.kill()
-    with building(out, overwrite=False) as directory:
-        assert list(tmp_path.glob("out.tmp-*")) == [directory]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
-
-
 def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
     reply = {"role": "assistant", "content": "yes"}
     dialogs = [Dialog(str(i), [{"role": "user", "content": "hi" if i < 20 else f"question {i}"}, reply]) for i in range(60)]
@@ -462,7 +433,7 @@ def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
     )
     manifest = load_manifest(tmp_path / "out")
     assert manifest["largest_context"] == pytest.approx(1 / 3, abs=1e-4)
-    assert any("33% of the dialogs begin with the same user turn" in note for note in _notes(manifest, []))
+    assert any("33% of the dialogs begin with the same user turn" in note for note in notes(manifest))
 
 
 def game(number, opening="Which way?"):

@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
         assert run.wait(120) == 0, run.communicate()
     again = Counter((tmp_path / "second").read_text().split())
     assert len(again) == DIALOGS - kept and set(again.values()) == {1}  # the chunks that were finished are not scored again
-    assert [path.name for path in tmp_path.glob("out*")] == ["output_dir"]
+    assert [path.name for path in tmp_path.glob("out*")] == ["out"]
     assert {path.name for path in (tmp_path / "out").iterdir()}.isdisjoint(("work", "recipe.json"))
 
     with _prepare(tmp_path, "whole", "third") as run:

@@ -106,14 +106,14 @@ def test_what_cannot_be_prepared_is_said_without_a_password(tmp_path):
 
 def test_the_recipe_of_a_run_follows_the_store(tmp_path):
     """A killed run is taken up again only where the store stands as it stood."""
-    from pipelines.prepare import _recipe
+    from rl_dialog.data.building import recipe_of
     from rl_dialog.data.readers import find_logs
 
     store = fill(f"sqlite:///{tmp_path}/chats.db", 2)
     logs, _, _ = find_logs([str(tmp_path / "chats.db")])
-    before = _recipe(PrepareConfig(), logs, {"vote": 1.0})
-    assert _recipe(PrepareConfig(), logs, {"vote": 1.0}) == before
+    before = recipe_of({}, {"vote": 1.0}, logs)
+    assert recipe_of({}, {"vote": 1.0}, logs) == before
     store.feedback("1-a", vote=1)
-    assert _recipe(PrepareConfig(), logs, {"vote": 1.0}) != before
+    assert recipe_of({}, {"vote": 1.0}, logs) != before
     assert json.loads(before)["files"][str(tmp_path / "chats.db")]["turns"] == 6
     store.close()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipelines.prepare import PrepareConfig
-from pipelines.prepare_rewards import scorer_names, weights_of
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import apply_rewards, choose_rewards
+from rl_dialog.rewards.choosing import load_rewards, scorer_names
 from rl_dialog.rewards.learned import LATEST, learned
 from rl_dialog.rewards.scorers import Scorer, in_batches, make_scorers
 
@@ -64,14 +63,14 @@ def test_it_does_not_apply_without_a_model():
     assert learned(talk(1)) == [None, None, None]
 
 
-def test_prepare_wants_the_model_and_names_it(model):
-    weights = {"learned": 1.0}
-    config = PrepareConfig(rewards=weights, scorers=(f"reward_model={model}",), quiet=True)
-    assert weights_of(config) == weights and scorer_names(config, weights) == {"learned": model}
+def test_it_wants_the_model_and_names_it(model):
+    weights, plain = {"learned": 1.0}, {"rating": None, "compat": "", "label_weights": {}}
+    assert set(load_rewards(weights, scorers=(f"reward_model={model}",), **plain)) == {"learned"}
+    assert scorer_names(weights, compat="", scorers=(f"reward_model={model}",)) == {"learned": model}
     with pytest.raises(UserError, match=r"--rewards.learned: expected the model that it asks, --scorers reward_model=DIR"):
-        weights_of(PrepareConfig(rewards=weights, quiet=True))
+        load_rewards(weights, scorers=(), **plain)
     with pytest.raises(UserError, match="found nothing there"):
-        weights_of(PrepareConfig(rewards=weights, scorers=("reward_model=./nowhere",), quiet=True))
+        load_rewards(weights, scorers=("reward_model=./nowhere",), **plain)
     with pytest.raises(UserError, match="--label_weights: expected a classifier"):
         make_scorers([f"reward_model={model}"], label_weights={"good": 1.0})
 

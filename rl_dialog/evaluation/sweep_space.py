@@ -1,25 +1,40 @@
-"""The file of a sweep: what is trained, over which search space, and the points of that space. tune.py runs them."""
+"""The file of a sweep: what is trained, over which search space, and the points of that space.
+
+`pipelines.tune` runs them.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from rl_dialog.cluster.tune import Halving
 from rl_dialog.config import ConfigError, from_dict, read_yaml
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 
+COPY = "sweep.yaml"  # in the folder of a sweep: the file as it was
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
     "uniform": lambda rng, low, high: float(rng.uniform(low, high)),
     "loguniform": lambda rng, low, high: float(np.exp(rng.uniform(np.log(low), np.log(high)))),
     "randint": lambda rng, low, high: int(rng.integers(low, high + 1)),
 }
-VERBS = ("prepare", "start", "evaluate")  # `VERB.FLAG` in a space is a flag of that stage; all others are flags of the trials' own training
+# `VERB.FLAG` in a space is a flag of that stage; all others are flags of the trials' own training
+VERBS = ("prepare", "start", "evaluate")
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Asynchronous successive halving (Li et al. 2020): at `grace`, `grace * factor`, ... steps only the best
+    1/factor of the trials go on."""
+
+    grace: int
+    factor: int = 3
 
 
 @dataclass(frozen=True)
@@ -28,21 +43,27 @@ class Sweep:
 
     title: str
     about: str
-    space: object  # flag of train, or VERB.FLAG -> list of values or {uniform|loguniform|randint: [low, high]}; or a list of such, their union
+    # flag of train, or VERB.FLAG -> list of values or {uniform|loguniform|randint: [low, high]}; or a list of
+    # such, their union
+    space: object
     train: str = ""  # flags of every trial
-    start: str = ""  # flags of the bc that every trial of a seed starts from; without them trials start as `train` says
+    start: str = ""  # flags of the bc that all trials of a seed start from; without it they start as they are
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute
-    write_logs: dict[str, object] = field(default_factory=dict)  # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
+    # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
+    write_logs: dict[str, object] = field(default_factory=dict)
     prepare: str = ""
     evaluate: str = ""  # flags of the evaluation of all trials that reach their end
-    metric: str = "eval/return"  # of training's own evaluations: what trials are stopped and ranked by where there is no evaluation
+    # of training's own evaluations: what trials are stopped by, and ranked by where there is no evaluation
+    metric: str = "eval/return"
     figure: str = "return"  # of the evaluation: what the report ranks by
     mode: Literal["max", "min"] = "max"  # of the metric; figures know which side is better
     seeds: tuple[int, ...] = (0,)
-    search: Literal["grid", "optuna"] = "grid"  # grid: every combination of the lists; optuna: `samples` points, chosen by what earlier ones reached
-    samples: int = 1  # draws from the distributions for each combination of the lists; with optuna, points in all
+    # grid: every combination of the lists; optuna: `samples` points, chosen by what earlier ones reached
+    search: Literal["grid", "optuna"] = "grid"
+    samples: int = 1  # draws from the distributions for each combination of lists; with optuna, points in all
     batch: int = 4  # points that optuna chooses at a time
-    halving: dict[str, int] = field(default_factory=dict)  # {grace: steps, factor: 3} on the first seed; what ends gets the others
+    # {grace: steps, factor: 3} on the first seed; what ends gets the others
+    halving: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,10 @@ class Point:
     @property
     def name(self) -> str:
         """`psi,c=0.2` of {method: psi, method.c: 0.2}."""
-        parts = [shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}" for name, value in self.values.items()]
+        parts = [
+            shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}"
+            for name, value in self.values.items()
+        ]
         return ",".join(parts).replace("/", "_")
 
     def of(self, verb: str) -> Point:
@@ -65,6 +89,20 @@ class Point:
     def trained(self) -> Point:
         """Points that differ in their evaluation only share their trials."""
         return Point({name: value for name, value in self.values.items() if _verb(name) != "evaluate"})
+
+    def data_folder(self, out: Path) -> Path:
+        """Where the data of its reward mix is made:
+
+        `out` itself for points that say nothing about prepare.
+        """
+        mix = self.of("prepare")
+        return out / "mixes" / mix.name if mix.values else out
+
+    def report_folder(self, out: Path) -> Path:
+        """`report` of points that say nothing about start and evaluation, `reports/<what they say>` of the
+        others, which have a bc of their own."""
+        own = Point(self.of("start").values | self.of("evaluate").values)
+        return out / "reports" / own.name if own.values else out / "report"
 
     @property
     def flags(self) -> list[str]:
@@ -92,24 +130,53 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
         Halving(**sweep.halving)
     for space in _spaces(sweep):
         if not isinstance(space, Mapping) or not space:
-            raise ConfigError(f"{path}: space: expected a mapping of flags to values, or a list of such mappings, got {space!r}")
+            raise ConfigError(
+                f"{path}: space: expected a mapping of flags to values, or a list of such, got {space!r}"
+            )
         for name, entry in space.items():
             _check_entry(path, name, entry)
         if sweep.start and BASELINE in (space.get("method") or ()):
             raise ConfigError(
-                f"{path}: space: method: expected none of bc, which all points start from and are compared with; tf_all clones for longer"
+                f"{path}: space: method: expected none of bc, which all points start from and are compared "
+                "with; tf_all clones for longer"
             )
         if not sweep.start and (name := next((name for name in space if _verb(name) == "start"), None)):
-            raise ConfigError(f"{path}: space: {name} is about the bc that trials start from, but the file has no start")
+            raise ConfigError(
+                f"{path}: space: {name} is about the bc that trials start from, but the file has no start"
+            )
         if not sweep.evaluate and (name := next((name for name in space if _verb(name) == "evaluate"), None)):
             raise ConfigError(f"{path}: space: {name} is about the evaluation, but the file has no evaluate")
-    if sweep.search == "optuna" and any(_verb(name) == "evaluate" for space in _spaces(sweep) for name in space):
-        raise ConfigError(f"{path}: optuna chooses by what training reports, before the evaluation: expected no evaluate.* in its space")
+    if sweep.search == "optuna" and any(
+        _verb(name) == "evaluate" for space in _spaces(sweep) for name in space
+    ):
+        raise ConfigError(
+            f"{path}: optuna chooses by what training reports, before the evaluation: "
+            "expected no evaluate.* in its space"
+        )
     return replace(sweep, seeds=tuple(seeds) or sweep.seeds, samples=samples or sweep.samples)
 
 
+def check_same_sweep(out: Path, path: str) -> None:
+    """Raises UserError where what the trials in `out` follow from has changed, so that they had to be deleted.
+
+    The space may grow, and the evaluation change.
+    """
+    if not (out / COPY).is_file():
+        return
+    before, now = read_yaml(str(out / COPY)), read_yaml(path)
+    for name in ("logs", "write_logs", "prepare", "start", "train"):
+        if before.get(name) != now.get(name):
+            other = f"{name} is {now.get(name)!r}, but {out} was made with {before.get(name)!r}"
+            raise UserError(f"{path}: {other}: choose another --output_dir, or --overwrite")
+    recipe = next((out / "recipes").glob("*.json"), None)
+    if recipe and json.dumps(str(out))[1:-1] not in recipe.read_text(encoding="utf-8"):
+        fix = "Move it back to go on with it"
+        raise UserError(f"{out} was moved since: {recipe} says where it was made. {fix}")
+
+
 def find_points(sweep: Sweep) -> list[Point]:
-    """Every combination of the listed values, each `samples` times where a distribution takes part; the same ones every time."""
+    """Every combination of the listed values, each `samples` times where a distribution takes part; the same
+    ones every time."""
     rng, found = np.random.default_rng(0), {}
     for space in _spaces(sweep):
         drawn = {name: entry for name, entry in space.items() if isinstance(entry, Mapping)}
@@ -117,26 +184,38 @@ def find_points(sweep: Sweep) -> list[Point]:
         for combination in itertools.product(*listed.values()):
             for _ in range(sweep.samples if drawn else 1):
                 values = dict(zip(listed, combination, strict=True))
-                values |= {name: rounded(DISTRIBUTIONS[kind](rng, *limits)) for name, entry in drawn.items() for kind, limits in entry.items()}
+                values |= {
+                    name: rounded(DISTRIBUTIONS[kind](rng, *limits))
+                    for name, entry in drawn.items()
+                    for kind, limits in entry.items()
+                }
                 point = Point({name: values[name] for name in space})
                 if found.setdefault(point.name, point) != point:
                     raise ConfigError(
-                        f"space: expected points of different names, but {found[point.name].values} and {point.values} are both {point.name}"
+                        f"space: expected points of different names, but {found[point.name].values} "
+                        f"and {point.values} are both {point.name}"
                     )
     return list(found.values())
 
 
 class OptunaSearch:
-    """Points chosen by Optuna's TPE sampler, `batch` at a time. Told the same values it chooses the same points, so a resumed sweep repeats none."""
+    """Points chosen by Optuna's TPE sampler, `batch` at a time.
+
+    Told the same values it chooses the same points, so a resumed sweep repeats none.
+    """
 
     def __init__(self, sweep: Sweep) -> None:
         try:
             import optuna
         except ImportError as error:
-            raise UserError("search: optuna needs the package optuna: pip install optuna, or choose search: grid") from error
+            raise UserError(
+                "search: optuna needs the package optuna: pip install optuna, or choose search: grid"
+            ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=max(5, sweep.batch), constant_liar=True)
-        self._study = optuna.create_study(direction="maximize" if sweep.mode == "max" else "minimize", sampler=sampler)
+        self._study = optuna.create_study(
+            direction="maximize" if sweep.mode == "max" else "minimize", sampler=sampler
+        )
         self._sweep, self._failed = sweep, optuna.trial.TrialState.FAIL
 
     def batches(self) -> Iterator[tuple[list[Point], Callable[[list[float | None]], None]]]:
@@ -146,7 +225,9 @@ class OptunaSearch:
 
             def tell(values: list[float | None], asked: list[Any] = asked) -> None:
                 for trial, value in zip(asked, values, strict=True):
-                    self._study.tell(trial, value) if value is not None else self._study.tell(trial, state=self._failed)
+                    self._study.tell(trial, value) if value is not None else self._study.tell(
+                        trial, state=self._failed
+                    )
 
             yield [self._point(trial) for trial in asked], tell
 
@@ -197,4 +278,7 @@ def _check_entry(path: str, name: str, entry: Any) -> None:
     if len(kinds) != 1 or kinds[0] not in DISTRIBUTIONS or not isinstance(limits, list) or len(limits) != 2:
         raise ConfigError(f"{wanted} with [low, high], got {dict(entry)!r}")
     if not all(isinstance(limit, int | float) for limit in limits) or not limits[0] < limits[1]:
-        raise ConfigError(f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), got {dict(entry)!r}")
+        raise ConfigError(
+            f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), "
+            f"got {dict(entry)!r}"
+        )

@@ -1,4 +1,5 @@
-"""Users of the small-talk world at a real server: they talk over HTTP, vote on replies and rate the chat, several at a time."""
+"""Users of the small-talk world at a real server: they talk over HTTP, vote on replies and rate the chat,
+several at a time."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Talk:
 class Crowd:
     """Users who talk to a server, `at_once` at a time, from the beginning to the end of a `with` block.
 
-    User `number` of a seed is always the same person, and asks for replies drawn from the same stream. At the end of the block nobody new comes, and
-    those who talk finish; after an error they stop at once.
+    User `number` of a seed is always the same person, and asks for replies drawn from the same stream. At the
+    end of the block nobody new comes, and those who talk finish; after an error they stop at once.
     """
 
     def __init__(self, server: Server, numbers: Iterable[int], *, at_once: int, seed: int) -> None:
@@ -47,8 +48,12 @@ class Crowd:
         self._lock, self._closed, self._stopped = threading.Lock(), threading.Event(), threading.Event()
         self._errors: list[BaseException] = []
         self._alive = time.monotonic()
-        self._http = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.key}"}, timeout=PATIENCE / 2)
-        self._threads = [threading.Thread(target=self._come, name=f"user {i}", daemon=True) for i in range(at_once)]
+        self._http = httpx.Client(
+            base_url=server.url, headers={"Authorization": f"Bearer {server.key}"}, timeout=PATIENCE / 2
+        )
+        self._threads = [
+            threading.Thread(target=self._come, name=f"user {i}", daemon=True) for i in range(at_once)
+        ]
 
     def __enter__(self) -> Crowd:
         for thread in self._threads:
@@ -69,13 +74,18 @@ class Crowd:
             self._http.close()
 
     def finish(self) -> list[Talk]:
-        """Waits until everybody has come and gone; their talks. Raises what a user met, TimeoutError when nothing happens any more."""
+        """Waits until everybody has come and gone; their talks.
+
+        Raises what a user met, TimeoutError when nothing happens any more.
+        """
         while any(thread.is_alive() for thread in self._threads):
             for thread in self._threads:
                 thread.join(timeout=0.1)
             if time.monotonic() - self._alive > PATIENCE:
                 self._stopped.set()
-                raise TimeoutError(f"waited {PATIENCE:g} s for the server to answer users; {len(self.talks)} had finished")
+                raise TimeoutError(
+                    f"waited {PATIENCE:g} s for the server to answer users; {len(self.talks)} had finished"
+                )
         if self._errors:
             raise RuntimeError(f"a user's request failed: {self._errors[0]}") from self._errors[0]
         return self.talks
@@ -103,7 +113,13 @@ class Crowd:
         while not world.finished:
             if self._stopped.is_set():
                 return None
-            asked = {"model": "assigned", "chat_id": chat, "messages": messages, "user": user, "seed": (who + len(messages)) % 2**63}
+            asked = {
+                "model": "assigned",
+                "chat_id": chat,
+                "messages": messages,
+                "user": user,
+                "seed": (who + len(messages)) % 2**63,
+            }
             answer = self._post("/v1/chat/completions", **asked)
             messages, reward, _, _, info = world.step(answer["choices"][0]["message"]["content"])
             total, requests = total + reward, requests + 1

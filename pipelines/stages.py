@@ -1,0 +1,186 @@
+"""The stages of an experiment, as calls of the verbs prepare, train, candidates and evaluate.
+
+What compares, sweeps or shows the circle calls them through here, and knows no other verb.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envs import small_talk, text_env
+from pipelines import candidates, evaluate, prepare, train
+from rl_dialog.cluster.experiment import evaluate_all, train_all
+from rl_dialog.config import changed, load_config
+from rl_dialog.data.shards import MANIFEST
+from rl_dialog.errors import UserError
+from rl_dialog.evaluation.comparison import BASELINE
+from rl_dialog.evaluation.experiment import (
+    Progress,
+    Run,
+    Say,
+    Task,
+    claim,
+    digest,
+    digest_of_weights,
+    line_of,
+    logged_folder,
+)
+
+CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))
+CONFIGS = Path(__file__).parents[1] / "tune_configs"
+train_run, train_worker, absolute = train.main, train.train_worker, train.from_anywhere
+check_run, check_env = train.check, train.check_env
+
+
+def prepare_logs(logs: str, out: Path, *flags: str) -> dict[str, Any]:
+    """A data directory of logs."""
+    words = ["--logs", logs, "--output_dir", str(out), *flags, "--quiet"]
+    return prepare.main(load_config(prepare.PrepareConfig, words))
+
+
+def train_config(data: Path, out: Path, seed: int, flags: Sequence[str]) -> train.TrainConfig:
+    """How a run is trained; the flags as one would type them."""
+    words = [*flags, "--data", str(data), "--output_dir", str(out), "--seed", str(seed)]
+    return load_config(train.TrainConfig, words, choices=train.CHOICES)
+
+
+def train_config_of_file(
+    file: Path, data: Path, out: Path, seed: int, *, start: Path | None = None, steps: int = 0
+) -> train.TrainConfig:
+    """The same by a YAML file, quietly on one core, from the run `start`; `steps`: other updates than the
+    file's."""
+    words = ["--config", str(file), "--cpus_per_worker", "1", "--quiet"]
+    words += ["--model_name_or_path", str(start)] if start else []
+    return train_config(data, out, seed, [*words, *(["--max_steps", str(steps)] if steps else [])])
+
+
+def evaluate_runs(runs: Sequence[Path], data: Path, out: Path, *flags: str) -> dict[str, Any]:
+    """The report of runs."""
+    words = [
+        "--checkpoints",
+        *map(str, runs),
+        "--data",
+        str(data),
+        "--output_dir",
+        str(out),
+        *flags,
+        "--quiet",
+    ]
+    return evaluate.main(load_config(evaluate.EvaluateConfig, words))
+
+
+def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
+    logs = [str((CORPORA / path).resolve()) for path in task.logs] or [
+        str(folder / "logs" / "small_talk.jsonl")
+    ]
+    where = ["--logs", *logs, "--output_dir", str(logged_folder(task, folder))]
+    return load_config(prepare.PrepareConfig, [*where, *shlex.split(task.prepare), "--quiet"])
+
+
+def candidates_config(task: Task, folder: Path, policy: Path) -> candidates.CandidatesConfig:
+    where = [
+        "--data",
+        str(folder / "logged"),
+        "--checkpoint",
+        str(policy),
+        "--output_dir",
+        str(folder / "data"),
+    ]
+    return load_config(candidates.CandidatesConfig, [*shlex.split(task.candidates), *where, "--quiet"])
+
+
+def evaluate_config(task: Task, folder: Path, runs: Sequence[str]) -> evaluate.EvaluateConfig:
+    where = [
+        "--checkpoints",
+        *runs,
+        "--data",
+        str(logged_folder(task, folder)),
+        "--output_dir",
+        str(folder / "report"),
+    ]
+    return load_config(evaluate.EvaluateConfig, [*shlex.split(task.evaluate), *where, "--quiet"])
+
+
+def prepare_task(task: Progress, say: Say) -> None:
+    """The data directory of the logs."""
+    missing = [path for path in task.task.logs if not (CORPORA / path).exists()]
+    if missing:
+        task.problem = f"no {missing[0]} in the folder of public corpora (RL_DIALOG_DATA)"
+        where = "set RL_DIALOG_DATA to a folder with the public corpora"
+        say(f"{task.name}: skipped, {CORPORA / missing[0]} is absent; {where}")
+        return
+    config = prepare_config(task.task, task.folder)
+
+    def make() -> None:
+        if task.task.write_logs:
+            _write_logs(task.task.write_logs, Path(config.logs[0]))
+        prepare.main(config)
+
+    recipe = {"settings": changed(config), "write_logs": task.task.write_logs}
+    if not claim(task.logged, MANIFEST, recipe):
+        _timed(task, make, "prepared", say)
+
+
+def make_candidates(task: Progress, say: Say) -> None:
+    """Scored replies of the first seed's bc: the data of all other methods."""
+    if task.problem or not task.task.candidates:
+        return
+    first = next(run for run in task.runs if run.method == BASELINE)
+    if task.finished[first.name].error:
+        task.problem = f"{first.name}, which the candidates come from, failed"
+        return
+    config = candidates_config(task.task, task.folder, first.folder)
+    recipe = {
+        "settings": changed(config),
+        "data": digest(task.logged / MANIFEST),
+        "policy": digest_of_weights(first.folder),
+    }
+    if not claim(task.folder / "data", MANIFEST, recipe):
+        _timed(
+            task, lambda: candidates.main(replace(config, resume=True)), "candidates written and scored", say
+        )
+
+
+def _timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None:
+    """A stage that may end the task."""
+    began = time.perf_counter()
+    try:
+        make()
+    except (UserError, OSError) as error:
+        task.problem = line_of(error)
+    say(f"{task.name}: {task.problem or made} ({time.perf_counter() - began:.0f} s)")
+
+
+def _write_logs(asked: dict[str, Any], path: Path) -> None:
+    """Logs of small talk, or of `world`, whose module has a function write_logs(world, path, dialogs,
+    seed)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if world := asked.get("world"):
+        made = text_env(world)
+        importlib.import_module(world.partition(":")[0]).write_logs(
+            made, path, asked["dialogs"], asked["seed"]
+        )
+    else:
+        small_talk.write_logs(path, **asked)
+
+
+def train_tasks(tasks: Sequence[Progress], chosen: Callable[[Run], bool], say: Say) -> None:
+    """The chosen runs of all tasks."""
+    train_all(tasks, chosen, train.train_worker, say)
+
+
+def evaluate_tasks(tasks: Sequence[Progress], say: Say, *, required: str = BASELINE) -> None:
+    """A report for each task."""
+
+    def config_of(task: Progress) -> evaluate.EvaluateConfig:
+        config = evaluate_config(task.task, task.folder, [str(run.folder) for run in task.done()])
+        return replace(config, output_dir=str(task.report or task.folder / "report"))
+
+    evaluate_all(tasks, config_of, evaluate.main, say, required=required)

@@ -1,0 +1,167 @@
+"""The file of a comparison: tasks, methods and seeds, and the search for settings that the methods are
+trained with.
+
+A task with `search` (flags of `evaluate`: other users) tries `samples` draws of the file's `space` for each
+method; a task with `settings_of` takes over what another one found, and one with neither takes the file's
+flags as they are.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rl_dialog.config import ConfigError, from_dict, read_yaml
+from rl_dialog.errors import UserError
+from rl_dialog.evaluation.comparison import BASELINE
+from rl_dialog.evaluation.experiment import Task
+from rl_dialog.evaluation.runs import nearest
+from rl_dialog.methods import METHODS
+
+Chosen = dict[str, dict[str, Any]]  # method -> flag of train -> value
+Settings = dict[str, Chosen]  # of each task
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The YAML file."""
+
+    methods: dict[str, str]  # in the order of the table's rows: flags that hold in every task
+    tasks: dict[str, Task]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    train: str = ""  # flags of every run
+    # method -> flag of train -> {distribution: [low, high]} or a list of values
+    space: dict[str, object] = field(default_factory=dict)
+    samples: int = 6  # draws for each method
+    search_seeds: tuple[int, ...] = (100,)
+
+
+def read_comparison(
+    path: str, *, tasks: Sequence[str] = (), methods: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Comparison:
+    """The YAML file, cut down to these tasks and methods (and bc), with other seeds if given.
+
+    Raises UserError for what is not in it.
+    """
+    try:
+        values = read_yaml(path)
+        entries = values["tasks"].items()
+        values["tasks"] = {
+            name: from_dict(Task, task, where=f"{path}: tasks: {name}") for name, task in entries
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path}: expected YAML with methods and tasks, got {got}") from error
+    whole = from_dict(Comparison, values, where=path)
+    if BASELINE not in whole.methods:
+        why = "every other method starts from it and is compared with it"
+        raise ConfigError(f"{path}: expected {BASELINE} among the methods: {why}")
+    kept = _chosen(methods and (BASELINE, *methods), whole.methods, "methods")
+    for name in kept:
+        if name not in METHODS:
+            near = nearest(name, METHODS)
+            raise ConfigError(f"{path}: unknown method {name!r}: expected one of {', '.join(METHODS)}.{near}")
+    for name, task in whole.tasks.items():
+        if unknown := next((method for method in task.methods if method not in METHODS), None):
+            raise ConfigError(
+                f"tasks: {name}: methods: unknown method {unknown!r}.{nearest(unknown, METHODS)}"
+            )
+    return replace(
+        whole, methods=kept, tasks=_chosen(tasks, whole.tasks, "tasks"), seeds=tuple(seeds) or whole.seeds
+    )
+
+
+def _chosen(names: Sequence[str], among: dict[str, Any], what: str) -> dict[str, Any]:
+    """The entries of these names in the order of the file; all of them without names."""
+    for name in names:
+        if name not in among:
+            raise UserError(
+                f"--{what}: unknown name {name!r}: the file has {', '.join(among)}.{nearest(name, among)}"
+            )
+    return {name: value for name, value in among.items() if not names or name in names}
+
+
+def search_of(comparison: Comparison, name: str) -> dict[str, Any]:
+    """The file of the sweep that chooses the settings of a task.
+
+    Raises ConfigError where no method has a space.
+    """
+    task, spaces = comparison.tasks[name], []
+    for method, flags in comparison.methods.items():
+        here = task.methods.get(method, "")
+        if method != BASELINE and here is not None and (drawn := comparison.space.get(method)):
+            fixed = {flag: [value] for flag, value in _pairs(f"{flags} {here}").items() if flag not in drawn}
+            spaces.append({"method": [method]} | fixed | drawn)
+    if not spaces:
+        raise ConfigError(
+            f"tasks: {name}: search: expected a space for at least one of the methods, got none"
+        )
+    return {
+        "title": f"Settings for {task.title}",
+        "about": f"{comparison.samples} draws for each method.",
+        "write_logs": task.write_logs,
+        "logs": list(task.logs),
+        "prepare": task.prepare,
+        "start": f"{comparison.train} {task.bc}",
+        "train": f"{comparison.train} {task.improve}",
+        "evaluate": task.search,
+        "figure": task.figures[0],
+        "seeds": list(comparison.search_seeds),
+        "samples": comparison.samples,
+        "space": spaces,
+    }
+
+
+def _pairs(flags: str) -> dict[str, Any]:
+    """`--method.samples 5` as {method.samples: "5"}. Raises ConfigError for a flag without one value."""
+    words = shlex.split(flags)
+    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
+        raise ConfigError(
+            f"methods: where settings are searched, expected flags with one value each, got {flags!r}"
+        )
+    return {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def best_settings(points: Sequence[Mapping[str, Any]]) -> Chosen:
+    """The best point of each method among those of a sweep's record, where the best ones come first."""
+    best: Chosen = {}
+    for point in points:
+        values = dict(point["values"])
+        best.setdefault(values.pop("method"), values)
+    return best
+
+
+def with_taken_over(comparison: Comparison, searched: Settings) -> Settings:
+    """Also the settings of tasks that take over those of another one; a task's own flags of the model or the
+    training stay its own."""
+    settings = dict(searched)
+    for name, task in comparison.tasks.items():
+        if task.settings_of and task.settings_of not in searched:
+            raise ConfigError(
+                f"tasks: {name}: settings_of: expected a task with a search, got {task.settings_of!r}"
+            )
+        if task.settings_of:
+            settings[name] = {
+                method: {flag: value for flag, value in values.items() if flag.startswith("method.")}
+                for method, values in searched[task.settings_of].items()
+            }
+    return settings
+
+
+def how_chosen(comparison: Comparison, name: str, settings: Settings) -> str:
+    """For the notes below the table: where the settings of a task come from; empty where nothing was
+    searched."""
+    if name not in settings:
+        return ""
+    chosen = "; ".join(
+        f"`{method}` {', '.join(f'{flag} {value}' for flag, value in values.items())}"
+        for method, values in settings[name].items()
+        if values
+    )
+    if other := comparison.tasks[name].settings_of:
+        title = comparison.tasks[other].title
+        return f"Settings are those chosen in {title}, none was chosen here: {chosen}."
+    draws, seeds = f"{comparison.samples} draws for each method", ", ".join(map(str, comparison.search_seeds))
+    return f"Settings are the best of {draws}, with training seed {seeds} and other users: {chosen}."

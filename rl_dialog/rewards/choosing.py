@@ -1,0 +1,114 @@
+"""What a user says about rewards: which ones, with which weights, asked of which models, normalised how."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rl_dialog.data.shards import MANIFEST, load_manifest
+from rl_dialog.errors import UserError
+from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Reward, choose_rewards
+from rl_dialog.rewards.normalise import Normaliser, read_kinds
+from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
+
+
+def read_weights(
+    rewards: Mapping[str, float | None], *, names: Sequence[str] = (), weights: Sequence[float] = ()
+) -> dict[str, float]:
+    """Reward -> weight, of `rewards` that have one and of `names` with `weights` (1 each by default), which
+    may be those of the 2019 code."""
+    if weights and len(weights) != len(names):
+        raise UserError(
+            f"expected a weight for each reward, got {len(names)} rewards (-r), {len(weights)} weights (-w)"
+        )
+    chosen = {name: float(weight) for name, weight in rewards.items() if weight is not None}
+    for given, weight in zip(names, weights or [1.0] * len(names), strict=True):
+        name = (
+            given
+            if given in REWARDS
+            else COLUMNS_2019.get(given) or COLUMNS_2019.get(f"reward_{given}", given)
+        )
+        if name in chosen:
+            raise UserError(
+                f"expected each reward once, got {name} twice"
+                + (f", once as {given}" if given != name else "")
+            )
+        chosen[name] = weight
+    for name, weight in chosen.items():
+        if not math.isfinite(weight):
+            raise UserError(f"expected a finite weight for --rewards.{name}, got {weight}")
+    return chosen
+
+
+def read_label_weights(entries: Sequence[str]) -> dict[str, float]:
+    """Label of a classifier -> what it counts, of LABEL=NUMBER."""
+    counts = {}
+    for entry in entries:
+        label, _, number = entry.rpartition("=")
+        try:
+            counts[label] = float(number)
+        except ValueError:
+            raise UserError(f"--label_weights {entry}: expected LABEL=NUMBER") from None
+    return counts
+
+
+def load_rewards(
+    weights: Mapping[str, float],
+    *,
+    rating: str | None,
+    compat: str,
+    scorers: Sequence[str],
+    label_weights: Mapping[str, float],
+) -> dict[str, Reward]:
+    """The functions with their models.
+
+    Raises UserError for an unknown reward, or a model that cannot be loaded: now, and not in a worker.
+    """
+    models = make_scorers(scorers, label_weights=label_weights)
+    functions = choose_rewards(weights, rating_name=rating, compat=compat, scorers=models)
+    if "learned" in weights and models["reward_model"] is BUILT_IN["reward_model"]:
+        raise UserError(
+            "--rewards.learned: expected the model that it asks, --scorers reward_model=DIR "
+            "(pipelines.fit_reward makes one)"
+        )
+    return functions
+
+
+def files_of_own(names: Iterable[str]) -> list[str]:
+    """Where the rewards of the user's, `module:function`, are written."""
+    return [importlib.util.find_spec(name.partition(":")[0]).origin for name in names if name not in REWARDS]
+
+
+def scorer_names(weights: Mapping[str, float], *, compat: str, scorers: Sequence[str]) -> dict[str, str]:
+    """Reward -> the model that scored it, for those that need one."""
+    own = dict(entry.partition("=")[::2] for entry in scorers)
+    functions = {name: function for name, (function, _) in COMPAT[compat].items()} if compat else REWARDS
+    needs = {name: needed(functions[name]) for name in weights if name in functions}
+    return {
+        name: ", ".join(own.get(kind, BUILT_IN[kind].name) for kind in kinds)
+        for name, kinds in needs.items()
+        if kinds
+    }
+
+
+def kinds_of(weights: Mapping[str, float], normalise: Sequence[str], *, compat: str) -> dict[str, str]:
+    """Which normaliser each reward wants, if any; with `compat`, as the 2019 code had it unless `normalise`
+    says otherwise."""
+    usual = [f"{name}={COMPAT[compat][name][1]}" for name in weights] if compat else []
+    return read_kinds([*usual, *normalise], list(weights))
+
+
+def load_normalisers(path: str, weights: Mapping[str, float]) -> dict[str, Normaliser]:
+    """Those of a data directory, or its manifest.json, for the rewards of this run."""
+    directory = Path(path).parent if Path(path).name == MANIFEST else Path(path)
+    fitted = load_manifest(directory)["rewards"].get("normalisers", {})
+    if not fitted:
+        raise UserError(f"--normalisers {path}: expected a data directory that was prepared with --normalise")
+    if unknown := [name for name in fitted if name not in weights]:
+        raise UserError(
+            f"--normalisers {path}: it normalises {', '.join(unknown)}, "
+            f"expected --rewards.{unknown[0]} in this run too"
+        )
+    return {name: Normaliser.from_dict(values) for name, values in fitted.items()}
