@@ -376,7 +376,7 @@ def read_reply(tokens: Sequence[int], policy: Policy, tokenizer: PreTrainedToken
 
 def prompt_room(policy: Policy, decoding: Decoding) -> int:
     """Tokens a prompt may have, such that the longest reply still fits the model's context."""
-    context = getattr(policy.config, "max_position_embeddings", None) or decoding.max_prompt_length + decoding.max_new_tokens
+    context = policy.context or decoding.max_prompt_length + decoding.max_new_tokens
     room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
     if room < 1:
         raise UserError(f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions")

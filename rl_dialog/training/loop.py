@@ -151,7 +151,7 @@ class Trainer:
                 policy.heads.start_at(level / policy.value_unit)
             train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
-        longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), getattr(policy.config, "max_position_embeddings", None)
+        longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
         if window and longest > window:
             raise UserError(
                 f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run prepare with a smaller --max_length "
@@ -618,14 +618,7 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
 def _may_leave_parameters_out(policy: Policy) -> bool:
     """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when the cloning term is off, say."""
     config = policy.model_config
-    weights = ("awac_weight", "cql_weight", "q_weight", "v_weight", "clone_weight")
-    return (
-        not policy.method.trains_lm
-        or config.detach_q
-        or config.detach_v
-        or config.detach_lm
-        or any(getattr(policy.method, name, 1.0) == 0 for name in weights)
-    )
+    return policy.method.skips_parameters or config.detach_q or config.detach_v or config.detach_lm
 
 
 def epoch_order(count: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
