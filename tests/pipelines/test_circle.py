@@ -11,7 +11,7 @@ import psutil
 import pytest
 import ray
 
-from envs.small_talk_world import TURNS
+from envs.small_talk_rules import TURNS
 from pipelines import circle_users
 from pipelines.circle import CircleConfig, main
 from pipelines.circle_users import Crowd, Server

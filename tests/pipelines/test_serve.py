@@ -64,7 +64,7 @@ def test_what_cannot_be_served_is_refused(url, given, words):
 
 def test_a_password_does_not_reach_rays_dashboard(monkeypatch):
     opened = []
-    monkeypatch.setattr("pipelines.serve.Store", lambda found: opened.append(found) or _Closed())
+    monkeypatch.setattr("rl_dialog.serving.settings.Store", lambda found: opened.append(found) or _Closed())
     with pytest.raises(UserError, match="password in PGPASSWORD or ~/.pgpass") as refused:
         main(ServeConfig(models=("a=x",), store="postgresql://u:hidden-word@db/chats"))
     assert opened and "hidden-word" not in str(refused.value)
