@@ -57,7 +57,7 @@ class ServeConfig(ServerOptions, Quiet, OnCluster):
     new_key: str = ""
     """make an API key of this name, print it (it is shown only now) and return"""
     requests_per_minute: int = 60
-    """the rate of a new key"""
+    """requests per minute that a new key may send"""
     revoke_key: str = ""
     """take this key away and return"""
 

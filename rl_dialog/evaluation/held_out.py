@@ -77,7 +77,7 @@ class HeldOutConfig(Decoding):
     batch_size: int = 128
     """conversations stepped together"""
     seed: int = 0
-    """conversation partners, sampling and bootstrap"""
+    """seed of conversation partners, sampling and bootstrap"""
     device: str = "auto"
     """where policies run (actors use the CPU): cpu, cuda, or auto: a GPU where there is one"""
     quiet: bool = False

@@ -40,7 +40,7 @@ class ServerOptions:
     piece: int = 512
     """prompt tokens read between two tokens of the replies under way"""
     max_body_bytes: int = 1 << 20
-    """longest request"""
+    """longest request in bytes"""
     request_timeout: float = 300.0
     """seconds from a request to the end of its reply"""
     drain: float = 60.0

@@ -64,11 +64,11 @@ class TrainerConfig:
     from such a model, 6e-5 for a pretrained one of width 768; a fifth of it for dpo. Values with a trunk of their own learn at most at 8e-3 over the
     root of the width"""
     lr_scheduler_type: Schedule = "linear"
-    """constant, linear or cosine decay to zero"""
+    """the learning rate stays (constant), or falls to zero (linear, cosine)"""
     warmup_steps: int | None = None
     """updates of linear warm-up; by default a fiftieth of the run"""
     weight_decay: float = 0.0
-    """on matrices only"""
+    """weight decay of AdamW, on matrices only"""
     max_grad_norm: float = 1.0
     """clip the norm of the gradient, of the language model and of the value heads (with a trunk of their own) apart; 0 does not clip"""
     bf16: bool = False
@@ -89,7 +89,7 @@ class TrainerConfig:
     save_total_limit: int = 2
     """checkpoints kept, besides the best"""
     seed: int = 0
-    """order of the data, initial weights, dropout"""
+    """seed of the order of the data, of initial weights and of dropout"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
     """where metrics go besides metrics.jsonl; wandb and mlflow are installed apart and read their own environment variables"""
 
