@@ -29,7 +29,6 @@ from envs.multiwoz.briefing import briefing
 from envs.multiwoz.lexical import lexicalised, note
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState, belief_state
-from pipelines.chat import saved_at_the_end, typed_lines
 from pipelines.converse import reader
 from pipelines.simulate_play import responder
 from rl_dialog.data.schema import Dialog
@@ -39,6 +38,7 @@ from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for
 from rl_dialog.evaluation.runs import existing
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.run import Quiet, run
+from rl_dialog.serving.terminal import saved_at_the_end, typed_lines
 
 HELP = """what you type is said; /acts says dialogue acts
 /acts ACTS              such as /acts Inform-Hotel-Area-east; Request-Hotel-Phone-?

@@ -19,15 +19,16 @@ ALLOWED = {
     "own": set(),
     "config": set(),
     "run": {"config"},
+    "web_server": set(),
     "data": {"config"},
     "methods": {"config", "data"},
     "models": {"config", "data", "methods"},
     "rewards": {"config", "data", "models"},  # a learned reward is a model
     "training": {"config", "data", "methods", "models"},
     "evaluation": {"config", "data", "rewards", "methods", "models", "training"},
-    "preferences": {"config", "data", "rewards", "methods", "models", "training"},
-    "serving": {"config", "data", "rewards", "methods", "models", "training", "evaluation"},
-    "cluster": {"config", "data", "rewards", "methods", "models", "training", "evaluation", "preferences", "serving"},
+    "preferences": {"web_server", "config", "data", "rewards", "methods", "models", "training"},
+    "serving": {"web_server", "config", "data", "rewards", "methods", "models", "training", "evaluation"},
+    "cluster": {"web_server", "config", "data", "rewards", "methods", "models", "training", "evaluation", "preferences", "serving"},
 }
 # Libraries that only these places know.
 CONFINED = {

@@ -160,14 +160,6 @@ def from_corpus(grouped: Mapping[str, Any]) -> Acts:
     return tuple(acts)
 
 
-def to_corpus(acts: Iterable[Act]) -> dict[str, list[list[str]]]:
-    """The inverse of `from_corpus`, up to order."""
-    grouped: dict[str, list[list[str]]] = {}
-    for intent, domain, slot, value in acts:
-        grouped.setdefault(f"{domain}-{intent}", []).append([slot, value])
-    return grouped
-
-
 def tokens(acts: Iterable[Act]) -> list[str]:
     """A turn without its values, one token per act."""
     found, counts = [], {}

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +26,9 @@ from starlette.responses import JSONResponse
 
 from rl_dialog.errors import UserError
 from rl_dialog.serving.limits import RateLimit
-from rl_dialog.serving.served import Models, ServeSettings
+from rl_dialog.serving.served import Models
+from rl_dialog.serving.settings import ServeSettings
+from rl_dialog.web_server import listening
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -314,6 +317,30 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def prepare_proxies() -> None:
+    """Before Ray is started here: its HTTP proxies answer in OpenAI's form."""
+    os.environ |= {name: value for name, value in PROXY.items() if name not in os.environ}
+
+
+def stop_when(end: threading.Event) -> None:
+    """Waits for `end`, or until somebody else ended the application, and ends it."""
+    while not end.wait(2.0) and running():
+        pass
+    if running():
+        stop()
+
+
+def require_place(host: str, port: int) -> None:
+    """Raises UserError where the address is not free, or where Serve listens at another one: it stays where it began."""
+    here = place()
+    if here is None:
+        listening(host, port).close()
+    elif here != (host, port):
+        expected = f"--host {here[0]} --port {here[1]}"
+        got = f"got {host}:{port} (`serve shutdown` would end that)"
+        raise UserError(f"expected {expected}, where this cluster serves already, {got}")
 
 
 def require_shared_store(url: str) -> None:

@@ -17,7 +17,7 @@ import math
 import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -414,9 +414,3 @@ def _defused(value: Any, special: re.Pattern[str]) -> Any:
 
 def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def texts_of(dialogs: Iterable[Dialog]) -> Iterator[str]:
-    """Every message's text: what a tokenizer is trained on."""
-    for dialog in dialogs:
-        yield from (m["content"] for m in dialog.messages if m["content"])

@@ -299,3 +299,16 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     ]
     models, apart = ([described(arm) for arm in arms] for arms in (comparison.arms, comparison.apart))
     return {"models": models, "differences": changes, "apart": apart, "notes": comparison.notes}
+
+
+def headline(comparison: Comparison, names: Sequence[str]) -> dict[str, Any]:
+    """The mean vote of each model, and the differences in the figures of these names, each with its interval."""
+    models = {}
+    for arm in comparison.arms:
+        vote = arm.group.estimates.get("vote")
+        models[arm.name] = {"chats": len(arm.chats), "vote": vote and vote.triple}
+    differences = {
+        f"{change.arm.name} - {change.baseline.name}": {name: change.figures[name].triple for name in names if name in change.figures}
+        for change in comparison.differences
+    }
+    return {"models": models, "differences": differences}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as ShownTable
 
 
 @dataclass
@@ -58,6 +61,24 @@ def write_document(title: str, found: Sequence[Section], directory: Path, *, nam
     markdown.write_text(to_markdown(title, found), encoding="utf-8")
     page.write_text(to_html(title, found), encoding="utf-8")
     return markdown, page
+
+
+def terminal() -> Console:
+    """Where tables are shown: as wide as the terminal, or 150 characters in a file."""
+    return Console(highlight=False, width=None if Console().is_terminal else 150)
+
+
+def print_tables(sections: Sequence[Section], titles: Collection[str], *, wrapped: Collection[str] = (), notes: bool = False) -> None:
+    """The tables of the sections with these titles; where `wrapped`, an interval has a line of its own."""
+    console = terminal()
+    for section in sections:
+        if section.table and section.table.rows and section.title in titles:
+            table = ShownTable(*section.table.columns, title=section.title)
+            for row in section.table.rows:
+                table.add_row(*(cell.replace(" [", "\n[") if section.title in wrapped else cell for cell in row))
+            console.print(table, markup=False)
+        for note in section.notes if notes else ():
+            console.print(f"- {note}", markup=False)
 
 
 def to_markdown(title: str, found: Sequence[Section]) -> str:

@@ -135,27 +135,6 @@ def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Po
     return Policy.from_pretrained(place, method=finite(replace(method, beta=beta), method_name(method)))
 
 
-def reply_batch(
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerFast,
-    conversations: Sequence[list[Message]],
-    *,
-    max_new_tokens: int = Decoding.max_new_tokens,
-    max_prompt_length: int = Decoding.max_prompt_length,
-    do_sample: bool = True,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    num_beams: int = 1,
-    seed: int = 0,
-    batch_size: int = 128,
-) -> list[str]:
-    """The text of one reply per conversation (message lists that the assistant is to answer), in the order given."""
-    decoding = Decoding(max_new_tokens, max_prompt_length, do_sample, temperature, top_k, top_p, num_beams)
-    seeds = [stream(seed, i) for i in range(len(conversations))]
-    return [reply.text for reply in generate_replies(policy, tokenizer, conversations, decoding, seeds=seeds, batch_size=batch_size)]
-
-
 def generate_replies(
     policy: Policy,
     tokenizer: PreTrainedTokenizerFast,
@@ -376,7 +355,7 @@ def read_reply(tokens: Sequence[int], policy: Policy, tokenizer: PreTrainedToken
 
 def prompt_room(policy: Policy, decoding: Decoding) -> int:
     """Tokens a prompt may have, such that the longest reply still fits the model's context."""
-    context = getattr(policy.config, "max_position_embeddings", None) or decoding.max_prompt_length + decoding.max_new_tokens
+    context = policy.context or decoding.max_prompt_length + decoding.max_new_tokens
     room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
     if room < 1:
         raise UserError(f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions")

@@ -77,7 +77,7 @@ class HeldOutConfig(Decoding):
     batch_size: int = 128
     """conversations stepped together"""
     seed: int = 0
-    """conversation partners, sampling and bootstrap"""
+    """seed of conversation partners, sampling and bootstrap"""
     device: str = "auto"
     """where policies run (actors use the CPU): cpu, cuda, or auto: a GPU where there is one"""
     quiet: bool = False
@@ -218,7 +218,7 @@ def _estimate_return(
 
 def _logged(policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig, *, part: str = "held out") -> LoggedReplies:
     """The held-out dialogs, or the train part, as a policy's tokenizer cuts them."""
-    max_length = min(config.max_length, getattr(policy.config, "max_position_embeddings", None) or config.max_length)
+    max_length = min(config.max_length, policy.context or config.max_length)
     key = tokenizer.backend_tokenizer.to_str() + tokenizer.chat_template, max_length, part
     if key not in held_out.rows:
         dialogs = held_out.train if part == "train" else held_out.dialogs

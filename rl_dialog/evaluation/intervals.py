@@ -53,6 +53,11 @@ class Estimate:
     runs: int
     units: int
 
+    @property
+    def triple(self) -> list[float | None]:
+        """The figure and both ends of its interval."""
+        return [self.value, self.low, self.high]
+
 
 def estimate(runs: Sequence[Measure], *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
     """The figure over all runs with the interval over runs and units; None when it applies to nothing. One run: the interval covers units only."""

@@ -19,14 +19,11 @@ import numpy as np
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.fqe import FQE, Table, at_first, evaluate_q, expected, fit, read_pieces
+from rl_dialog.evaluation.fqe import FQE, at_first, evaluate_q, expected, fit, read_pieces
 from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, logged_replies, score_replies
 from rl_dialog.evaluation.support import decisions_outside, mass_outside
-from rl_dialog.methods.backup import minimum
-from rl_dialog.methods.method import Method
-from rl_dialog.methods.way_off_policy import WayOffPolicy
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
 
@@ -70,7 +67,7 @@ def read_behaviour(directory: str | Path, dialogs: Sequence[Dialog], *, max_leng
     """A checkpoint, or a plain language model with its tokenizer (a run's prior/ folder), as mu. Raises UserError for neither."""
     place = resolve(directory)
     policy = load_for_decoding(place).to(device)
-    length = min(max_length, getattr(policy.config, "max_position_embeddings", None) or max_length)
+    length = min(max_length, policy.context or max_length)
     logged = logged_replies(dialogs, load_tokenizer(place), max_length=length)
     return Behaviour(str(directory), logged, score_replies(policy, logged).nll, policy)
 
@@ -170,34 +167,21 @@ def _cut(rows: Sequence[Row]) -> str:
 def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, batch_size: int = 32) -> Estimates:
     """`ope/dm`: E_pi of the policy's own critic in the first state of each held-out dialog."""
     estimates, method = Estimates(), policy.method
-    table = critic_of(method)
-    if table is None:
-        known = "The level of its Q is told by the prior's logits, which only training reads." if isinstance(method, WayOffPolicy) else ""
-        estimates.add_note("ope/dm", known or "The method has no Q over tokens.")
+    if not method.has_critic:
+        estimates.add_note("ope/dm", method.about_q or "The method has no Q over tokens.")
         return estimates
     dialogs, rows = _first_rows(logged)
     pieces = read_pieces(policy, [logged.rows[row] for row in rows], batch_size=batch_size)
     values = np.full(logged.dialogs, np.nan)
-    found = [at_first(p, expected(table, p.out, method.decode)).double().cpu().numpy() for p in pieces]
-    values[dialogs] = np.concatenate(found) * policy.value_unit
+    first = [at_first(p, expected(method.critic, p.out, method.decode)).double().cpu().numpy() for p in pieces]
+    values[dialogs] = np.concatenate(first) * policy.value_unit
     estimates.measures["ope/dm"] = Measure.mean(values)
     estimates.add_note("ope/dm", "The critic's own opinion of its policy, which was made to maximise it: optimistic.")
-    if isinstance(method, WayOffPolicy):
-        estimates.add_note("ope/dm", "Its Q holds the terms of the prior beside the reward (in units of reward): not a return.")
-    gamma, per = getattr(method, "gamma", discount.gamma), getattr(method, "discount", discount.per)
+    estimates.add_note("ope/dm", method.about_q)
+    gamma, per = method.gamma, method.discount
     if gamma != discount.gamma or (per != discount.per and gamma != 1):
         estimates.add_note("ope/dm", f"Discounted as it was trained, by {gamma:g} per {per}, not by {discount.gamma:g} per {discount.per}.")
     return estimates
-
-
-def critic_of(method: Method) -> Table | None:
-    """(S, V) Q of a policy's own critic: the lowest target head; for way_off_policy with origin logits these, times c in units of r / c."""
-    if isinstance(method, WayOffPolicy) and method.origin == "logits":
-        unit = method.c if method.coefficient == "reward" else 1.0
-        return lambda out: (out.lm.dense() + (0.0 if out.v is None else out.v[:, None])) * unit
-    if method.heads.q:
-        return lambda out: minimum(tuple(head.dense() for head in out.q_target))
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
-"""What the report of an evaluation says, section by section (`document.py` writes it), and replies.csv."""
+"""What the report of an evaluation says, section by section (`document.py` writes it)."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog
@@ -305,39 +303,3 @@ def write_report(evaluation: Evaluation, directory: Path) -> tuple[Path, Path]:
     found = sections(evaluation)
     write_json(directory / "samples.json", [asdict(sample) for section in found for sample in section.samples])
     return write_document(evaluation.title, found, directory)
-
-
-def write_replies(path: Path, groups: Sequence[Group]) -> int:
-    """Every generated reply as one line of CSV; returns how many."""
-    rewards = [f"reward:{name}" for name in groups[0].runs[0].rewards]
-    columns = ["policy", "run", "checkpoint", "source", "context", "turn", "reply", "tokens", "finished", "reward", "return", "vote", *rewards]
-    count = 0
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        for group in groups:
-            for run in group.runs:
-                for row in _reply_rows(run):
-                    writer.writerow({"policy": group.label, "run": run.run, "checkpoint": run.directory, **row})
-                    count += 1
-    return count
-
-
-def _reply_rows(run: RunResult) -> Iterator[dict[str, Any]]:
-    generated = [("env", e.dialog.id, e.dialog, e.replies, e.total) for e in run.episodes]
-    generated += [("data", a.context, a.dialog, [a.reply], None) for a in run.answers]
-    for number, (source, context, dialog, replies, total) in enumerate(generated):
-        for turn, (i, reply) in enumerate(zip(dialog.replies, replies, strict=True)):
-            message = dialog.messages[i]
-            yield {
-                "source": source,
-                "context": context,
-                "turn": turn,
-                "reply": reply.text,
-                "tokens": len(reply.tokens),
-                "finished": int(reply.finished),
-                "reward": message.get("reward"),
-                "return": total,
-                "vote": message.get("feedback", {}).get("vote"),
-                **{f"reward:{name}": values[number][turn] for name, values in run.rewards.items()},
-            }

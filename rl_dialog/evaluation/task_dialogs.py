@@ -10,6 +10,7 @@ Acts are `(intent, domain, slot, value)`; slots have the names that acts use.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,26 @@ def read_task_dialogs(path: str | Path) -> list[TaskDialog]:
     if times > 1:
         raise UserError(f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of one run in a file")
     return found
+
+
+def read_simulated(folders: Sequence[str]) -> dict[str, tuple[str, list[TaskDialog]]]:
+    """Name -> (folder, dialogs) of folders that simulate or converse wrote; NAME=FOLDER gives one another name."""
+    runs: dict[str, tuple[str, list[TaskDialog]]] = {}
+    for given in folders:
+        name, _, folder = given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
+        path, name = Path(folder) / "dialogs.jsonl", name or Path(folder).name
+        if not path.is_file():
+            raise UserError(f"--simulated {folder}: expected a folder that simulate or converse wrote, found no {path}")
+        if name in runs:
+            raise UserError(f"--simulated: two folders are called {name}; name them: a={runs[name][0]} b={folder}")
+        runs[name] = folder, read_task_dialogs(path)
+    return runs
+
+
+def options_of(folder: str) -> dict[str, Any] | None:
+    """The user options of a run that are not the defaults; None where its results do not tell them."""
+    path = Path(folder) / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("options") if path.is_file() else None
 
 
 def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:

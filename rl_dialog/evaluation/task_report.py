@@ -348,3 +348,10 @@ def to_json(comparison: TaskComparison) -> dict[str, Any]:
         )
     changes = {name: {figure: as_json(value) for figure, value in of.items()} for name, of in comparison.differences.items()}
     return {"policies": found, "differences": changes}
+
+
+def headline(comparison: TaskComparison) -> dict[str, Any]:
+    """The success of each policy, and the differences in it, each with its interval."""
+    success = {run.name: run.group.estimates["success"].triple for run in comparison.runs}
+    changes = {name: figures.get("success") for name, figures in comparison.differences.items()}
+    return {"success": success, "differences": {name: change and change.triple for name, change in changes.items()}}

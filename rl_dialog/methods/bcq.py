@@ -50,6 +50,10 @@ class BCQ(Method):
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True
 
+    @property
+    def skips_parameters(self) -> bool:
+        return self.clone_weight == 0
+
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {"beta": self.beta / unit}
 

@@ -118,6 +118,10 @@ class ILQL(Method):
         return self.transition_weight > 0
 
     @property
+    def skips_parameters(self) -> bool:
+        return 0 in (self.q_weight, self.v_weight, self.cql_weight, self.awac_weight)
+
+    @property
     def reads_lm(self) -> bool:
         return bool(self.awac_weight or self.transition_weight) or self.reg_to == "base_policy"
 

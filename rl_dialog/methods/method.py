@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
@@ -71,6 +73,8 @@ class Method:
     rank_by: ClassVar[str] = ""  # ... by this way of evaluation/scoring.py ...
     rerank_log_prob_weight: ClassVar[float] = 0.0  # ... and so much of its log-probability
     measures: ClassVar[bool] = False  # `loss` wants in batch.measured what `measure` finds in the whole update
+    gamma: ClassVar[float] = 1.0  # discount of the returns that Q estimates ...
+    discount: ClassVar[str] = "turn"  # ... at every token, or at the end of a reply
     plain_lm: ClassVar[bool] = True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
 
     @property
@@ -87,6 +91,21 @@ class Method:
     def learns_context(self) -> bool:
         """Wants `Outputs.context`."""
         return False
+
+    @property
+    def skips_parameters(self) -> bool:
+        """Can the loss leave out parameters of the LM or of a head? Training by several workers must know."""
+        return not self.trains_lm
+
+    @property
+    def has_critic(self) -> bool:
+        """Is there a Q over tokens outside of training too?"""
+        return bool(self.heads.q)
+
+    @property
+    def about_q(self) -> str:
+        """Why Q over tokens is no return, or why it is read in training alone; nothing for a plain return."""
+        return ""
 
     @property
     def decodes_with_v(self) -> bool:
@@ -131,6 +150,10 @@ class Method:
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         """The training loss over the batch's decisions."""
         raise TypeError(f"{type(self).__name__} has no loss")
+
+    def critic(self, out: Outputs) -> Tensor:
+        """(S, V) Q over tokens, in units of value, of a method that `has_critic`: the lowest target head."""
+        return reduce(torch.minimum, (head.dense() for head in out.q_target))
 
     def decode(self, out: Outputs) -> Tensor:
         """(S, V) logits to sample from; temperature, top-p and the rest belong to `generate`."""

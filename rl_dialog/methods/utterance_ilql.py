@@ -49,6 +49,10 @@ class UtteranceILQL(Method):
     heads: ClassVar[Heads] = Heads(v=True, utterance_q=2)
     rank_by: ClassVar[str] = "utterance Q"
 
+    @property
+    def skips_parameters(self) -> bool:
+        return self.awac_weight == 0
+
     def terms(self, batch: Batch) -> int:
         return int(batch.turn_end.sum())
 

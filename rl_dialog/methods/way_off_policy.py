@@ -80,6 +80,16 @@ class WayOffPolicy(Method):
         return True
 
     @property
+    def has_critic(self) -> bool:
+        return self.origin == "logits"
+
+    @property
+    def about_q(self) -> str:
+        if not self.has_critic:
+            return "The level of its Q is told by the prior's logits, which only training reads."
+        return "Its Q holds the terms of the prior beside the reward (in units of reward): not a return."
+
+    @property
     def prior_every_step(self) -> bool:
         return self.kl != "sampled"
 
@@ -109,6 +119,11 @@ class WayOffPolicy(Method):
 
     def target_rate(self, updates: int, progress: float) -> float:
         return rate_of_targets(self.alpha, updates, progress)
+
+    def critic(self, out: Outputs) -> Tensor:
+        """The logits, as `origin` logits takes them; they are in units of r / c where `coefficient` is reward."""
+        unit = self.c if self.coefficient == "reward" else 1.0
+        return (out.lm.dense() + (0.0 if out.v is None else out.v[:, None])) * unit
 
     def level(self, out: Outputs, batch: Batch) -> Tensor:
         """(S,) v - b, what all of a state's logits are raised by."""

@@ -338,6 +338,11 @@ class Policy(PreTrainedModel, GenerationMixin):
             self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
         return self
 
+    @property
+    def context(self) -> int | None:
+        """The longest row in tokens that the LM reads; None where its config names no limit."""
+        return getattr(self.config, "max_position_embeddings", None)
+
     def values(self) -> list[nn.Parameter]:
         """The parameters of the heads and of a trunk of their own that train."""
         modules = [module for module in (self.heads, self.value_trunk) if module is not None]

@@ -30,7 +30,7 @@ def propose(policy: Policy, rows: Sequence[Row], *, eos_id: int, pad_id: int, se
     The same seed, rows and model give the same proposals. A context is cut on the left where the longest reply would not fit the model's window.
     """
     count, tokens = policy.method.proposals, policy.method.proposal_tokens
-    window = getattr(policy.config, "max_position_embeddings", None) or 1 << 30
+    window = policy.context or 1 << 30
     if window <= tokens:
         raise UserError(f"expected proposals that leave room for a context, got {tokens} tokens with a model of {window} positions")
     contexts = [row.input_ids[:start][tokens - window :] for row in rows for start in row.reply_starts]

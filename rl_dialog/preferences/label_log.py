@@ -279,17 +279,11 @@ class LabelLog:
         with self._writing() as (connection, now):
             known = connection.execute(select(LABELLERS).where(LABELLERS.c.name == name)).first()
             if known and known.hash and known.revoked is None:
-                raise UserError(f"expected the name of somebody without a token, got {name!r}: revoke that token first, or choose another name")
+                raise UserError(f"expected the name of somebody without a token, got {name!r}: choose another name")
             if known is None:
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(hash=_token_hash(token), revoked=None))
         return token
-
-    def revoke_token(self, name: str) -> None:
-        """From now on the labeller's token is nobody's; the labels stay."""
-        with self._writing() as (connection, _):
-            if not connection.execute(update(LABELLERS).where(LABELLERS.c.name == name, LABELLERS.c.hash.is_not(None)).values(hash=None)).rowcount:
-                raise KeyError(f"expected the name of somebody with a token, got {name!r}")
 
     def labeller_of(self, token: str) -> str | None:
         """Whose token it is; None: nobody's, or a revoked labeller's."""

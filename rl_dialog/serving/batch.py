@@ -85,7 +85,7 @@ class RunningBatch:
         Raises UserError for models whose attention needs more than positions and a mask.
         """
         self.policy, self.tokenizer, self.size, self.piece = policy.eval(), tokenizer, slots, piece
-        self.context = getattr(policy.config, "max_position_embeddings", None) or 4096
+        self.context = policy.context or 4096
         self.stops = frozenset(stop_ids(policy, tokenizer))
         self.steps = 0
         self.replies: list[Row] = []

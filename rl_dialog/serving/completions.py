@@ -21,7 +21,8 @@ from rl_dialog.serving.batch import Ask, Token
 from rl_dialog.serving.engine import Closed, Piece, QueueFull, Refused
 from rl_dialog.serving.metrics import Metrics
 from rl_dialog.serving.protocol import ApiError, ChatRequest, generation_settings
-from rl_dialog.serving.served import ASSIGNED, Models, Served, ServeSettings
+from rl_dialog.serving.served import ASSIGNED, Models, Served
+from rl_dialog.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
     from rl_dialog.data.store import Store

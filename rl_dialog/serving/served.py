@@ -10,49 +10,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import method_name, resolve
 from rl_dialog.serving.engine import Engine, load_engine
 from rl_dialog.serving.process import EngineProcess
+from rl_dialog.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SIZES = ("slots", "kept", "queue", "piece", "device")  # settings that an engine is made with
 ASSIGNED = "assigned"  # the model name that asks for the one drawn for a chat
-
-
-@dataclass(frozen=True)
-class ServeSettings:
-    """Everything a server needs to know; plain values, so that it travels to replicas and stands in a Serve config."""
-
-    models: dict[str, str] = field(default_factory=dict)  # name -> run folder, checkpoint directory or hub name
-    split: dict[str, float] = field(default_factory=dict)  # name -> weight in the draw for new chats; without any, all are equal
-    store: str = "sqlite:///chats.db"  # URL of the database with chats, votes and keys
-    needs_key: bool = True  # off: everyone who reaches the server may use it
-    title: str = "Chat"
-    consent: str = "Your messages and the replies are stored and used to train and to study chat bots. Please do not write anything private."
-    min_messages: int = 3  # of a user before the page asks for ratings
-    max_tokens: int = Decoding.max_new_tokens  # longest reply unless the request says otherwise
-    most_tokens: int = 512  # longest reply a request may ask for, at most half of a model's context
-    max_prompt_length: int = Decoding.max_prompt_length  # tokens; older messages are left out first
-    slots: int = 16
-    kept: int = 16
-    queue: int = 256
-    piece: int = 512
-    max_body_bytes: int = 1 << 20
-    request_timeout: float = 300.0  # seconds from a request to the end of its reply
-    drain: float = 60.0  # seconds that a replaced model's requests have to finish
-    threads: int = 0  # of torch per process; 0 leaves it to torch
-    device: str = "auto"  # a GPU if there is one
-    apart: bool = False  # each engine in a process of its own
 
 
 @dataclass(frozen=True)
@@ -148,16 +122,3 @@ class Models:
         method = method_name(engine.method)
         logging.getLogger(__name__).info("model %s: %s, %s", name, place, method)
         return Served(name, place, method, engine, load_tokenizer(place), time.time())
-
-
-def check_settings(settings: ServeSettings) -> None:
-    """Raises UserError for what cannot be served, before anything is loaded."""
-    if not settings.models:
-        raise UserError("expected at least one model, e.g. --models ilql=runs/ilql")
-    for name, weight in settings.split.items():
-        if name not in settings.models:
-            raise UserError(f"split: expected names of models ({', '.join(settings.models)}), got {name!r}")
-        if not 0 <= weight < float("inf"):
-            raise UserError(f"split: expected a weight of at least 0 for {name!r}, got {weight}")
-    if settings.split and not sum(settings.split.values()):
-        raise UserError("split: expected a weight above 0 for at least one model")

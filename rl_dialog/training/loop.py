@@ -64,11 +64,11 @@ class TrainerConfig:
     from such a model, 6e-5 for a pretrained one of width 768; a fifth of it for dpo. Values with a trunk of their own learn at most at 8e-3 over the
     root of the width"""
     lr_scheduler_type: Schedule = "linear"
-    """constant, linear or cosine decay to zero"""
+    """the learning rate stays (constant), or falls to zero (linear, cosine)"""
     warmup_steps: int | None = None
     """updates of linear warm-up; by default a fiftieth of the run"""
     weight_decay: float = 0.0
-    """on matrices only"""
+    """weight decay of AdamW, on matrices only"""
     max_grad_norm: float = 1.0
     """clip the norm of the gradient, of the language model and of the value heads (with a trunk of their own) apart; 0 does not clip"""
     bf16: bool = False
@@ -89,7 +89,7 @@ class TrainerConfig:
     save_total_limit: int = 2
     """checkpoints kept, besides the best"""
     seed: int = 0
-    """order of the data, initial weights, dropout"""
+    """seed of the order of the data, of initial weights and of dropout"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
     """where metrics go besides metrics.jsonl; wandb and mlflow are installed apart and read their own environment variables"""
 
@@ -151,7 +151,7 @@ class Trainer:
                 policy.heads.start_at(level / policy.value_unit)
             train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
         train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
-        longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), getattr(policy.config, "max_position_embeddings", None)
+        longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
         if window and longest > window:
             raise UserError(
                 f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run prepare with a smaller --max_length "
@@ -618,14 +618,7 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
 def _may_leave_parameters_out(policy: Policy) -> bool:
     """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when the cloning term is off, say."""
     config = policy.model_config
-    weights = ("awac_weight", "cql_weight", "q_weight", "v_weight", "clone_weight")
-    return (
-        not policy.method.trains_lm
-        or config.detach_q
-        or config.detach_v
-        or config.detach_lm
-        or any(getattr(policy.method, name, 1.0) == 0 for name in weights)
-    )
+    return policy.method.skips_parameters or config.detach_q or config.detach_v or config.detach_lm
 
 
 def epoch_order(count: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:

@@ -111,7 +111,8 @@ def server(tokenizer, tmp_path_factory):
     from rl_dialog.methods import BC, ILQL
     from rl_dialog.models.policy import ModelConfig, Policy, load_lm
     from rl_dialog.serving.api import create_app
-    from rl_dialog.serving.served import Models, ServeSettings
+    from rl_dialog.serving.served import Models
+    from rl_dialog.serving.settings import ServeSettings
 
     root, folders = tmp_path_factory.mktemp("served"), {}
     for name, method in (("bc", BC()), ("ilql", ILQL())):

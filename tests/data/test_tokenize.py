@@ -20,7 +20,6 @@ from rl_dialog.data.tokenize import (
     cut_replies,
     encode_prompt,
     load_tokenizer,
-    texts_of,
     tokenize,
     train_tokenizer,
 )
@@ -590,11 +589,6 @@ def test_a_missing_tokenizer_is_one_paragraph():
 def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):
     with pytest.raises(UserError, match="no tokenizer at .*expected a hub name or a directory with tokenizer files"):
         load_tokenizer(tmp_path)
-
-
-def test_texts_of_leaves_out_what_is_empty():
-    made = dialog(user("a"), reply(""), reply(None, tool_calls=[{"x": 1}]), user("b"))
-    assert list(texts_of([made, made])) == ["a", "b", "a", "b"]
 
 
 # --- what users type, and where replies end ------------------------------------------------------------------------------------------------------

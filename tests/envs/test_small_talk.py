@@ -16,26 +16,20 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import ENVS
-from envs.small_talk import (
+from envs.small_talk import TURNS, SmallTalk, SmallTalkVector, main, mean_interval, write_logs
+from envs.small_talk_policies import (
     HACKS,
     POLICIES,
-    TURNS,
     MixedPolicy,
     MyopicPolicy,
     OptimalPolicy,
-    SmallTalk,
-    SmallTalkVector,
     belief_of,
     best_act,
     full_values,
-    main,
-    mean_interval,
     openings,
     optimal_return,
-    play,
-    returns,
-    write_logs,
 )
+from envs.small_talk_rules import MAX_MOOD, MAX_RAPPORT, MOODS, State, outcomes
 from envs.small_talk_texts import (
     ACTS,
     EAGER_TOPIC,
@@ -51,7 +45,7 @@ from envs.small_talk_texts import (
     read_user,
     words_of,
 )
-from envs.small_talk_world import MAX_MOOD, MAX_RAPPORT, MOODS, State, conversation_seed, outcomes
+from envs.small_talk_world import conversation_seed, play, returns
 from rl_dialog.data.schema import Dialog, read_jsonl
 from rl_dialog.errors import UserError
 

@@ -179,8 +179,8 @@ def test_a_store_is_read_branch_by_branch(filled, tmp_path):
     assert "ilql - bc" in page and "Good morning" not in page and "data:image/png" in page
 
 
-def test_evaluate_takes_a_store(filled, tmp_path):
-    command = [sys.executable, "-m", "pipelines.evaluate", "--store", filled, "--output_dir", str(tmp_path / "ab")]
+def test_the_command_shows_the_votes(filled, tmp_path):
+    command = [sys.executable, "-m", "pipelines.ab", "--store", filled, "--output_dir", str(tmp_path / "ab")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1])["models"]["bc"]["chats"] == 2 and "thumbs up" in run.stdout

@@ -19,7 +19,6 @@ from rl_dialog.evaluation.generation import (
     load_for_decoding,
     rank_weights,
     read_reply,
-    reply_batch,
     stream,
     stream_reply,
 )
@@ -167,6 +166,12 @@ def test_printing_the_chosen_reply(make_policy, tokenizer, capsys):
 def test_ranking_by_what_a_policy_does_not_have(make_policy, tokenizer):
     with pytest.raises(UserError, match="cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'"):
         generate_replies(make_policy(BC()), tokenizer, TALKS[:1], Decoding(max_new_tokens=4, num_generations=2, rank_by="utterance Q"), seeds=[0])
+
+
+def reply_batch(policy, tokenizer, conversations, *, seed=0, **decoding):
+    """The text of one reply per conversation, each with a stream of its own."""
+    seeds = [stream(seed, i) for i in range(len(conversations))]
+    return [reply.text for reply in generate_replies(policy, tokenizer, conversations, Decoding(**decoding), seeds=seeds)]
 
 
 # --- sampling and stopping -----------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from rl_dialog.data.schema import Dialog, read_jsonl
-from rl_dialog.data.tokenize import texts_of, tokenize, train_tokenizer
+from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import BC, ILQL, METHODS, Method
@@ -131,7 +131,7 @@ class Trial:
         write_logs(game, folder / "logs.jsonl", episodes, 1)
         self.game, self.folder = game, folder
         self.dialogs = list(read_jsonl(folder / "logs.jsonl"))
-        self.tokenizer = train_tokenizer(texts_of(self.dialogs))
+        self.tokenizer = train_tokenizer(message["content"] for dialog in self.dialogs for message in dialog.messages)
         self.rows = [row for dialog in self.dialogs for row in tokenize(dialog, self.tokenizer)]
         self.table, self.starts = table_of(self.dialogs)
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -40,7 +41,10 @@ def test_dialogs_in_acts_and_bad_input(tmp_path):
     told = main(AnalyseConfig(simulated=(str(tmp_path / "acts"),), output_dir=str(tmp_path / "report"), quiet=True))
     assert told["differences"] == {} and told["success"]["acts"][0] > 0.8
     simulate(SimulateConfig(output_dir=str(tmp_path / "noisy"), episodes=30, options=Options(noise=0.3), quiet=True))
-    main(AnalyseConfig(simulated=(str(tmp_path / "acts"), str(tmp_path / "noisy")), output_dir=str(tmp_path / "report"), quiet=True))
+    both = AnalyseConfig(simulated=(str(tmp_path / "acts"), str(tmp_path / "noisy")), output_dir=str(tmp_path / "report"), quiet=True)
+    with pytest.raises(UserError, match="already holds a run of `analyse`: pass --overwrite to delete it"):
+        main(both)
+    main(replace(both, overwrite=True))
     assert "other user options, which are part of every difference between them. acts: the defaults; noisy: noise 0.3." in (
         tmp_path / "report" / "tasks.md"
     ).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from envs.multiwoz import Options
 from pipelines.converse import ConverseConfig, main
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
-from rl_dialog.data.tokenize import texts_of, train_tokenizer
+from rl_dialog.data.tokenize import train_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.models.checkpoint import save_policy
@@ -51,7 +51,7 @@ def test_a_checkpoint_meets_the_same_users(tmp_path):
     """An untrained language model fails, the same way for any batch size, with the goals that the rule system gets."""
     main(ConverseConfig(output_dir=str(tmp_path / "rule"), placeholders=True, episodes=6, quiet=True))
     dialogs = list(read_jsonl(tmp_path / "rule/dialogs.jsonl"))
-    tokenizer = train_tokenizer(texts_of(dialogs), vocab_size=400)
+    tokenizer = train_tokenizer((message["content"] for dialog in dialogs for message in dialog.messages), vocab_size=400)
     shape = ModelConfig(layers=1, width=32, attention_heads=2, context=512)
     save_policy(Policy(load_lm(shape, tokenizer), BC(), shape), tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")

@@ -10,13 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from envs.small_talk import write_logs
 from pipelines import train
 from rl_dialog.config import load_config
 from rl_dialog.errors import UserError
+from rl_dialog.training.start import load_trainer
 
 ROOT = Path(__file__).parents[2]
+RESUMED = ["--data", "data", "--output_dir", "runs/bc", "--resume"]
 PSI = ["--data", "data", "--output_dir", "runs/x", "--method", "way_off_policy", "--method.backup", "psi"]
 
 
@@ -59,8 +62,11 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -
     [
         (["--data", "data"], "expected --output_dir"),
         (["--data", "nowhere", "--output_dir", "runs/x"], "nowhere"),
-        (["--data", "data", "--output_dir", "runs/bc"], "already holds a run: pass --resume to continue it or --overwrite"),
-        (["--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"], "holds a run of bc"),
+        (["--data", "data", "--output_dir", "runs/bc"], "already holds a run of `train`: pass --resume to go on with it or --overwrite"),
+        (["--data", "data", "--output_dir", "runs/bc", "--resume", "--overwrite"], "to delete it, got both"),
+        ([*RESUMED, "--method", "ilql"], "was made with other settings: --method name 'bc' then and 'ilql' now"),
+        ([*RESUMED, "--learning_rate", "0.1"], "--learning_rate None then and 0.1 now. Resume it with the same ones"),
+        (["--data", "data", "--output_dir", "data"], "was not made by `train`, so it is left alone"),
         (["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"], "Did you mean --learning_rate?"),
         (["--data", "data", "--output_dir", "runs/x", "--env", "smalltalk"], "unknown env 'smalltalk'"),
         (["--data", "data", "--output_dir", "runs/x", "--prior", "runs/bc"], "--prior: bc has none; way_off_policy, dpo"),
@@ -82,7 +88,7 @@ def test_what_is_wrong_is_said_before_a_worker_starts(folder: Path, monkeypatch,
 def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
     done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql")
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error:" in done.stderr and "holds a run of bc" in " ".join(done.stderr.split())
+    assert "error:" in done.stderr and "was made with other settings: --method" in " ".join(done.stderr.split())
 
 
 def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is_kept(folder: Path, monkeypatch) -> None:  # noqa: ANN001
@@ -91,7 +97,7 @@ def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is
     new = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1", "--report_to", "none")
     flags = ["--data", "data", "--output_dir", "runs/stale", "--method", "way_off_policy", *new]
     left, config = (load_config(train.TrainConfig, [*flags, *prior], choices=train.CHOICES) for prior in (["--prior", "runs/bc"], []))
-    train._trainer(left, None, [])
+    load_trainer(left, Path(left.output_dir), [], device=torch.device("cpu"))
     told = train.train_worker(config)["notes"]
     expected = "held another prior (another model) of a run that wrote no checkpoint: it is replaced by the model as it is before training"
     assert [note for note in told if expected in note] and expected in (folder / "runs" / "stale" / "notes.txt").read_text()

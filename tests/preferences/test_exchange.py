@@ -1,4 +1,4 @@
-"""Labels that go out and come in: JSONL of our own, TRL's preferences."""
+"""Labels that go out and come in: from log to log, and as TRL's preferences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from rl_dialog.data.readers import find_logs, read_log
-from rl_dialog.data.splits import split_key
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.exchange import add_pairs, open_labels, read_labels, trl_rows, write_labels
+from rl_dialog.preferences.exchange import open_labels, trl_rows
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labels import NewQuery
 from rl_dialog.preferences.segments import Clip, Reply, Segments
@@ -50,22 +49,18 @@ def unnumbered(labels):
     return [replace(label, number=0) for label in labels]
 
 
-def test_labels_go_out_and_come_in_once(log, other_log, tmp_path):
+def test_labels_of_one_log_come_into_another_once(log, other_log):
     fill(log, ["left", "right", "tie", "skip", "left"])
     log.undo("labeller 0")
-    path = tmp_path / "labels.jsonl"
-    assert write_labels(log.labels(), path) == 3
-    assert json.loads(path.read_text().splitlines()[1]) == json.loads(json.dumps(vars(log.labels()[1])))
-    assert list(read_labels(path)) == log.labels()
+    assert len(log.labels()) == 3
     other_log.add_query("x", "y")
     other_log.answer(other_log.lease("me").id, "me", "left")
-    assert other_log.add_labels(read_labels(path)) == 3
+    assert other_log.add_labels(log.labels()) == 3
     assert unnumbered(other_log.labels()[1:]) == unnumbered(log.labels()) and other_log.state() == (4, 0)
-    assert other_log.add_labels(read_labels(path)) == 0 and other_log.lease("me") is None
+    assert other_log.add_labels(log.labels()) == 0 and other_log.lease("me") is None
     other_log.revoke_labeller("labeller 0")
-    assert other_log.add_labels(read_labels(path)) == 0  # what was revoked does not come back
-    assert write_labels(log.answers(), path) == 5
-    assert [label.preference for label in read_labels(path)] == [answer.preference for answer in log.answers() if answer.revoked is None]
+    assert other_log.add_labels(log.labels()) == 0  # what was revoked does not come back
+    assert len(log.answers()) == 5
 
 
 def test_a_label_of_a_query_that_is_answered_already(log, other_log):
@@ -106,22 +101,6 @@ def test_labels_that_are_none_leave_nothing(log, other_log, change, told):
     assert log.answers() == [] and log.pairs() == set()
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["", "no json", "[]", "{}", '{"query": "q"}', "BAD preference", "BAD validation", "BAD first", "BAD shown"],
-)
-def test_lines_that_are_no_labels(log, tmp_path, line):
-    fill(log, ["left", "tie"])
-    path = tmp_path / "labels.jsonl"
-    write_labels(log.labels(), path)
-    first, second = path.read_text().splitlines()
-    if line.startswith("BAD"):
-        line = json.dumps(json.loads(second) | {line.split()[1]: "yes" if line != "BAD first" else 3})
-    path.write_text(f"{first}\n{line}\n")
-    with pytest.raises(UserError, match=r"labels.jsonl:2: expected a label, a JSON object with number, query, first, second, preference, labeller"):
-        list(read_labels(path))
-
-
 # Replies
 
 
@@ -144,51 +123,12 @@ def test_replies_as_rows_of_trl(log, segments):
     ]
 
 
-def test_rows_of_trl_are_read_by_prepare_and_come_back_as_labels(log, other_log, segments, tmp_path):
+def test_rows_of_trl_are_read_by_prepare(log, segments, tmp_path):
     label_replies(log, segments, ["good"] * 8)
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in trl_rows(log.labels(), segments)))
     dialogs = [dialog for file in find_logs([str(path)])[0] for dialog in read_log(file)]
     assert [(dialog.messages[-1]["content"], dialog.messages[-1]["reward"]) for dialog in dialogs[:2]] == [("good 0", 1.0), ("bad 0", 0.0)]
-
-    elsewhere = Segments(tmp_path / "elsewhere")
-    assert add_pairs([str(path)], other_log, elsewhere, labeller="trl") == (8, [])
-    assert list(trl_rows(other_log.labels(), elsewhere)) == list(trl_rows(log.labels(), segments))
-    assert {label.preference for label in other_log.labels()} == {0.0, 1.0}  # which one is first says nothing
-    assert add_pairs([str(path)], other_log, elsewhere, labeller="trl") == (0, [])
-    assert len(other_log.labels()) == 8 and other_log.labels()[0].labeller == "trl"
-
-
-def test_pairs_of_one_conversation_are_on_one_side(store_url, segments, tmp_path):
-    log = LabelLog(store_url, validation=0.5)
-    rows = [{"prompt": f"question {i // 4}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(80)]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert add_pairs([str(path)], log, segments) == (80, [])
-    sides = {}
-    for label in log.labels():
-        sides.setdefault(segments[label.first].context[0]["content"], set()).add(label.validation)
-    assert len(sides) == 20 and all(len(side) == 1 for side in sides.values()) and {True} in sides.values() and {False} in sides.values()
-    dialog = next(read_log(find_logs([str(path)])[0][0]))
-    assert log.is_validation(split_key(dialog)) == next(iter(sides["question 0"]))
-    log.close()
-
-
-def test_what_is_no_pair_is_told(log, segments, tmp_path):
-    rows = [
-        {"prompt": "hi", "chosen": "yes", "rejected": "no"},
-        {"prompt": "hi", "chosen": "same", "rejected": "same"},
-        {"prompt": "hi", "chosen": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}
-        | {"rejected": "d"},
-        {"prompt": "hi", "completion": "a reply", "label": True},
-        {"prompt": "hi", "chosen": 7, "rejected": "no"},
-    ]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    count, bad = add_pairs([str(path)], log, segments)
-    assert count == 1 == len(log.labels()) and len(bad) == 4
-    told = " ".join(each.reason for each in bad)
-    assert "expected two different replies" in told and "one message each" in told and "expected a pair of replies" in told
 
 
 def test_labels_of_clips_and_of_different_contexts_are_no_rows(log, segments):

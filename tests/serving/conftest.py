@@ -12,7 +12,8 @@ import uvicorn
 
 from rl_dialog.data.store import Store
 from rl_dialog.serving.api import create_app
-from rl_dialog.serving.served import Models, ServeSettings
+from rl_dialog.serving.served import Models
+from rl_dialog.serving.settings import ServeSettings
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from pipelines.chat import Chat, ChatConfig, decoding_of
+from pipelines.chat import ChatConfig, begin, decoding_of
 from pipelines.evaluate import EvaluateConfig
 from pipelines.serve import ServeConfig, settings_of
 from rl_dialog.evaluation.episodes import env_return
@@ -48,7 +48,7 @@ def test_chat_and_server_say_what_is_evaluated(serve, three, tokenizer, capsys, 
     evaluated = generate_replies(policy, tokenizer, [TALK] * len(seeds), decoding, seeds=seeds)
     with serve(models=three, **DEFAULTS) as (url, _, _):
         for seed, drawn in enumerate(seeds):
-            chat = Chat(replace(ChatConfig(), checkpoint=three[name], seed=seed, device="cpu", quiet=True))
+            chat = begin(replace(ChatConfig(), checkpoint=three[name], seed=seed, device="cpu", quiet=True))
             chat.answer(TALK[0]["content"])
             body = {"model": name, "messages": TALK, "seed": drawn}
             answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()

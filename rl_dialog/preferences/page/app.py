@@ -9,15 +9,13 @@ GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
 """
 
 import logging
-import threading
-import time
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import Body, Depends, FastAPI, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, FastAPI, Header, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -30,6 +28,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.label_log import Query as Pair
+from rl_dialog.preferences.page.desk import MOST_LEASES, Desk
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Segment, Segments
 
@@ -42,9 +41,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 LONGEST_BODY = 1 << 16  # bytes
-MOST_LEASES = 8  # of one labeller at a time: two in each of four windows
-REMEMBERED = 10_000  # answers to requests that may be sent again
 SHEETS = 64  # kept in memory, the latest
+bearer, routes = HTTPBearer(auto_error=False), APIRouter()
 
 QueryId = Annotated[str, Field(min_length=1, max_length=200)]
 SegmentId = Annotated[str, InPath(pattern="^[0-9a-f]{64}$")]
@@ -64,6 +62,38 @@ class Held(_Asked):
     queries: Annotated[list[QueryId], Field(max_length=MOST_LEASES)]
 
 
+@dataclass(frozen=True)
+class Page:
+    """What the routes work with; the application has it as `state.page`."""
+
+    desk: Desk
+    segments: Segments
+    sheets: Callable[[str], Sheet]  # id of a clip -> its frames; KeyError for one that there is not
+    files: RunFiles | None
+    labeller: str | None  # who sits at this machine; None where everybody needs a token
+    settings: dict[str, Any]
+
+    def shown(self, segment: Segment) -> dict[str, Any]:
+        """A segment as the page draws it."""
+        if not isinstance(segment, Clip):
+            context = [dict(message) for message in segment.context]
+            return {"kind": "reply", "id": segment.id, "context": context, "text": segment.text}
+        picture = self.sheets(segment.id)
+        ended = segment.steps < len(segment.actions)
+        size = {name: getattr(picture, name) for name in ("frames", "columns", "width", "height")}
+        return {"kind": "clip", "id": segment.id, "ended": ended, **size}
+
+    def described(self, pair: Pair | None) -> dict[str, Any]:
+        """A pair as the page shows it."""
+        if pair is None:
+            return {"query": None}
+        try:
+            sides = {"left": self.shown(self.segments[pair.left]), "right": self.shown(self.segments[pair.right])}
+        except (KeyError, ValueError) as error:  # it stays leased, so that the next request gets another pair
+            raise HTTPException(500, f"the pair {pair.id} cannot be shown: {error.args[0]}") from error
+        return {"query": {"id": pair.id, "task": pair.task, **sides}}
+
+
 def create_page(
     log: LabelLog,
     segments: Segments,
@@ -77,143 +107,27 @@ def create_page(
 ) -> FastAPI:
     """The application.
 
-    draw: how observations of clips look; needed for clips. labeller: whoever sits at this machine needs no token and is called so; by default
-    everybody needs one of `log.add_labeller`. run: the folder with status.json and metrics.jsonl. lease: seconds that a pair is kept for somebody
-    after the last sign of life. idle: seconds without a key or a touch after which nobody counts as there.
+    draw: how observations of clips look; needed for clips. labeller: whoever sits at this machine needs no token
+    and is called so; by default everybody needs one of `log.add_labeller`. run: the folder with status.json and
+    metrics.jsonl. lease: seconds that a pair is kept for somebody after the last sign of life. idle: seconds
+    without a key or a touch after which nobody counts as there.
     """
-    files = RunFiles(run) if run is not None else None
-    desk = _Desk(log, lease)
+    app = FastAPI(
+        title="rl_dialog labels",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        strict_content_type=True,
+    )
+    settings = {"title": title, "needs_token": labeller is None, "lease": lease, "idle": idle, "run": run is not None}
     sheets = lru_cache(SHEETS)(lambda id: _sheet(segments[id], draw))
-    app = FastAPI(title="rl_dialog labels", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, strict_content_type=True)
-    bearer = HTTPBearer(auto_error=False)
-
-    def somebody(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
-        """The labeller who asks."""
-        if labeller is not None:
-            if request.url.hostname not in LOOPBACK:  # a web page whose name was pointed to this machine
-                raise HTTPException(403, f"without tokens this page answers to {', '.join(LOOPBACK)} only, not to {request.url.hostname}")
-            return labeller
-        found = log.labeller_of(credentials.credentials) if credentials else None
-        if found is None:
-            wrong = "this token is not known or was revoked" if credentials else "expected a token: Authorization: Bearer rl-..."
-            raise HTTPException(401, wrong, {"WWW-Authenticate": "Bearer"})
-        return found
-
-    Labeller = Annotated[str, Depends(somebody)]  # noqa: N806
-
-    def shown(segment: Segment) -> dict[str, Any]:
-        if not isinstance(segment, Clip):
-            return {"kind": "reply", "id": segment.id, "context": [dict(message) for message in segment.context], "text": segment.text}
-        picture = sheets(segment.id)
-        ended = segment.steps < len(segment.actions)
-        size = {name: getattr(picture, name) for name in ("frames", "columns", "width", "height")}
-        return {"kind": "clip", "id": segment.id, "ended": ended, **size}
-
-    def described(pair: Pair | None) -> dict[str, Any]:
-        if pair is None:
-            return {"query": None}
-        try:
-            sides = {"left": shown(segments[pair.left]), "right": shown(segments[pair.right])}
-        except (KeyError, ValueError) as error:  # it stays leased, so that the next request gets another pair
-            raise HTTPException(500, f"the pair {pair.id} cannot be shown: {error.args[0]}") from error
-        return {"query": {"id": pair.id, "task": pair.task, **sides}}
-
-    @app.post("/v1/lease")
-    def lease_next(who: Labeller) -> dict[str, Any]:
-        return described(desk.lease(who))
-
-    @app.post("/v1/renew")
-    def renew(body: Annotated[Held, Body()], who: Labeller) -> dict[str, Any]:
-        return {"held": desk.renew(who, body.queries)}
-
-    @app.post("/v1/release")
-    def release(body: Annotated[Held, Body()], who: Labeller) -> dict[str, Any]:
-        desk.release(who, body.queries)
-        return {"held": []}
-
-    @app.post("/v1/answers")
-    def answer(body: Annotated[Answer, Body()], who: Labeller, idempotency_key: Key = "") -> dict[str, Any]:
-        return desk.once(who, idempotency_key, body.model_dump(), lambda: desk.answer(who, body.query, body.choice))
-
-    @app.post("/v1/undo")
-    def undo(who: Labeller, idempotency_key: Key = "") -> dict[str, Any]:
-        return desk.once(who, idempotency_key, "undo", lambda: described(desk.undo(who)))
-
-    @app.get("/v1/segments/{id}.png", response_class=Response)
-    def picture(id: SegmentId, _: Labeller) -> Response:
-        try:
-            return Response(sheets(id).png, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
-        except KeyError:
-            raise HTTPException(404, f"there is no segment {id}") from None
-
-    # How it goes.
-
-    @app.get("/v1/status")
-    def status(who: Labeller) -> dict[str, Any]:
-        told = files.status() if files else {}
-        return {"labeller": who, "counts": log.counts(), **{name: told.get(name) for name in ("labels_wanted", "label_budget")}}
-
-    @app.get("/v1/labellers")
-    def labellers(_: Labeller) -> dict[str, Any]:
-        return {"labellers": log.labellers()}
-
-    @app.get("/v1/run")
-    def run_status(_: Labeller) -> dict[str, Any]:
-        return {"name": files.folder.absolute().name if files else "", "status": files.status() if files else {}, "counts": log.counts()}
-
-    @app.get("/v1/metrics")
-    def metrics(_: Labeller, cursor: Annotated[str, Query(max_length=40)] = "") -> dict[str, Any]:
-        return files.metrics(cursor) if files else {"lines": [], "cursor": "", "more": False, "reset": False}
-
-    @app.get("/health", response_model=None)
-    def health() -> Response:
-        try:
-            log.state()
-        except Exception:
-            logging.getLogger(__name__).exception("the label log cannot be read")
-            return JSONResponse({"status": "failing"}, 503)
-        return JSONResponse({"status": "ok"})
-
-    # The pages.
-
-    @app.get("/page.json")
-    def settings() -> dict[str, Any]:
-        return {"title": title, "needs_token": labeller is None, "lease": lease, "idle": idle, "run": files is not None}
-
-    @app.get("/", include_in_schema=False)
-    def page() -> Response:
-        return FileResponse(STATIC / "index.html")
-
-    @app.get("/run", include_in_schema=False)
-    def run_page() -> Response:
-        return FileResponse(STATIC / "run.html")
-
+    files = RunFiles(run) if run is not None else None
+    app.state.page = Page(Desk(log, lease), segments, sheets, files, labeller, settings)
+    app.include_router(routes)
     app.mount("/page", StaticFiles(directory=STATIC))
-
-    @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": {"message": str(error.detail)}}, error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        told = "; ".join(f"{'.'.join(map(str, one['loc'][1:])) or 'body'}: {one['msg']}" for one in error.errors()[:5])
-        return JSONResponse({"error": {"message": told[:1000]}}, 400)
-
-    @app.exception_handler(PermissionError)
-    async def revoked(_: Request, error: PermissionError) -> Response:
-        return JSONResponse({"error": {"message": str(error)}}, 403)
-
-    @app.exception_handler(UserError)
-    async def wrong(_: Request, error: UserError) -> Response:
-        """A file of the run, or a clip, is not what it should be: it says which."""
-        logging.getLogger(__name__).error("%s", error)
-        return JSONResponse({"error": {"message": str(error)}}, 500)
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
-        logging.getLogger(__name__).error("a request failed", exc_info=error)
-        return JSONResponse({"error": {"message": "the server failed on this request; its log has the reason"}}, 500, HEADERS)
-
+    for kind, answer in ERRORS.items():
+        app.add_exception_handler(kind, answer)
     app.add_middleware(_Guard)
     return app
 
@@ -226,74 +140,159 @@ def _sheet(segment: Segment, draw: Draw | None) -> Sheet:
     return sheet(segment, draw)
 
 
-class _Desk:
-    """What labellers do with the log: at most so many leases each, and nothing twice."""
+async def page_of(request: Request) -> Page:
+    """The page that the request came to."""
+    return request.app.state.page
 
-    def __init__(self, log: LabelLog, seconds: float) -> None:
-        self.log, self.seconds = log, seconds
-        self.leases: defaultdict[str, dict[str, float]] = defaultdict(dict)  # labeller -> query -> when the lease ends
-        self.done: OrderedDict[tuple[str, str], tuple[Any, dict[str, Any]]] = OrderedDict()  # (labeller, key) -> what was asked, what was answered
-        self.turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of each labeller, one request after the other
 
-    def lease(self, who: str) -> Pair | None:
-        with self.turns[who]:
-            now = time.monotonic()
-            held = self.leases[who] = {query: end for query, end in self.leases[who].items() if end > now}
-            if len(held) >= MOST_LEASES:
-                raise HTTPException(429, f"{len(held)} pairs are open in your windows: answer one or close a window")
-            pair = self.log.lease(who, self.seconds)
-            if pair is not None:
-                held[pair.id] = now + self.seconds
-            return pair
+Here = Annotated[Page, Depends(page_of)]
 
-    def renew(self, who: str, queries: list[str]) -> list[str]:
-        """Which of them are still the labeller's."""
-        with self.turns[who]:
-            kept = [query for query in queries if self.log.renew(query, who, self.seconds)]
-            self._drop(who, queries)
-            self.leases[who] |= dict.fromkeys(kept, time.monotonic() + self.seconds)
-            return kept
 
-    def release(self, who: str, queries: list[str]) -> None:
-        with self.turns[who]:
-            for query in queries:
-                self.log.renew(query, who, 0.0)
-            self._drop(who, queries)
+def somebody(request: Request, page: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
+    """The labeller who asks."""
+    if page.labeller is not None:
+        if request.url.hostname not in LOOPBACK:  # a web page whose name was pointed to this machine
+            hosts = ", ".join(LOOPBACK)
+            raise HTTPException(403, f"without tokens this page answers to {hosts} only, not to {request.url.hostname}")
+        return page.labeller
+    name = page.desk.log.labeller_of(credentials.credentials) if credentials else None
+    if name is None:
+        unknown, missing = "this token is not known or was revoked", "expected a token: Authorization: Bearer rl-..."
+        raise HTTPException(401, unknown if credentials else missing, {"WWW-Authenticate": "Bearer"})
+    return name
 
-    def answer(self, who: str, query: str, choice: str) -> dict[str, Any]:
-        try:
-            label = self.log.answer(query, who, choice)
-        except KeyError as error:
-            raise HTTPException(404, str(error.args[0])) from None
-        except ValueError as error:
-            raise HTTPException(409, str(error)) from None
-        self._drop(who, [query])
-        return {"label": label.number, "query": label.query}
 
-    def undo(self, who: str) -> Pair | None:
-        pair = self.log.undo(who, self.seconds)
-        if pair is not None:
-            self.leases[who][pair.id] = time.monotonic() + self.seconds
-        return pair
+Labeller = Annotated[str, Depends(somebody)]
 
-    def once(self, who: str, key: str, asked: Any, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `act` returns, or returned when the same labeller sent the same key before."""
-        with self.turns[who]:
-            if key and (who, key) in self.done:
-                before, answered = self.done[who, key]
-                if before != asked:
-                    raise HTTPException(422, "this Idempotency-Key was sent with another request before")
-                return answered
-            answered = act()
-            if key:
-                self.done[who, key] = asked, answered
-                if len(self.done) > REMEMBERED:
-                    self.done.popitem(last=False)
-            return answered
+# Pairs and answers.
 
-    def _drop(self, who: str, queries: list[str]) -> None:
-        for query in queries:
-            self.leases[who].pop(query, None)
+
+@routes.post("/v1/lease")
+def lease_next(page: Here, who: Labeller) -> dict[str, Any]:
+    return page.described(page.desk.lease(who))
+
+
+@routes.post("/v1/renew")
+def renew(body: Annotated[Held, Body()], page: Here, who: Labeller) -> dict[str, Any]:
+    return {"held": page.desk.renew(who, body.queries)}
+
+
+@routes.post("/v1/release")
+def release(body: Annotated[Held, Body()], page: Here, who: Labeller) -> dict[str, Any]:
+    page.desk.release(who, body.queries)
+    return {"held": []}
+
+
+@routes.post("/v1/answers")
+def answer(body: Annotated[Answer, Body()], page: Here, who: Labeller, idempotency_key: Key = "") -> dict[str, Any]:
+    desk = page.desk
+    return desk.once(who, idempotency_key, body.model_dump(), lambda: desk.answer(who, body.query, body.choice))
+
+
+@routes.post("/v1/undo")
+def undo(page: Here, who: Labeller, idempotency_key: Key = "") -> dict[str, Any]:
+    return page.desk.once(who, idempotency_key, "undo", lambda: page.described(page.desk.undo(who)))
+
+
+@routes.get("/v1/segments/{id}.png", response_class=Response)
+def picture(id: SegmentId, page: Here, _: Labeller) -> Response:
+    headers = {"Cache-Control": "private, max-age=3600"}
+    try:
+        return Response(page.sheets(id).png, media_type="image/png", headers=headers)
+    except KeyError:
+        raise HTTPException(404, f"there is no segment {id}") from None
+
+
+# How it goes.
+
+
+@routes.get("/v1/status")
+def status(page: Here, who: Labeller) -> dict[str, Any]:
+    run = page.files.status() if page.files else {}
+    labels = {name: run.get(name) for name in ("labels_wanted", "label_budget")}
+    return {"labeller": who, "counts": page.desk.log.counts(), **labels}
+
+
+@routes.get("/v1/labellers")
+def labellers(page: Here, _: Labeller) -> dict[str, Any]:
+    return {"labellers": page.desk.log.labellers()}
+
+
+@routes.get("/v1/run")
+def run_status(page: Here, _: Labeller) -> dict[str, Any]:
+    files = page.files
+    run = {"name": files.folder.absolute().name, "status": files.status()} if files else {"name": "", "status": {}}
+    return run | {"counts": page.desk.log.counts()}
+
+
+@routes.get("/v1/metrics")
+def metrics(page: Here, _: Labeller, cursor: Annotated[str, Query(max_length=40)] = "") -> dict[str, Any]:
+    return page.files.metrics(cursor) if page.files else {"lines": [], "cursor": "", "more": False, "reset": False}
+
+
+@routes.get("/health", response_model=None)
+def health(page: Here) -> Response:
+    try:
+        page.desk.log.state()
+    except Exception:
+        logging.getLogger(__name__).exception("the label log cannot be read")
+        return JSONResponse({"status": "failing"}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+# The pages.
+
+
+@routes.get("/page.json")
+def settings(page: Here) -> dict[str, Any]:
+    return page.settings
+
+
+@routes.get("/", include_in_schema=False)
+def labelling_page() -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+@routes.get("/run", include_in_schema=False)
+def run_page() -> Response:
+    return FileResponse(STATIC / "run.html")
+
+
+# What goes wrong.
+
+
+async def _refused(_: Request, error: HTTPException) -> Response:
+    return JSONResponse({"error": {"message": str(error.detail)}}, error.status_code, error.headers)
+
+
+async def _invalid(_: Request, error: RequestValidationError) -> Response:
+    parts = (f"{'.'.join(map(str, one['loc'][1:])) or 'body'}: {one['msg']}" for one in error.errors()[:5])
+    return JSONResponse({"error": {"message": "; ".join(parts)[:1000]}}, 400)
+
+
+async def _revoked(_: Request, error: PermissionError) -> Response:
+    return JSONResponse({"error": {"message": str(error)}}, 403)
+
+
+async def _wrong(_: Request, error: UserError) -> Response:
+    """A file of the run, or a clip, is not what it should be: it says which."""
+    logging.getLogger(__name__).error("%s", error)
+    return JSONResponse({"error": {"message": str(error)}}, 500)
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    logging.getLogger(__name__).error("a request failed", exc_info=error)
+    message = "the server failed on this request; its log has the reason"
+    return JSONResponse({"error": {"message": message}}, 500, HEADERS)
+
+
+ERRORS: dict[type[Exception], Any] = {
+    HTTPException: _refused,
+    RequestValidationError: _invalid,
+    PermissionError: _revoked,
+    UserError: _wrong,
+    Exception: _broken,
+}
 
 
 class _Guard:

@@ -1,0 +1,280 @@
+"""The routes of the chat server: OpenAI's, the chat page's, and those for whoever runs the server."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from rl_dialog.data.store import Key, Store
+from rl_dialog.serving.completions import Completions
+from rl_dialog.serving.metrics import Metrics
+from rl_dialog.serving.protocol import RATINGS, ApiError, ChatRequest, ChatStart, Feedback, Ratings
+from rl_dialog.serving.served import ASSIGNED, Models, Served
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PAGE = Path(__file__).parent / "page"
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+EVENTS = {200: {"content": {"text/event-stream": {}}}}
+Take = Callable[[str, int], Awaitable[float]]  # (key, requests per minute) -> seconds to wait, 0 for go on
+bearer = HTTPBearer(auto_error=False)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the routes work with; the application has it as `state.server`."""
+
+    models: Models
+    store: Store
+    metrics: Metrics
+    completions: Completions
+    take: Take
+
+
+async def server_of(request: Request) -> Server:
+    """The server that the request came to."""
+    return request.app.state.server
+
+
+Here = Annotated[Server, Depends(server_of)]
+
+
+async def key_of(request: Request, server: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> Key | None:
+    """Who is asking; None where the server is open to all. Raises ApiError for nobody known."""
+    needs_key = server.models.settings.needs_key
+    if not needs_key and request.url.hostname not in LOOPBACK:  # a web page whose name was pointed to this machine
+        hosts = ", ".join(LOOPBACK)
+        message = f"without keys this server answers to {hosts} only, not to {request.url.hostname}"
+        raise ApiError(403, message, code="wrong_host")
+    key = await asyncio.to_thread(server.store.find_key, credentials.credentials) if credentials else None
+    if key is None and needs_key:
+        unknown, missing = "this API key is not known or was revoked", "expected an API key: Authorization: Bearer sk-rl-..."
+        message = unknown if credentials else missing
+        raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    return key
+
+
+async def caller(server: Here, key: Annotated[Any, Depends(key_of)]) -> str:
+    """The name of the key that asks, once its rate allows another request; "" where the server is open."""
+    if key is None:
+        return ""
+    wait = await server.take(key.name, key.requests_per_minute)
+    if wait:
+        message = f"this key may send {key.requests_per_minute} requests per minute; try again in {wait:g} s"
+        headers = {"Retry-After": f"{wait:g}"}
+        raise ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+    return key.name
+
+
+Caller = Annotated[str, Depends(caller)]
+
+# OpenAI's routes.
+
+openai = APIRouter()
+
+
+@openai.get("/v1/models")
+async def list_models(server: Here, _: Caller) -> dict[str, Any]:
+    return {"object": "list", "data": [_described(model) for model in server.models.served.values()]}
+
+
+@openai.get("/v1/models/{name:path}")
+async def one_model(name: str, server: Here, _: Caller) -> dict[str, Any]:
+    _require_model(name, server.models)
+    return _described(server.models.served[name])
+
+
+@openai.post("/v1/chat/completions", response_model=None, responses=EVENTS)
+async def chat_completions(body: Annotated[ChatRequest, Body()], request: Request, server: Here, key: Caller) -> Response:
+    completions = server.completions
+    exchange = await completions.begin(body, key)
+    if not body.stream:
+        return JSONResponse(await _unless_gone(request, completions.whole(exchange)))
+    pieces = completions.pieces(exchange)
+    first = await _unless_gone(request, anext(pieces))  # what is refused is refused with a status, not with an event
+    return _Events(completions.stream(exchange, _with_first(first, pieces)), server.models.settings.request_timeout)
+
+
+@openai.post("/load_model", response_model=None, responses=EVENTS)
+async def load_model(_: Caller) -> Response:
+    """`transformers chat` asks for this before it starts; the models are loaded already."""
+    return Response('data: {"status": "ready", "cached": true}\n\n', media_type="text/event-stream")
+
+
+# The chat page and what it needs.
+
+chats = APIRouter()
+
+
+@chats.post("/v1/chats")
+async def start_chat(body: Annotated[ChatStart, Body()], server: Here, key: Caller) -> dict[str, Any]:
+    models, name = server.models, body.model or ASSIGNED
+    assigned = name == ASSIGNED
+    if not assigned:
+        _require_model(name, models)
+    model = models.draw() if assigned else name
+    about = {"user": body.user or "", "model": model, "assigned": assigned, "consent": body.consent}
+    with _bad_values():
+        chat = await asyncio.to_thread(server.store.start_chat, key=key, **about)
+    created, has_values = int(time.time()), models.has_values(model)
+    return {"id": chat, "object": "chat", "created": created, "model": name, "has_values": has_values}
+
+
+@chats.get("/v1/chats/{chat}")
+async def read_chat(chat: str, server: Here, key: Caller) -> dict[str, Any]:
+    with _bad_values():
+        stored = await asyncio.to_thread(server.store.chat, chat, key=key)
+    shown = {name: stored[name] for name in ("id", "ratings", "comments")}
+    model, has_values = ASSIGNED if stored["assigned"] else stored["model"], server.models.has_values(stored["model"])
+    about = {"object": "chat", "created": int(stored["created"]), "model": model, "has_values": has_values}
+    return shown | about | {"messages": [_message(message) for message in stored["messages"]]}
+
+
+@chats.post("/v1/chats/{chat}/ratings")
+async def rate_chat(chat: str, body: Annotated[Ratings, Body()], server: Here, key: Caller) -> dict[str, Any]:
+    given = {name: value for name in RATINGS if (value := getattr(body, name)) is not None}
+    with _bad_values():
+        stored = await asyncio.to_thread(server.store.rate, chat, given, body.comments, key=key)
+    return {"id": chat, **stored}
+
+
+@chats.post("/v1/feedback")
+async def feedback(body: Annotated[Feedback, Body()], server: Here, key: Caller) -> dict[str, Any]:
+    given = {name: getattr(body, name) for name in ("vote", "edit") if name in body.model_fields_set}
+    if not given:
+        raise ApiError(400, "expected a vote, an edit or both", code="invalid_value")
+    with _bad_values():
+        await asyncio.to_thread(server.store.feedback, body.completion_id, body.index, key=key, **given)
+    return {"completion_id": body.completion_id, "index": body.index, **given}
+
+
+@chats.delete("/v1/users/{user:path}")
+async def delete_user(user: str, server: Here, key: Caller) -> dict[str, Any]:
+    with _bad_values():
+        return {"deleted": await asyncio.to_thread(server.store.delete_user, user, key=key)}
+
+
+@chats.get("/page.json")
+async def page_settings(server: Here) -> dict[str, Any]:
+    settings = server.models.settings
+    shown = {name: getattr(settings, name) for name in ("title", "consent", "needs_key", "min_messages", "max_tokens")}
+    return shown | {"bots": len(server.models.compared()), "max_message_characters": 4 * settings.max_prompt_length}
+
+
+@chats.get("/", include_in_schema=False)
+async def page() -> Response:
+    return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+
+# For whoever runs the server.
+
+operation = APIRouter()
+
+
+@operation.get("/health", response_model=None)
+async def health(server: Here) -> Response:
+    healthy = server.models.healthy()
+    return JSONResponse({"status": "ok" if healthy else "failing"}, 200 if healthy else 503)
+
+
+@operation.get("/metrics", response_class=PlainTextResponse)
+async def prometheus(server: Here, _: Caller) -> Response:
+    return Response(server.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _require_model(name: str, models: Models) -> None:
+    if name not in models.served:
+        raise ApiError(404, f"the model {name!r} does not exist", param="model", code="model_not_found")
+
+
+def _described(model: Served) -> dict[str, Any]:
+    known = {"id": model.name, "object": "model", "created": int(model.loaded), "owned_by": "rl_dialog"}
+    return known | {"method": model.method, "has_values": model.has_values, "context": model.engine.context}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of a stored chat, with OpenAI's names."""
+    names = {"completion": "completion_id", "choice": "index"}
+    return {names.get(name, name): value for name, value in message.items()}
+
+
+@contextmanager
+def _bad_values() -> Iterator[None]:
+    """What the store refuses, as answers."""
+    try:
+        yield
+    except KeyError as error:
+        raise ApiError(404, str(error.args[0]), code="not_found") from None
+    except ValueError as error:
+        raise ApiError(400, str(error), code="invalid_value") from None
+
+
+async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+    """The result of `work`, which is cancelled when the client closes its connection first."""
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    async def result() -> Any:
+        return await work
+
+    answer, gone = asyncio.create_task(result()), asyncio.create_task(until_gone())
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ApiError(499, "the client closed its connection", code="client_closed_request")
+        return answer.result()
+    finally:
+        for task in (answer, gone):
+            task.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _with_first(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    try:
+        yield first
+        async for each in rest:
+            yield each
+    finally:
+        await rest.aclose()
+
+
+class PageFiles(StaticFiles):
+    """Files that a browser asks for anew: after an update it must not mix old ones with new ones."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        answer = super().file_response(*args, **kwargs)
+        answer.headers["Cache-Control"] = "no-cache"
+        return answer
+
+
+class _Events(StreamingResponse):
+    """Server-sent events, for at most so many seconds: a client that reads nothing must not hold a connection for ever."""
+
+    def __init__(self, events: AsyncIterator[str], seconds: float) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.seconds = seconds
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            async with asyncio.timeout(self.seconds):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            logging.getLogger(__name__).warning("a client read too slowly: its connection is closed")
+        finally:
+            await self.body_iterator.aclose()  # cancels what the engine still works on

@@ -1,0 +1,196 @@
+"""How a training run starts: what is checked before, what is loaded, what its notes and checkpoints tell.
+
+    check_run -> train_run on every worker -> load_trainer -> Trainer.train (training/loop.py) -> result.json
+
+`pipelines/train.py` starts the workers, and brings what is measured in an environment.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from rl_dialog.data.files import write_json
+from rl_dialog.data.shards import load_manifest, read_rows
+from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
+from rl_dialog.errors import UserError
+from rl_dialog.methods import BC, Method
+from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.prior import proper_weights
+from rl_dialog.training.logger import check_tracker, write_note
+from rl_dialog.training.loop import Evaluate, Trainer, TrainerConfig
+
+Report = Callable[[dict[str, float], bool], None]  # metrics of an evaluation, and whether it is the last one
+Run = TypeVar("Run", bound="TrainingRun")
+
+
+@dataclass(frozen=True)
+class TrainingRun(TrainerConfig):
+    """What learns, from what, and how."""
+
+    data: str = ""
+    """a directory that `prepare` wrote"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """the language model and its heads"""
+    method: Method = field(default_factory=BC)
+    """how to learn: a name, and dotted flags for its fields"""
+    prior: tuple[str, ...] = ()
+    """checkpoints whose weighted average is the frozen prior, for methods that have one (model averaging);
+    by default the model as loaded"""
+    prior_weights: tuple[float, ...] = ()
+    """weight of each checkpoint of the prior; by default equal"""
+
+
+def check_run(run: TrainingRun) -> None:
+    """What can be known to fail before a worker starts. Raises UserError."""
+    load_manifest(run.data)
+    if (run.prior or run.prior_weights) and not run.method.uses_prior:
+        others = "way_off_policy, dpo, kto, and ilql with reg_to base_policy do"
+        raise UserError(f"--prior: {method_name(run.method)} has none; {others}")
+    if len(run.prior_weights) not in (0, len(run.prior)):
+        expected = f"one for each of the {len(run.prior)} checkpoints of --prior"
+        raise UserError(f"--prior_weights: expected {expected}, got {run.prior_weights}")
+    if not proper_weights(run.prior_weights):
+        raise UserError(f"--prior_weights: expected finite numbers above 0, got {list(run.prior_weights)}")
+    for path in run.prior:
+        require_hub_name_or_directory(path)
+        remedy = f"train a prior on {run.data} (--prior), or run prepare again with --tokenizer {path}"
+        _require_tokens(run.data, path, remedy)
+    check_tracker(run.report_to)
+    if start := run.model.model_name_or_path:
+        _require_tokens(run.data, start, f"run prepare again with --tokenizer {start}")
+
+
+def _require_tokens(data: str, path: str, remedy: str) -> None:
+    """Tokens are matched by their ids: a model whose ids mean other words would learn those."""
+    if not Path(path).is_dir() or not (Path(resolve(path)) / "tokenizer.json").exists():
+        return
+    ours, theirs = load_tokenizer(Path(data) / "tokenizer"), load_tokenizer(resolve(path))
+    if ours.get_vocab() != theirs.get_vocab():
+        different = f"{len(ours)} tokens that are not those of {path} ({len(theirs)})"
+        raise UserError(f"{data} was tokenised with {different}: {remedy}")
+
+
+def with_absolute_paths(run: Run) -> Run:
+    """For workers, which do not share the working directory of whoever starts them."""
+    model = run.model
+    if model.model_name_or_path and Path(model.model_name_or_path).is_dir():
+        model = replace(model, model_name_or_path=str(Path(model.model_name_or_path).absolute()))
+    prior = tuple(str(Path(resolve(path)).absolute()) if Path(path).is_dir() else path for path in run.prior)
+    return replace(run, data=str(Path(run.data).absolute()), model=model, prior=prior)
+
+
+def train_run(
+    run: TrainingRun,
+    output_dir: Path,
+    *,
+    device: torch.device,
+    evaluate: Evaluate | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """What one worker does, from files to checkpoints; `evaluate` and `report` are those of Trainer.
+
+    What a method or the loop warns of is told at once to who follows the run, and stands under `notes` in
+    result.json: nobody reads a worker's stderr.
+    """
+    notes: list[str] = []
+    trainer = load_trainer(run, output_dir, notes, device=device, evaluate=evaluate, report=report)
+    with _noting(notes, output_dir):
+        result = trainer.train()
+    result |= {"notes": notes} if notes else {}
+    if trainer.rank == 0:
+        write_json(output_dir / "result.json", result)
+    return result
+
+
+def load_trainer(
+    run: TrainingRun,
+    output_dir: Path,
+    notes: list[str],
+    *,
+    device: torch.device,
+    evaluate: Evaluate | None = None,
+    report: Report | None = None,
+) -> Trainer:
+    """Everything loaded; `notes` gets what was warned of."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    tokenizer = run.method.extend_tokenizer(load_tokenizer(Path(run.data) / "tokenizer"))
+    torch.manual_seed(run.seed)
+    model = run.model
+    if model.model_name_or_path and Path(model.model_name_or_path).is_dir():
+        # a run folder stands for its best checkpoint
+        model = replace(model, model_name_or_path=resolve(model.model_name_or_path))
+    policy = Policy(load_lm(model, tokenizer), run.method, model)
+    policy.start = start_of(model.model_name_or_path) if model.model_name_or_path else "new"
+    rows = [list(read_rows(run.data, split)) for split in ("train", "validation")]
+    given = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}
+    notes += notes_before(run, measured=evaluate is not None)
+    with _noting(notes, output_dir):
+        if run.method.uses_prior:
+            started = (output_dir / "latest").is_file()
+            averaged = {"checkpoints": run.prior, "weights": run.prior_weights, "started": started}
+            given["prior"] = freeze_prior(policy, output_dir / "prior", tokenizer, **averaged)
+        return Trainer(policy, tokenizer, *rows, run, output_dir, **given, device=device)
+
+
+def notes_before(run: TrainingRun, *, measured: bool) -> list[str]:
+    """What the data directory tells before anything is trained; `measured` says whether the return is."""
+    if load_manifest(run.data)["splits"].get("validation", {}).get("dialogs"):
+        return []
+    best = "is chosen by the return alone" if measured else "is the last one"
+    return [
+        f"{run.data} has no validation dialogs: nothing is measured on held-out replies, and the best "
+        f"checkpoint {best}; prepare keeps some back (--validation; --split_by dialog where all begin alike)"
+    ]
+
+
+@contextmanager
+def _noting(notes: list[str], directory: Path) -> Iterator[None]:
+    """Collects the warnings of the block, given as ever, and writes them where `following` reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category is UserWarning:
+                notes.append(" ".join(str(message).split()))  # as `following` shows it
+                if int(os.environ.get("RANK", "0")) == 0:
+                    write_note(directory, notes[-1])
+            show(message, category, *where, **more)
+
+        warnings.showwarning = note
+        yield
+
+
+def model_card(run: TrainingRun, name: str) -> str:
+    """The README.md of a checkpoint: what it is, how it was made, how to use it."""
+    manifest = load_manifest(run.data)
+    components = manifest["rewards"]["components"]
+    weights = {reward: row["weight"] for reward, row in components.items() if row["weight"]}
+    plain = "the same logits" if run.method.plain_lm else "the language model without its value heads"
+    return f"""# {name}
+
+A dialog policy trained with `{method_name(run.method)}` by rl_dialog.
+
+- method: `{run.method}`
+- data: {", ".join(manifest["sources"])} ({manifest["splits"]["train"]["replies"]} replies to learn from)
+- rewards and weights: {weights or "none"}
+- seed: {run.seed}
+
+```bash
+python -m pipelines.chat --checkpoint THIS_FOLDER
+```
+
+`rl_dialog.models.policy.Policy.from_pretrained(folder)` gives the policy; \
+`transformers.AutoModelForCausalLM.from_pretrained(folder)` gives {plain}.
+"""
