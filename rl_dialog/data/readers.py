@@ -7,13 +7,14 @@ disappears: it comes out as a `Bad` with file, place and reason. Files known not
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from rl_dialog.data.database import database_url, shown_url
@@ -24,7 +25,7 @@ from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, sh
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 
-__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log"]
+__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log", "read_logs", "write_quarantine"]
 
 READERS = {  # the first one that matches reads the file
     "dialog": dialog,
@@ -112,6 +113,20 @@ def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog
         return
     if not count:
         yield Bad(log.name, "", "expected dialogs, got a file without any record", log.corpus)
+
+
+def read_logs(paths: Iterable[str | Path]) -> tuple[list[Dialog], list[Bad]]:
+    """All dialogs of files and folders, and what could not be read. Raises UserError for paths where there is nothing."""
+    logs, bad, _ = find_logs([str(path) for path in paths])
+    items = [item for log in logs for item in read_log(log)]
+    dialogs = [item for item in items if isinstance(item, Dialog)]
+    return dialogs, [*bad, *(item for item in items if isinstance(item, Bad))]
+
+
+def write_quarantine(bad: Iterable[Bad], folder: Path) -> None:
+    """What could not be read, one record per line, in the folder's quarantine.jsonl; an earlier one there is replaced."""
+    lines = (json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in bad)
+    (folder / "quarantine.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 @dataclass(frozen=True)
