@@ -29,7 +29,6 @@ from typing import Any
 
 from envs import small_talk, text_env
 from pipelines import candidates, evaluate, prepare, train
-from pipelines.benchmark import describe_machine
 from pipelines.compare_search import Settings, describe, find_settings, flags_of
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.jobs import each
@@ -38,6 +37,7 @@ from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.shards import MANIFEST
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, FinishedRun, replace_table, to_markdown, to_svg
+from rl_dialog.evaluation.machine import describe_machine
 from rl_dialog.evaluation.runs import nearest
 from rl_dialog.methods import METHODS
 from rl_dialog.models.checkpoint import resolve
