@@ -75,9 +75,7 @@ def main(config: CompareConfig) -> dict[str, Any]:
     """
     comparison = read(config)
     out = Path(config.output_dir).absolute()
-    for name in (
-        comparison.tasks
-    ):  # a misspelt flag is found now, and not in two hours; so is a file without the marks
+    for name in comparison.tasks:  # a misspelt flag is found now, and not in two hours; so is a file without the marks
         plan(comparison, name, out, {})
     if config.readme:
         replace_table(Path(config.readme).read_text(encoding="utf-8"), "")
@@ -85,30 +83,21 @@ def main(config: CompareConfig) -> dict[str, Any]:
     claim_output(config, "compare", free=[field.name for field in fields(config)])
     say = (lambda text: None) if config.quiet else partial(print, flush=True)
     settings = _find_settings(comparison, config, out)
-    tasks = [
-        Progress(name, task, out / name, plan(comparison, name, out, settings.get(name, {})))
-        for name, task in comparison.tasks.items()
-    ]
+    tasks = [Progress(name, task, out / name, plan(comparison, name, out, settings.get(name, {}))) for name, task in comparison.tasks.items()]
     with connect(config.address or None):
         for task in tasks:
             stages.prepare_task(task, say)
-        stages.train_tasks(
-            [task for task in tasks if not task.problem], lambda one: one.method == BASELINE, say
-        )
+        stages.train_tasks([task for task in tasks if not task.problem], lambda one: one.method == BASELINE, say)
         for task in tasks:
             stages.make_candidates(task, say)
-        stages.train_tasks(
-            [task for task in tasks if not task.problem], lambda one: one.method != BASELINE, say
-        )
+        stages.train_tasks([task for task in tasks if not task.problem], lambda one: one.method != BASELINE, say)
         stages.evaluate_tasks([task for task in tasks if not task.problem], say)
     return _write(config, comparison, tasks, out, say, settings)
 
 
 def read(config: CompareConfig) -> Comparison:
     """The YAML file, cut down to what the flags ask for."""
-    require(
-        config, experiments="a file like tune_configs/compare_methods.yaml", output_dir="a folder to write to"
-    )
+    require(config, experiments="a file like tune_configs/compare_methods.yaml", output_dir="a folder to write to")
     return read_comparison(config.experiments, tasks=config.tasks, methods=config.methods, seeds=config.seeds)
 
 
@@ -123,16 +112,12 @@ def plan(comparison: Comparison, name: str, out: Path, settings: Chosen) -> list
     stages.evaluate_config(task, folder, ["RUN"])
     for method, everywhere in comparison.methods.items():
         here, first = task.methods.get(method, ""), method == BASELINE
-        fixed = shlex.split(
-            " ".join([comparison.train, task.bc if first else task.improve, everywhere, here or ""])
-        )
+        fixed = shlex.split(" ".join([comparison.train, task.bc if first else task.improve, everywhere, here or ""]))
         for seed in comparison.seeds if here is not None else ():
             data = logged_folder(task, folder) if first else folder / "data"
             start = [] if first else ["--model_name_or_path", str(folder / f"{BASELINE}-seed{seed}")]
             flags = [*fixed, *Point(settings.get(method, {})).flags, "--method", method, *start]
-            runs.append(
-                Run(method, seed, stages.train_config(data, folder / f"{method}-seed{seed}", seed, flags))
-            )
+            runs.append(Run(method, seed, stages.train_config(data, folder / f"{method}-seed{seed}", seed, flags)))
     return runs
 
 
@@ -146,9 +131,7 @@ def _find_settings(comparison: Comparison, config: CompareConfig, out: Path) -> 
             write_text_atomically(sweep, yaml.safe_dump(search_of(comparison, name), sort_keys=False))
             where = {"sweep": str(sweep), "output_dir": str(out / name / "search"), "address": config.address}
             done = tune.main(tune.TuneConfig(resume=True, **where, quiet=config.quiet))
-            searched[name] = best_settings(
-                json.loads(Path(done["sweep"]).read_text(encoding="utf-8"))["points"]
-            )
+            searched[name] = best_settings(json.loads(Path(done["sweep"]).read_text(encoding="utf-8"))["points"])
     return with_taken_over(comparison, searched)
 
 

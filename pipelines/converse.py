@@ -16,10 +16,9 @@ How the words are read and where a language model's numbers come from is told in
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -27,16 +26,15 @@ from tqdm import tqdm
 from envs.multiwoz import MultiWOZText, Options, Simulator, load_world
 from envs.multiwoz.agents import Meeting, Session, SystemAgent, Understand, UserAgent, played, record
 from envs.multiwoz.channel import Channel
-from envs.multiwoz.evaluator import Evaluator
-from envs.multiwoz.matcher import matchers
-from envs.multiwoz.rollout import Respond
-from envs.multiwoz.templates import Speaker
-from pipelines.simulate import measure, table
-from pipelines.simulate_play import responder
+from envs.multiwoz.rollout import Respond, published_scores
+from pipelines.task_agents import language_model, reader, responder
 from rl_dialog.config import changed
+from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding, stream
+from rl_dialog.evaluation.task_figures import headline, table, task_figures
 from rl_dialog.run import Output, at_least, claim_output, run
 
 
@@ -79,89 +77,65 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     """Holds all conversations and writes them; returns headline figures. Raises UserError or OSError for what the user can fix."""
     _check(config)
     simulator = Simulator(load_world(config.world), config.options)
-    readers = {
-        side: reader(name, side, simulator)
-        for side, name in (("user", config.user_nlu), ("system", config.system_nlu))
-        for name in [name or config.nlu]
-    }
+    names = {"user": config.user_nlu or config.nlu, "system": config.system_nlu or config.nlu}
+    reads = {side: reader(name, side, simulator) for side, name in names.items()}
     began = time.perf_counter()
     policy = responder(config.system, simulator)
     if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual"):
         raise UserError(
-            "--placeholders, --mistakes, --nlu acts, --templates auto_manual: expected with --system rule or a task policy; a language model writes "
-            "its own words, and hears those that its logs were made of"
+            "--placeholders, --mistakes, --nlu acts, --templates auto_manual: expected with --system rule or a task policy; "
+            "a language model writes its own words, and hears those that its logs were made of"
         )
     out = claim_output(config, "converse")
-    met = _checkpoint_meetings(config, simulator, readers) if policy is None else _module_meetings(config, simulator, readers, policy)
-    meetings = list(tqdm(met, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
+    running = _meetings(config, simulator, reads, policy)
+    meetings = list(tqdm(running, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
     seconds = time.perf_counter() - began
-    found = [played(meeting, simulator, i) for i, meeting in enumerate(meetings)]
-    figures = measure(found, Evaluator(simulator.world.database, replace(config.options, unrequested="act_names")))
+    conversations = [played(meeting, simulator, i) for i, meeting in enumerate(meetings)]
+    figures = task_figures([each.outcome for each in conversations], published_scores(conversations, simulator))
     notes = config.placeholders or policy is None
     if meetings[0].user.turns[0].text is not None:
-        write_jsonl((Dialog.from_record(record(meeting, simulator, notes=notes)) for meeting in meetings), out / "dialogs.jsonl")
+        records = (Dialog.from_record(record(meeting, simulator, notes=notes)) for meeting in meetings)
+        write_jsonl(records, out / "dialogs.jsonl")
     about = {"world": simulator.world.source, "system": config.system, "episodes": config.episodes, "seed": config.seed}
-    results = {**about, "options": changed(config.options), "figures": figures}
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_json(out / "results.json", {**about, "options": changed(config.options), "figures": figures})
     if not config.quiet:
         print(table(figures), flush=True)
-    headline = {name: figure["value"] for name, figure in figures.items() if "/" not in name}
     ends = {"success_interval": [figures["success"]["low"], figures["success"]["high"]]}
-    return {**headline, **ends, "episodes": config.episodes, "seconds": round(seconds, 1), "results": str(out / "results.json")}
+    told = {"episodes": config.episodes, "seconds": round(seconds, 1), "results": str(out / "results.json")}
+    return {**headline(figures), **ends, **told}
 
 
-def _module_meetings(config: ConverseConfig, simulator: Simulator, readers: dict[str, Understand | None], policy: Respond) -> Iterator[Meeting]:
-    """Conversations of a system of modules with this policy."""
+def _meetings(config: ConverseConfig, simulator: Simulator, reads: dict[str, Understand | None], policy: Respond | None) -> Iterator[Meeting]:
+    """The conversations of a system of modules with this policy, else of the language model."""
+    if policy is None:
+        backwards = config.nlu == "templates" and not config.system_nlu  # they would find the acts as they are
+        yield from _of_language_model(config, simulator, reads | ({"system": None} if backwards else {}))
+        return
     world = simulator.world
     if config.mistakes:
         wrong, right = Channel(world.system_acts, world.values, config.mistakes), policy
         policy = lambda state, rng: wrong.passed(right(state, rng), rng)  # noqa: E731
-    groups = world.group_templates if config.templates == "auto_manual" else {"user": {}, "system": {}}
-    speakers = {side: Speaker(world.templates[side], side=side, groups=groups[side]) if config.nlu != "acts" else None for side in ("user", "system")}
-    user = UserAgent(simulator, nlu=readers["user"], nlg=speakers["user"])
-    system = SystemAgent(simulator, policy, nlu=readers["system"], nlg=speakers["system"], placeholders=config.placeholders)
-    yield from Session(user, system).play((stream(config.seed, i), 0, 0, 0) for i in range(config.episodes))
+    speakers = world.speakers(config.templates) if config.nlu != "acts" else {"user": None, "system": None}
+    user = UserAgent(simulator, nlu=reads["user"], nlg=speakers["user"])
+    words = {"nlu": reads["system"], "nlg": speakers["system"], "placeholders": config.placeholders}
+    session = Session(user, SystemAgent(simulator, policy, **words))
+    yield from session.play((stream(config.seed, i), 0, 0, 0) for i in range(config.episodes))
 
 
-def _checkpoint_meetings(config: ConverseConfig, simulator: Simulator, readers: dict[str, Understand | None]) -> Iterator[Meeting]:
+def _of_language_model(config: ConverseConfig, simulator: Simulator, reads: dict[str, Understand | None]) -> Iterator[Meeting]:
     """A language model's conversations, `batch_size` of them stepped together."""
-    from transformers.utils import logging as transformers_logging
-
-    from rl_dialog.data.tokenize import load_tokenizer
-    from rl_dialog.evaluation.episodes import play_episodes
-    from rl_dialog.evaluation.generation import load_for_decoding
-    from rl_dialog.evaluation.runs import existing
-    from rl_dialog.models.checkpoint import resolve
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    place = resolve(existing(config.system))
-    policy, tokenizer = load_for_decoding(place, beta=config.beta), load_tokenizer(place)
-    system_nlu = (
-        readers["system"] if config.system_nlu or config.nlu != "templates" else None
-    )  # the templates backwards would find the acts as they are
+    policy, tokenizer = language_model(config.system, beta=config.beta)
     for start in range(0, config.episodes, config.batch_size):
         worlds: list[MultiWOZText] = []
 
         def make_env(worlds: list[MultiWOZText] = worlds) -> MultiWOZText:
-            worlds.append(MultiWOZText(simulator, user_nlu=readers["user"], system_nlu=system_nlu))
+            worlds.append(MultiWOZText(simulator, user_nlu=reads["user"], system_nlu=reads["system"]))
             return worlds[-1]
 
         numbers = range(start, min(start + config.batch_size, config.episodes))
-        play_episodes(policy, tokenizer, make_env, numbers, config.decoding, seed=config.seed, batch_size=config.batch_size)
+        more = {"seed": config.seed, "batch_size": config.batch_size}
+        play_episodes(policy, tokenizer, make_env, numbers, config.decoding, **more)
         yield from (world.meeting for world in worlds)
-
-
-def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
-    """What the user or the system reads the other with."""
-    other = "system" if side == "user" else "user"
-    if name == "acts":
-        return None
-    if name == "templates":
-        return matchers(simulator.world)[other].understand
-    from rl_dialog.models.nlu import load_nlu
-
-    return load_nlu(name).reader(other)
 
 
 def _check(config: ConverseConfig) -> None:

@@ -23,6 +23,7 @@ Act = tuple[str, str, str, str]  # intent, domain, slot, value
 Acts = tuple[Act, ...]
 
 NONE = "none"
+SIDE = {"user": "user", "assistant": "system"}  # of a message's role
 ANYWHERE = (NONE, "Choice", "NotBook", "Open")  # slots that any domain's acts may have, though not every listener knows them
 BYE: Act = ("bye", "general", NONE, NONE)
 
@@ -158,6 +159,23 @@ def from_corpus(grouped: Mapping[str, Any]) -> Acts:
             raise ActError(f"{key}: expected a list of [slot, value], got {pairs!r:.80}")
         acts += [(intent, domain, str(slot), str(value)) for slot, value in sorted(pairs, key=lambda pair: str(pair[0]))]
     return tuple(acts)
+
+
+def acts_of(message: Mapping[str, Any]) -> Acts | None:
+    """The acts of a log's message, ours or a corpus's annotation; None where it has neither. Acts that no side says are left out."""
+    if "acts" in message:
+        acts: Iterable[Act] = [tuple(act) for act in message["acts"]]
+    elif "dialogue_acts" in message.get("annotations", {}):
+        acts = from_corpus(message["annotations"]["dialogue_acts"])
+    else:
+        return None
+    kept: list[Act] = []
+    for act in acts:
+        try:
+            kept += checked([act], side=SIDE[message["role"]])
+        except ActError:
+            continue
+    return tuple(kept)
 
 
 def tokens(acts: Iterable[Act]) -> list[str]:

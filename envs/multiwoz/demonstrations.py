@@ -33,6 +33,7 @@ from envs.multiwoz.tracker import BOOK, SEMI, DialogState
 from rl_dialog.errors import UserError
 
 Features = Literal["cleaned", "raw"]
+CORPUS = "val.json.zip"  # in a world's folder
 NOTHING = ANYTHING - {"dont care", "don't care", "dontcare", "do n't care"}  # of a belief state: nothing was said about the slot
 
 
@@ -51,6 +52,14 @@ class Demonstrations:
 
     def __len__(self) -> int:
         return len(self.states)
+
+
+def experts(simulator: Simulator, corpus: str = "", *, features: Features = "cleaned", episodes: int, seed: int) -> Demonstrations:
+    """A corpus's turns, by default those of val.json.zip in the world's folder; where there is none the rule policy's in so many conversations."""
+    beside = Path(simulator.world.source) / CORPUS
+    if corpus or beside.is_file():
+        return from_corpus(corpus or beside, simulator, features=features)
+    return from_rule_policy(simulator, episodes=episodes, seed=seed)
 
 
 def from_rule_policy(simulator: Simulator, *, episodes: int, seed: int) -> Demonstrations:

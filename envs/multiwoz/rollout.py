@@ -2,6 +2,7 @@
 
     everything = list(play(simulator, RulePolicy(world.database, options).respond, seed=0, episodes=1000))
     everything = list(play_together(simulator, by_bits(simulator, GreedyActs(network)), seed=0, episodes=1000))
+    everything = Player("", options)(range(1000), GreedyActs(network), 0)
 
 A policy is a function of the dialog state and a source of chance; it may not remember anything between its turns. A network answers all
 conversations in progress in one pass.
@@ -13,16 +14,22 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envs.multiwoz.acts import Acts
 from envs.multiwoz.environment import Conversation, Outcome, Simulator, stream
+from envs.multiwoz.evaluator import Evaluator
 from envs.multiwoz.goals import Goal, copied
+from envs.multiwoz.options import Options
+from envs.multiwoz.rule_policy import RulePolicy
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState
+from envs.multiwoz.world import load_world
 from rl_dialog.errors import UserError
 
 Respond = Callable[[DialogState, random.Random], Acts]
@@ -91,6 +98,43 @@ def by_bits(simulator: Simulator, choose: Choose) -> RespondTogether:
         return [vectors.acts(row, talk.state, talk.rng) for row, talk in zip(bits, talks, strict=True)]
 
     return respond
+
+
+def one_by_one(simulator: Simulator, choose: Choose) -> Respond:
+    """A policy over vectors as one over dialog states."""
+    vectors = simulator.vectors
+
+    def respond(state: DialogState, rng: random.Random) -> Acts:
+        return vectors.acts(choose(vectors.states([state]), vectors.masks([state]))[0], state, rng)
+
+    return respond
+
+
+class Player:
+    """One world and its users; plays numbered conversations with the policy that it is given, the rule policy for None."""
+
+    def __init__(self, world: str | Path, options: Options, *, together: int = 64) -> None:
+        self.world = str(Path(world).absolute()) if world else ""  # workers do not share our working directory
+        self.simulator, self.together = Simulator(load_world(self.world), options), together
+        self.rule = RulePolicy(self.simulator.world.database, options)
+
+    @property
+    def maker(self) -> Callable[[], Player]:
+        """Makes the same player in another process."""
+        return partial(Player, self.world, self.simulator.options, together=self.together)
+
+    def __call__(self, episodes: Sequence[int], choose: Choose | None, seed: int) -> list[Played]:
+        """Conversations with consecutive numbers, in their order."""
+        numbers = {"seed": seed, "episodes": len(episodes), "together": self.together, "first": episodes[0]}
+        if choose is None:
+            return list(play(self.simulator, self.rule.respond, **numbers))
+        return list(play_together(self.simulator, by_bits(self.simulator, choose), **numbers))
+
+
+def published_scores(played: Iterable[Played], simulator: Simulator) -> list[tuple[float, float, float] | None]:
+    """Precision, recall and F1 of each conversation as the original counts unrequested slots; None where nothing was requested."""
+    evaluator = Evaluator(simulator.world.database, replace(simulator.options, unrequested="act_names"))
+    return [evaluator.information(each.talk.record).scores for each in played]
 
 
 def _begun(simulator: Simulator, seed: int, episode: int) -> Played:

@@ -9,6 +9,7 @@ A token says "the name of the second row that fits"; `acts` looks the row up. Ot
 
 from __future__ import annotations
 
+import hashlib
 import random
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -46,6 +47,8 @@ class Vectoriser:
         self.terminated = degrees + DEGREES * len(ROWED)
         self.state_size = self.terminated + 1
         self.action_size = len(system_acts)
+        tokens = "\n".join([*user_acts.tokens, "", *system_acts.tokens])
+        self.vocabulary = hashlib.sha256(tokens.encode()).hexdigest()[:16]  # of the acts that the bits stand for
         self._masks: dict[tuple, np.ndarray] = {}
 
     # --- the state

@@ -20,6 +20,7 @@ from typing import Any
 from envs.multiwoz.acts import ActError, Vocabulary
 from envs.multiwoz.database import Database
 from envs.multiwoz.goals import GoalModel
+from envs.multiwoz.templates import Speaker
 from envs.multiwoz.values import Values
 from rl_dialog.errors import UserError
 
@@ -64,6 +65,11 @@ class World:
     def group_templates(self) -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
         """The same for whole groups of acts: side -> Domain-Intent -> "Area;Name;" -> sentences. The town has none. Raises WorldError."""
         return self._sentences("auto") if isinstance(self.sentences, Path) else {"user": {}, "system": {}}
+
+    def speakers(self, templates: str = "manual") -> dict[str, Speaker]:
+        """The voices of both sides: with a sentence for each act, or with `auto_manual` one for all acts of a kind where there is one."""
+        groups = self.group_templates if templates == "auto_manual" else {"user": {}, "system": {}}
+        return {side: Speaker(self.templates[side], side=side, groups=groups[side]) for side in ("user", "system")}
 
     def _sentences(self, kind: str) -> dict[str, Any]:
         found = {}

@@ -41,11 +41,7 @@ def train_all(tasks: Sequence[Progress], chosen: Callable[[Run], bool], train_wo
         error = line_of(outcome) if isinstance(outcome, BaseException) else ""
         task.finished[one.name] = FinishedRun(one.method, one.seed, None if error else one.seconds, error)
         passed = (time.perf_counter() - began) / 60
-        left = (
-            f"{passed * (total - count) / count:.0f} min left"
-            if count < total
-            else f"{passed:.0f} min in all"
-        )
+        left = f"{passed * (total - count) / count:.0f} min left" if count < total else f"{passed:.0f} min in all"
         how = f"failed: {error}" if error else f"{outcome:.0f} s, {one.headline}"
         say(f"[{count}/{total}, {left}] {one.name}: {how}")
 
@@ -82,9 +78,7 @@ def evaluate_all(
             continue
         config = config_of(task)
         runs = {run.name: [digest(run.folder / RESULT), digest_of_weights(run.folder)] for run in task.done()}
-        if not claim(
-            task.report or task.folder / "report", METRICS, {"settings": changed(config), "runs": runs}
-        ):
+        if not claim(task.report or task.folder / "report", METRICS, {"settings": changed(config), "runs": runs}):
             waiting.append(task)
             # a report that a killed run or a failed checkpoint left incomplete is made again
             configs.append(replace(config, side_by_side=not config.num_workers, overwrite=True))

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -132,6 +133,23 @@ class _CheckpointPlayer:
 def split(episodes: Sequence[int], size: int = CHUNK) -> list[list[int]]:
     """Chunks of `size`, the last one maybe smaller. Which episodes share a chunk does not depend on the number of workers."""
     return [list(episodes[start : start + size]) for start in range(0, len(episodes), size)]
+
+
+def play_in_order(
+    make_player: Callable[[], Player], episodes: Sequence[int], *arguments: Any, num_workers: int, size: int = CHUNK, address: str | None = None
+) -> Iterator[Any]:
+    """What becomes of each episode, in their order, each as soon as those before it are done too; without workers this process plays."""
+    chunks = split(episodes, size)
+    with Workers(make_player, num_workers, address=address) if num_workers else nullcontext(make_player()) as players:
+        done = players.play_chunks(chunks, *arguments) if num_workers else ((chunk, players(chunk, *arguments)) for chunk in chunks)
+        finished: dict[int, Sequence[Any]] = {}
+        following = iter(chunks)
+        chunk = next(following, None)
+        for played, result in done:
+            finished[played[0]] = result
+            while chunk is not None and chunk[0] in finished:
+                yield from finished.pop(chunk[0])
+                chunk = next(following, None)
 
 
 def _result(reference: Any) -> Sequence[Any]:

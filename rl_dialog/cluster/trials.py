@@ -81,9 +81,7 @@ def run_all(
     )
 
 
-def _run_trial(
-    one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources
-) -> dict[str, float] | None:
+def _run_trial(one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources) -> dict[str, float] | None:
     """One trial from where it is to its end; what it reported before is reported again first, so that halving
     knows it."""
     folder, rows = one.folder, reports_of(one)
@@ -106,9 +104,7 @@ def _run_trial(
         if resources.in_trial:
             train_worker(one.config, report=tell)
         else:
-            group = WorkerGroup(
-                resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0
-            )
+            group = WorkerGroup(resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0)
             work = partial(train_worker, report=partial(_tell_tune, folder))
             fit(work, one.config, group, folder, callbacks=tune_callbacks())
     except Exception:
@@ -167,15 +163,9 @@ def trial_of(point: Point, one: Run) -> Trial:
 
 def _error(one: Run) -> str:
     path = one.folder / ERROR
-    return (
-        path.read_text(encoding="utf-8").strip().splitlines()[-1][:300]
-        if path.is_file()
-        else "its process died"
-    )
+    return path.read_text(encoding="utf-8").strip().splitlines()[-1][:300] if path.is_file() else "its process died"
 
 
 def _scale(normaliser: dict[str, Any], component: dict[str, Any]) -> float:
     """What it divides a reward by; a rank, on average, by all that the reward spans."""
-    return (
-        (component["max"] - component["min"]) or 1.0 if normaliser["kind"] == "rank" else normaliser["scale"]
-    )
+    return (component["max"] - component["min"]) or 1.0 if normaliser["kind"] == "rank" else normaliser["scale"]

@@ -11,8 +11,11 @@ Acts whose value is not in the text, or is none at all (requests, goodbyes), are
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from rl_dialog.data.schema import Dialog
 
 Act = tuple[str, str, str, str]  # intent, domain, slot, value
 Tag = tuple[str, str, str]  # an act whose value stands in the text
@@ -30,6 +33,25 @@ class LabelledTurn:
     context: tuple[str, ...]  # what was said before, oldest first
     acts: tuple[Act, ...]
     dialog: str = ""  # the dialog's id
+
+
+def labelled_turns(
+    dialogs: Iterable[Dialog], acts_of: Callable[[Mapping[str, Any]], Iterable[Act] | None], *, without: re.Pattern[str]
+) -> Iterator[LabelledTurn]:
+    """The turns of the users and assistants for which `acts_of` knows acts, with what was said before each.
+
+    Texts that `without` finds something in are context only: placeholders teach no values.
+    """
+    sides = {"user": "user", "assistant": "system"}
+    for dialog in dialogs:
+        before: list[str] = []
+        for message in dialog.messages:
+            if message["role"] not in sides:
+                continue
+            text, acts = message["content"] or "", acts_of(message)
+            if acts is not None and not without.search(text):
+                yield LabelledTurn(text, sides[message["role"]], tuple(before), tuple(acts), dialog.id)
+            before.append(text)
 
 
 def located(text: str, acts: Iterable[Act]) -> tuple[list[Span], list[Act]]:

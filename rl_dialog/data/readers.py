@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import os
 import re
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
@@ -28,7 +29,7 @@ from rl_dialog.data.schema import Dialog, DialogError
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
-__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log"]
+__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log", "read_logs", "write_quarantine"]
 
 READERS = {  # the first one that matches reads the file
     "dialog": dialog,
@@ -147,6 +148,20 @@ class _Own:
         if not isinstance(record.value, dict):
             raise DialogError(f"expected a dict with `messages`, got {type(record.value).__name__}")
         return Dialog.from_record({"id": log.dialog_id(record.number), "source": log.corpus} | record.value)
+
+
+def read_logs(paths: Iterable[str | Path]) -> tuple[list[Dialog], list[Bad]]:
+    """All dialogs of files and folders, and what could not be read. Raises UserError for paths where there is nothing."""
+    logs, bad, _ = find_logs([str(path) for path in paths])
+    items = [item for log in logs for item in read_log(log)]
+    dialogs = [item for item in items if isinstance(item, Dialog)]
+    return dialogs, [*bad, *(item for item in items if isinstance(item, Bad))]
+
+
+def write_quarantine(bad: Iterable[Bad], folder: Path) -> None:
+    """What could not be read, one record per line, in the folder's quarantine.jsonl; an earlier one there is replaced."""
+    lines = (json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in bad)
+    (folder / "quarantine.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 @dataclass(frozen=True)

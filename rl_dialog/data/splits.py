@@ -47,7 +47,12 @@ def assign_split(
     """One of SPLITS. `validation` and `test` are shares of the keys (0..1); raises UserError when they leave nothing to train on."""
     if not (validation >= 0 and test >= 0 and validation + test < 1):
         raise UserError(f"expected shares >= 0 with validation + test < 1, got validation={validation} and test={test}")
-    digest = hashlib.sha256(f"{seed}\0{split_key(dialog, by)}".encode()).digest()
-    draw = int.from_bytes(digest[:8], "big") / 2**64
+    draw = drawn(split_key(dialog, by), seed=seed)
     train, held_out, final = SPLITS
     return final if draw < test else held_out if draw < test + validation else train
+
+
+def drawn(key: str, *, seed: int) -> float:
+    """A number from 0 to 1 that is always the same for a key."""
+    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +229,19 @@ def following(directory: Path) -> Iterator[list[str]]:
     finally:
         over.set()
         thread.join()
+
+
+@contextmanager
+def logged(
+    directory: Path, *, first_step: int = 0, report_to: str = "tensorboard", settings: Mapping[str, Any] | None = None, quiet: bool = False
+) -> Iterator[Log]:
+    """`log(step, metrics)` of a run in this process, which is shown while the block lasts unless it is to be `quiet`."""
+    with nullcontext() if quiet else following(directory):
+        logger = Logger(directory, first_step=first_step, report_to=report_to, settings=settings)
+        try:
+            yield logger.log
+        finally:
+            logger.close()
 
 
 def _follow(directory: Path, shown: int, noted: int, notes: list[str], over: threading.Event) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -122,6 +122,15 @@ def judge(nlu: Nlu, turns: Sequence[LabelledTurn]) -> dict[str, dict[str, float]
                 for name in ("all", turn.side, f"{turn.side}/{act[0]}"):
                     counts[name, kind] += 1
     return {name: _figures(counts, name) for name in sorted({name for name, _ in counts})}
+
+
+def table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """What `judge` says of the turns of several sources, one line for each source, side and intent."""
+    rows = [f"{'held out':<12}{'of':<22}{'precision':>10}{'recall':>8}{'F1':>8}{'acts':>8}"]
+    for source, judged in figures.items():
+        for name, x in judged.items():
+            rows.append(f"{source:<12}{name:<22}{x['precision']:>10.3f}{x['recall']:>8.3f}{x['f1']:>8.3f}{x['acts']:>8}")
+    return "\n".join(rows)
 
 
 def _figures(counts: Counter, name: str) -> dict[str, float]:

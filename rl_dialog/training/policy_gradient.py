@@ -12,7 +12,7 @@ that sampled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.errors import UserError
+from rl_dialog.models.adversarial_reward import AdversarialRewardConfig
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,14 @@ class APPO(PPO):
             raise UserError(f"expected no gae_lambda, because V-trace has none, got {self.gae_lambda}")
         if self.fragment < 1:
             raise UserError(f"expected a fragment of at least 1 turn, got {self.fragment}")
+
+
+@dataclass(frozen=True)
+class GDPL(PPO):
+    """PPO on rewards learned from demonstrations; the simulator's own are not used."""
+
+    reward: AdversarialRewardConfig = field(default_factory=AdversarialRewardConfig)
+    """how the reward is learned"""
 
 
 # What MovingDot and Atari games start from. With few numbers to see, steps are dear and updates cheap; envs: 16, 32 and 16 of them.

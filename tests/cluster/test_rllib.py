@@ -15,8 +15,8 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
 
 from envs.multiwoz import MultiWOZVector, Options
-from pipelines.simulate_play import Player
-from pipelines.simulate_train import shape_of
+from envs.multiwoz.rollout import Player
+from pipelines.task_agents import shape_of
 from rl_dialog.cluster.env_runner import VectorEnvRunner
 from rl_dialog.cluster.learner import ActDistribution
 from rl_dialog.cluster.rllib import algorithm_config, metrics_of

@@ -14,11 +14,10 @@ import ray
 import torch
 
 from envs.multiwoz import Options
-from envs.multiwoz.rollout import transcripts_hash
-from pipelines.simulate_play import Player, conversations
-from pipelines.simulate_train import shape_of
-from rl_dialog.cluster.rollout import Workers, split
-from rl_dialog.models.act_policy import ActPolicy
+from envs.multiwoz.rollout import Player, transcripts_hash
+from pipelines.task_agents import shape_of
+from rl_dialog.cluster.rollout import Workers, play_in_order, split
+from rl_dialog.models.act_policy import ActPolicy, GreedyActs
 
 EPISODES = range(200)
 
@@ -38,7 +37,11 @@ def player():
 @pytest.fixture(scope="module")
 def policy(player):
     torch.manual_seed(0)
-    return ActPolicy(shape_of(player.simulator)).eval()
+    return GreedyActs(ActPolicy(shape_of(player.simulator)))
+
+
+def conversations(player, policy, *, seed, num_workers=0):
+    return play_in_order(player.maker if num_workers else lambda: player, EPISODES, policy, seed, num_workers=num_workers)
 
 
 def test_chunks_do_not_depend_on_the_workers():
@@ -49,12 +52,12 @@ def test_chunks_do_not_depend_on_the_workers():
 def test_any_number_of_workers_holds_the_same_conversations(cluster, player, policy):
     """The rule policy and a network, on the same workers."""
     policies = {"rule": None, "network": policy}
-    expected = {name: transcripts_hash(conversations(player, each, EPISODES, seed=5)) for name, each in policies.items()}
+    expected = {name: transcripts_hash(conversations(player, each, seed=5)) for name, each in policies.items()}
     for count in (1, 2, 4):
         with Workers(partial(Player, "", Options()), count) as workers:
             assert {name: transcripts_hash(played(workers, each)) for name, each in policies.items()} == expected, count
-    assert transcripts_hash(conversations(player, None, EPISODES, seed=5, workers=2)) == expected["rule"]  # in their order, too
-    assert transcripts_hash(conversations(player, policy, EPISODES, seed=6)) != expected["network"]
+    assert transcripts_hash(conversations(player, None, seed=5, num_workers=2)) == expected["rule"]  # in their order, too
+    assert transcripts_hash(conversations(player, policy, seed=6)) != expected["network"]
 
 
 def played(workers, policy):
@@ -85,7 +88,7 @@ def test_a_worker_killed_in_the_middle_costs_no_conversation_and_doubles_none(cl
         found = played(workers, policy)
     assert marker.exists()
     assert [each.episode for each in found] == list(EPISODES)
-    assert transcripts_hash(found) == transcripts_hash(conversations(player, policy, EPISODES, seed=5))
+    assert transcripts_hash(found) == transcripts_hash(conversations(player, policy, seed=5))
 
 
 @pytest.mark.slow

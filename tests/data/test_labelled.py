@@ -1,6 +1,10 @@
 """Where in a text the values of acts stand."""
 
-from rl_dialog.data.labelled import located
+import re
+
+from rl_dialog.data.labelled import labelled_turns, located
+from rl_dialog.data.readers import read_logs
+from rl_dialog.data.schema import Dialog, write_jsonl
 
 AREA, NAME, STARS = ("Inform", "Hotel", "Area"), ("Inform", "Hotel", "Name"), ("Inform", "Hotel", "Stars")
 
@@ -31,3 +35,15 @@ def test_what_is_not_there_is_about_the_sentence():
         [(*AREA, "east"), ("Inform", "Hotel", "Internet", "yes")],
     )
     assert located("", [(*AREA, "")]) == ([], [(*AREA, "")])
+
+
+def annotated(message):
+    return message["acts"]
+
+
+def test_logs_with_placeholders_teach_no_values(tmp_path):
+    dialog = Dialog("a", [{"role": "user", "content": "east", "acts": [["Inform", "Hotel", "Area", "east"]]},
+                          {"role": "assistant", "content": "[hotel_name]", "acts": [["Inform", "Hotel", "Name", "inn"]]}])  # fmt: skip
+    write_jsonl([dialog], tmp_path / "dialogs.jsonl")
+    dialogs, bad = read_logs([tmp_path / "dialogs.jsonl"])
+    assert [turn.text for turn in labelled_turns(dialogs, annotated, without=re.compile(r"\[hotel_name\]"))] == ["east"] and not bad

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pipelines.benchmark_cartpole import experiment, interval, table
+from pipelines.benchmark.cartpole import experiment, interval, table
 
 SEEDS, UPDATES, LEVEL = 10, 8_000, 0.05
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -31,7 +32,9 @@ def test_the_rule_system_in_words(tmp_path):
     acts = main(ConverseConfig(output_dir=str(tmp_path / "acts"), nlu="acts", episodes=100, quiet=True))
     assert abs(acts["success"] - headline["success"]) <= 0.03 and not (tmp_path / "acts/dialogs.jsonl").exists()
     again = load_config(ConverseConfig, ["--config", str(tmp_path / "converse.yaml"), "--quiet"])
-    assert main(again)["return"] == headline["return"]
+    with pytest.raises(UserError, match="already holds a run of `converse`: pass --overwrite"):
+        main(again)
+    assert main(replace(again, overwrite=True))["return"] == headline["return"]
 
 
 def test_logs_to_train_on(tmp_path):

@@ -9,42 +9,18 @@ from pathlib import Path
 import pytest
 
 from envs.multiwoz import Options
+from envs.multiwoz.acts import acts_of
+from envs.multiwoz.lexical import PLACEHOLDER
 from pipelines.converse import ConverseConfig
 from pipelines.converse import main as converse
-from pipelines.fit_nlu import FitNluConfig, acts_of, logged_turns, main, read_logs, simulated_turns
+from pipelines.fit_nlu import FitNluConfig, main
 from rl_dialog.config import load_config
+from rl_dialog.data.labelled import labelled_turns
+from rl_dialog.data.readers import read_logs
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
 
 DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data")) / "multiwoz"
-
-
-def test_acts_of_messages():
-    corpus = {
-        "role": "user",
-        "content": "x",
-        "annotations": {"dialogue_acts": {"Hotel-Inform": [["Area", "east"], ["Wings", "2"]], "Hotel-Dance": [["none", "none"]]}},
-    }
-    assert acts_of(corpus) == (("Inform", "Hotel", "Area", "east"),)
-    assert acts_of({"role": "assistant", "content": "x", "acts": [["Book", "Booking", "Ref", "1"]]}) == (("Book", "Booking", "Ref", "1"),)
-    assert acts_of({"role": "user", "content": "x"}) is None
-
-
-def test_simulated_turns_are_varied_and_reproducible():
-    from envs.multiwoz import load_world
-
-    first, again = (list(simulated_turns(load_world(), 20, templates="manual", seed=5)) for _ in range(2))
-    assert first == again and len({turn.dialog for turn in first}) == 20
-    assert {turn.side for turn in first} == {"user", "system"} and first[1].context == (first[0].text,)
-    assert {act[0] for turn in first for act in turn.acts} > {"Inform", "Request", "Recommend", "bye"}
-
-
-def test_logs_with_placeholders_teach_no_values(tmp_path):
-    dialog = Dialog("a", [{"role": "user", "content": "east", "acts": [["Inform", "Hotel", "Area", "east"]]},
-                          {"role": "assistant", "content": "[hotel_name]", "acts": [["Inform", "Hotel", "Name", "inn"]]}])  # fmt: skip
-    write_jsonl([dialog], tmp_path / "dialogs.jsonl")
-    dialogs, bad = read_logs([tmp_path / "dialogs.jsonl"])
-    assert [turn.text for turn in logged_turns(dialogs)] == ["east"] and not bad
 
 
 def test_records_that_cannot_be_read_are_quarantined(tmp_path):
@@ -95,5 +71,5 @@ def test_the_generated_town_end_to_end(tmp_path):
 def test_the_corpus_has_turns_to_learn_from():
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
-    found = logged_turns(read_logs([DATA / "val.json.zip"])[0])
+    found = list(labelled_turns(read_logs([DATA / "val.json.zip"])[0], acts_of, without=PLACEHOLDER))
     assert len(found) > 14_000 and len({turn.dialog for turn in found}) == 999

@@ -79,7 +79,9 @@ class _Closed:
 
 
 def test_the_config_for_serve_deploy(url, checkpoint, tmp_path):
-    built = main(ServeConfig(store=url, models=(f"bot={checkpoint}",), num_replicas="1-3", max_tokens=9, port=8123, build=str(tmp_path / "serve.yaml")))
+    built = main(
+        ServeConfig(store=url, models=(f"bot={checkpoint}",), num_replicas="1-3", max_tokens=9, port=8123, build=str(tmp_path / "serve.yaml"))
+    )
     config = yaml.safe_load(Path(built["config"]).read_text())
     (application,) = config["applications"]
     assert config["http_options"]["port"] == 8123 and config["http_options"]["host"] == "127.0.0.1"

@@ -120,6 +120,9 @@ def test_bad_state_and_bad_configs(talk, tmp_path):
     with pytest.raises(UserError, match="expected templates or a folder"):
         talk(nlu="acts")
     bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    with pytest.raises(UserError, match="bad.json: expected JSON"):
+        talk(goal=str(bad))
     bad.write_text(json.dumps({"zoo": {"info": {}}}))
     with pytest.raises(UserError, match="zoo"):
         talk(goal=str(bad))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.multiwoz.acts import ActError, Vocabulary, checked, from_corpus, tokens
+from envs.multiwoz.acts import ActError, Vocabulary, acts_of, checked, from_corpus, tokens
 
 TURN = [
     ("Inform", "Hotel", "Name", "a"),
@@ -119,3 +119,14 @@ def test_coverage_of_the_published_dialogs(multiwoz):
     assert (sum(map(len, found)), sum(covered)) == (19_150, 18_828)
     assert covered == [len(multiwoz.system_acts.positions(acts)) for acts in turns]
     assert covered.count(0) / len(turns) == pytest.approx(0.014, abs=5e-4)
+
+
+def test_acts_of_messages():
+    corpus = {
+        "role": "user",
+        "content": "x",
+        "annotations": {"dialogue_acts": {"Hotel-Inform": [["Area", "east"], ["Wings", "2"]], "Hotel-Dance": [["none", "none"]]}},
+    }
+    assert acts_of(corpus) == (("Inform", "Hotel", "Area", "east"),)
+    assert acts_of({"role": "assistant", "content": "x", "acts": [["Book", "Booking", "Ref", "1"]]}) == (("Book", "Booking", "Ref", "1"),)
+    assert acts_of({"role": "user", "content": "x"}) is None

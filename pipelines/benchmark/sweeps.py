@@ -6,27 +6,23 @@ import shutil
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from envs.small_talk import write_logs
 from pipelines import prepare, train
+from pipelines.benchmark.measuring import Result, speeds, take_turns
+from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.tune import Report, Resources, run_trials
 from rl_dialog.config import load_config
-
-if TYPE_CHECKING:
-    from pipelines.benchmark import BenchmarkConfig
 
 STEPS = 150  # of a trial, some fifteen seconds
 MODEL = "--model.family llama --model.layers 2 --model.width 64 --model.context 512"
 
 
-def benchmark_tune(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[str, list[float]]]], dict[str, Any]]:
-    """({setting: (trials, {contender: seconds of each round})}, seconds that Tune adds to a trial). Ray is started before the clock is."""
-    from pipelines.benchmark import take_turns
-
+def measure(config: BenchmarkConfig) -> Result:
+    """Trials of a round and its seconds, and the seconds that Tune adds to a trial. Ray is started before the clock is."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_logs(folder / "logs.jsonl", dialogs=300, seed=config.seed)
@@ -42,7 +38,8 @@ def benchmark_tune(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[s
             seconds = take_turns(contenders, rounds=config.rounds, warmup=0)
     setting = f"{config.trials} trials of {STEPS} steps, a 2-layer model of width 64, one core each; plain: one after the other in one process"
     added = [(tune - plain) / config.trials for tune, plain in zip(seconds["tune, one at a time"], seconds["plain"], strict=True)]
-    return {setting: (config.trials, seconds)}, {"seconds_that_tune_adds_to_a_trial": round(median(added), 2)}
+    overhead = {"seconds_that_tune_adds_to_a_trial": round(median(added), 2)}
+    return speeds(config, {setting: (config.trials, seconds)}, overhead=overhead)
 
 
 def _tune(folder: Path, trials: int, cores: int) -> None:

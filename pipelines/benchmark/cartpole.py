@@ -9,7 +9,7 @@ policy without the environment, which afterwards only measures it:
     noisy        the same with 30 % random actions
 
 The paper found WOP >= DBCQ >= cloning and batch Q-learning on each, and WOP above the policy that wrote the logs. A second table has what explains
-where that does not come out. Figures go to `out`, a plot to the file beside it that ends in .svg.
+where that does not come out. A plot goes to the folder too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,8 +26,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from envs.cart_pole import LIMIT
-from pipelines.benchmark_cartpole_causes import Shares, causes
-from pipelines.benchmark_cartpole_learners import (
+from pipelines.benchmark.cartpole_causes import Shares, causes
+from pipelines.benchmark.cartpole_learners import (
     LOWER_Q_LEARNING,
     Q_LEARNING,
     WOP,
@@ -44,14 +42,11 @@ from pipelines.benchmark_cartpole_learners import (
     uniform,
     variational,
 )
-from pipelines.benchmark_cartpole_logs import BUFFERS, collect, columns_of, returns
-from rl_dialog.data.files import write_json
-from rl_dialog.errors import UserError
+from pipelines.benchmark.cartpole_logs import BUFFERS, collect, columns_of, returns
+from pipelines.benchmark.measuring import Result
+from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.evaluation.intervals import Estimate, Measure, estimate
 from rl_dialog.methods import BC, WayOffPolicy
-
-if TYPE_CHECKING:
-    from pipelines.benchmark import BenchmarkConfig
 
 PRIOR_STEPS = 2_000
 DRAWS = 2  # of the prior, of which DBCQ takes the best
@@ -66,25 +61,17 @@ class Experiment:
     causes: dict[str, Shares]  # buffer -> what may explain them -> a numerator and a denominator of each seed
 
 
-def benchmark_cartpole(config: BenchmarkConfig) -> dict[str, Any]:
-    """Prints both tables, writes the figures and the plot; returns the mean returns. Raises UserError for numbers that no experiment has."""
-    from rl_dialog.evaluation.machine import describe_machine
-
-    if config.seeds < 1 or config.steps < 1 or config.seed < 0 or not config.priors:
-        raise UserError("cartpole: expected seeds and steps of at least 1, a seed of at least 0 and one prior or more")
+def measure(config: BenchmarkConfig) -> Result:
+    """The mean returns, both tables and the plot."""
     torch.set_num_threads(1)  # products of 32 x 32 matrices gain nothing from more
     start = time.process_time()
     found = experiment(config.seeds, config.steps, priors=config.priors, seed=config.seed)
     seconds = time.process_time() - start
-    out, plotted = Path(config.output_dir), Path(config.output_dir).with_suffix(".svg")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, {"what": "cartpole", "machine": describe_machine(), "settings": asdict(config), "cpu_seconds": seconds, **asdict(found)})
-    plot(found.returns, plotted)
-    if not config.quiet:
-        print(table(found.returns), "", table(found.causes, head="what may explain it", digits=1), "", sep="\n")
-        print(f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU; means and 95 % intervals over seeds")
     means = {buffer: {name: round(float(np.mean(values)), 1) for name, values in rows.items()} for buffer, rows in found.returns.items()}
-    return {"what": "cartpole", "returns": means, "output_dir": str(out), "plot": str(plotted)}
+    tables = [table(found.returns), "", table(found.causes, head="what may explain it", digits=1), ""]
+    size = f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU; means and 95 % intervals over seeds"
+    report = {"cpu_seconds": seconds, **asdict(found)}
+    return Result(report, "\n".join([*tables, size]), {"returns": means}, plot(found.returns))
 
 
 def experiment(seeds: int, updates: int, *, priors: Sequence[str] = ("clone",), seed: int = 0, variants: bool = True) -> Experiment:
@@ -160,7 +147,7 @@ def interval(values: Sequence[float | tuple[float, float]]) -> Estimate | None:
     return estimate([Measure(np.array([top]), np.array([bottom])) for top, bottom in pairs])
 
 
-def plot(found: Returns, path: Path) -> None:
+def plot(found: Returns) -> Figure:
     """A panel per buffer: each policy's mean with its 95 % interval and its seeds as dots, its best action hollow, the behaviour policy as a line."""
     first = next(iter(found.values()))
     names = [name for name in first if name != "behaviour" and not name.endswith(", best action")]
@@ -182,7 +169,7 @@ def plot(found: Returns, path: Path) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.invert_yaxis()
     figure.supxlabel("mean return (steps of 200): the policy, and hollow its best action; dashed: what wrote the buffer", fontsize=9)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def _mark(axes: Axes, y: float, values: Sequence[float], colour: str, face: str) -> None:

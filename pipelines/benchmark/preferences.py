@@ -6,22 +6,19 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from envs import control_env
-
-if TYPE_CHECKING:
-    from pipelines.benchmark import BenchmarkConfig
+from pipelines.benchmark.measuring import Result, speeds, take_turns
+from pipelines.benchmark.settings import BenchmarkConfig
 
 ENVS, BATCH, MINIBATCH, PASSES, GAMMA = 32, 1024, 256, 4, 0.9  # of all contenders: MovingDot with positions, networks of 2 x 64
 
 
-def benchmark_prefer(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, list[float]]]]:
-    """{setting: (environment steps, {contender: seconds of each round})}. All contenders run in this process and start no Ray."""
-    from pipelines.benchmark import take_turns
-
+def measure(config: BenchmarkConfig) -> Result:
+    """Environment steps and their seconds. All contenders run in this process and start no Ray."""
     make_envs = partial(control_env("moving_dot"), observations="position")
     rounds = max(1, config.steps // BATCH)
     with tempfile.TemporaryDirectory() as folder:
@@ -32,7 +29,7 @@ def benchmark_prefer(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, 
         }
         seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
     setting = f"{rounds * BATCH} steps of {ENVS} dots with positions, PPO; plain: RLlib's env runner, module, connectors and learner"
-    return {setting: (rounds * BATCH, seconds)}
+    return speeds(config, {setting: (rounds * BATCH, seconds)})
 
 
 def _plain(make_envs: Callable, rounds: int) -> Callable[[], None]:

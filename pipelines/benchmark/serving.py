@@ -12,13 +12,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import numpy as np
 import torch
 from torch import nn
 
+from pipelines.benchmark.measuring import Measured, Result, speeds, take_turns
+from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.cluster import serve
 from rl_dialog.cluster.data import connect
 from rl_dialog.data.tokenize import encode_prompt, train_tokenizer
@@ -28,18 +30,13 @@ from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Engine, Piece
 
-if TYPE_CHECKING:
-    from pipelines.benchmark import BenchmarkConfig
-
 PORT = 18431
 ONE, ENGINE, SERVED = "plain", "engine", "HTTP on Ray Serve"
 
 
-def benchmark_serving(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[str, list[float]]]], dict[str, Any]]:
-    """({setting: (tokens of a round, {contender: seconds of each round})}, first tokens and the overhead). Everything runs before the clock does."""
-    from pipelines.benchmark import take_turns
-
-    measured: dict[str, tuple[int, dict[str, list[float]]]] = {}
+def measure(config: BenchmarkConfig) -> Result:
+    """Tokens of a round and its seconds for each number of clients, first tokens and the overhead. Everything runs before the clock does."""
+    measured: Measured = {}
     first: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -63,7 +60,7 @@ def benchmark_serving(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dic
             measured[setting] = load.tokens(clients), seconds
     overhead = {name: round(median(b / a for a, b in zip(times[ENGINE], times[SERVED], strict=True)) - 1, 3) for name, (_, times) in measured.items()}
     tokens = {name: {who: round(1000 * median(seen), 1) for who, seen in of.items()} for name, of in first.items()}
-    return measured, {"http_and_serve_over_engine": overhead, "median_ms_to_first_token": tokens}
+    return speeds(config, measured, serving={"http_and_serve_over_engine": overhead, "median_ms_to_first_token": tokens})
 
 
 class Load:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from envs.cart_pole import LIMIT
-from pipelines import benchmark_cartpole_logs
-from pipelines.benchmark import BenchmarkConfig, main
-from pipelines.benchmark_cartpole import experiment, interval, table
-from pipelines.benchmark_cartpole_causes import balancing, causes, true_values
-from pipelines.benchmark_cartpole_learners import (
+from pipelines.benchmark import cartpole_logs
+from pipelines.benchmark.__main__ import main
+from pipelines.benchmark.cartpole import experiment, interval, table
+from pipelines.benchmark.cartpole_causes import balancing, causes, true_values
+from pipelines.benchmark.cartpole_learners import (
     GAMMA,
     Q_LEARNING,
     WOP,
@@ -27,7 +27,8 @@ from pipelines.benchmark_cartpole_learners import (
     uniform,
     variational,
 )
-from pipelines.benchmark_cartpole_logs import record, returns
+from pipelines.benchmark.cartpole_logs import record, returns
+from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.methods.method import Outputs
@@ -172,16 +173,16 @@ def test_causes_count_what_is_right():
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LENGTH": 200, "WINDOW": 50, "EPISODES": 3}.items():
-        monkeypatch.setattr(benchmark_cartpole_logs, name, value)
-    monkeypatch.setattr("pipelines.benchmark_cartpole.PRIOR_STEPS", 5)
-    monkeypatch.setattr("pipelines.benchmark_cartpole_causes.PROBED", 50)
+        monkeypatch.setattr(cartpole_logs, name, value)
+    monkeypatch.setattr("pipelines.benchmark.cartpole.PRIOR_STEPS", 5)
+    monkeypatch.setattr("pipelines.benchmark.cartpole_causes.PROBED", 50)
 
 
 def test_the_command(small, tmp_path, capsys):
     """Both tables, the figures, the plot; the same seed draws the same and another seed other logs, priors and networks."""
     settings = {"what": "cartpole", "seeds": 2, "steps": 3}
-    found = main(BenchmarkConfig(**settings, output_dir=str(tmp_path / "cartpole.json")))
-    report, printed = json.loads((tmp_path / "cartpole.json").read_text()), capsys.readouterr().out
+    found = main(BenchmarkConfig(**settings, output_dir=str(tmp_path)))
+    report, printed = json.loads((tmp_path / "benchmark.json").read_text()), capsys.readouterr().out
     assert found["plot"] == str(tmp_path / "cartpole.svg") and "<svg" in (tmp_path / "cartpole.svg").read_text()
     for name, values in report["returns"]["expert"].items():
         assert f"| {name} |" in printed and len(values) == 2

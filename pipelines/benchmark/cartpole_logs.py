@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from envs.cart_pole import LIMIT, cart_poles
-from pipelines.benchmark_cartpole_learners import Q_LEARNING, SAMPLES, Act, Columns, Learner, Networks, Transitions, greedy
+from pipelines.benchmark.cartpole_learners import Q_LEARNING, SAMPLES, Act, Columns, Learner, Networks, Transitions, greedy
 
 BUFFERS = ("full", "concurrent", "expert", "noisy")
 LENGTH, WINDOW, NOISE = 10_000, 2_000, 0.3  # transitions in a buffer and in the sliding window; the noisy expert's share of random actions

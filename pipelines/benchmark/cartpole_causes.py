@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from envs.cart_pole import LIMIT, cart_poles_at
-from pipelines.benchmark_cartpole_learners import GAMMA, PASSES, Act, Transitions
+from pipelines.benchmark.cartpole_learners import GAMMA, PASSES, Act, Transitions
 
 PROBED = 1000  # states of each log
 MATTERS = 1.0  # steps, discounted, that the worse action costs where the choice matters

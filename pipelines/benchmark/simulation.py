@@ -8,37 +8,34 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from envs.multiwoz import MultiWOZ, MultiWOZVector, RulePolicy, Simulator, load_world
-
-if TYPE_CHECKING:
-    from pipelines.benchmark import BenchmarkConfig
-    from rl_dialog.cluster.rollout import Workers
+from pipelines.benchmark.measuring import Measured, Result, Seconds, speeds, take_turns
+from pipelines.benchmark.settings import BenchmarkConfig
+from rl_dialog.cluster.rollout import Workers
 
 PARALLEL = 1000  # conversations whose memory is measured
 
 
-def benchmark_simulate(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[str, list[float]]]], dict[str, Any]]:
-    """({setting: (system steps, {contender: seconds of each round})}, MiB of 1,000 conversations), with the rule policy and its judge."""
-    from pipelines.benchmark import take_turns
-
+def measure(config: BenchmarkConfig) -> Result:
+    """System steps and their seconds, and the MiB of 1,000 conversations, with the rule policy and its judge."""
     world = load_world(config.world)
     contenders = {
         "plain": _one_after_the_other(config, MultiWOZ(world)),
-        f"{config.envs} at once, acts as bits": _by_vectors(config, MultiWOZVector(config.envs, world), bits=True),
-        f"{config.envs} at once": _by_vectors(config, MultiWOZVector(config.envs, world), bits=False),
+        f"{config.num_envs} at once, acts as bits": _by_vectors(config, MultiWOZVector(config.num_envs, world), bits=True),
+        f"{config.num_envs} at once": _by_vectors(config, MultiWOZVector(config.num_envs, world), bits=False),
         "without state vectors": _by_acts(config, Simulator(world)),
     }
     seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
     setting = f"{config.steps} system steps, {world.source}; plain: one conversation after the other through the Gymnasium environment"
-    measured = {setting: (config.steps, seconds)}
-    if config.workers:
-        setting = f"{config.steps} system steps of each worker, {config.envs} conversations at once, acts as bits; plain: one worker does all"
-        measured[setting] = config.workers * config.steps, _by_workers(config)
-    return measured, {"mib_per_1000_conversations": round(memory(Simulator(world)), 1)}
+    measured: Measured = {setting: (config.steps, seconds)}
+    if config.num_workers:
+        setting = f"{config.steps} system steps of each worker, {config.num_envs} conversations at once, acts as bits; plain: one worker does all"
+        measured[setting] = config.num_workers * config.steps, _by_workers(config)
+    return speeds(config, measured, memory={"mib_per_1000_conversations": round(memory(Simulator(world)), 1)})
 
 
 def memory(simulator: Simulator) -> float:
@@ -64,22 +61,19 @@ class _Stepper:
     """A rollout worker's player: every chunk is `steps` system steps with state vectors, masks and evaluator."""
 
     def __init__(self, config: BenchmarkConfig) -> None:
-        self.call = _by_vectors(config, MultiWOZVector(config.envs, load_world(config.world)), bits=True)
+        self.call = _by_vectors(config, MultiWOZVector(config.num_envs, load_world(config.world)), bits=True)
 
     def __call__(self, episodes: Sequence[int]) -> Sequence[int]:
         self.call()
         return episodes
 
 
-def _by_workers(config: BenchmarkConfig) -> dict[str, list[float]]:
+def _by_workers(config: BenchmarkConfig) -> Seconds:
     """Seconds of each round in which one worker, or all, do the same chunks of work."""
-    from pipelines.benchmark import take_turns
-    from rl_dialog.cluster.rollout import Workers
-
     config = replace(config, world=str(Path(config.world).absolute()) if config.world else "")  # workers do not share our working directory
-    chunks = [[number] for number in range(config.workers)]
+    chunks = [[number] for number in range(config.num_workers)]
     with ExitStack() as stack:
-        pools = {name: stack.enter_context(Workers(partial(_Stepper, config), n, cpus_per_worker=0.5)) for name, n in _pools(config.workers)}
+        pools = {name: stack.enter_context(Workers(partial(_Stepper, config), n, cpus_per_worker=0.5)) for name, n in _pools(config.num_workers)}
         contenders = {name: partial(_drain, pool, chunks) for name, pool in pools.items()}
         return take_turns(contenders, rounds=config.rounds, warmup=max(1, config.warmup))  # the first round loads the worlds
 

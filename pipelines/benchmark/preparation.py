@@ -1,4 +1,4 @@
-"""`benchmark prepare` and `benchmark scorers`: rewards over logs, against one straightforward pandas pass, and against one text at a time."""
+"""`benchmark prepare`: rewards over logs, against one straightforward pandas pass; memory, and what is long."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from pipelines.benchmark.measuring import Result, speeds, take_turns
+from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.cluster.data import connect, peak_kib
 from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.scoring import Scoring, score_logs
@@ -20,11 +20,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.rewards import REWARDS, apply_rewards, choose_rewards
 from rl_dialog.rewards.phrases import CHEERFUL, COMPLIMENTS, POLITENESS, SUPPORTIVE
-from rl_dialog.rewards.scorers import in_batches, make_scorers
 from rl_dialog.rewards.words import QUESTION_WORDS
-
-if TYPE_CHECKING:
-    from pipelines.benchmark import BenchmarkConfig
 
 PHRASES = {"compliments": COMPLIMENTS, "politeness": POLITENESS, "cheerful": CHEERFUL, "supportive": SUPPORTIVE}
 # The rewards of the 2019 code that need no model.
@@ -33,10 +29,8 @@ STARTED = 100  # conversations of a log that takes as long as starting does
 COLUMNS = ("Chat ID", "Chatbot ID", "Datetime", "Message", "Response", "Response Rating", "Chat Rating Quality")
 
 
-def benchmark_prepare(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dict[str, list[float]]]], dict[str, Any]]:
-    """({setting: (conversations, {contender: seconds of each round})}, peak memory). Seconds are from the CSV to saved columns, start-up left out."""
-    from pipelines.benchmark import take_turns
-
+def measure(config: BenchmarkConfig) -> Result:
+    """Conversations and their seconds, from the CSV to saved columns without the start-up; peak memory; what is long."""
     with tempfile.TemporaryDirectory() as folder:
         small, log, large = (Path(folder) / f"{name}.csv" for name in ("small", "log", "large"))
         write_export(small, STARTED, config.turns, seed=config.seed)
@@ -57,7 +51,13 @@ def benchmark_prepare(config: BenchmarkConfig) -> tuple[dict[str, tuple[int, dic
     share = 1 - STARTED / config.conversations
     seconds["prepare"] = [(whole - start) / share for whole, start in zip(seconds["prepare"], started, strict=True)]
     setting = f"{config.conversations} conversations of {config.turns} exchanges, {len(MODEL_FREE)} rewards, {config.threads} CPUs"
-    return {setting: (config.conversations, seconds)}, memory | {"start_up_seconds": sorted(started)[len(started) // 2]}
+    memory["start_up_seconds"] = sorted(started)[len(started) // 2]
+    slow = long_dialogs(config)
+    lines = "".join(
+        f"\n  {what:<24} tokenise {row['tokenise']:>8.2f} s   score {row['score']:>8.2f} s   peak memory {row['peak_mib']:>6} MiB"
+        for what, row in slow.items()
+    )
+    return speeds(config, {setting: (config.conversations, seconds)}, shown=lines, memory=memory, long=slow)
 
 
 def _score(path: Path, directory: Path) -> Scored:
@@ -89,7 +89,7 @@ def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> No
                 writer.writerow([f"chat {chat}", "bot", moment, text(), text(), rng.choice(("", "1", "-1")), quality])
 
 
-def benchmark_long(config: BenchmarkConfig) -> dict[str, dict[str, float]]:
+def long_dialogs(config: BenchmarkConfig) -> dict[str, dict[str, float]]:
     """{one long dialog, or one with a long turn: processor seconds of tokenising and of all rewards, this process's peak memory so far}."""
     rng = random.Random(config.seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)] + [
@@ -144,32 +144,3 @@ def pandas_pass(log: Path, out: Path) -> None:
     scored[MODEL_FREE] = (columns - columns.mean()) / columns.std()
     scored["reward"] = scored[MODEL_FREE].sum(axis=1)
     scored.to_csv(out, index=False)
-
-
-def benchmark_scorers(config: BenchmarkConfig) -> dict[str, tuple[int, dict[str, list[float]]]]:
-    """{setting: (replies, {contender: seconds of each round})} of coherence by the encoder at `config.encoder`, in one process."""
-    from pipelines.benchmark import take_turns
-
-    logs, _, _ = find_logs([config.logs])
-    dialogs = _first_dialogs(logs, config.conversations)
-    replies = sum(len(dialog.replies) for dialog in dialogs)
-    names = ["coherence", "answer_coherence"]
-
-    def score(*, batched: bool) -> Callable[[], None]:
-        def call() -> None:
-            scorers = make_scorers([f"encoder={config.encoder}"])  # loaded anew: it remembers texts
-            chosen = choose_rewards(names, scorers=scorers)
-            for dialog in in_batches(dialogs, list(chosen.values()), [scorers["encoder"]]) if batched else dialogs:
-                apply_rewards(dialog, chosen, dict.fromkeys(names, 1.0))
-
-        return call
-
-    seconds = take_turns({"plain": score(batched=False), "batched": score(batched=True)}, rounds=config.rounds, warmup=min(config.warmup, 1))
-    return {f"{', '.join(names)} over {len(dialogs)} dialogs, {replies} replies": (replies, seconds)}
-
-
-def _first_dialogs(logs: Any, count: int) -> list[Dialog]:
-    from rl_dialog.data.readers import read_log
-
-    found = (item for log in logs for item in read_log(log) if isinstance(item, Dialog))
-    return [dialog for dialog, _ in zip(found, range(count), strict=False)]

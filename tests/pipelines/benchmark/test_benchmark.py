@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.benchmark import CONTENDERS, BenchmarkConfig, main, make_batch, summarise
+from pipelines.benchmark.__main__ import main
+from pipelines.benchmark.contenders import CONTENDERS
+from pipelines.benchmark.measuring import summarise
+from pipelines.benchmark.settings import BenchmarkConfig
+from pipelines.benchmark.training import make_batch
 from rl_dialog.errors import UserError
 
 TINY = {"rounds": 2, "warmup": 1, "threads": 1, "layers": 1, "attention_heads": 2, "width": 16, "vocabulary": 64, "rank": 4}
@@ -25,14 +29,18 @@ def benchmark(*arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
+def figures_in(folder):
+    return json.loads((folder / "benchmark.json").read_text())
+
+
 @pytest.mark.parametrize("what, quiet", [("train", False), ("generate", True)])
 def test_the_command(what, quiet, tmp_path):
-    out = tmp_path / "figures" / "benchmark.json"
+    out = tmp_path / "figures"
     done = benchmark(what, *FLAGS, "--output_dir", out, *(["--quiet"] if quiet else []))
     assert done.returncode == 0, done.stderr
     *table, last = done.stdout.splitlines()
     assert bool(table) != quiet
-    headline, report = json.loads(last), json.loads(out.read_text())
+    headline, report = json.loads(last), figures_in(out)
     assert headline["what"] == report["what"] == what
     assert headline["output_dir"] == str(out)
     assert list(report["figures"]) == SETTINGS[what]
@@ -47,33 +55,36 @@ def test_the_command(what, quiet, tmp_path):
     assert len(report["machine"]["load_average_before"]) == 3
     if sys.platform == "linux":
         assert "mmap_max=0" in report["machine"]["allocator"], "the run did not set its allocator"
+    again = benchmark(what, *FLAGS, "--output_dir", out)
+    assert again.returncode == 2 and "already holds a run of `benchmark`: pass --overwrite" in again.stderr.replace("\n", " ")
 
 
 @pytest.mark.slow
 def test_memory_is_measured_in_fresh_processes(tmp_path):
-    out = tmp_path / "memory.json"
+    out = tmp_path / "memory"
     done = benchmark("memory", *FLAGS, "--contenders", "ilql mlp", "--vocabulary", "4096", "--output_dir", out)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(out.read_text())["figures"]
+    figures = figures_in(out)["figures"]
     assert set(figures) == {"plain", "ilql mlp"} and figures["plain"]["ratio"] == 1
     assert figures["ilql mlp"]["peak_kib"] > figures["plain"]["peak_kib"] > 0  # four heads of 32 x 4096 numbers, with their moments
 
 
 def test_simulated_users_are_measured_with_their_memory(tmp_path):
-    out = tmp_path / "simulate.json"
-    found = main(BenchmarkConfig(what="simulate", steps=50, envs=3, rounds=1, warmup=0, threads=1, quiet=True, output_dir=str(out)))
-    (setting,) = json.loads(out.read_text())["figures"].values()
+    out = tmp_path / "simulate"
+    size = {"steps": 50, "num_envs": 3, "rounds": 1, "warmup": 0, "threads": 1}
+    found = main(BenchmarkConfig(what="simulate", **size, quiet=True, output_dir=str(out)))
+    (setting,) = figures_in(out)["figures"].values()
     assert set(setting) == {"plain", "3 at once, acts as bits", "3 at once", "without state vectors"}
     assert 0 < found["memory"]["mib_per_1000_conversations"] < 100
 
 
 @pytest.mark.slow
 def test_prepare_is_measured_with_its_memory(tmp_path):
-    out = tmp_path / "prepare.json"
+    out = tmp_path / "prepare"
     small = ("--conversations", 200, "--turns", 2, "--exchanges", 30, "--turn_bytes", 100)
     done = benchmark("prepare", *small, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--output_dir", out)
     assert done.returncode == 0, done.stderr
-    report = json.loads(out.read_text())
+    report = figures_in(out)
     assert set(report["figures"]["200 conversations of 2 exchanges, 11 rewards, 2 CPUs"]) == {"plain", "prepare"}
     assert report["memory"]["worker at ten times the log"] > 0
     assert list(report["long"]) == ["30 exchanges", "a turn of 100 bytes"] and all(row["tokenise"] > 0 for row in report["long"].values())
@@ -86,7 +97,7 @@ def test_an_unknown_contender_is_named():
 
 def test_a_wrong_size_is_one_paragraph(tmp_path):
     with pytest.raises(UserError, match="expected rounds"):
-        main(BenchmarkConfig(rounds=0, output_dir=str(tmp_path / "b.json")))
+        main(BenchmarkConfig(rounds=0, output_dir=str(tmp_path / "b")))
 
 
 def test_the_batches():

@@ -1,0 +1,108 @@
+"""Speed on this machine, as ratios to the plain language model measured in the same run.
+
+    python -m pipelines.benchmark train       tokens/s of every method, over those of cross-entropy training of the same backbone
+    python -m pipelines.benchmark memory      peak memory of the same training steps, each in a process of its own
+    python -m pipelines.benchmark generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
+    python -m pipelines.benchmark candidates  contexts/s of several replies to each, over those of the backbone's `generate` on one context at a time
+    python -m pipelines.benchmark prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
+    python -m pipelines.benchmark scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
+    python -m pipelines.benchmark tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
+    python -m pipelines.benchmark prefer      steps/s of learning from preferences, over those of plain RLlib
+    python -m pipelines.benchmark simulate    system steps/s with simulated users, over those of one conversation after the other; of workers; memory
+    python -m pipelines.benchmark serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; first tokens; the cost of HTTP
+    python -m pipelines.benchmark cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
+
+The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
+whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import transformers
+
+from pipelines.benchmark import (
+    candidates,
+    cartpole,
+    generation,
+    memory,
+    preferences,
+    preparation,
+    scorers,
+    serving,
+    simulation,
+    sweeps,
+    training,
+)
+from pipelines.benchmark.contenders import CONTENDERS
+from pipelines.benchmark.settings import BenchmarkConfig
+from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError
+from rl_dialog.evaluation.machine import describe_machine
+from rl_dialog.run import claim_output, run
+
+# Freed memory stays in the process: otherwise every step pays for getting large tensors from the system anew, by how much
+# depends on the kernel.
+ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+
+MEASURES = {
+    "train": training.measure,
+    "memory": memory.measure,
+    "generate": generation.measure,
+    "candidates": candidates.measure,
+    "prepare": preparation.measure,
+    "scorers": scorers.measure,
+    "tune": sweeps.measure,
+    "serve": serving.measure,
+    "simulate": simulation.measure,
+    "prefer": preferences.measure,
+    "cartpole": cartpole.measure,
+}
+
+
+def main(config: BenchmarkConfig) -> dict[str, Any]:
+    """Measures, prints a table, writes the figures; returns the ratios. Raises UserError for sizes that cannot be measured."""
+    _check(config)
+    out = claim_output(config, "benchmark")
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(config.threads)
+    before = os.getloadavg()
+    result = MEASURES[config.what](config)
+    if not config.quiet:
+        print(result.shown)
+    machine = describe_machine() | {"load_average_before": before, "load_average_after": os.getloadavg()}
+    write_json(out / "benchmark.json", {"what": config.what, "machine": machine, "settings": asdict(config), **result.report})
+    headline = {"what": config.what, **result.headline, "load_average": os.getloadavg()[0], "output_dir": str(out)}
+    if result.plot is not None:
+        headline["plot"] = str(out / f"{config.what}.svg")
+        result.plot.savefig(headline["plot"], dpi=110)
+    return headline
+
+
+def _check(config: BenchmarkConfig) -> None:
+    if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.length < 2 * config.user_block:
+        sizes = "rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks"
+        raise UserError(f"expected {sizes}")
+    if unknown := [name for name in config.contenders if name not in CONTENDERS]:
+        raise UserError(f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}")
+    if config.what == "scorers" and not (config.encoder and config.logs):
+        raise UserError("scorers: expected --encoder PATH and --logs PATH")
+    if config.what == "cartpole" and (config.seeds < 1 or config.steps < 1 or config.seed < 0 or not config.priors):
+        numbers = "seeds and steps of at least 1, a seed of at least 0 and one prior or more"
+        raise UserError(f"cartpole: expected {numbers}")
+
+
+def _pin_allocator() -> None:
+    """Starts this process anew under `ALLOCATOR`, which glibc reads only at the start."""
+    if os.environ.get("GLIBC_TUNABLES") != ALLOCATOR and sys.platform == "linux" and not {"memory", "prepare"} & set(sys.argv):
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": ALLOCATOR})
+
+
+if __name__ == "__main__":
+    _pin_allocator()
+    run(BenchmarkConfig, main)

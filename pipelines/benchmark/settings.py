@@ -1,0 +1,100 @@
+"""What a benchmark depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from pipelines.benchmark.contenders import CONTENDERS
+from rl_dialog.models.policy import ModelConfig
+from rl_dialog.run import Output
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig(Output):
+    """What to measure, and on which shapes."""
+
+    what: tyro.conf.Positional[
+        Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate", "prefer", "cartpole"]
+    ] = "train"
+    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates:
+    contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to several clients; simulate:
+    system steps/s; prefer: environment steps/s; cartpole: mean returns"""
+    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    """train and memory: what to measure against the plain language model"""
+    output_dir: str = "runs/benchmark"
+    """the folder for benchmark.json: the figures, the settings and the machine"""
+    rounds: int = 20
+    """rounds to measure; each contender takes one step, or generates once, in each"""
+    warmup: int = 3
+    """rounds before those"""
+    threads: int = 2
+    """threads of torch"""
+    layers: int = 6
+    """transformer blocks"""
+    attention_heads: int = 8
+    """attention heads"""
+    width: int = 256
+    """hidden size"""
+    vocabulary: int = 8192
+    """tokens of the vocabulary"""
+    rank: int = ModelConfig.rank
+    """rank of lowrank heads"""
+    batch_size: int = 16
+    """train: rows of a batch"""
+    length: int = 128
+    """train: tokens of a row"""
+    user_block: int = 16
+    """train: in the second setting, user and assistant alternate in blocks of so many tokens"""
+    batch_sizes: tuple[int, ...] = (1, 16)
+    """generate: rows of a batch, one setting each"""
+    prompt: int = 32
+    """generate: tokens of a prompt"""
+    new_tokens: int = 64
+    """generate: tokens of a reply"""
+    top_k: int = 20
+    """generate: how many tokens to sample among; ilql chooses them before it adds the advantage"""
+    beta: float = 1.0
+    """generate: strength of the advantage"""
+    contexts: int = 64
+    """candidates: contexts of a round; their prompts have up to `prompt_words` words"""
+    prompt_words: int = 64
+    """candidates: words of the longest prompt, about as many tokens"""
+    replies: int = 5
+    """candidates: replies to each context, of up to 32 tokens"""
+    conversations: int = 10_000
+    """prepare: conversations of the CSV; scorers: dialogs"""
+    turns: int = 10
+    """prepare: exchanges of a conversation"""
+    exchanges: tuple[int, ...] = (100, 400, 1600, 6400)
+    """prepare: exchanges of one long dialog, whose scoring and tokenising are timed: twice as many should take twice
+    as long"""
+    turn_bytes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    """prepare: length of one long turn, timed in the same way"""
+    encoder: str = ""
+    """scorers: an encoder's folder or hub name"""
+    logs: str = ""
+    """scorers: where the dialogs come from"""
+    clients: tuple[int, ...] = (1, 4, 16)
+    """serve: how many clients send requests at once, one setting each"""
+    requests: int = 4
+    """serve: requests of each client in a round"""
+    trials: int = 6
+    """tune: trials of a round"""
+    world: str = ""
+    """simulate: folder with MultiWOZ's files; by default a generated town"""
+    steps: int = 4000
+    """simulate, prefer: system steps, or steps of the environments, of a round; cartpole: updates of each network of
+    values"""
+    num_envs: int = 64
+    """simulate: conversations stepped together"""
+    num_workers: int = 0
+    """simulate: measure so many rollout workers too, against one; 0: none"""
+    seeds: int = 10
+    """cartpole: independent learners with buffers and networks of their own"""
+    priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
+    """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
+    seed: int = 0
+    """weights, tokens, texts and sampling; cartpole: the first of its seeds"""

@@ -1,0 +1,57 @@
+"""The agents of envs/multiwoz with what this project trains inside: task policies, language understanding, language models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from envs.multiwoz import RulePolicy, Simulator
+from envs.multiwoz.agents import Understand
+from envs.multiwoz.matcher import matchers
+from envs.multiwoz.rollout import Respond, one_by_one
+from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.evaluation.generation import load_for_decoding
+from rl_dialog.evaluation.runs import existing
+from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, GreedyActs, is_act_policy
+from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.nlu import load_nlu
+from rl_dialog.models.policy import Policy
+
+
+def shape_of(simulator: Simulator) -> ActPolicyConfig:
+    """The policy that fits a world."""
+    vectors = simulator.vectors
+    return ActPolicyConfig(vectors.state_size, vectors.action_size, vocabulary=vectors.vocabulary)
+
+
+def responder(name: str, simulator: Simulator) -> Respond | None:
+    """What `rule` or the checkpoint of a task policy says, state by state; None for another checkpoint, such as a language model's.
+
+    Raises UserError for a task policy of another world.
+    """
+    if name == "rule":
+        return RulePolicy(simulator.world.database, simulator.options).respond
+    place = Path(resolve(name))
+    if not is_act_policy(place):
+        return None
+    return one_by_one(simulator, GreedyActs(ActPolicy.from_pretrained(place, expected=shape_of(simulator))))
+
+
+def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
+    """What the user or the system reads the other with: nothing (`acts`), the `templates` backwards, or what `fit_nlu` wrote."""
+    other = "system" if side == "user" else "user"
+    if name == "acts":
+        return None
+    if name == "templates":
+        return matchers(simulator.world)[other].understand
+    return load_nlu(name).reader(other)
+
+
+def language_model(name: str, *, beta: float | None = None) -> tuple[Policy, PreTrainedTokenizerBase]:
+    """The language model of a run or a checkpoint, and its tokenizer. Raises UserError where there is none."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    place = resolve(existing(name))
+    return load_for_decoding(place, beta=beta), load_tokenizer(place)

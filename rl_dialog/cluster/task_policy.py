@@ -1,0 +1,77 @@
+"""Reinforcement of task policies from where imitation ends (rl_dialog/training/task_policy.py)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
+from rl_dialog.models.act_policy import ActPolicy
+from rl_dialog.models.adversarial_reward import AdversarialReward
+from rl_dialog.training.policy_gradient import GDPL, PPO
+from rl_dialog.training.task_policy import Checkpoints, TaskTraining
+
+
+@dataclass(frozen=True)
+class Reinforcement:
+    """How to reinforce, and where.
+
+    Args:
+        epochs: batches of turns.
+        num_workers: actors that hold conversations; 0: this process.
+        num_envs: conversations that each of them steps at a time.
+        eval_every: epochs between evaluations, which are also the checkpoints.
+    """
+
+    method: PPO
+    make_envs: MakeEnvs
+    epochs: int = 220
+    num_workers: int = 0
+    num_envs: int = 64
+    eval_every: int = 5
+    address: str | None = None
+
+
+def train_by_reinforcement(
+    training: TaskTraining, settings: Reinforcement, start: ActPolicy, checkpoints: Checkpoints
+) -> tuple[ActPolicy, dict[str, Any]]:
+    """Trains a copy of `start`, which is the latest of the checkpoints where there are any.
+
+    Returns the best by success on the validation goals, and what became of the training. Raises UserError, OSError.
+    """
+    first, policy = checkpoints.epoch, start
+    reward = _learned_reward(training, settings.method)
+    shape = {"workers": settings.num_workers, "envs": settings.num_envs, "seed": training.seed}
+    shape |= {"first_round": first, "renew_every": settings.eval_every}
+    with (
+        connect(settings.address, num_cpus=settings.num_workers) if settings.num_workers else nullcontext(),
+        PolicyTrainer(policy, settings.make_envs, settings.method, reward=reward, **shape) as trainer,
+        training.logged(first) as log,
+    ):
+        if first:
+            checkpoints.load(trainer.load, reward)
+        else:
+            log(0, metrics := training.validate(policy))
+            checkpoints.save(0, policy, metrics, trainer.save, reward)
+        for epoch in range(first + 1, settings.epochs + 1):
+            began = time.perf_counter()
+            sampled = trainer.train() | getattr(reward, "metrics", {})
+            metrics = {f"train/{name}": value for name, value in sampled.items()}
+            metrics |= {"train/seconds": time.perf_counter() - began, "train/progress": epoch / settings.epochs}
+            if epoch % settings.eval_every == 0 or epoch == settings.epochs:
+                policy = trainer.policy()
+                metrics |= training.validate(policy)
+                checkpoints.save(epoch, policy, metrics, trainer.save, reward)
+            log(epoch, metrics)
+    best = ActPolicy.from_pretrained(checkpoints.best_folder, expected=start.config)
+    return best, {"epoch": checkpoints.best_epoch, "checkpoint": str(checkpoints.best_folder)}
+
+
+def _learned_reward(training: TaskTraining, method: PPO) -> AdversarialReward | None:
+    if not isinstance(method, GDPL):
+        return None
+    experts = training.experts()
+    return AdversarialReward(experts.states, experts.actions, experts.dialogs, method.reward, seed=training.seed)
