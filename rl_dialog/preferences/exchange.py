@@ -13,6 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.config import read_yaml
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import split_key
@@ -26,6 +27,19 @@ def open_labels(folder: str | Path, database: str = "") -> tuple[LabelLog, Segme
     """The label log and the segments of a run's folder, to read; `database` is the log's URL where that is not the folder's labels.db."""
     folder = Path(folder)
     return LabelLog(database or f"sqlite:///{folder / 'labels.db'}", create=False), Segments(folder / "clips")
+
+
+def take_over(source: Path, out: Path, labels: str) -> int:
+    """Copies the labels of another run, with their clips; how many. Raises UserError for a folder that is no run's."""
+    path = source / "prefer.yaml"
+    if not path.is_file():
+        raise UserError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
+    (theirs, there), here = open_labels(source, read_yaml(str(path))["labels"]), Segments(out / "clips")
+    copied = theirs.labels()
+    for label in copied:
+        for id in (label.first, label.second):
+            here.add(there[id])
+    return LabelLog(labels).add_labels(copied)
 
 
 def write_labels(labels: Iterable[Label], path: str | Path) -> int:
