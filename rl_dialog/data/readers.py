@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from rl_dialog.data.database import database_url, shown_url
@@ -112,6 +113,15 @@ def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog
         return
     if not count:
         yield Bad(log.name, "", "expected dialogs, got a file without any record", log.corpus)
+
+
+def read_logs(paths: Sequence[str]) -> Iterator[Dialog]:
+    """The dialogs of files and folders. Raises UserError for the first record that cannot be read."""
+    logs, bad, _ = find_logs(paths)
+    for item in chain(bad, *map(read_log, logs)):
+        if isinstance(item, Bad):
+            raise UserError(f"{item.file} {item.where}: {item.reason} (`prepare` puts such records into quarantine)")
+        yield item
 
 
 @dataclass(frozen=True)
