@@ -1,4 +1,5 @@
-"""A reward model over replies, from preferences or ratings: what `prepare --scorers` and `candidates --reward_model` ask.
+"""A reward model over replies, from preferences or ratings: what `prepare --scorers` and `candidates
+--reward_model` ask.
 
     python -m pipelines.fit_reward --run runs/replies --output_dir models/reward
     python -m pipelines.fit_reward --logs preferences.jsonl --output_dir models/reward
@@ -7,15 +8,16 @@
     python -m pipelines.fit_reward --data data/votes --reward vote --output_dir models/upvotes \
         --objective ratings --model_name_or_path tfidf
 
-It learns from answers of the labelling page (`--run`), from TRL's prompt, chosen, rejected or replies rated 0 or 1
-(`--logs`), or from a prepared directory and its splits (`--data`). The model: any encoder or language model of
-transformers with one output, a small new encoder, or a count of words, `tfidf`, which takes seconds. One of
-`--objective ratings` also serves as a scorer of single texts: `prepare --scorers toxicity=models/toxicity`.
+It learns from answers of the labelling page (`--run`), from TRL's prompt, chosen, rejected or replies rated 0
+or 1 (`--logs`), or from a prepared directory and its splits (`--data`). The model: any encoder or language
+model of transformers with one output, a small new encoder, or a count of words, `tfidf`, which takes seconds.
+One of `--objective ratings` also serves as a scorer of single texts: `prepare --scorers
+toxicity=models/toxicity`.
 
-It is judged on conversations that it was not fitted to, beside judges that cost nothing: the longer reply, the words of
-the reply, and with `--checkpoint` the likelihood of a policy. With `--folds` every conversation is judged once, and the
-model that is kept learns from all of them. rl_dialog/preferences/README.md has the figures.
-"""
+It is judged on conversations that it was not fitted to, beside judges that cost nothing: the longer reply,
+the words of the reply, and with `--checkpoint` the likelihood of a policy. With `--folds` every conversation
+is judged once, and the model that is kept learns from all of them. rl_dialog/preferences/README.md has the
+figures. """
 
 from __future__ import annotations
 
@@ -23,10 +25,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from rl_dialog.data.files import write_json
@@ -36,16 +36,16 @@ from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.data.tokenize import LEAST_VOCABULARY, require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.reply_judges import MODEL, HeldOut, headline, judged, likelihoods, table, write_card
-from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
 from rl_dialog.models.text_reward import Reads, TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.replies import Preferences
-from rl_dialog.preferences.reply_fitting import Fitting, Scores, fit, fit_words, plain_judges, score
+from rl_dialog.preferences.reply_fitting import Fitting, Objective, Scores, fit_labels, fit_words, new_reward, plain_judges, score
 from rl_dialog.rewards import apply_rewards, choose_rewards
 from rl_dialog.rewards.tfidf import TfidfClassifier, TfidfSettings
 from rl_dialog.run import OnDevice, Output, at_least, claim_output, run
+from rl_dialog.training.fitting import fitting_bar
 
 WORDS = "tfidf"
 
@@ -67,17 +67,20 @@ class FitRewardConfig(Output, OnDevice):
     above: float = 0.0
     """a rated reply is good when its reward is above this; for toxicity let the toxic ones be the good"""
     below: bool = False
-    """turn it around: good is what is not above, and of two replies that with the lower reward is preferred"""
-    objective: Literal["pairs", "ratings", "both"] = "pairs"
-    """pairs: Bradley and Terry on replies to one context. ratings: a logistic regression on good and bad replies of all
-    contexts, whose model scores single texts too. both: their sum"""
+    """turn it around: good is what is not above, and of two replies that with the lower reward is
+    preferred"""
+    objective: Objective = "pairs"
+    """pairs: Bradley and Terry on replies to one context. ratings: a logistic regression on good and bad
+    replies of all contexts, whose model scores single texts too. both: their sum"""
     reads: Reads = "conversation"
-    """what a score depends on: the reply behind its context, or the reply alone, as a scorer of single texts reads it"""
+    """what a score depends on: the reply behind its context, or the reply alone, as a scorer of single texts
+    reads it"""
     most_per_context: int = 8
     """most pairs made of the rated replies to one context"""
     model_name_or_path: str = ""
-    """tfidf: words and pairs of words are counted, with --objective ratings; else a pretrained encoder or language
-    model, a folder or hub name, or a policy's run; by default a small encoder is trained from nothing"""
+    """tfidf: words and pairs of words are counted, with --objective ratings; else a pretrained encoder or
+    language model, a folder or hub name, or a policy's run; by default a small encoder is trained from
+    nothing"""
     hidden_size: int = 64
     """width of a new encoder"""
     num_hidden_layers: int = 2
@@ -91,12 +94,13 @@ class FitRewardConfig(Output, OnDevice):
     tfidf: TfidfSettings = field(default_factory=TfidfSettings)
     """how words are counted"""
     validation: float = 0.1
-    """share of the conversations that are held out to judge by; not of --data and --run, which have their splits"""
+    """share of the conversations that are held out to judge by; not of --data and --run, which have their
+    splits"""
     split: str = ""
     """the split to judge by, validation or test; by default both"""
     folds: int = 0
-    """judge on so many parts of the conversations, each by a model of the others, and keep a model of all; 0 judges on
-    one split"""
+    """judge on so many parts of the conversations, each by a model of the others, and keep a model of all; 0
+    judges on one split"""
     checkpoint: str = ""
     """a checkpoint whose likelihood (mean log-probability of a token) is judged beside the model"""
     seed: int = 0
@@ -104,7 +108,8 @@ class FitRewardConfig(Output, OnDevice):
 
 
 def main(config: FitRewardConfig) -> dict[str, Any]:
-    """Fits, judges and saves; returns headline figures. Raises UserError or OSError for what the user can fix."""
+    """Fits, judges and saves; returns headline figures. Raises UserError or OSError for what the user can
+    fix."""
     _check(config)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -142,16 +147,9 @@ def read_labels(config: FitRewardConfig) -> Preferences:
         bound = {"above": config.above, "below": config.below, "openings": _reads(config) == "reply"}
         ratings = list(preferences.ratings_of(_dialogs(config), config.reward, **bound))
         pairs += preferences.pairs_of_ratings(ratings, most_per_context=config.most_per_context)
-    where = config.run or config.data or ", ".join(config.logs)
-    good = sum(rating.good for rating in ratings)
-    if config.objective != "ratings" and not pairs:
-        hint = ": try --objective ratings" if 0 < good < len(ratings) else ""
-        expected = "expected two replies to one context of which one is preferred"
-        raise UserError(f"{where}: {expected}, found none among {len(ratings)} rated{hint}")
-    if config.objective != "pairs" and not 0 < good < len(ratings):
-        expected = f"--objective {config.objective}: expected good and bad replies"
-        raise UserError(f"{where}: {expected}, got {good} good ones of {len(ratings)} rated")
-    return Preferences(pairs, ratings)
+    labels = Preferences(pairs, ratings)
+    labels.check(config.objective, where=config.run or config.data or ", ".join(config.logs))
+    return labels
 
 
 def divisions(labels: Preferences, config: FitRewardConfig) -> Iterator[tuple[Preferences, Preferences]]:
@@ -171,23 +169,11 @@ def fitted(labels: Preferences, config: FitRewardConfig) -> TextReward | TfidfCl
     """A model of these labels."""
     if config.model_name_or_path == WORDS:
         return fit_words(labels, config.tfidf)
-    torch.manual_seed(config.seed)  # of the new weights
-    shape = {"max_length": config.max_length, "reads": config.reads}
-    if config.model_name_or_path:
-        is_folder = Path(config.model_name_or_path).is_dir()
-        base = resolve(config.model_name_or_path) if is_folder else config.model_name_or_path
-        reward = TextReward.from_base(base, **shape)
-    else:
-        shape |= {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
-        texts = (message["content"] for reply in labels.replies for message in preferences.conversation_of(reply))
-        reward = TextReward.new(texts, **shape)
-    reward.to(named_device(config.device))
-    pairs = labels.pairs if config.objective != "ratings" else []
-    ratings = [(rating.reply, rating.good) for rating in labels.ratings] if config.objective != "pairs" else []
-    with tqdm(unit="step", disable=True if config.quiet else None) as bar:
-        how = {"settings": config.fitting, "seed": config.seed}
-        fit(reward, pairs, ratings, **how, progress=lambda *told: _show(bar, *told))
-    return reward
+    shape = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    how = {"objective": config.objective, "settings": config.fitting, "seed": config.seed}
+    with fitting_bar(quiet=config.quiet) as progress:
+        reward = new_reward(labels, config.model_name_or_path, shape, config.max_length, config.reads, seed=config.seed)
+        return fit_labels(reward.to(named_device(config.device)), labels, **how, progress=progress)
 
 
 def _reads(config: FitRewardConfig) -> Reads:
@@ -239,12 +225,6 @@ def _write(out: Path, model: TextReward | TfidfClassifier, config: FitRewardConf
         f"{about['parameters']:,} parameters; seed {config.seed}",
     ]
     write_card(out / "README.md", facts, about["held_out"], words=config.model_name_or_path == WORDS)
-
-
-def _show(bar: tqdm, step: int, steps: int, loss: float) -> None:
-    bar.total = steps
-    bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-    bar.update(step - bar.n)
 
 
 def _check(config: FitRewardConfig) -> None:

@@ -1,9 +1,10 @@
-"""How well a judge (a reward model, a likelihood, a rule) agrees with what people said of replies. Arrays in, figures out.
+"""How well a judge (a reward model, a likelihood, a rule) agrees with what people said of replies. Arrays in,
+figures out.
 
     accuracy      share of preferences without ties that the judge has right; equal scores count half
-    chosen_good   of the replies to one context that the judge puts first, the share that people called good; equal scores share the place
-    random_good   the same for a reply chosen by chance: the share of good ones among all
-    auc           how often a good reply of any context scores above a bad one of any
+    chosen_good   of the replies to one context that the judge puts first, the share that people called good;
+    equal scores share the place random_good   the same for a reply chosen by chance: the share of good ones
+    among all auc           how often a good reply of any context scores above a bad one of any
 
 `log_odds_measures` and `calibration` are for models whose score differences are log-odds.
 The unit of every interval is the conversation, since pairs within one are alike.
@@ -34,7 +35,8 @@ Scores = Mapping[str, float]  # reply id -> what a judge says of it
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What people said of replies that no judge was fitted to. Replies are known by their ids, and each is of a conversation."""
+    """What people said of replies that no judge was fitted to. Replies are known by their ids, and each is of
+    a conversation."""
 
     pairs: Sequence[tuple[str, str, float, str]]  # both replies, P(first preferred), conversation
     ratings: Sequence[tuple[str, bool, str]]  # reply, is it good, conversation
@@ -57,8 +59,8 @@ class HeldOut:
 
 
 def judged(said: HeldOut, scores: Mapping[str, Scores], *, noise: float, zero: bool) -> dict[str, Any]:
-    """Figures of all judges with 95 % intervals over conversations, and the model's advantage over each other judge that
-    judged every reply.
+    """Figures of all judges with 95 % intervals over conversations, and the model's advantage over each other
+    judge that judged every reply.
 
     Args:
         scores: of each judge; MODEL is the one whose differences are log-odds.
@@ -147,7 +149,8 @@ def pair_accuracy(first: np.ndarray, second: np.ndarray, preferred: np.ndarray, 
 
 
 def choice_measures(contexts: Sequence[tuple[np.ndarray, np.ndarray]], unit: np.ndarray) -> dict[str, Measure]:
-    """(scores (N,), good (N,)) of the replies to each of C contexts, and the number of each context's conversation (C,)."""
+    """(scores (N,), good (N,)) of the replies to each of C contexts, and the number of each context's
+    conversation (C,)."""
     chosen = [good[scores == scores.max()].mean() for scores, good in contexts]
     at_random = [good.mean() for _, good in contexts]
     return {"chosen_good": _per_unit(np.array(chosen), unit, unit), "random_good": _per_unit(np.array(at_random), unit, unit)}
@@ -162,7 +165,8 @@ def log_odds_measures(difference: np.ndarray, preferred: np.ndarray, unit: np.nd
 
 
 def calibration(difference: np.ndarray, preferred: np.ndarray) -> tuple[float | None, list[dict[str, Any]]]:
-    """(error, bins) over labels without ties: how sure the model is of the side that it prefers, and how often that is right.
+    """(error, bins) over labels without ties: how sure the model is of the side that it prefers, and how
+    often that is right.
 
     The error is the mean distance of the two, weighted by labels (ECE); None without a label.
     """
@@ -188,7 +192,8 @@ def _per_unit(values: np.ndarray, unit: np.ndarray, every: np.ndarray) -> Measur
 
 
 def _measures(said: HeldOut, scores: Scores, noise: float | None) -> dict[str, Measure]:
-    """`noise`: of scores whose differences are log-odds, the share of preferences that they took to be random."""
+    """`noise`: of scores whose differences are log-odds, the share of preferences that they took to be
+    random."""
     found: dict[str, Measure] = {}
     units = said.units
     if said.pairs:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.config import read_yaml
+from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.readers import Bad, find_logs, read_log
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import split_key
@@ -91,6 +92,13 @@ def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterat
         chosen, rejected = ([{"role": "assistant", "content": reply.text}] for reply in (better, worse))
         prompt = [{"role": message["role"], "content": message["content"]} for message in better.context]
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": 1.0, "rejected_reward": 0.0, "ids": list(ids)}
+
+
+def write_trl(path: Path, labels: Iterable[Label], segments: Mapping[str, Segment]) -> int:
+    """Writes these rows, whole or not at all; how many."""
+    rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in trl_rows(labels, segments)]
+    write_text_atomically(path, "".join(rows))
+    return len(rows)
 
 
 def _reply(segment: Segment, label: Label) -> Reply:

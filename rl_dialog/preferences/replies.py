@@ -1,7 +1,7 @@
 """Preferences over replies: pairs and ratings, where they come from, and which of them are held out.
 
-What is said in one conversation stays on one side of a split: `group_of` names it, as `data/splits.py` does for dialogs.
-"""
+What is said in one conversation stays on one side of a split: `group_of` names it, as `data/splits.py` does
+for dialogs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class ReplyPair:
-    """Two replies to one context, and P(first preferred): 1, 0, or .5 for a tie. Raises UserError for anything else."""
+    """Two replies to one context, and P(first preferred): 1, 0, or .5 for a tie. Raises UserError for
+    anything else."""
 
     first: Reply
     second: Reply
@@ -63,6 +64,18 @@ class Preferences:
         """Those of replies that `keep` says yes to."""
         return Preferences([pair for pair in self.pairs if keep(pair.first)], [rating for rating in self.ratings if keep(rating.reply)])
 
+    def check(self, objective: str, *, where: str) -> None:
+        """Raises UserError where there is nothing that `pairs`, `ratings` or `both` can learn from."""
+        good = sum(rating.good for rating in self.ratings)
+        mixed = 0 < good < len(self.ratings)
+        if objective != "ratings" and not self.pairs:
+            hint = ": try --objective ratings" if mixed else ""
+            expected = "expected two replies to one context of which one is preferred"
+            raise UserError(f"{where}: {expected}, found none among {len(self.ratings)} rated{hint}")
+        if objective != "pairs" and not mixed:
+            expected = f"--objective {objective}: expected good and bad replies"
+            raise UserError(f"{where}: {expected}, got {good} good ones of {len(self.ratings)} rated")
+
     @property
     def replies(self) -> list[Reply]:
         return [*(reply for pair in self.pairs for reply in (pair.first, pair.second)), *(rating.reply for rating in self.ratings)]
@@ -71,9 +84,8 @@ class Preferences:
 def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int, Reply]]:
     """(message, reply) of all replies that have something before them; with `openings` also one that has not.
 
-    A message without text is the JSON of its tool calls. What the dialog says of a reply (reward, feedback) stays in
-    `source`, beside where it is from.
-    """
+    A message without text is the JSON of its tool calls. What the dialog says of a reply (reward, feedback)
+    stays in `source`, beside where it is from."""
     plain = [{"role": message["role"], "content": said(message)} for message in dialog.messages]
     for i in dialog.replies:
         if i or openings:
@@ -89,7 +101,8 @@ def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int,
 
 
 def as_dialog(reply: Reply) -> Dialog:
-    """The reply as a Dialog that rewards can judge: its context counts for nothing, and what was said of the reply stands in its message."""
+    """The reply as a Dialog that rewards can judge: its context counts for nothing, and what was said of the
+    reply stands in its message."""
     context = [{**message, "weight": 0} if message["role"] == "assistant" else dict(message) for message in reply.context]
     judged = {name: reply.source[name] for name in JUDGED if name in reply.source}
     return Dialog(reply.id, [*context, {"role": "assistant", "content": reply.text, **judged}])
@@ -106,7 +119,8 @@ def split_of(reply: Reply, *, validation: float, test: float = 0.0, seed: int = 
 
 
 def ratings_of(dialogs: Iterable[Dialog], component: str, *, above: float = 0.0, below: bool = False, openings: bool = False) -> Iterator[Rating]:
-    """The replies that a component of the rewards applies to, good where it is above a bound; `below` turns this round.
+    """The replies that a component of the rewards applies to, good where it is above a bound; `below` turns
+    this round.
 
     `openings`: also those that open their conversation.
     """
@@ -128,7 +142,8 @@ def held_out(labels: Preferences, splits: Sequence[str], *, validation: float, s
 
 
 def folds(labels: Preferences, count: int, *, seed: int) -> Iterator[tuple[Preferences, Preferences]]:
-    """`count` times (the other conversations, a part of them): in the order of a hash they are dealt out in turn.
+    """`count` times (the other conversations, a part of them): in the order of a hash they are dealt out in
+    turn.
 
     Raises UserError for too few of them.
     """
@@ -145,7 +160,8 @@ def folds(labels: Preferences, count: int, *, seed: int) -> Iterator[tuple[Prefe
 
 
 def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment]) -> list[ReplyPair]:
-    """The comparable ones, with their replies from `segments`. Raises UserError for labels of clips, and of replies to different contexts."""
+    """The comparable ones, with their replies from `segments`. Raises UserError for labels of clips, and of
+    replies to different contexts."""
     found = []
     for label in labels:
         if label.preference is None:
@@ -158,12 +174,14 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
 
 
 def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) -> list[ReplyPair]:
-    """Pairs of different texts in one context of which the first earned more, the widest first; of equal texts the first one counts."""
+    """Pairs of different texts in one context of which the first earned more, the widest first; of equal
+    texts the first one counts."""
     return [ReplyPair(better.reply, worse.reply) for found in by_context(ratings) for better, worse in _widest(found, most_per_context)]
 
 
 def by_context(ratings: Iterable[Rating]) -> list[list[Rating]]:
-    """The ratings of each context, one for each text: the first. Replies that open a conversation share none."""
+    """The ratings of each context, one for each text: the first. Replies that open a conversation share
+    none."""
     at: dict[str, dict[str, Rating]] = {}
     for rating in (rating for rating in ratings if rating.reply.context):
         at.setdefault(json.dumps(list(_turns(rating.reply.context))), {}).setdefault(rating.reply.text, rating)

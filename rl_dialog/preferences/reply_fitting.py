@@ -1,18 +1,20 @@
 """How a reward model learns from preferences over replies, and judges beside it that learn next to nothing.
 
-    pairs    two replies to one context and P(first preferred)    Bradley and Terry with noise, of the two scores
-    ratings  a reply and whether it is good                       -log sigmoid(score), of a bad one -log sigmoid(-score)
+    pairs    two replies to one context and P(first preferred)    Bradley and Terry with noise, of the two
+    scores ratings  a reply and whether it is good                       -log sigmoid(score), of a bad one
+    -log sigmoid(-score)
 
-Pairs fix differences between replies to one context; ratings compare replies of all contexts, and so teach from contexts
-with one reply, too.
-"""
+Pairs fix differences between replies to one context; ratings compare replies of all contexts, and so teach
+from contexts with one reply, too."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +22,9 @@ from torch.nn import functional as F
 
 from rl_dialog.data.by_length import shuffled_batches
 from rl_dialog.errors import UserError
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.reward_model import preference_loss
-from rl_dialog.models.text_reward import TextReward
+from rl_dialog.models.text_reward import Reads, TextReward
 from rl_dialog.preferences.replies import Preferences, ReplyPair, conversation_of
 from rl_dialog.preferences.segments import Reply
 from rl_dialog.rewards.fitted import ReplyReward
@@ -29,6 +32,7 @@ from rl_dialog.rewards.tfidf import TfidfClassifier, TfidfSettings
 from rl_dialog.rewards.words import words
 from rl_dialog.training.fitting import Progress, minimise
 
+Objective = Literal["pairs", "ratings", "both"]
 Scores = dict[str, float]  # reply id -> score
 
 
@@ -37,8 +41,8 @@ class Fitting:
     """How a reward model over text is fitted. Raises UserError for a number out of its range."""
 
     learning_rate: float = 1e-3
-    """AdamW's learning rate at its highest, after a tenth of the steps; it falls to 0. 1e-5 is usual for a large
-    pretrained model"""
+    """AdamW's learning rate at its highest, after a tenth of the steps; it falls to 0. 1e-5 is usual for a
+    large pretrained model"""
     batch_size: int = 16
     """pairs, and as many ratings, that a step learns from"""
     epochs: float = 4.0
@@ -64,7 +68,8 @@ def fit(
     seed: int = 0,
     progress: Progress = lambda step, steps, loss: None,
 ) -> None:
-    """Trains all weights on pairs, on ratings (reply, is it good), or on both: the mean losses of a batch of each are added.
+    """Trains all weights on pairs, on ratings (reply, is it good), or on both: the mean losses of a batch of
+    each are added.
 
     Raises UserError where there is nothing to learn from.
     """
@@ -86,6 +91,24 @@ def fit(
     rate = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
     minimise(reward.model, batch_loss, steps=steps, **rate, progress=progress)
     reward.model.config.rated = bool(rated)
+
+
+def new_reward(labels: Preferences, base: str, shape: Mapping[str, int], max_length: int, reads: Reads, *, seed: int = 0) -> TextReward:
+    """A model with a new head on a pretrained `base`, a folder or hub name, or a new encoder of this shape, whose
+    tokenizer knows the words of the labels. Raises UserError for a base that cannot be loaded."""
+    torch.manual_seed(seed)  # of the new weights
+    if base:
+        return TextReward.from_base(resolve(base) if Path(base).is_dir() else base, max_length=max_length, reads=reads)
+    texts = (message["content"] for reply in labels.replies for message in conversation_of(reply))
+    return TextReward.new(texts, **shape, max_length=max_length, reads=reads)
+
+
+def fit_labels(reward: TextReward, labels: Preferences, *, objective: Objective, **how: Any) -> TextReward:
+    """Trains it on what the objective is about; itself. `how`: arguments of `fit`."""
+    pairs = labels.pairs if objective != "ratings" else []
+    ratings = [(rating.reply, rating.good) for rating in labels.ratings] if objective != "pairs" else []
+    fit(reward, pairs, ratings, **how)
+    return reward
 
 
 def fit_words(labels: Preferences, settings: TfidfSettings | None = None) -> TfidfClassifier:

@@ -1,4 +1,5 @@
-"""The models that `fit_reward` writes, of either kind: word counts (tfidf.py), or a transformer (models/text_reward.py)."""
+"""The models that `fit_reward` writes, of either kind: word counts (tfidf.py), or a transformer
+(models/text_reward.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class ReplyReward(Protocol):
 
 
 def load_reward_model(path: str | Path, *, device: Any = "cpu") -> ReplyReward:
-    """What scores the last message of conversations: a model of ours, or one of TRL's. Raises UserError for anything else."""
+    """What scores the last message of conversations: a model of ours, or one of TRL's. Raises UserError for
+    anything else."""
     if (Path(path) / FILE).is_file():
         return TfidfClassifier.load(path)
     from rl_dialog.models.text_reward import TextReward
@@ -29,7 +31,8 @@ def load_reward_model(path: str | Path, *, device: Any = "cpu") -> ReplyReward:
 
 
 def judges_texts(path: str) -> bool:
-    """Is there a model of ours? Only its folder is looked at; a classifier of labels, or one on the hub, is none."""
+    """Is there a model of ours? Only its folder is looked at; a classifier of labels, or one on the hub, is
+    none."""
     try:
         return (Path(path) / FILE).is_file() or "rated" in json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -37,7 +40,8 @@ def judges_texts(path: str) -> bool:
 
 
 def text_probabilities(path: str) -> Callable[[Sequence[str]], list[float]]:
-    """Texts to how likely each is a good one. Raises UserError for a model of preferences, whose scores have no zero."""
+    """Texts to how likely each is a good one. Raises UserError for a model of preferences, whose scores have
+    no zero."""
     model = load_reward_model(path)
     if isinstance(model, TfidfClassifier):
         return model

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from rl_dialog.training.optim import learning_rate_at, make_optimizer
 
 WARMUP = 0.1  # share of the steps
 Progress = Callable[[int, int, float], None]  # hears the step, how many there are, and the loss
+
+
+@contextmanager
+def fitting_bar(*, quiet: bool) -> Iterator[Progress]:
+    """A bar of the steps and the loss, where there is a terminal."""
+    with tqdm(unit="step", disable=True if quiet else None) as bar:
+
+        def show(step: int, steps: int, loss: float) -> None:
+            bar.total = steps
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            bar.update(step - bar.n)
+
+        yield show
 
 
 def minimise(

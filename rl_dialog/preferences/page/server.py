@@ -46,6 +46,12 @@ class PageServer:
             raise UserError(f"the page at {self.url} ended by itself")
         return {"url": self.url}
 
+    def __enter__(self) -> PageServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Ends it, once its running requests are answered."""
         self._server.should_exit = True
