@@ -21,7 +21,10 @@ them.
 import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
+
+import yaml
 
 from envs.atari import AtariVector, EnduroVector, PongVector
 from envs.moving_dot import MovingDotVector
@@ -57,6 +60,20 @@ def control_env(name: str) -> Callable[..., Any]:
     if ":" not in name:
         return _choose(name, ("moving_dot", "pong", "enduro", "atari"), "numbers or pictures")
     return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
+
+
+def vectors_of(name: str, options: str = "") -> partial:
+    """The constructor of `control_env` with options as text, `observations=position,continuous=true`.
+
+    Raises UserError for an unknown name, and for options that are not written so.
+    """
+    values = {}
+    for part in filter(None, options.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"--env_options: expected name=value,name=value, got {part!r}")
+        values[key.strip()] = yaml.safe_load(value)
+    return partial(control_env(name), **values)
 
 
 def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:

@@ -1,20 +1,20 @@
 """Compare clips or replies of a run: in this terminal, or on a page for browsers.
 
-    python -m pipelines.label --run runs/dot                                   L, R, E or blank; U takes back, P is a break, Q leaves
-    python -m pipelines.label --run runs/dot --new_token ann                   a labeller's access token, shown once
-    python -m pipelines.label --run runs/dot --page --host 0.0.0.0             the page, for everybody with a token
-    python -m pipelines.label --run runs/dot --page --open                     the page for yourself: this machine only, without tokens
-    python -m pipelines.label --run runs/dot --page --backend ray              the page on Ray Serve, which starts it anew when it dies
+    python -m pipelines.label --run runs/dot                           L, R, E, blank; U takes back, P is a
+    break, Q leaves python -m pipelines.label --run runs/dot --new_token ann           a labeller's access
+    token, shown once python -m pipelines.label --run runs/dot --page --host 0.0.0.0     the page, for
+    everybody with a token python -m pipelines.label --run runs/dot --page --open             the page for
+    yourself, without tokens python -m pipelines.label --run runs/dot --page --backend ray      on Ray Serve,
+    which starts it anew when it dies
 
-The run may be under way (`prefer` writes the pairs) or over. Any number of people label at once, nobody gets a pair that another one has.
-"""
+The run may be under way (`prefer` writes the pairs) or over. Any number of people label at once, nobody gets
+a pair that another one has."""
 
 from __future__ import annotations
 
 import getpass
 import json
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from rl_dialog.preferences.frames import Draw, draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Segments
-from rl_dialog.run import OnCluster, Quiet, handling, is_loopback, run, told_to_end
+from rl_dialog.run import OnCluster, Quiet, interrupted_once, is_loopback, run, told_to_end
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class LabelConfig(Quiet, OnCluster):
     labeller: str = ""
     """your name in the log, in the terminal and with --open; by default your name on this machine"""
     token: str = ""
-    """in place of a name: label in the terminal as the labeller whose token this is; RL_DIALOG_TOKEN says the same unseen by others"""
+    """in place of a name: label in the terminal as the labeller whose token this is; RL_DIALOG_TOKEN says the
+    same unseen by others"""
     page: bool = False
     """serve the page until Ctrl-C"""
     backend: Literal["local", "ray"] = "local"
-    """local: one plain process serves the page; ray: Ray Serve on a cluster, where the page's address ends in /labels/"""
+    """local: one plain process serves the page; ray: Ray Serve on a cluster, where the page's address ends in
+    /labels/"""
     host: str = "127.0.0.1"
     """address of the page"""
     port: int = 8001
@@ -68,12 +70,16 @@ class LabelConfig(Quiet, OnCluster):
 
 
 def main(config: LabelConfig) -> dict[str, Any]:
-    """Labels, or serves, until it is told to end; what was done. Raises UserError for a run that is not there and for a page open to everybody."""
+    """Labels, or serves, until it is told to end; what was done.
+
+    Raises UserError for a run that is not there and for a page open to everybody.
+    """
     folder = Path(config.run)
     if not config.run or not folder.is_dir():
         raise UserError(f"--run: expected the folder of a run, got {config.run!r}")
     if config.lease < 1 or config.idle < 1:
-        raise UserError(f"expected at least 1 second as --lease and --idle, got {config.lease:g} and {config.idle:g}")
+        got = f"got {config.lease:g} and {config.idle:g}"
+        raise UserError(f"expected at least 1 second as --lease and --idle, {got}")
     settings = read_yaml(str(folder / "prefer.yaml")) if (folder / "prefer.yaml").is_file() else {}
     url = config.labels or settings.get("labels") or f"sqlite:///{folder / 'labels.db'}"
     log = LabelLog(url)
@@ -90,7 +96,8 @@ def main(config: LabelConfig) -> dict[str, Any]:
 
 
 def drawing(settings: dict[str, Any]) -> Draw:
-    """How observations of a run look: as the environment of its prefer.yaml says; without one they are pictures."""
+    """How observations of a run look: as the environment of its prefer.yaml says; without one they are
+    pictures."""
     return control_env(settings["env"]).draw if "env" in settings else draw_pixels
 
 
@@ -101,7 +108,7 @@ def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
     labeller = log.labeller_of(token) if token else _name(config)
     if labeller is None:
         raise UserError("--token: expected the token of a labeller, got one that nobody has or that was revoked")
-    with _interrupted_once():
+    with interrupted_once():
         more = {"draw": draw, "files": RunFiles(config.run), "lease": config.lease, "idle": config.idle}
         terminal = TerminalLabeller(log, Segments(Path(config.run) / "clips"), labeller, **more)
         return terminal.run()
@@ -109,12 +116,15 @@ def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
 
 def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str, Any]:
     if config.open and not is_loopback(config.host):
-        raise UserError(f"--open: expected --host 127.0.0.1, got {config.host}: who is not at this machine needs a token (--new_token NAME)")
+        others = "who is not at this machine needs a token (--new_token NAME)"
+        raise UserError(f"--open: expected --host 127.0.0.1, got {config.host}: {others}")
     if not config.open and not any(one["active"] for one in log.labellers().values()):
-        raise UserError("expected somebody with a token: make one with --new_token NAME, or serve this machine alone with --open")
-    options = {"draw": draw, "title": config.title, "lease": config.lease, "idle": config.idle, "labeller": _name(config) if config.open else None}
-    place = _on_ray(config, url, options) if config.backend == "ray" else _here(config, log, options)
-    with place as (address, alive), told_to_end() as end:  # in this order: Ray has a handler of its own for termination signals
+        remedy = "make one with --new_token NAME, or serve this machine alone with --open"
+        raise UserError(f"expected somebody with a token: {remedy}")
+    options = {name: getattr(config, name) for name in ("title", "lease", "idle")}
+    options |= {"draw": draw, "labeller": _name(config) if config.open else None}
+    # In this order: Ray has a handler of its own for termination signals.
+    with _page(config, log, url, options) as (address, alive), told_to_end() as end:
         print(json.dumps({"ready": address, "run": f"{address}run", "needs_token": not config.open}), flush=True)
         say = Console(quiet=config.quiet, stderr=True, highlight=False).print
         say(f"labels   {address}{'' if config.open else '#token=YOUR_TOKEN'}\nthe run  {address}run")
@@ -125,50 +135,25 @@ def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str
 
 
 @contextmanager
-def _here(config: LabelConfig, log: LabelLog, options: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """The page in this process: its address, and whether it is still there."""
+def _page(config: LabelConfig, log: LabelLog, url: str, options: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """The page here or on Ray Serve: its address, and whether it is still there."""
+    place = {"host": config.host, "port": config.port}
+    if config.backend == "ray":
+        from rl_dialog.cluster.label_page import page_on_ray
+
+        with page_on_ray(config.address, url, config.run, **place, **options) as page:
+            yield page
+        return
     from rl_dialog.preferences.page.app import create_page
     from rl_dialog.preferences.page.server import PageServer
 
     app = create_page(log, Segments(Path(config.run) / "clips"), run=config.run, **options)
-    server = PageServer(app, host=config.host, port=config.port)
-    try:
+    with PageServer(app, **place) as server:
         yield f"{server.url}/", server.alive
-    finally:
-        server.close()
-
-
-@contextmanager
-def _on_ray(config: LabelConfig, url: str, options: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """The same on Ray Serve."""
-    from rl_dialog.cluster.data import connect
-    from rl_dialog.cluster.label_page import page_runs, serve_page, stop_page
-
-    with connect(config.address or None):
-        address = serve_page(url, config.run, host=config.host, port=config.port, **options)
-        try:
-            yield address, page_runs
-        finally:
-            if page_runs():
-                stop_page()
 
 
 def _name(config: LabelConfig) -> str:
     return config.labeller or getpass.getuser()
-
-
-@contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """Ctrl-C, a termination signal and the end of the terminal interrupt the block; those that come after the first do not disturb its end."""
-    came: list[int] = []
-
-    def interrupt(number: int, _: Any) -> None:
-        came.append(number)
-        if len(came) == 1:
-            raise KeyboardInterrupt
-
-    with handling(interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        yield
 
 
 if __name__ == "__main__":

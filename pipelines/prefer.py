@@ -1,12 +1,14 @@
 """Teach a policy by comparing clips of what it does: it learns from the reward that explains the answers.
 
-    python -m pipelines.prefer --env moving_dot --labeller oracle --output_dir runs/dot          the environment's true reward answers
-    python -m pipelines.prefer --env pong --output_dir runs/pong                                 people answer, on the page that it names
-    python -m pipelines.prefer --env moving_dot --mode original-rewards --output_dir runs/true   the yardstick: the true reward
+    python -m pipelines.prefer --env pong --output_dir runs/pong
+    python -m pipelines.prefer --env moving_dot --labeller oracle --output_dir runs/dot
+    python -m pipelines.prefer --env moving_dot --mode original-rewards --output_dir runs/true
 
-Killed, or to go on for longer: the same command with `--resume`. What changed of its settings is shown. `--mode gather` and
-`--mode pretrain` are the first two parts of `train`, for which others may answer in between (`python -m pipelines.label`).
-Into the output folder go
+The first is for people, who answer on the page that it names; in the second the environment's true reward
+answers, and the third is the yardstick: the true reward. Killed, or to go on for longer: the same command
+with `--resume`. What changed of its settings is shown. `--mode gather` and `--mode pretrain` are the first
+two parts of `train`, for which others may answer in between (`python -m pipelines.label`); each next part
+goes on with `--resume`. Into the output folder go
 
     labels.db            every query, showing and answer (or the database that --labels names)
     clips/               what was compared
@@ -19,124 +21,97 @@ rl_dialog/preferences/README.md describes the roles, the settings and every metr
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pipelines.label import drawing
-from pipelines.prefer_settings import PreferConfig, make_envs, resolved, suited
+import tyro
+
+from envs import vectors_of
 from rl_dialog.config import read_yaml, to_dict
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.exchange import open_labels
+from rl_dialog.preferences.exchange import take_over
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.labellers import Oracle
-from rl_dialog.preferences.schedule import AnnotationSchedule
-from rl_dialog.preferences.segments import Segments
-from rl_dialog.run import HOW, at_least, claim_output, require, run
+from rl_dialog.preferences.run_files import RunFiles
+from rl_dialog.preferences.settings import PreferenceRun, Suited, completed, suited_groups, suited_to
+from rl_dialog.run import HOW, OnCluster, ResumableOutput, at_least, claim_output, is_loopback, require, run
 from rl_dialog.training.logger import Logger, following
 
-FIXED = ("env", "env_options", "model", "algorithm", "num_envs", "synchronous")  # a run is gone on with only where these are the same
+FIXED = ("env", "env_options", "model", "algorithm", "num_envs", "synchronous")  # --resume takes no others
+MODES = {  # what users of the 2018 reproduction type
+    "train_policy_with_preferences": "train",
+    "gather_initial_prefs": "gather",
+    "pretrain_reward_predictor": "pretrain",
+    "train_policy_with_original_rewards": "original-rewards",
+}
+
+
+@dataclass(frozen=True)
+class PreferConfig(PreferenceRun, ResumableOutput, OnCluster):
+    """Who learns, from whose labels."""
+
+    output_dir: Annotated[str, tyro.conf.arg(aliases=["--log-dir"])] = ""
+    """the folder of the run"""
+    env_options: str = ""
+    """arguments of the environment, `observations=position,continuous=true`"""
+    synchronous: bool = False
+    """one role after the other in one process, reproducible to the bit; for oracles"""
+    report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
+    """where metrics go besides metrics.jsonl"""
+    synthetic_prefs: bool = False
+    """the original's name of --labeller oracle"""
+    million_timesteps: float | None = None
+    """the original's way to say --steps"""
+    lr: float | None = None
+    """the original's name of the learning rate"""
+    ent_coef: float | None = None
+    """the original's name of the weight of the policy's entropy"""
+    lr_zero_million_timesteps: float | None = None
+    """the original's way to say lr_zero_steps"""
+
+
+def suited(config: PreferConfig) -> dict[str, Any]:
+    """Settings of the policy, the reward and the queries that suit the environment, `load_config`'s."""
+    steps = _given_steps(config)
+    return suited_groups(_suited(config), _suited(config).steps if steps is None else steps)
+
+
+def resolved(config: PreferConfig) -> PreferConfig:
+    """With numbers that suit the environment where none are given, and the original's names carried over to
+    ours."""
+    given = {"learning_rate": config.lr, "entropy_coeff": config.ent_coef}
+    if config.lr_zero_million_timesteps is not None:
+        given["lr_zero_steps"] = int(config.lr_zero_million_timesteps * 1e6)
+    given = {name: value for name, value in given.items() if value is not None}
+    originals = ("lr", "ent_coef", "lr_zero_million_timesteps", "million_timesteps")
+    ours = replace(
+        config,
+        mode=MODES.get(config.mode, config.mode),
+        labeller="oracle" if config.synthetic_prefs else config.labeller,
+        labels=config.labels or f"sqlite:///{Path(config.output_dir) / 'labels.db'}",
+        steps=_given_steps(config),
+        ppo=replace(config.ppo, **given),
+        a2c=replace(config.a2c, **given),
+        synthetic_prefs=False,
+        **dict.fromkeys(originals),
+    )
+    return completed(ours, _suited(config))
 
 
 def main(config: PreferConfig) -> dict[str, Any]:
-    """Runs the mode; headline figures. Raises UserError or OSError for what cannot be, RuntimeError where a role cannot be kept alive."""
+    """Runs the mode; headline figures. Raises UserError or OSError for what cannot be."""
     config = resolved(config)
     _check(config)
     out = _begin(config)
     began = time.perf_counter()
-    result = {"train": _train, "gather": _train, "pretrain": _pretrain, "original-rewards": _original}[config.mode](config, out)
-    return {"mode": config.mode, **result, "seconds": round(time.perf_counter() - began, 1), "output_dir": str(out)}
-
-
-def placed(config: PreferConfig, gpus: float) -> PreferConfig:
-    """With a device that there is, of so many GPUs. Raises UserError where a GPU is asked for and there is none."""
-    if config.device == "cuda" and not gpus:
-        raise UserError("--device cuda: expected a GPU that torch and Ray know of, found none")
-    if config.device != "auto":
-        return config
-    envs = make_envs(config)(1)
-    pictures = len(envs.single_observation_space.shape) == 3
-    envs.close()
-    return replace(config, device="cuda" if gpus and pictures else "cpu")
-
-
-def plan_of(config: PreferConfig, out: Path, *, gpus: float = 0.0) -> Any:
-    """The roles of a run, as constructors. `gpus`: how many there are."""
-    from rl_dialog.cluster.preferences import Plan
-
-    config = placed(config, gpus)
-    total = AnnotationSchedule(config.budget, config.steps, config.initial_labels, config.schedule, config.schedule_scale)
-    labellers = {"oracle": partial(make_oracle, config, out), "page": partial(make_page, config, out)}
-    return Plan(
-        learner=partial(make_learner, config, out),
-        asker=partial(make_asker, config, out),
-        teacher=None if config.mode == "gather" else partial(make_teacher, config, out),
-        labellers={} if config.labeller == "none" else {config.labeller: labellers[config.labeller]},
-        wanted=total.labels_wanted,
-        steps=config.steps,
-        budget=config.budget,
-        clips=config.clips,
-        gather=config.initial_labels if config.mode == "gather" else 0,
-        max_staleness=config.max_staleness,
-        gpus=min(1.0, gpus / 2) if config.device == "cuda" else 0.0,
-        paced=config.labeller == "oracle",
-    )
-
-
-def make_learner(config: PreferConfig, out: Path, *, learned: bool = True) -> Any:
-    from rl_dialog.cluster.preference_learner import Learner, LearnerSettings
-
-    envs = make_envs(config)
-    names = ("seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "averaging", "device")
-    more = {"envs": config.num_envs, "workers": config.num_workers, "checkpoint": config.model_name_or_path}
-    more |= {name: getattr(config, name) for name in names}
-    ppo = config.ppo if config.algorithm == "ppo" else config.a2c
-    return Learner(LearnerSettings(config.env, envs, ppo, envs.func.clip_length, learned=learned, **more), out)
-
-
-def make_asker(config: PreferConfig, out: Path) -> Any:
-    from rl_dialog.preferences.roles import Asker
-
-    task = config.queries.task or make_envs(config).func.task
-    pool = config.budget if config.labeller == "oracle" else None
-    least = min(config.clips, 2 * config.initial_labels, 200)
-    settings = replace(config.queries, task=task)
-    return Asker(LabelLog(config.labels), Segments(out / "clips"), settings, capacity=config.clips, least=least, pool=pool, seed=config.seed)
-
-
-def make_teacher(config: PreferConfig, out: Path) -> Any:
-    from rl_dialog.cluster.preference_learner import reward_shape
-    from rl_dialog.preferences.roles import Teacher
-
-    model = config.model
-    shape = reward_shape(make_envs(config), hidden=model.hidden, **{name: getattr(model, name) for name in vars(model) if name != "hidden"})
-    enough = 1 if config.labels_from or config.mode == "pretrain" else config.initial_labels
-    passes = {"enough": enough, "first_epochs": config.first_epochs, "epochs": config.epochs, "start": config.reward_model}
-    more = {**passes, "seed": config.seed, "device": config.device}
-    return Teacher(LabelLog(config.labels), Segments(out / "clips"), out / "reward", shape, config.reward, **more)
-
-
-def make_oracle(config: PreferConfig, out: Path) -> Any:
-    from rl_dialog.preferences.roles import OracleLabeller
-
-    oracle = Oracle(**vars(config.oracle), seed=config.seed)
-    return OracleLabeller(LabelLog(config.labels), Segments(out / "clips"), oracle)
-
-
-def make_page(config: PreferConfig, out: Path) -> Any:
-    from rl_dialog.preferences.page.app import create_page
-    from rl_dialog.preferences.page.server import PageServer
-
-    open_to_all = config.page_host in ("127.0.0.1", "localhost", "::1")
-    draw = drawing({"env": config.env})
-    app = create_page(LabelLog(config.labels), Segments(out / "clips"), draw=draw, labeller="you" if open_to_all else None, run=out)
-    return PageServer(app, host=config.page_host, port=config.page_port)
+    modes = {"train": _train, "gather": _train, "pretrain": _pretrain, "original-rewards": _original}
+    result = modes[config.mode](config, out)
+    seconds = round(time.perf_counter() - began, 1)
+    return {"mode": config.mode, **result, **RunFiles(out).latest(), "seconds": seconds, "output_dir": str(out)}
 
 
 def _train(config: PreferConfig, out: Path) -> dict[str, Any]:
@@ -144,110 +119,82 @@ def _train(config: PreferConfig, out: Path) -> dict[str, Any]:
     import torch
 
     from rl_dialog.cluster.data import connect
+    from rl_dialog.cluster.preference_plan import plan_of
     from rl_dialog.cluster.preferences import Supervisor, run_in_turn
 
     with nullcontext() if config.synchronous else connect(config.address or None):
         gpus = torch.cuda.device_count() if config.synchronous else ray.cluster_resources().get("GPU", 0)
-        plan = plan_of(config, out, gpus=gpus)
+        person = "you" if is_loopback(config.page_host) else None
+        plan = plan_of(config, _make_envs(config), out, gpus=gpus, person=person)
         with _logged(config, out) as log:
             run_in_turn(plan, out, log) if config.synchronous else Supervisor(plan, out, log).run()
     counts = LabelLog(config.labels, create=False).counts()
-    return {**figures(out), "labels": counts["labels"], "ties": counts["ties"], "skipped": counts["skipped"], **_latest(out)}
+    return RunFiles(out).headline() | {name: counts[name] for name in ("labels", "ties", "skipped")}
 
 
 def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
     import torch
 
-    teacher = make_teacher(placed(config, torch.cuda.device_count()), out)
+    from rl_dialog.cluster.preference_plan import make_teacher, placed
+
+    make_envs = _make_envs(config)
+    teacher = make_teacher(placed(config, make_envs, torch.cuda.device_count()), make_envs, out)
     with _logged(config, out) as log:
         metrics = teacher.step()
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
     if not teacher.version:
         raise UserError(f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them")
-    return {**{name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics}, **_latest(out)}
+    return {name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics}
 
 
 def _original(config: PreferConfig, out: Path) -> dict[str, Any]:
     import torch
 
     from rl_dialog.cluster.data import connect
+    from rl_dialog.cluster.preference_plan import make_learner, placed
 
+    make_envs = _make_envs(config)
     with connect(config.address or None) if config.num_workers else nullcontext(), _logged(config, out) as log:
-        learner = make_learner(placed(config, torch.cuda.device_count()), out, learned=False)
-        while learner.steps < config.steps:
-            metrics, _ = learner.step()
-            log(int(metrics.pop("steps")), {name: value for name, value in metrics.items() if name.startswith(("train/", "eval/"))})
-            if metrics["due"]:
-                learner.save()
-        learner.save()
-    return {**figures(out), **_latest(out)}
+        learner = make_learner(placed(config, make_envs, torch.cuda.device_count()), make_envs, out, learned=False)
+        learner.run(config.steps, log)
+    return RunFiles(out).headline()
 
 
-def figures(out: Path) -> dict[str, Any]:
-    """Of the run's metrics: the mean true return of the last tenth of its episodes, and of the last evaluation."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    ended = [(line["train/return"], line["train/episodes"]) for line in lines if line.get("train/return") is not None]
-    evaluated = [line for line in lines if line.get("eval/return") is not None]
-    found: dict[str, Any] = {"steps": lines[-1]["step"] if lines else 0}
-    if ended:
-        last, left = [], sum(count for _, count in ended) / 10
-        while ended and left > 0:
-            value, count = ended.pop()
-            last.append((value, min(count, left)))
-            left -= count
-        found["return"] = round(sum(value * count for value, count in last) / sum(count for _, count in last), 3)
-    if evaluated:
-        found |= {"eval_return": round(evaluated[-1]["eval/return"], 3), "eval_return_sampled": round(evaluated[-1]["eval/return_sampled"], 3)}
-    return found
+def _make_envs(config: PreferConfig) -> Any:
+    return vectors_of(config.env, config.env_options)
 
 
-def _latest(out: Path) -> dict[str, str]:
-    from rl_dialog.preferences.roles import newest_version
+def _suited(config: PreferConfig) -> Suited:
+    return suited_to(config.env, _make_envs(config).keywords.get("observations", ""))
 
-    found = {}
-    if version := newest_version(out / "reward"):
-        found["reward"] = str(out / "reward" / str(version))
-    if (out / "latest").is_file():
-        found["checkpoint"] = str(out / (out / "latest").read_text(encoding="utf-8").strip())
-    return found
+
+def _given_steps(config: PreferConfig) -> int | None:
+    return config.steps if config.million_timesteps is None else int(config.million_timesteps * 1e6)
 
 
 def _check(config: PreferConfig) -> None:
     require(config, output_dir="the folder of the run")
-    at_least(config, steps=1, budget=1, initial_labels=1, num_envs=1, num_workers=0, first_epochs=1, epochs=1, clips=2, save_every=1)
-    at_least(config, save_total_limit=1, eval_every=0, eval_episodes=1, max_staleness=0, seed=0)
+    at_least(config, steps=1, budget=1, initial_labels=1, num_envs=1, num_workers=0, first_epochs=1, epochs=1, clips=2)
+    at_least(config, save_every=1, save_total_limit=1, eval_every=0, eval_episodes=1, max_staleness=0, seed=0)
     if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
         raise UserError("--synchronous waits for every answer: expected --labeller oracle")
     if not 0 <= config.averaging < 1:
         raise UserError(f"expected --averaging of at least 0 and below 1, got {config.averaging}")
-    make_envs(config)(1).close()  # an unknown environment, or options that it does not have, before anything is written
+    _make_envs(config)(1).close()  # options that the environment does not have, before anything is written
 
 
 def _begin(config: PreferConfig) -> Path:
-    """The run's folder. What --resume changes of its settings is shown. Raises UserError where it cannot be gone on with."""
+    """The run's folder; what --resume changes of its settings is shown."""
     stored = Path(config.output_dir) / "prefer.yaml"
     before = read_yaml(str(stored)) if config.resume and stored.is_file() else {}
-    out = claim_output(config, "prefer", free=[name for name in to_dict(config) if name not in FIXED])
     now = to_dict(config)
+    out = claim_output(config, "prefer", free=[name for name in now if name not in FIXED])
     for name in (name for name in before if name not in HOW and before[name] != now.get(name)):
         changed = f"{_shown(now[name], before[name])} instead of {_shown(before[name], now[name])}"
         print(f"going on with --{name} {changed}", file=sys.stderr, flush=True)
     if config.labels_from and not before:
         take_over(Path(config.labels_from), out, config.labels)
     return out
-
-
-def take_over(source: Path, out: Path, labels: str) -> int:
-    """Copies the labels of another run, with their clips; how many. Raises UserError for a folder that is no run's."""
-    path = source / "prefer.yaml"
-    if not path.is_file():
-        raise UserError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
-    (theirs, there), here = open_labels(source, read_yaml(str(path))["labels"]), Segments(out / "clips")
-    taken = theirs.labels()
-    for label in taken:
-        for id in (label.first, label.second):
-            here.add(there[id])
-    return LabelLog(labels).add_labels(taken)
 
 
 def _shown(value: Any, other: Any) -> str:
@@ -260,8 +207,8 @@ def _shown(value: Any, other: Any) -> str:
 @contextmanager
 def _logged(config: PreferConfig, out: Path) -> Iterator[Any]:
     """Writes metrics and shows them while the block lasts."""
-    latest = out / "latest"
-    first = int(latest.read_text(encoding="utf-8").strip().rsplit("-", 1)[1]) if latest.is_file() else 0
+    latest = RunFiles(out).latest().get("checkpoint", "-0")
+    first = int(latest.rsplit("-", 1)[1])
     logger = Logger(out, first_step=first, report_to=config.report_to, settings=to_dict(config))
     with nullcontext() if config.quiet else following(out):
         yield logger.log

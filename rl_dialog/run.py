@@ -182,6 +182,20 @@ def told_to_end() -> Iterator[threading.Event]:
 
 
 @contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Ctrl-C, a termination signal and the end of the terminal interrupt the block; those after the first do not disturb its end."""
+    came: list[int] = []
+
+    def interrupt(number: int, _: Any) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise KeyboardInterrupt
+
+    with handling(interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
 def handling(handler: Callable[..., Any], *numbers: signal.Signals) -> Iterator[None]:
     """These signals go to the handler while the block lasts."""
     before = {number: signal.signal(number, handler) for number in numbers}

@@ -188,9 +188,9 @@ class Scorer:
 
             torch.set_num_threads(1)
         if scoring.reward_model:
-            from rl_dialog.models.text_reward import TextReward
+            from rl_dialog.rewards.fitted import load_reward_model
 
-            self.reward_model = TextReward.from_pretrained(scoring.reward_model)
+            self.reward_model = load_reward_model(scoring.reward_model)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         [row] = table.to_pylist()

@@ -5,11 +5,14 @@ Leases and answers are in the label log, so a page that was open goes on with th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 
+from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.serve import quiet
 from rl_dialog.data.database import SECRET, database_url
 from rl_dialog.errors import UserError
@@ -51,6 +54,18 @@ def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page:
         application = LabelPage.bind(url.render_as_string(hide_password=False), str(Path(folder).absolute()), page)
         serve.run(application, name=APP, route_prefix=PREFIX)
     return f"http://{host}:{port}{PREFIX}/"
+
+
+@contextmanager
+def page_on_ray(address: str, labels: str, folder: str | Path, *, host: str, port: int, **page: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """`serve_page` on the cluster at `address` while the block lasts: where it is, and whether it is still there."""
+    with connect(address or None):
+        url = serve_page(labels, folder, host=host, port=port, **page)
+        try:
+            yield url, page_runs
+        finally:
+            if page_runs():
+                stop_page()
 
 
 def page_runs() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rl_dialog.preferences.segments import Clip
 from rl_dialog.training.policy_gradient import PPO
 
 EVALUATION = 2**31 - 1  # a seed that no training round has
+Log = Callable[[int, dict[str, float]], None]
 Published = tuple[int, RewardModel]  # a version, and its weights and normaliser, which belong together
 
 
@@ -112,6 +114,15 @@ class Learner:
         metrics |= {f"pref/{name}": value for name, value in self.reward.metrics.items()}
         metrics |= {"steps": self.steps, "due": self.due(), "pref/gathered_steps": self.gathered, "pref/reward_version": self.reward.version}
         return metrics, self.reward.take_clips()
+
+    def run(self, steps: int, log: Log) -> None:
+        """On the environment's own reward, until it has learned from so many steps."""
+        while self.steps < steps:
+            metrics, _ = self.step()
+            log(int(metrics.pop("steps")), {name: value for name, value in metrics.items() if name.startswith(("train/", "eval/"))})
+            if metrics["due"]:
+                self.save()
+        self.save()
 
     def evaluate(self, *, greedy: bool = True) -> float:
         """Mean true return of the policy in fresh episodes, always the same ones."""

@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
@@ -29,7 +30,7 @@ from rl_dialog.data.schema import Dialog, DialogError
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
-__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log", "read_logs", "write_quarantine"]
+__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log", "dialogs_of_logs", "read_logs", "write_quarantine"]
 
 READERS = {  # the first one that matches reads the file
     "dialog": dialog,
@@ -162,6 +163,15 @@ def write_quarantine(bad: Iterable[Bad], folder: Path) -> None:
     """What could not be read, one record per line, in the folder's quarantine.jsonl; an earlier one there is replaced."""
     lines = (json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in bad)
     (folder / "quarantine.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def dialogs_of_logs(paths: Sequence[str]) -> Iterator[Dialog]:
+    """The dialogs of files and folders. Raises UserError for the first record that cannot be read."""
+    logs, bad, _ = find_logs(paths)
+    for item in chain(bad, *map(read_log, logs)):
+        if isinstance(item, Bad):
+            raise UserError(f"{item.file} {item.where}: {item.reason} (`prepare` puts such records into quarantine)")
+        yield item
 
 
 @dataclass(frozen=True)

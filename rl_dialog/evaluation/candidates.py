@@ -21,7 +21,7 @@ from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, 
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.models.policy import Policy
-from rl_dialog.models.text_reward import TextReward
+from rl_dialog.rewards.fitted import ReplyReward
 from rl_dialog.rewards.similarity import Similarity, similarity
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def make_candidates(
     count: int,
     similarities: Mapping[str, Similarity],
     ranker: Policy | None = None,
-    reward_model: TextReward | None = None,
+    reward_model: ReplyReward | None = None,
     click_threshold: float = 0.6,
     seed: int = 0,
     batch_size: int = 128,
@@ -152,7 +152,7 @@ def critic_table(
     return {way: values.reshape(len(replies), -1) for way, values in critic_scores(scores).items()}
 
 
-def reward_table(reward_model: TextReward, conversations: Sequence[list[Message]], replies: Sequence[Sequence[Reply]]) -> np.ndarray:
+def reward_table(reward_model: ReplyReward, conversations: Sequence[list[Message]], replies: Sequence[Sequence[Reply]]) -> np.ndarray:
     """(C, N) score of each candidate behind its context."""
     said = [[*messages, {"role": "assistant", "content": reply.text}] for messages, row in zip(conversations, replies, strict=True) for reply in row]
     return np.asarray(reward_model.score(said)).reshape(len(replies), -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from rl_dialog.evaluation.intervals import Measure, estimate
 from rl_dialog.models.control_policy import ControlPolicy
 from rl_dialog.models.reward_model import RewardModel
 
@@ -75,6 +76,23 @@ def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = 
         ControlEpisode(actions[:n, i], rewards[:n, i], predicted[:n, i] if reward else None, frames[i])
         for i, n in enumerate(lengths)
     ]  # fmt: skip
+
+
+def headline(episodes: Sequence[ControlEpisode]) -> dict[str, Any]:
+    """The mean true return with its 95 % interval, the predicted one, and correlations over all steps and over episodes."""
+    returns = [each.true_return for each in episodes]
+    mean = estimate([Measure.mean(returns)])
+    figures = {"episodes": len(episodes), "steps": sum(len(each.rewards) for each in episodes), "return": round(mean.value, 3)}
+    figures["return_interval"] = None if mean.low is None else [round(mean.low, 3), round(mean.high, 3)]
+    if episodes[0].predicted is None:
+        return figures
+    predicted = np.array([each.predicted_return for each in episodes])
+    true_steps, predicted_steps = (np.concatenate([getattr(each, name) for each in episodes]) for name in ("rewards", "predicted"))
+    figures["predicted_return"] = round(float(predicted.mean()), 3)
+    steps, whole = correlation(true_steps, predicted_steps), correlation(np.array(returns), predicted)
+    for name, value in (("step_correlation", steps), ("return_correlation", whole)):
+        figures[name] = None if value is None else round(value, 3)
+    return figures
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float | None:

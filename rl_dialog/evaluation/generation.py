@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from rl_dialog.config import finite
+from rl_dialog.data.by_length import batches
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.scoring import WAYS, all_rankings
@@ -279,10 +280,8 @@ def beams_of(
     beams.check()
     width, found = beams.num_beams, {}
     settings = {"num_beams": width, "num_return_sequences": width, "return_dict_in_generate": True, "output_scores": True}
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    size = max(1, batch_size // width)
     with evaluating(policy):
-        for part in (order[start : start + size] for start in range(0, len(order), size)):
+        for part in batches([len(prompt) for prompt in prompts], max(1, batch_size // width)):
             ids, mask = left_padded([prompts[i] for i in part], pad_id(tokenizer), policy.device)
             result = policy.generate(input_ids=ids, attention_mask=mask, do_sample=False, **limits(policy, tokenizer, beams), **settings)
             scores = result.sequences_scores.tolist() if width > 1 else [None] * len(part)

@@ -31,7 +31,7 @@ from rl_dialog.evaluation.summary import Answer, RunResult
 from rl_dialog.models.checkpoint import load_prior, resolve
 from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import Policy
-from rl_dialog.models.text_reward import TextReward
+from rl_dialog.rewards.fitted import ReplyReward, load_reward_model
 from rl_dialog.rewards.similarity import Similarity
 
 
@@ -95,7 +95,7 @@ class HeldOut:
     trained: list[str]  # rewards with a weight in the training data
     similarities: dict[str, Similarity] = field(default_factory=dict)
     ranker: Policy | None = None
-    reward_model: TextReward | None = None
+    reward_model: ReplyReward | None = None
     train: list[Dialog] = field(default_factory=list)  # what fitted Q evaluation learns from
     behaviour: Behaviour | None = None
     rows: dict[tuple[str, int, str], LoggedReplies] = field(default_factory=dict)
@@ -145,7 +145,7 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     if config.candidates:
         found.similarities = read_similarities(config.similarities, config.similarity_path)
         found.ranker = load_for_decoding(existing(config.ranker)).to(named_device(config.device)) if config.ranker else None
-        found.reward_model = TextReward.from_pretrained(config.reward_model).to(named_device(config.device)) if config.reward_model else None
+        found.reward_model = load_reward_model(config.reward_model, device=named_device(config.device)) if config.reward_model else None
     if "fqe" in config.ope:
         found.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
     if {"wis", "pdwis"} & set(config.ope):

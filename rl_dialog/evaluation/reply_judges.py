@@ -1,9 +1,10 @@
-"""How well a judge (a reward model, a likelihood, a rule) agrees with what people said of replies. Arrays in, figures out.
+"""How well a judge (a reward model, a likelihood, a rule) agrees with what people said of replies. Arrays in,
+figures out.
 
     accuracy      share of preferences without ties that the judge has right; equal scores count half
-    chosen_good   of the replies to one context that the judge puts first, the share that people called good; equal scores share the place
-    random_good   the same for a reply chosen by chance: the share of good ones among all
-    auc           how often a good reply of any context scores above a bad one of any
+    chosen_good   of the replies to one context that the judge puts first, the share that people called good;
+    equal scores share the place random_good   the same for a reply chosen by chance: the share of good ones
+    among all auc           how often a good reply of any context scores above a bad one of any
 
 `log_odds_measures` and `calibration` are for models whose score differences are log-odds.
 The unit of every interval is the conversation, since pairs within one are alike.
@@ -11,14 +12,133 @@ The unit of every interval is the conversation, since pairs within one are alike
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl_dialog.evaluation.intervals import Measure
+from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
+from rl_dialog.evaluation.agreement import auc_with_interval
+from rl_dialog.evaluation.generation import load_for_decoding
+from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
+from rl_dialog.evaluation.scoring import rank_replies
+from rl_dialog.models.checkpoint import resolve
 
+MODEL = "reward model"  # the judge that was fitted; the others cost nothing
+FIGURES = ("accuracy", "chosen_good", "random_good", "auc")
 BINS = 5  # of calibration, from "cannot tell" (.5) to "sure" (1)
+
+Scores = Mapping[str, float]  # reply id -> what a judge says of it
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What people said of replies that no judge was fitted to. Replies are known by their ids, and each is of
+    a conversation."""
+
+    pairs: Sequence[tuple[str, str, float, str]]  # both replies, P(first preferred), conversation
+    ratings: Sequence[tuple[str, bool, str]]  # reply, is it good, conversation
+    contexts: Sequence[tuple[Sequence[tuple[str, bool]], str]]  # rated replies to one context, conversation
+
+    @property
+    def mixed(self) -> list[tuple[Sequence[tuple[str, bool]], str]]:
+        """The contexts with good and bad replies."""
+        return [(rated, owner) for rated, owner in self.contexts if len({good for _, good in rated}) == 2]
+
+    @property
+    def replies(self) -> set[str]:
+        return {id for first, second, *_ in self.pairs for id in (first, second)} | {id for id, *_ in self.ratings}
+
+    @property
+    def units(self) -> dict[str, int]:
+        """The number of each conversation."""
+        owners = [*(owner for *_, owner in self.pairs), *(owner for *_, owner in self.ratings)]
+        return {owner: n for n, owner in enumerate(dict.fromkeys(owners))}
+
+
+def judged(said: HeldOut, scores: Mapping[str, Scores], *, noise: float, zero: bool) -> dict[str, Any]:
+    """Figures of all judges with 95 % intervals over conversations, and the model's advantage over each other
+    judge that judged every reply.
+
+    Args:
+        scores: of each judge; MODEL is the one whose differences are log-odds.
+        noise: share of preferences that it took to be random.
+        zero: have its scores a common zero? Without one those of different contexts cannot be compared.
+    """
+    every = said.replies
+    scores = {name: values for name, values in scores.items() if every <= values.keys()}
+    measures = {name: _measures(said, values, noise if name == MODEL else None) for name, values in scores.items()}
+    sizes = {"pairs": len(said.pairs), "contexts": len(said.mixed), "conversations": len(said.units)}
+    figures: dict[str, Any] = {**sizes, "judges": {}, "advantage": {}}
+    for name, values in scores.items():
+        own = {key: _figure(estimate([measure])) for key, measure in measures[name].items()}
+        auc = _auc(said, values) if zero or name != MODEL else None
+        figures["judges"][name] = own | ({"auc": auc} if auc else {})
+        if name != MODEL:
+            both = [(key, measures[MODEL][key], measures[name][key]) for key in ("accuracy", "chosen_good") if key in own]
+            figures["advantage"][name] = {key: _figure(difference([ours], [theirs])) for key, ours, theirs in both}
+    if said.pairs and MODEL in scores:
+        apart, preferred = _apart(said, scores[MODEL]), np.array([preference for *_, preference, _ in said.pairs])
+        error, bins = calibration(apart, preferred)
+        figures["calibration"] = {"error": None if error is None else round(error, 4), "bins": bins}
+    return figures
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """The judges, one line each."""
+    contexts = f"{figures['contexts']} contexts with good and bad replies"
+    lines = [f"held out: {figures['pairs']} pairs, {contexts}, {figures['conversations']} conversations"]
+    lines.append(f"{'judge':<20}" + "".join(f"{key:>24}" for key in FIGURES))
+    for name, own in figures["judges"].items():
+        lines.append(f"{name:<20}" + "".join(f"{_shown(own.get(key)):>24}" for key in FIGURES))
+    return "\n".join(lines)
+
+
+def headline(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What people ask for first."""
+    own = figures["judges"].get(MODEL, {})
+    shown = {key: own[key] for key in ("accuracy", "loss", "tie_share", *FIGURES[1:]) if own.get(key)}
+    error = figures.get("calibration", {}).get("error")
+    return {"held_out_pairs": figures["pairs"], **shown, "calibration_error": error}
+
+
+def likelihoods(checkpoint: str, contexts: Sequence[Sequence[Mapping[str, Any]]], texts: Sequence[str]) -> list[float]:
+    """The mean log-probability of a token of each reply under a policy, behind its context."""
+    policy, tokenizer = load_for_decoding(checkpoint), load_tokenizer(resolve(checkpoint))
+    positions = getattr(policy.config, "max_position_embeddings", None) or 1024
+    ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    encoded = [[*tokenizer(text, add_special_tokens=False)["input_ids"], *ends][: positions // 2] for text in texts]
+    room = [positions - len(ids) for ids in encoded]
+    prompts = [encode_prompt([*context], tokenizer, max_length=n) for context, n in zip(contexts, room, strict=True)]
+    return rank_replies(policy, prompts, encoded, by="mean log-probability").tolist() if texts else []
+
+
+def write_card(path: Path, facts: Sequence[str], figures: Mapping[str, Any], *, words: bool) -> None:
+    """README.md of a fitted model: what it is, how good, and how to use it. `words`: it counts words."""
+    ours = "rl_dialog.rewards.fitted.load_reward_model(folder).score(conversations)"
+    lines = [
+        f"# {path.parent.name}",
+        "",
+        "A reward model over replies, fitted by rl_dialog: it scores the last message of a conversation.",
+        "",
+        *(f"- {fact}" for fact in facts),
+        "",
+        "On conversations that it was not fitted to, with 95 % intervals over conversations:",
+        "",
+        *("    " + line for line in table(figures).splitlines()),
+        "",
+        "```bash",
+        "python -m pipelines.prepare --logs LOGS --output_dir DATA --rewards.learned 1 --scorers reward_model=THIS_FOLDER",
+        "python -m pipelines.candidates --data DATA --checkpoint RUN --output_dir OUT --reward_model THIS_FOLDER",
+        "```",
+        "",
+        f"`{ours}` gives the scores" + ("." if words else "; so does"),
+    ]
+    if not words:
+        lines.append("`transformers.AutoModelForSequenceClassification` (num_labels 1) on what the tokenizer's chat template renders.")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def pair_accuracy(first: np.ndarray, second: np.ndarray, preferred: np.ndarray, unit: np.ndarray) -> Measure:
@@ -29,7 +149,8 @@ def pair_accuracy(first: np.ndarray, second: np.ndarray, preferred: np.ndarray, 
 
 
 def choice_measures(contexts: Sequence[tuple[np.ndarray, np.ndarray]], unit: np.ndarray) -> dict[str, Measure]:
-    """(scores (N,), good (N,)) of the replies to each of C contexts, and the number of each context's conversation (C,)."""
+    """(scores (N,), good (N,)) of the replies to each of C contexts, and the number of each context's
+    conversation (C,)."""
     chosen = [good[scores == scores.max()].mean() for scores, good in contexts]
     at_random = [good.mean() for _, good in contexts]
     return {"chosen_good": _per_unit(np.array(chosen), unit, unit), "random_good": _per_unit(np.array(at_random), unit, unit)}
@@ -44,7 +165,8 @@ def log_odds_measures(difference: np.ndarray, preferred: np.ndarray, unit: np.nd
 
 
 def calibration(difference: np.ndarray, preferred: np.ndarray) -> tuple[float | None, list[dict[str, Any]]]:
-    """(error, bins) over labels without ties: how sure the model is of the side that it prefers, and how often that is right.
+    """(error, bins) over labels without ties: how sure the model is of the side that it prefers, and how
+    often that is right.
 
     The error is the mean distance of the two, weighted by labels (ECE); None without a label.
     """
@@ -67,3 +189,46 @@ def _per_unit(values: np.ndarray, unit: np.ndarray, every: np.ndarray) -> Measur
     count = int(every.max()) + 1 if len(every) else 1
     place = unit.astype(int)
     return Measure(np.bincount(place, values, minlength=count), np.bincount(place, minlength=count).astype(float))
+
+
+def _measures(said: HeldOut, scores: Scores, noise: float | None) -> dict[str, Measure]:
+    """`noise`: of scores whose differences are log-odds, the share of preferences that they took to be
+    random."""
+    found: dict[str, Measure] = {}
+    units = said.units
+    if said.pairs:
+        unit = np.array([units[owner] for *_, owner in said.pairs])
+        first, second = (np.array([scores[pair[side]] for pair in said.pairs]) for side in (0, 1))
+        preferred = np.array([preference for *_, preference, _ in said.pairs])
+        found["accuracy"] = pair_accuracy(first, second, preferred, unit)
+        if noise is not None:
+            found |= log_odds_measures(first - second, preferred, unit, noise=noise)
+    if mixed := said.mixed:
+        tables = [(np.array([scores[id] for id, _ in rated]), np.array([float(good) for _, good in rated])) for rated, _ in mixed]
+        found |= choice_measures(tables, np.array([units[owner] for _, owner in mixed]))
+    return found
+
+
+def _auc(said: HeldOut, scores: Scores) -> list[float] | None:
+    """Over ratings of all contexts."""
+    good = np.array([good for _, good, _ in said.ratings], bool)
+    if len(set(good.tolist())) < 2:
+        return None
+    owner = np.array([owner for *_, owner in said.ratings])
+    found = auc_with_interval(np.array([scores[id] for id, *_ in said.ratings]), good, owner)
+    return [round(value, 4) for value in found]
+
+
+def _apart(said: HeldOut, scores: Scores) -> np.ndarray:
+    return np.array([scores[first] - scores[second] for first, second, *_ in said.pairs])
+
+
+def _figure(found: Estimate | None) -> list[float | None] | None:
+    return found and [None if value is None else round(value, 4) for value in (found.value, found.low, found.high)]
+
+
+def _shown(figure: list[float | None] | None) -> str:
+    if not figure:
+        return ""
+    value, low, high = figure
+    return f"{value:.3f}" if low is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rl_dialog.data.by_length import batches
 from rl_dialog.data.labelled import SIDES, Act, LabelledTurn, Tag
 from rl_dialog.data.tokenize import END, ROLE_TOKENS, require_hub_name_or_directory, train_tokenizer
 from rl_dialog.errors import UserError
@@ -104,9 +105,9 @@ class Nlu(nn.Module):
             if side not in SIDES:
                 raise UserError(f"expected the side {' or '.join(SIDES)}, got {side!r}")
         found: list[list[Act]] = [[] for _ in turns]
-        order = sorted((i for i, turn in enumerate(turns) if turn[0].strip()), key=lambda i: len(turns[i][0]))
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
+        worded = [i for i, turn in enumerate(turns) if turn[0].strip()]
+        for places in batches([len(turns[i][0]) for i in worded], BATCH):
+            part = [worded[place] for place in places]
             batch = self.encode([turns[i] for i in part])
             sides = torch.tensor([SIDES.index(turns[i][2]) for i in part])
             tags, acts = self(batch.inputs, batch.text)

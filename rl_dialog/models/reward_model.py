@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from rl_dialog.config import from_dict
 from rl_dialog.errors import UserError
+from rl_dialog.models.control_policy import ControlPolicyConfig
 
 FORMAT = 1
 SLOPE = 0.01  # of the leaky ReLUs
@@ -129,8 +130,11 @@ class RewardModel(nn.Module):
         (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path) -> RewardModel:
-        """The reward model of a directory, in eval mode. Raises UserError for a directory that holds none."""
+    def from_pretrained(cls, directory: str | Path, *, expected: ControlPolicyConfig | None = None) -> RewardModel:
+        """The reward model of a directory, in eval mode. Raises UserError for a directory that holds none.
+
+        `expected` is the shape of a policy in the caller's environment. Raises UserError where observations or actions differ.
+        """
         path = Path(directory) / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -141,6 +145,9 @@ class RewardModel(nn.Module):
         config = from_dict(
             RewardModelConfig, {name: value for name, value in values.items() if name not in ("format", "model_type", "version")}, where=str(path)
         )
+        if expected is not None and _world(config) != _world(expected):
+            told = f"expected a reward model for {_world(expected)}, got one for {_world(config)}"
+            raise UserError(f"{directory}: {told}: it was fitted in another environment")
         model = cls(config)
         try:
             model.load_state_dict(load_file(path.with_name("model.safetensors")))
@@ -175,6 +182,11 @@ def preference_loss(first: Tensor, second: Tensor, preferred: Tensor, *, noise: 
     log_p = torch.logaddexp(high + F.logsigmoid(difference), floor)
     log_not_p = torch.logaddexp(high + F.logsigmoid(-difference), floor)
     return -(preferred * log_p + (1 - preferred) * log_not_p)
+
+
+def _world(config: RewardModelConfig | ControlPolicyConfig) -> str:
+    """What is observed and done there."""
+    return f"observations {config.observation} and {config.actions} {'discrete' if config.discrete else 'continuous'} actions"
 
 
 class _MemberLinear(nn.Module):

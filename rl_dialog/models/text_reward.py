@@ -4,18 +4,20 @@
 
 The directory of a saved model is a `from_pretrained` directory of `AutoModelForSequenceClassification` with num_labels 1, as TRL's reward trainer
 writes it, so its models load here and ours there. Scores have no zero: preferences within a context fix differences only (Bradley and Terry 1952).
-rl_dialog/preferences/replies.py fits it.
+Ratings of replies fix it, and then sigmoid(score) is the probability of a good one: its config says `rated`. A model that
+`reads` replies alone is one of single texts. rl_dialog/preferences/reply_fitting.py fits them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from rl_dialog.data.by_length import batches
 from rl_dialog.data.schema import said
 from rl_dialog.data.tokenize import encode_conversation, load_tokenizer, require_hub_name_or_directory, train_tokenizer
 from rl_dialog.errors import UserError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 BATCH = 64
 MAX_TOKENS = 4096  # for models that name no limit of their own
 
+Reads = Literal["conversation", "reply"]
 Conversation = Sequence[Mapping[str, Any]]  # messages with role and content; the last one is the reply
 
 
@@ -37,9 +40,25 @@ class TextReward:
         positions = getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS
         self.max_length = min(max_length or MAX_TOKENS, tokenizer.model_max_length, positions)
 
+    @property
+    def reads(self) -> Reads:
+        """What a score depends on: the reply behind its context, or the reply alone."""
+        return getattr(self.model.config, "reads", "conversation")
+
+    @property
+    def rated(self) -> bool:
+        """Was it fitted to good and bad replies, so that its scores have a zero?"""
+        return getattr(self.model.config, "rated", False)
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
     def encode(self, conversation: Conversation) -> list[int]:
         """The rendered conversation as tokens. Of a longer one the oldest messages are left out, the system prompt stays. Raises TemplateError."""
-        plain = [{"role": message["role"], "content": said(message)} for message in conversation]
+        read = conversation if self.reads == "conversation" else conversation[-1:]
+        plain = [{"role": message["role"], "content": said(message)} for message in read]
         return encode_conversation(plain, self.tokenizer, max_length=self.max_length)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -57,12 +76,19 @@ class TextReward:
         """The score of each conversation's last message, in eval mode. Conversations of similar length share a batch."""
         self.model.eval()
         rows = [self.encode(conversation) for conversation in conversations]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         found = [0.0] * len(rows)
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
+        for part in batches([len(row) for row in rows], BATCH):
             for i, value in zip(part, self([rows[i] for i in part]).tolist(), strict=True):
                 found[i] = value
+        return found
+
+    def probabilities(self, texts: Sequence[str]) -> list[float]:
+        """How likely each text, as a reply alone, is a good one, of a model that was fitted to ratings; 0 for an empty text."""
+        places = [i for i, text in enumerate(texts) if text.strip()]
+        found = [0.0] * len(texts)
+        scores = torch.tensor(self.score([{"role": "assistant", "content": texts[i]}] for i in places))
+        for i, value in zip(places, scores.sigmoid().tolist(), strict=True):
+            found[i] = value
         return found
 
     def save_pretrained(self, directory: str | Path) -> None:
@@ -91,7 +117,7 @@ class TextReward:
         return cls(_padded(model, tokenizer), tokenizer).eval()
 
     @classmethod
-    def from_base(cls, base: str, *, max_length: int) -> TextReward:
+    def from_base(cls, base: str, *, max_length: int, reads: Reads = "conversation") -> TextReward:
         """A pretrained encoder or language model (a hub name or folder, a checkpoint of ours too) with a new head. Raises UserError.
 
         A tokenizer without a chat template gets ours. Where `base` is a reward model itself, its head goes on learning.
@@ -109,11 +135,19 @@ class TextReward:
             ) from error
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer))
+        model.config.reads, model.config.rated = reads, False
         return cls(_padded(model, tokenizer), tokenizer, max_length=max_length)
 
     @classmethod
     def new(
-        cls, texts: Iterable[str], *, hidden_size: int = 64, num_hidden_layers: int = 2, vocab_size: int = 4096, max_length: int = 256
+        cls,
+        texts: Iterable[str],
+        *,
+        hidden_size: int = 64,
+        num_hidden_layers: int = 2,
+        vocab_size: int = 4096,
+        max_length: int = 256,
+        reads: Reads = "conversation",
     ) -> TextReward:
         """A small untrained encoder (ModernBERT) with a byte-level tokenizer made from the texts."""
         from transformers import ModernBertConfig, ModernBertForSequenceClassification
@@ -135,6 +169,7 @@ class TextReward:
             classifier_pooling="mean",
             num_labels=1,
         )
+        config.reads, config.rated = reads, False
         return cls(ModernBertForSequenceClassification(config), tokenizer, max_length=max_length)
 
     def eval(self) -> TextReward:

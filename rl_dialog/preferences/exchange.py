@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.config import read_yaml
+from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labels import Label
@@ -19,6 +22,19 @@ def open_labels(folder: str | Path, database: str = "") -> tuple[LabelLog, Segme
     """The label log and the segments of a run's folder, to read; `database` is the log's URL where that is not the folder's labels.db."""
     folder = Path(folder)
     return LabelLog(database or f"sqlite:///{folder / 'labels.db'}", create=False), Segments(folder / "clips")
+
+
+def take_over(source: Path, out: Path, labels: str) -> int:
+    """Copies the labels of another run, with their clips; how many. Raises UserError for a folder that is no run's."""
+    path = source / "prefer.yaml"
+    if not path.is_file():
+        raise UserError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
+    (theirs, there), here = open_labels(source, read_yaml(str(path))["labels"]), Segments(out / "clips")
+    copied = theirs.labels()
+    for label in copied:
+        for id in (label.first, label.second):
+            here.add(there[id])
+    return LabelLog(labels).add_labels(copied)
 
 
 def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterator[dict[str, Any]]:
@@ -36,6 +52,13 @@ def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterat
         chosen, rejected = ([{"role": "assistant", "content": reply.text}] for reply in (better, worse))
         prompt = [{"role": message["role"], "content": message["content"]} for message in better.context]
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": 1.0, "rejected_reward": 0.0, "ids": list(ids)}
+
+
+def write_trl(path: Path, labels: Iterable[Label], segments: Mapping[str, Segment]) -> int:
+    """Writes these rows, whole or not at all; how many."""
+    rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in trl_rows(labels, segments)]
+    write_text_atomically(path, "".join(rows))
+    return len(rows)
 
 
 def _reply(segment: Segment, label: Label) -> Reply:

@@ -1,4 +1,5 @@
-"""What a run tells of itself in its folder: status.json, replaced as a whole every second, and metrics.jsonl, a line per logged step."""
+"""What a run tells of itself in its folder: status.json, replaced as a whole every second, metrics.jsonl, a line per
+logged step, and where its newest policy and reward are."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.errors import UserError
+from rl_dialog.preferences.roles import newest_version
 
 PIECE = 1 << 20  # bytes of metrics in one answer
 MARK = 256  # bytes before a cursor by which it is known again
@@ -63,6 +65,61 @@ class RunFiles:
             more = end > 0 and before + len(data) < path.stat().st_size
         lines = [line for text in data[:end].splitlines() if (line := _line(text))]
         return {"lines": lines, "cursor": _cursor(offset, mark), "more": more, "reset": reset}
+
+    def headline(self) -> dict[str, Any]:
+        """Steps, the mean true return of the last tenth of the run's episodes, and of the last evaluation."""
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        ended = [(line["train/return"], line["train/episodes"]) for line in lines if line.get("train/return") is not None]
+        evaluated = [line for line in lines if line.get("eval/return") is not None]
+        figures: dict[str, Any] = {"steps": lines[-1]["step"] if lines else 0}
+        if ended:
+            last, left = [], sum(count for _, count in ended) / 10
+            while ended and left > 0:
+                value, count = ended.pop()
+                last.append((value, min(count, left)))
+                left -= count
+            mean = sum(value * count for value, count in last) / sum(count for _, count in last)
+            figures["return"] = round(mean, 3)
+        for name in ("return", "return_sampled") if evaluated else ():
+            figures[f"eval_{name}"] = round(evaluated[-1][f"eval/{name}"], 3)
+        return figures
+
+    def latest(self) -> dict[str, str]:
+        """Paths of the newest reward and of the latest checkpoint, as far as they are there."""
+        paths = {}
+        if version := newest_version(self.folder / "reward"):
+            paths["reward"] = str(self.folder / "reward" / str(version))
+        if (self.folder / "latest").is_file():
+            paths["checkpoint"] = str(self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip())
+        return paths
+
+
+def find_checkpoint(given: str) -> tuple[Path, Path | None]:
+    """The folder of the checkpoint that is meant, and of the run around it. Raises UserError where there is none."""
+    path = Path(given) if Path(given).name not in ("", "..") else Path(given).resolve()  # whose parent is not in its text
+    if given and (path / "config.json").is_file():
+        return path, path.parent if (path.parent / "prefer.yaml").is_file() else None
+    if given and (path / "latest").is_file():
+        return path / (path / "latest").read_text(encoding="utf-8").strip(), path
+    if given and (path / "prefer.yaml").is_file():
+        when = "`prefer` does so every --save_every rounds and at its end"
+        raise UserError(f"--checkpoint: {path} holds a run that has saved no policy yet; {when}")
+    expected = "expected the folder of a run of `prefer` or of a checkpoint"
+    raise UserError(f"--checkpoint: {expected}, got {given!r}, which holds neither")
+
+
+def find_reward(folder: Path, checkpoint: Path | None) -> tuple[Path | None, int]:
+    """The folder of a run's reward model, None where it has none, and the version that was asked for and is deleted, or 0.
+
+    It is the one that `checkpoint` was trained on last, and without it, or where that was deleted, the newest.
+    """
+    progress = checkpoint and checkpoint / "trainer" / "progress.json"
+    there = progress and progress.is_file()
+    version = json.loads(progress.read_text(encoding="utf-8")).get("reward_version", 0) if there else 0
+    if version and (folder / "reward" / str(version)).is_dir():
+        return folder / "reward" / str(version), 0
+    newest = newest_version(folder / "reward")
+    return (folder / "reward" / str(newest), version) if newest else (None, 0)
 
 
 def _cursor(offset: int, before: bytes) -> str:

@@ -62,14 +62,14 @@ class Clip:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a bot answered. Raises UserError for a context without messages."""
+    """What a bot answered. Raises UserError for a context that is no messages."""
 
-    context: Sequence[Mapping[str, str]]  # messages with role and content
+    context: Sequence[Mapping[str, str]]  # messages with role and content; none before a reply that opens the conversation
     text: str
     source: Mapping[str, Any] = field(default_factory=dict)  # model, dialog, ...: not part of the id
 
     def __post_init__(self) -> None:
-        if not self.context or not all(isinstance(message.get("content"), str) and message.get("role") for message in self.context):
+        if not all(isinstance(message.get("content"), str) and message.get("role") for message in self.context):
             raise UserError(f"expected a context of messages with role and content, got {str(self.context)[:200]}")
 
     @cached_property

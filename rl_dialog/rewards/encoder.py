@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_dialog.data.by_length import batches
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.rewards.scorers import EMOJI_WEIGHTS, EMOJIS
@@ -33,9 +34,9 @@ class Encoder:
     def __call__(self, texts: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
         """{text: (its last hidden states (T, H), which of them are special tokens (T,))}. Texts of similar length share a batch."""
         found = {}
-        unique = sorted(set(texts), key=lambda text: (len(text), text))
-        for start in range(0, len(unique), BATCH_TEXTS):
-            part = unique[start : start + BATCH_TEXTS]
+        unique = list(set(texts))
+        for places in batches([(len(text), text) for text in unique], BATCH_TEXTS):
+            part = [unique[i] for i in places]
             encoded = self.tokenizer(
                 part, padding=True, truncation=True, max_length=self.length, return_tensors="pt", return_special_tokens_mask=True
             )
@@ -100,9 +101,9 @@ class Classifier:
     def __call__(self, texts: list[str]) -> np.ndarray:
         """(texts, labels) probabilities, a sigmoid each where the model says that several labels may hold. Empty texts have 0 everywhere."""
         found = np.zeros((len(texts), len(self.labels)))
-        order = sorted((i for i, text in enumerate(texts) if text.strip()), key=lambda i: (len(texts[i]), texts[i]))
-        for start in range(0, len(order), BATCH_TEXTS):
-            part = order[start : start + BATCH_TEXTS]
+        worded = [i for i, text in enumerate(texts) if text.strip()]
+        for places in batches([(len(texts[i]), texts[i]) for i in worded], BATCH_TEXTS):
+            part = [worded[place] for place in places]
             encoded = self.tokenizer([texts[i] for i in part], padding=True, truncation=True, max_length=self.length, return_tensors="pt")
             logits = self.model(**encoded).logits.float()
             several = self.model.config.problem_type == "multi_label_classification"
@@ -127,10 +128,8 @@ class Regression:
 
     @torch.no_grad()
     def __call__(self, pairs: list[tuple[str, str]]) -> list[float]:
-        order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][0]) + len(pairs[i][1]), pairs[i]))
         scores = [0.0] * len(pairs)
-        for start in range(0, len(order), BATCH_TEXTS):
-            part = order[start : start + BATCH_TEXTS]
+        for part in batches([(len(pair[0]) + len(pair[1]), pair) for pair in pairs], BATCH_TEXTS):
             candidates, references = zip(*(pairs[i] for i in part), strict=True)
             encoded = self.tokenizer(list(references), list(candidates), padding=True, truncation=True, max_length=self.length, return_tensors="pt")
             for i, value in zip(part, self.model(**encoded).logits[:, 0].tolist(), strict=True):

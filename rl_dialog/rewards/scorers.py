@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from heapq import heappop, heappush
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +20,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
-from rl_dialog.rewards.tfidf import FILE as TFIDF_FILE
-from rl_dialog.rewards.tfidf import TfidfClassifier
+from rl_dialog.rewards.fitted import judges_texts, load_reward_model, text_probabilities
 from rl_dialog.rewards.words import parts, words
 
 MOST_TEXTS = 20_000  # remembered per scorer
@@ -81,7 +79,7 @@ def make_scorers(chosen: Sequence[str] = (), *, label_weights: Mapping[str, floa
     for name, path in paths.items():
         if name not in BUILT_IN or not path:
             raise UserError(f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name")
-    if label_weights and not any(name in LABELS and not _is_tfidf(path) for name, path in paths.items()):
+    if label_weights and not any(name in LABELS and not judges_texts(path) for name, path in paths.items()):
         raise UserError("--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH")
     return {name: _model(name, paths[name], label_weights or {}) if name in paths else scorer for name, scorer in BUILT_IN.items()}
 
@@ -211,18 +209,14 @@ BUILT_IN["reward_model"] = NO_MODEL
 # Models.
 
 
-def _is_tfidf(path: str) -> bool:
-    return (Path(path) / TFIDF_FILE).is_file()
-
-
 def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
     if name == "reward_model":
         return _reward_model(path)
-    if _is_tfidf(path) and name != "encoder":
-        classifier = TfidfClassifier.load(path)
+    if name != "encoder" and judges_texts(path):
+        probabilities = text_probabilities(path)
         if name == "toxicity_level":
-            return Scorer(path, lambda texts: toxicity_levels([[p] for p in classifier(texts)], [2]), 0)
-        return Scorer(path, classifier, 0.0)
+            return Scorer(path, lambda texts: toxicity_levels([[p] for p in probabilities(texts)], [2]), 0)
+        return Scorer(path, probabilities, 0.0)
     from rl_dialog.rewards.encoder import Classifier, Encoder
 
     if name == "encoder":
@@ -238,9 +232,7 @@ def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
 
 def _reward_model(path: str) -> Scorer:
     """The score of a conversation's last message."""
-    from rl_dialog.models.text_reward import TextReward
-
-    reward = TextReward.from_pretrained(path)
+    reward = load_reward_model(path)
 
     def score(conversations: list[tuple[tuple[str, str], ...]]) -> list[float]:
         return reward.score([{"role": role, "content": content} for role, content in turns] for turns in conversations)
@@ -263,7 +255,7 @@ SENTIMENT = {"positive": 1.0, "pos": 1.0, "neutral": 0.0, "neu": 0.0, "negative"
 SENTIMENT |= {f"{n} star{'s' * (n > 1)}": (n - 3) / 2 for n in range(1, 6)}
 TOXIC = {"toxic": 1.0, "toxicity": 1.0, "hate": 1.0, "offensive": 1.0, "nontoxic": 0.0, "non-toxic": 0.0, "not toxic": 0.0, "neutral": 0.0}
 TOXIC |= {"nothate": 0.0, "non-hate": 0.0, "non-offensive": 0.0, "not-offensive": 0.0}
-FITTED = {"bad": 0.0, "good": 1.0}  # labels of what pipelines.fit_scorer fine-tunes
+FITTED = {"bad": 0.0, "good": 1.0}
 LEVELS = {label: 2 * weight for label, weight in (TOXIC | FITTED).items()} | {"safe": 0.0, "sensitive": 1.0, "unsafe": 2.0}
 LEVELS |= {label: float(level) for level in range(3) for label in (str(level), f"label_{level}")}
 LABELS = {"sentiment": SENTIMENT | FITTED, "toxicity": TOXIC | FITTED, "toxicity_level": LEVELS}  # what labels count that need no --label_weights

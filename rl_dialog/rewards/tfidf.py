@@ -11,15 +11,34 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from rl_dialog.data.schema import said
 from rl_dialog.errors import UserError
 from rl_dialog.rewards.words import words
 
 FILE = "tfidf.json"
+
+
+@dataclass(frozen=True)
+class TfidfSettings:
+    """How the word counts are fitted. Raises UserError for a number out of its range."""
+
+    min_texts: int = 3
+    """words and pairs in fewer texts are left out"""
+    max_share: float = 0.9
+    """words and pairs in more than this share of the texts are left out"""
+    inverse_penalty: float = 4.0
+    """C of the logistic regression: larger fits closer"""
+
+    def __post_init__(self) -> None:
+        if self.min_texts < 1 or not 0 < self.max_share <= 1 or not self.inverse_penalty > 0:
+            raise UserError(f"expected min_texts of at least 1, max_share in (0, 1] and a positive inverse_penalty, got {self}")
 
 
 class TfidfClassifier:
@@ -30,44 +49,54 @@ class TfidfClassifier:
         self.bias = float(bias)
 
     @classmethod
-    def fit(
-        cls, texts: Sequence[str], good: Sequence[bool], *, min_texts: int = 3, max_share: float = 0.9, inverse_penalty: float = 4.0
-    ) -> TfidfClassifier:
-        """From labelled texts; features in fewer than `min_texts` texts or in more than a share `max_share` of them are left out.
-
-        Raises UserError without both labels, or where no feature is left.
-        """
+    def fit(cls, texts: Sequence[str], good: Sequence[bool], settings: TfidfSettings | None = None) -> TfidfClassifier:
+        """From labelled texts. Raises UserError without both labels, or where no feature is left."""
+        settings = settings or TfidfSettings()
         try:
             from sklearn.feature_extraction.text import TfidfVectorizer
             from sklearn.linear_model import LogisticRegression
         except ImportError as error:
-            raise UserError("fitting a scorer needs scikit-learn: pip install scikit-learn") from error
+            raise UserError("counting words needs scikit-learn: pip install scikit-learn") from error
         good = np.asarray(good, bool)
         if good.all() or not good.any():
             raise UserError(f"expected good and bad texts, got {int(good.sum())} good ones of {len(good)}")
-        vectorizer = TfidfVectorizer(analyzer=grams, min_df=min_texts, max_df=max_share, sublinear_tf=True)
+        vectorizer = TfidfVectorizer(analyzer=grams, min_df=settings.min_texts, max_df=settings.max_share, sublinear_tf=True)
         try:
             x = vectorizer.fit_transform(texts)
         except ValueError as error:
-            raise UserError(f"expected words that occur in at least {min_texts} of the {len(texts)} texts, found none: give more texts") from error
+            expected = f"words that occur in at least {settings.min_texts} of the {len(texts)} texts"
+            raise UserError(f"expected {expected}, found none: give more texts") from error
         ratio = np.log(_shares(x[good]) / _shares(x[~good]))
-        regression = LogisticRegression(C=inverse_penalty, max_iter=1000).fit(x.multiply(ratio).tocsr(), good)
+        regression = LogisticRegression(C=settings.inverse_penalty, max_iter=1000).fit(x.multiply(ratio).tocsr(), good)
         return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_, ratio * regression.coef_[0], regression.intercept_[0])
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
         """p(good) of each text; a text without known features has that of the bias."""
-        return [self._score(text) for text in texts]
+        return [1 / (1 + math.exp(-self._log_odds(text))) for text in texts]
 
-    def _score(self, text: str) -> float:
+    def score(self, conversations: Iterable[Sequence[Mapping[str, Any]]]) -> list[float]:
+        """The log-odds of each conversation's last message, which is all that is read of it."""
+        return [self._log_odds(said(conversation[-1])) for conversation in conversations]
+
+    def to(self, device: Any) -> TfidfClassifier:
+        """As other reward models have it: it needs no device; itself."""
+        return self
+
+    def _log_odds(self, text: str) -> float:
         score = square = 0.0
         for gram, count in Counter(grams(text)).items():
             if gram in self.known:
                 idf, weight = self.known[gram]
                 x = (1 + math.log(count)) * idf
                 score, square = score + weight * x, square + x * x
-        return 1 / (1 + math.exp(-(score / math.sqrt(square) if square else 0.0) - self.bias))
+        return (score / math.sqrt(square) if square else 0.0) + self.bias
 
-    def save(self, folder: str | Path) -> None:
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return len(self.known) + 1
+
+    def save_pretrained(self, folder: str | Path) -> None:
         """Writes `tfidf.json`."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         features = {feature: [round(idf, 6), round(weight, 6)] for feature, (idf, weight) in self.known.items()}
@@ -83,7 +112,7 @@ class TfidfClassifier:
             numbers = np.array(list(features.values()), dtype=float).reshape(-1, 2)
             return cls(list(features), numbers[:, 0], numbers[:, 1], float(values["bias"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: expected a classifier that pipelines.fit_scorer wrote, got {type(error).__name__}: {error}") from error
+            raise UserError(f"{path}: expected a classifier that pipelines.fit_reward wrote, got {type(error).__name__}: {error}") from error
 
 
 def grams(text: str) -> list[str]:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.by_length import batches
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.data.missing import to_go, unrated
 from rl_dialog.data.tokenize import Row
@@ -594,10 +595,9 @@ def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
 
 def _terms(method: Method, rows: Sequence[Row], size: int = 512) -> int:
     """How many terms the losses of all rows have."""
-    order = sorted(range(0, len(rows), method.rows_per_unit), key=lambda i: len(rows[i].input_ids))
-    units = [[rows[i + k] for k in range(method.rows_per_unit)] for i in order]
-    parts = (units[start : start + size] for start in range(0, len(units), size))
-    return sum(method.terms(collate([row for unit in part for row in unit])) for part in parts)
+    units = [rows[i : i + method.rows_per_unit] for i in range(0, len(rows), method.rows_per_unit)]
+    parts = batches([len(unit[0].input_ids) for unit in units], size)
+    return sum(method.terms(collate([row for i in part for row in units[i]])) for part in parts)
 
 
 def _check_rewards(method: Method, rows: Sequence[Row]) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rl_dialog.data.by_length import shuffled_batches
 from rl_dialog.data.labelled import NO_TEXT, SIDES, Act, LabelledTurn, located
 from rl_dialog.errors import UserError
 from rl_dialog.models.nlu import Encoded, Labels, Nlu
-from rl_dialog.training.optim import learning_rate_at, make_optimizer
+from rl_dialog.training.fitting import Progress, minimise
 
-WARMUP = 0.1  # share of the steps
+POOL = 32  # batches whose turns are sorted by length together
 OUTSIDE = 0
 
 
@@ -51,29 +52,22 @@ def fit(
     epochs: float,
     weight_decay: float = 0.01,
     seed: int = 0,
-    progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+    progress: Progress = lambda step, steps, loss: None,
 ) -> None:
-    """Trains all weights by AdamW, the rate falling linearly to 0 after a warm-up. `progress` hears the step, how many there are, and the loss."""
+    """Trains all weights as `training/fitting.py` says."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     positive = _positive_weights(nlu.labels, turns)
-    steps = max(1, round(epochs * len(turns) / batch_size))
-    optimizer = make_optimizer(nlu, learning_rate=learning_rate, weight_decay=weight_decay)
+    lengths = [len(turn.text) + len(turn.context[-1] if turn.context else "") for turn in turns]
     waiting: list[list[int]] = []
-    nlu.train()
-    for step in range(steps):
-        if not waiting:
-            waiting = _batches(turns, batch_size, rng)
-        part = [turns[i] for i in waiting.pop()]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(step, peak=learning_rate, warmup=round(WARMUP * steps), total=steps, schedule="linear")
-        loss = loss_of(nlu, part, positive)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(nlu.parameters(), 1.0)
-        optimizer.step()
-        progress(step + 1, steps, loss.item())
-    nlu.eval()
+
+    def batch_loss() -> Tensor:
+        waiting[:] = waiting or shuffled_batches(lengths, batch_size, rng, pool=POOL)
+        return loss_of(nlu, [turns[i] for i in waiting.pop()], positive)
+
+    steps = max(1, round(epochs * len(turns) / batch_size))
+    rate = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+    minimise(nlu, batch_loss, steps=steps, **rate, progress=progress)
 
 
 def loss_of(nlu: Nlu, turns: Sequence[LabelledTurn], positive: Tensor | None = None) -> Tensor:
@@ -149,16 +143,3 @@ def _positive_weights(labels: Labels, turns: Sequence[LabelledTurn]) -> Tensor:
     counts = Counter(act for turn in turns for act in located(turn.text, turn.acts)[1])
     positives = torch.tensor([float(max(1, counts[act])) for act in labels.acts])
     return 1 + torch.log10((len(turns) / positives).clamp(min=1.0))
-
-
-def _batches(turns: Sequence[LabelledTurn], size: int, rng: random.Random) -> list[list[int]]:
-    """All turns in random batches of similar length."""
-    order = list(range(len(turns)))
-    rng.shuffle(order)
-    pool = 32 * size
-    found = []
-    for start in range(0, len(order), pool):
-        part = sorted(order[start : start + pool], key=lambda i: len(turns[i].text) + len(turns[i].context[-1] if turns[i].context else ""))
-        found += [part[i : i + size] for i in range(0, len(part), size)]
-    rng.shuffle(found)
-    return found

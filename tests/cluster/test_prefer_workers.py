@@ -12,8 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from pipelines.prefer import main
-from pipelines.prefer_settings import PreferConfig
+from pipelines.prefer import PreferConfig, main
 from rl_dialog.training.policy_gradient import PPO
 
 
@@ -44,8 +43,9 @@ def env_runners() -> list[psutil.Process]:
 def test_env_runners_on_another_node_of_which_one_is_killed(two_nodes, tmp_path):
     address = two_nodes
     config = PreferConfig(
-        env_options="observations=position", labeller="oracle", address=address, output_dir=str(tmp_path), steps=40_000, budget=60, initial_labels=40,
-        first_epochs=5, envs=8, workers=2, ppo=PPO(batch_size=400, minibatch_size=100), eval_every=0, report_to="none", quiet=True,
+        env_options="observations=position", labeller="oracle", address=address, output_dir=str(tmp_path / "run"), steps=40_000, budget=60,
+        initial_labels=40, first_epochs=5, num_envs=8, num_workers=2,
+        ppo=PPO(batch_size=400, minibatch_size=100), eval_every=0, report_to="none", quiet=True,
     )  # fmt: skip
     killed = []
 
@@ -59,8 +59,8 @@ def test_env_runners_on_another_node_of_which_one_is_killed(two_nodes, tmp_path)
     threading.Thread(target=kill_one, daemon=True).start()
     result = main(config)
     assert killed and result["steps"] >= 40_000 and 55 <= result["labels"] <= 60
-    (event,) = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    (event,) = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert event["role"] == "worker" and event["restarts"] == 1
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["train/worker_restarts"] == 1
     assert sum(line.get("train/episodes") or 0 for line in lines) == pytest.approx(result["steps"] / 100, rel=0.1)

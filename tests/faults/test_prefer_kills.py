@@ -60,6 +60,7 @@ class Run:
             str(folder),
             "--labels",
             url,
+            "--resume",  # a driver that was killed goes on
         ]
         self.acknowledged = folder.with_suffix(".acknowledged")
         self.start()

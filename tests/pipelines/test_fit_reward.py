@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from pipelines.fit_reward import FitRewardConfig, divisions, main, read_labels
-from pipelines.fit_reward_judges import MODEL
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.reply_judges import MODEL
 from rl_dialog.models.text_reward import TextReward
-from rl_dialog.preferences.replies import Fitting, Preferences, Rating, ReplyPair, group_of
+from rl_dialog.preferences.replies import Preferences, Rating, ReplyPair, group_of
+from rl_dialog.preferences.reply_fitting import Fitting
 from rl_dialog.preferences.segments import Reply
 
 DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data")) / "taskmaster4" / "reward"
@@ -104,7 +105,7 @@ def test_nothing_of_a_conversation_is_on_both_sides(logs):
 
 def test_a_policy_and_its_likelihood(logs, checkpoints, tmp_path):
     """The base is the policy's trunk with a new head, and its likelihood is one of the judges."""
-    settings = SMALL | {"base": checkpoints["bc"], "policy": checkpoints["bc"]}
+    settings = SMALL | {"model_name_or_path": checkpoints["bc"], "checkpoint": checkpoints["bc"]}
     main(FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / "model"), fitting=Fitting(epochs=0.2), **settings))
     about = json.loads((tmp_path / "model" / "metrics.json").read_text())
     assert about["held_out"]["judges"]["likelihood"]["accuracy"] and about["held_out"]["advantage"]["likelihood"]["accuracy"]
@@ -122,18 +123,21 @@ def test_only_its_own_models_are_replaced(logs, tmp_path):
     settings = {"logs": (logs,), "output_dir": str(out), "fitting": Fitting(epochs=0.1), **SMALL}
     main(FitRewardConfig(**settings))
     assert yaml.safe_load((out / "fit_reward.yaml").read_text())["fitting"]["epochs"] == 0.1
-    main(FitRewardConfig(**settings))
+    with pytest.raises(UserError, match="already holds a run of `fit_reward`: pass --overwrite"):
+        main(FitRewardConfig(**settings))
+    main(FitRewardConfig(**settings, overwrite=True))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
-    with pytest.raises(UserError, match="is no reward model that this command wrote, so it is left alone"):
+    with pytest.raises(UserError, match="was not made by `fit_reward`, so it is left alone"):
         main(FitRewardConfig(**settings | {"output_dir": str(tmp_path / "mine")}))
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "expected --output_dir"),
+        (["--logs", "LOGS"], "expected --output_dir"),
         (["--output_dir", "x"], "expected one of --run"),
+        (["--output_dir", "x", "--logs", "LOGS", "--model_name_or_path", "tfidf"], "tfidf: expected --objective ratings, got pairs"),
         (["--output_dir", "x", "--logs", "LOGS", "--data", "y"], "expected one of --run"),
         (["--output_dir", "x", "--logs", "LOGS", "--labels", "sqlite:///y"], "--labels: expected --run"),
         (["--output_dir", "x", "--run", "nowhere"], "nowhere"),

@@ -16,12 +16,13 @@ from PIL import Image
 
 from envs import control_env
 from pipelines import prefer
-from pipelines.play import PlayConfig, figures, find_checkpoint, main
-from pipelines.prefer_settings import PreferConfig
+from pipelines.play import PlayConfig, main
+from pipelines.prefer import PreferConfig
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.control_episodes import ControlEpisode, correlation, play_control
+from rl_dialog.evaluation.control_episodes import ControlEpisode, correlation, headline, play_control
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
+from rl_dialog.preferences.run_files import find_checkpoint
 from rl_dialog.training.policy_gradient import PPO
 
 RUN = PreferConfig(
@@ -33,7 +34,7 @@ RUN = PreferConfig(
     initial_labels=8,
     first_epochs=2,
     epochs=1,
-    envs=8,
+    num_envs=8,
     ppo=PPO(batch_size=256, minibatch_size=64, passes=1),
     save_every=2,
     eval_every=0,
@@ -50,7 +51,7 @@ def run(tmp_path_factory):
 
 
 def playing(run: Path, **more) -> PlayConfig:
-    return PlayConfig(**{"checkpoint": str(run), "episodes": 5, "films": 1, "seed": 3, "quiet": True} | more)
+    return PlayConfig(**{"checkpoint": str(run), "episodes": 5, "films": 1, "seed": 3, "quiet": True, "overwrite": True} | more)
 
 
 def by_hand(policy: ControlPolicy, episodes: int, seed: int, *, max_steps: int = 120):
@@ -105,10 +106,16 @@ def test_a_film_has_a_frame_for_every_step_and_shows_what_was_seen(run, tmp_path
             assert (shown[420:] < 100).sum() > 100, "expected text below the frame"
         assert Image.open(tmp_path / "out" / f"episode-{i}.png").size[0] > 400
     assert (tmp_path / "out" / "returns.png").is_file() and not (tmp_path / "out" / "episode-2.gif").exists()
-    (tmp_path / "out" / "notes.png").touch()
+    with pytest.raises(UserError, match="already holds a run of `play`: pass --overwrite to delete it"):
+        main(playing(run, output_dir=str(tmp_path / "out"), film_steps=7, overwrite=False))
     main(playing(run, output_dir=str(tmp_path / "out"), film_steps=7))
     assert Image.open(tmp_path / "out" / "episode-0.gif").n_frames == 7
-    assert not (tmp_path / "out" / "episode-1.gif").exists() and (tmp_path / "out" / "notes.png").exists()
+    assert not (tmp_path / "out" / "episode-1.gif").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.png").touch()
+    with pytest.raises(UserError, match="was not made by `play`, so it is left alone"):
+        main(playing(run, output_dir=str(tmp_path / "mine")))
+    assert (tmp_path / "mine" / "notes.png").exists()
 
 
 def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys, monkeypatch):
@@ -133,7 +140,7 @@ def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys, monkeypa
     assert "only the true one is shown" in capsys.readouterr().err
     alone = shutil.copytree(checkpoint, tmp_path / "alone")
     more = {"env": "moving_dot", "env_options": RUN.env_options}
-    given = main(playing(alone, **quick, **more, reward=str(run / "reward" / str(versions[-1]))))
+    given = main(playing(alone, **quick, **more, reward_model=str(run / "reward" / str(versions[-1]))))
     assert given["output_dir"] == str(alone / "play") and given["predicted_return"] == main(playing(run, **quick))["predicted_return"]
 
 
@@ -145,7 +152,7 @@ def test_every_kind_of_observation_and_action(options, tmp_path):
     hidden = (8,)
     RewardModel(RewardModelConfig(shape.observation, shape.actions, shape.discrete, hidden=hidden)).save_pretrained(tmp_path / "reward")
     text = ",".join(f"{name}={value}" for name, value in given.items())
-    more = {"env": "moving_dot", "env_options": text, "reward": str(tmp_path / "reward"), "episodes": 3, "sampled": True}
+    more = {"env": "moving_dot", "env_options": text, "reward_model": str(tmp_path / "reward"), "episodes": 3, "sampled": True}
     first, again = (main(playing(tmp_path / "policy", **more, films=films)) for films in (0, 1))
     assert first == again and first["steps"] >= 3 * 3  # up to 30 of 40 steps are waiting
     rows = list(csv.DictReader((tmp_path / "policy" / "play" / "steps.csv").open()))
@@ -173,7 +180,7 @@ def test_a_chance_of_its_own():
 
 def test_figures_without_spread():
     still = ControlEpisode(np.zeros(4, int), np.zeros(4), np.arange(4.0), [])
-    assert figures([still]) == {
+    assert headline([still]) == {
         "episodes": 1, "steps": 4, "return": 0.0, "return_interval": None, "predicted_return": 6.0,
         "step_correlation": None, "return_correlation": None,
     }  # fmt: skip
@@ -186,7 +193,7 @@ def test_pong(tmp_path):
     ControlPolicy(shape).save_pretrained(tmp_path)
     RewardModel(RewardModelConfig(shape.observation, shape.actions, hidden=(8,))).save_pretrained(tmp_path / "reward")
     reward = str(tmp_path / "reward")
-    result = main(playing(tmp_path, env="pong", env_options="max_frames=120", episodes=2, reward=reward))
+    result = main(playing(tmp_path, env="pong", env_options="max_frames=120", episodes=2, reward_model=reward))
     assert result["predicted_return"] != 0 and 40 <= result["steps"] <= 60  # 1 to 30 frames of waiting, 4 to an action
     assert {row["action"] for row in csv.DictReader((tmp_path / "play" / "steps.csv").open())} <= {
         "NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE",
@@ -215,7 +222,7 @@ def test_mp4_without_its_library(run, tmp_path, monkeypatch):
         ({"env": "pongs"}, "Did you mean pong"),
         ({"env_options": "observations=pixels"}, "it was trained in another environment"),
         ({"env_options": "continuous=true,observations=position"}, "it was trained in another environment"),
-        ({"reward": "nowhere"}, "expected the description of a reward model"),
+        ({"reward_model": "nowhere"}, "expected the description of a reward model"),
         ({"episodes": 0}, "--episodes of at least 1"),
         ({"fps": 60}, "a GIF has at most 50 frames per second, got 60"),
     ],
@@ -228,7 +235,7 @@ def test_what_cannot_be(run, wrong, message):
 def test_a_reward_of_another_shape_and_folders_that_hold_less(run, tmp_path):
     RewardModel(RewardModelConfig((3,), 5)).save_pretrained(tmp_path / "reward")
     with pytest.raises(UserError, match=r"expected a reward model for observations \(2,\) and 5 discrete actions, got one for observations \(3,\)"):
-        main(playing(run, reward=str(tmp_path / "reward")))
+        main(playing(run, reward_model=str(tmp_path / "reward")))
     shutil.copy(run / "prefer.yaml", tmp_path / "prefer.yaml")
     with pytest.raises(UserError, match="has saved no policy yet"):
         find_checkpoint(str(tmp_path))

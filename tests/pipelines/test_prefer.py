@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.prefer import main, plan_of
-from pipelines.prefer_settings import PreferConfig, make_envs, resolved, suited
+from envs import vectors_of
+from pipelines.prefer import PreferConfig, main, resolved, suited
+from rl_dialog.cluster.preference_plan import plan_of
 from rl_dialog.config import load_config
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
@@ -24,7 +25,7 @@ SMALL = PreferConfig(
     budget=40,
     initial_labels=20,
     first_epochs=5,
-    envs=16,
+    num_envs=16,
     ppo=PPO(batch_size=256, minibatch_size=64, passes=2),
     save_every=4,
     eval_every=0,
@@ -35,6 +36,10 @@ SMALL = PreferConfig(
 
 def weights(out: Path, name="model.safetensors") -> bytes:
     return (out / (out / "latest").read_text() / name).read_bytes()
+
+
+def planned(config, out: Path, **more):
+    return plan_of(config, vectors_of(config.env, config.env_options), out, **more)
 
 
 def labels_of(config: PreferConfig):
@@ -88,7 +93,7 @@ def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path):
         config = resolved(replace(SMALL, output_dir=str(out)))
         out.mkdir()
         for steps in stops:
-            run_in_turn(replace(plan_of(config, out), steps=steps), out, lambda step, metrics: None)
+            run_in_turn(replace(planned(config, out), steps=steps), out, lambda step, metrics: None)
         return config
 
     probe = go(tmp_path / "probe", 256)
@@ -106,6 +111,9 @@ def test_the_policy_is_not_trained_before_there_is_a_reward(tmp_path):
     result = main(config)
     gathered = weights(tmp_path / "run")
     assert result["labels"] >= 20 and result["steps"] == 0 and "reward" not in result
+    with pytest.raises(UserError, match="already holds a run of `prefer`: pass --resume"):
+        main(replace(config, mode="pretrain"))
+    config = replace(config, resume=True)
     taught = main(replace(config, mode="pretrain"))
     assert taught["reward"] == str(tmp_path / "run" / "reward" / "1") and taught["training_labels"] > 0
     assert weights(tmp_path / "run") == gathered
@@ -120,7 +128,7 @@ def test_an_asynchronous_run_and_the_same_command_again(tmp_path):
     config = replace(SMALL, synchronous=False, output_dir=str(tmp_path / "run"), budget=20)
     first = main(config)
     assert first["steps"] >= 1024 and first["labels"] == 20
-    again = main(replace(config, steps=4096))
+    again = main(replace(config, steps=4096, resume=True))
     assert again["steps"] >= 4096 and again["labels"] == 20
     lines = metrics_of(tmp_path / "run")
     assert lines[-1]["pref/reward_version"] >= 1
@@ -131,7 +139,7 @@ def test_labels_and_rewards_of_another_run(once, tmp_path):
     """None given: labels are waited for. Labels: none, but the reward is fitted. A reward: neither."""
     source, _ = once
     first = {"labels": [], "reward": []}
-    for name, more in (("labels", {"labels_from": source.out}), ("reward", {"reward_checkpoint": str(newest(Path(source.out) / "reward"))})):
+    for name, more in (("labels", {"labels_from": source.output_dir}), ("reward", {"reward_model": str(newest(Path(source.output_dir) / "reward"))})):
         config = replace(SMALL, output_dir=str(tmp_path / name), steps=256, **more)
         main(config)
         first[name] = metrics_of(tmp_path / name)
@@ -144,7 +152,7 @@ def test_a_teacher_that_is_made_again_tells_the_version_that_is_there(once):
     """There is nothing new to learn; without being told the learner would wait for a reward, and labellers for the learner."""
     config, _ = once
     out = Path(config.output_dir)
-    teacher = plan_of(resolved(config), out).teacher()
+    teacher = planned(resolved(config), out).teacher()
     metrics, (version, model) = teacher.teach()
     assert metrics == {"version": version, "all_labels": 40} and str(version) == newest(out / "reward").name
     assert torch.equal(model.mean, load_file(newest(out / "reward") / "model.safetensors")["mean"])
@@ -161,7 +169,7 @@ def test_the_true_reward(tmp_path):
     assert result["steps"] == 1024 and "labels" not in result and {"eval_return", "eval_return_sampled"} <= set(result)
     begun = metrics_of(tmp_path / "run")
     assert "pref/labels" not in begun[-1]
-    more = main(replace(config, steps=1536))
+    more = main(replace(config, steps=1536, resume=True))
     assert more["steps"] == 1536 and metrics_of(tmp_path / "run")[: len(begun)] == begun
 
 
@@ -169,7 +177,7 @@ def test_names_of_the_original(tmp_path):
     flags = "--mode train_policy_with_preferences --synthetic_prefs --n_initial_prefs 7 --n_envs 3 --ent_coef 0.02 --million_timesteps 0.15 --lr 0.1"
     flags += f" --lr_zero_million_timesteps 0.2 --max_segs 9 --n_initial_epochs 5 --policy_ckpt_interval 6 --log_dir {tmp_path}"
     config = resolved(load_config(PreferConfig, flags.split(), suited=suited))
-    assert (config.mode, config.labeller, config.initial_labels, config.envs, config.steps) == ("train", "oracle", 7, 3, 150_000)
+    assert (config.mode, config.labeller, config.initial_labels, config.num_envs, config.steps) == ("train", "oracle", 7, 3, 150_000)
     assert (config.ppo.entropy_coeff, config.ppo.learning_rate, config.ppo.lr_zero_steps) == (0.02, 0.1, 200_000)
     assert (config.clips, config.first_epochs, config.save_every, config.output_dir) == (9, 5, 6, str(tmp_path))
     a2c = resolved(load_config(PreferConfig, ["--algorithm", "a2c", "--lr", "0.5", "--output_dir", "x"], suited=suited))
@@ -196,7 +204,7 @@ def test_who_works_on_a_gpu(tmp_path):
     """Pictures, where there is one, unless told otherwise: half of it for the policy and half for the reward."""
 
     def share(gpus, **more):
-        return plan_of(resolved(replace(SMALL, output_dir=str(tmp_path), **more)), tmp_path, gpus=gpus).gpus
+        return planned(resolved(replace(SMALL, output_dir=str(tmp_path), **more)), tmp_path, gpus=gpus).gpus
 
     pixels = {"env_options": "observations=pixels"}
     assert [share(gpus, **pixels) for gpus in (0, 1, 2, 4)] == [0, 0.5, 1, 1]
@@ -244,8 +252,11 @@ def test_what_cannot_be(wrong, message, tmp_path):
 
 def test_a_run_is_gone_on_with_or_refused(once, capsys):
     config, _ = once
-    with pytest.raises(UserError, match="holds a run with --envs 16, not 8"):
-        main(replace(config, envs=8))
+    with pytest.raises(UserError, match="pass --resume to go on with it or --overwrite to delete it"):
+        main(config)
+    config = replace(config, resume=True)
+    with pytest.raises(UserError, match="made with other settings: --num_envs 16 then and 8 now"):
+        main(replace(config, num_envs=8))
     assert main(replace(config, budget=41, ppo=replace(config.ppo, entropy_coeff=0.02)))["labels"] == 40  # nothing left to learn: nobody asks
     told = capsys.readouterr().err
     assert "going on with --budget 41 instead of 40" in told and "--ppo entropy_coeff 0.02 instead of entropy_coeff 0.0" in told
@@ -253,5 +264,5 @@ def test_a_run_is_gone_on_with_or_refused(once, capsys):
 
 def test_every_environment_says_what_people_are_asked():
     for name in ("moving_dot",):
-        envs = make_envs(replace(SMALL, env=name)).func
+        envs = vectors_of(name).func
         assert envs.task.endswith(".") and envs.clip_length > 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 
-from pipelines import fit_scorer
+from pipelines import fit_reward
 from pipelines.prepare import PrepareConfig, main
 from rl_dialog.cluster import scoring, shards
 from rl_dialog.cluster.data import connect
@@ -23,6 +23,8 @@ from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.splits import split_key
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
+from rl_dialog.preferences.reply_fitting import Fitting
+from rl_dialog.rewards.tfidf import TfidfSettings
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [
@@ -262,25 +264,28 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
 def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kind, tokenizer):
     """Which replies ask a question can be told from their words."""
     out, _, _ = prepared
-    scorer, base = tmp_path / "asks", {}
+    scorer, more = tmp_path / "asks", {"model_name_or_path": "tfidf", "tfidf": TfidfSettings(max_share=1.0)}
     if kind == "fine-tuned":
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        base = {"model_name_or_path": str(tmp_path / "base"), "learning_rate": 1e-2, "num_train_epochs": 8}
-        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)).save_pretrained(base["model_name_or_path"])
-        tokenizer.save_pretrained(base["model_name_or_path"])
-    settings = {"data": str(out), "reward": "question", "max_share": 1.0, "split": "train", "quiet": True} | base
-    done = fit_scorer.main(fit_scorer.FitScorerConfig(output_dir=str(scorer), **settings))
-    assert done["good"] * 2 == done["replies"] and done["auc"] == 1.0 == done["auc_interval"][0]
+        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)).save_pretrained(tmp_path / "base")
+        tokenizer.save_pretrained(tmp_path / "base")
+        more = {"model_name_or_path": str(tmp_path / "base"), "reads": "reply", "fitting": Fitting(learning_rate=1e-2, epochs=8)}
+    settings = {"data": str(out), "objective": "ratings", "quiet": True} | more
+    done = fit_reward.main(fit_reward.FitRewardConfig(output_dir=str(scorer), reward="question", **settings))
+    assert done["good"] * 2 == done["ratings"] and done["auc"][0] == 1.0 == done["auc"][1]
     write_jsonl([talk(1)], tmp_path / "one.jsonl")
     flags = ["--logs", str(tmp_path / "one.jsonl"), "--output_dir", str(tmp_path / "out"), "--vocab_size", "300", "--quiet"]
-    main(load_config(PrepareConfig, [*flags, "--rewards.toxicity", "1", "--scorers", f"toxicity={scorer}"]))
+    flags += ["--rewards.toxicity", "1", "--rewards.learned", "0", "--scorers", f"toxicity={scorer}", f"reward_model={scorer}"]
+    main(load_config(PrepareConfig, flags))
     [dialog] = (dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out", split))
     asks, tells = (dialog.messages[i]["reward"] for i in dialog.replies)
     assert -1 <= asks < -0.7 and -0.3 < tells <= 0
-    assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {"toxicity": str(scorer)}
+    log_odds = [dialog.messages[i]["rewards"]["learned"] for i in dialog.replies]
+    assert (1 / (1 + np.exp(-np.array(log_odds)))).tolist() == pytest.approx([-asks, -tells], abs=1e-5)
+    assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {"toxicity": str(scorer), "learned": str(scorer)}
     with pytest.raises(UserError, match="--reward votes: expected one of vote, sentiment, question, coherence, with which"):
-        fit_scorer.main(fit_scorer.FitScorerConfig(data=str(out), reward="votes", output_dir=str(scorer)))
+        fit_reward.main(fit_reward.FitRewardConfig(output_dir=str(scorer), reward="votes", **settings))
 
 
 def test_pairs_are_written_for_every_split(running, tmp_path):

@@ -1,61 +1,34 @@
-"""Preferences over replies: where pairs come from, what stays on one side of a split, and that a model learns what they say."""
+"""Preferences over replies: where pairs come from, and what stays on one side of a split."""
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-import torch
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
-from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.replies import (
-    Fitting,
+    Preferences,
     Rating,
     ReplyPair,
     as_dialog,
     by_context,
-    fit,
+    folds,
     group_of,
+    held_out,
     pairs_of_labels,
     pairs_of_ratings,
+    ratings_of,
     replies_of,
-    score,
     split_of,
 )
 from rl_dialog.preferences.segments import Clip, Reply, Segments
 from rl_dialog.rewards.human import logged, vote
 
-WORDS = ["red", "green", "blue", "yellow", "black", "white", "orange", "purple", "pink", "brown"]
-
 
 def context(number):
     return [{"role": "user", "content": f"what about {number}?"}]
-
-
-def planted(count, seed=0):
-    """Pairs in which the reply that says "sure" is preferred, whatever else it says; on either side."""
-    rng = random.Random(seed)
-    pairs = []
-    for number in range(count):
-        good, bad = (f"{rng.choice(WORDS)} {said} {rng.choice(WORDS)}" for said in ("sure", "never"))
-        better, worse = Reply(context(number), good), Reply(context(number), bad)
-        pairs.append(ReplyPair(better, worse, 1.0) if rng.random() < 0.5 else ReplyPair(worse, better, 0.0))
-    return pairs
-
-
-def small(pairs, seed=0):
-    torch.manual_seed(seed)
-    texts = [reply.text for pair in pairs for reply in (pair.first, pair.second)] + ["what about 1234567890?"]
-    return TextReward.new(texts, hidden_size=32, num_hidden_layers=1, vocab_size=330, max_length=64)
-
-
-def right(reward, pairs):
-    scores = score(reward, [reply for pair in pairs for reply in (pair.first, pair.second)])
-    return np.array([(scores[pair.first.id] > scores[pair.second.id]) == (pair.preference > 0.5) for pair in pairs])
 
 
 def test_replies_of_a_dialog_keep_what_was_said_of_them():
@@ -129,68 +102,31 @@ def test_labels_of_a_log(tmp_path):
     log.close()
 
 
-def test_four_pairs_are_learned_and_a_tie_stays_one():
-    pairs = planted(4)
-    tie = ReplyPair(Reply(context(9), "red sure blue"), Reply(context(9), "red never blue"), 0.5)
-    reward = small([*pairs, tie])
-    fit(reward, pairs, settings=Fitting(learning_rate=5e-3, batch_size=4, epochs=60, noise=0.0))
-    assert right(reward, pairs).all()
-    reward = small([*pairs, tie])
-    fit(reward, [tie], settings=Fitting(learning_rate=5e-3, batch_size=4, epochs=100, noise=0.0))
-    first, second = score(reward, [tie.first, tie.second]).values()
-    assert abs(first - second) < 0.2
+def opened(name, reward):
+    """A dialog whose only reply opens it."""
+    return Dialog(name, [{"role": "assistant", "content": "welcome", "rewards": {"logged": reward}}])
 
 
-def test_planted_preferences_are_found_on_other_contexts():
-    """A permutation test over seeds: models of true labels against models of the same pairs with labels that a coin decided."""
-    pairs, unseen = planted(96), planted(60, seed=1)
-    rng = random.Random(2)
-    coins = [ReplyPair(pair.first, pair.second, float(rng.random() < 0.5)) for pair in pairs]
-    found = {"true": [], "coin": []}
-    for seed in range(4):
-        for name, given in (("true", pairs), ("coin", coins)):
-            reward = small(pairs, seed)
-            fit(reward, given, settings=Fitting(learning_rate=5e-3, epochs=6), seed=seed)
-            found[name].append(right(reward, unseen).mean())
-    assert min(found["true"]) > max(found["coin"]), found  # p = 1 / 70 of all ways to deal out eight models
-    assert np.mean(found["true"]) > 0.9
+def test_replies_that_open_a_conversation_are_rated_on_their_own():
+    """Nothing tells their conversations apart but where they are from; they are in no context, and so in no pair."""
+    dialogs = [opened(f"d{n}", float(n % 2)) for n in range(40)]
+    assert not list(ratings_of(dialogs, "logged")) and not list(ratings_of(dialogs, "vote", openings=True))
+    ratings = list(ratings_of(dialogs, "logged", openings=True))
+    assert [rating.good for rating in ratings] == [False, True] * 20
+    assert len({group_of(rating.reply) for rating in ratings}) == 40 and len({rating.reply.id for rating in ratings}) == 1
+    assert not by_context(ratings) and not pairs_of_ratings(ratings)
+    labels = Preferences([], ratings)
+    train, test = held_out(labels, ("validation",), validation=0.3, seed=0)
+    assert len(train.ratings) + len(test.ratings) == 40 and 4 < len(test.ratings) < 20
+    assert [len(own.ratings) for _, own in folds(labels, 4, seed=0)] == [10] * 4
 
 
-def test_ratings_teach_from_contexts_with_one_reply():
-    ratings = [(pair.first, pair.preference > 0.5) for pair in planted(96)]
-    reward = small(planted(96))
-    fit(reward, [], ratings, settings=Fitting(learning_rate=5e-3, epochs=6))
-    assert right(reward, planted(60, seed=1)).mean() > 0.9
-
-
-def test_the_same_seed_gives_the_same_model():
-    scores = []
-    for _ in range(2):
-        reward = small(planted(8))
-        fit(reward, planted(8), [(pair.first, True) for pair in planted(4)], settings=Fitting(epochs=2), seed=3)
-        scores.append(list(score(reward, [pair.first for pair in planted(8)]).values()))
-    assert scores[0] == scores[1]
-
-
-def test_noise_bounds_what_a_wrong_label_can_do():
-    """One pair in eight is labelled the wrong way round; with noise the model stays less sure of it."""
-    pairs = planted(32)
-    wrong = [ReplyPair(pair.first, pair.second, 1 - pair.preference) for pair in pairs[:4]]
-    worst = {}
-    for noise in (0.0, 0.2):
-        reward = small(pairs)
-        fit(reward, [*wrong, *pairs[4:]], settings=Fitting(learning_rate=5e-3, epochs=40, noise=noise))
-        scores = score(reward, [reply for pair in pairs for reply in (pair.first, pair.second)])
-        worst[noise] = np.mean([abs(scores[pair.first.id] - scores[pair.second.id]) for pair in pairs])
-    assert worst[0.2] < worst[0.0]
-
-
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"learning_rate": 0}, {"epochs": 0}, {"noise": 1.0}, {"weight_decay": -1}])
-def test_settings_that_mean_nothing(wrong):
-    with pytest.raises(UserError, match="expected a batch of at least 1"):
-        Fitting(**wrong)
-
-
-def test_nothing_to_learn_from():
-    with pytest.raises(UserError, match="expected preferences to learn from"):
-        fit(small(planted(2)), [])
+@pytest.mark.parametrize(("above", "below", "good"), [(0.0, False, "bc"), (1.0, False, "c"), (1.0, True, "ab"), (0.0, True, "a")])
+def test_what_is_good_is_above_or_not(above, below, good):
+    messages = [{"role": "user", "content": "hi"}]
+    for text, reward in (("a", 0.0), ("b", 1.0), ("c", 2.0)):
+        messages.append({"role": "assistant", "content": text, "rewards": {"length": reward}})
+    ratings = list(ratings_of([Dialog("d", messages)], "length", above=above, below=below))
+    assert "".join(rating.reply.text for rating in ratings if rating.good) == good
+    same = [Rating(Reply(context(1), rating.reply.text), rating.value) for rating in ratings]
+    assert all((pair.first.text > pair.second.text) != below for pair in pairs_of_ratings(same))

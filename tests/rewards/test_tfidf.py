@@ -9,7 +9,7 @@ import pytest
 
 from rl_dialog.errors import UserError
 from rl_dialog.rewards.scorers import make_scorers
-from rl_dialog.rewards.tfidf import TfidfClassifier, grams
+from rl_dialog.rewards.tfidf import TfidfClassifier, TfidfSettings, grams
 
 GOOD, BAD = "thank kindly friend", "stupid rude fool"
 
@@ -41,7 +41,7 @@ def test_it_equals_scikit_learn_on_texts_it_has_not_seen():
 def test_it_learns_and_survives_a_file(tmp_path):
     texts, good = corpus()
     fitted = TfidfClassifier.fit(texts, good)
-    fitted.save(tmp_path / "scorer")
+    fitted.save_pretrained(tmp_path / "scorer")
     again = TfidfClassifier.load(tmp_path / "scorer")
     unseen, truth = corpus(100, seed=2)
     assert (np.array(again(unseen)) > 0.5).tolist() == truth.tolist()
@@ -55,9 +55,11 @@ def test_what_cannot_be_fitted_or_read(tmp_path):
         TfidfClassifier.fit(["a", "b", "c"], [True] * 3)
     with pytest.raises(UserError, match="expected words that occur in at least 3 of the 2 texts"):
         TfidfClassifier.fit(["a", "b"], [True, False])
+    with pytest.raises(UserError, match="max_share in"):
+        TfidfSettings(max_share=2.0)
     (tmp_path / "tfidf.json").write_text(json.dumps({"features": {"a": [1.0]}, "bias": 0.0}))
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="expected a classifier that pipelines.fit_scorer wrote"):
+        with pytest.raises(UserError, match="expected a classifier that pipelines.fit_reward wrote"):
             TfidfClassifier.load(place)
 
 

@@ -20,3 +20,9 @@ class PageServer(WebServer):
         if not self.alive():
             raise UserError(f"the page at {self.url} ended by itself")
         return {"url": self.url}
+
+    def __enter__(self) -> PageServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

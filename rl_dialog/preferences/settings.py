@@ -1,0 +1,215 @@
+"""What a preference run depends on: its roles, their numbers, and what suits an environment where a number is not given."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from rl_dialog.preferences.queries import QuerySettings
+from rl_dialog.preferences.reward_trainer import RewardTraining
+from rl_dialog.training.policy_gradient import A2C, FEATURES, PIXELS, PPO
+
+
+@dataclass(frozen=True)
+class OracleSettings:
+    """How the synthetic labeller answers; it knows the true rewards."""
+
+    temperature: float = 0.0
+    """how much chance there is in an answer; 0: the better clip wins"""
+    noise: float = 0.0
+    """share of answers that are a coin's"""
+    discount: float = 1.0
+    """discount of a clip's rewards, per step"""
+    ties: float = 0.0
+    """how far the returns of two clips that are called equally good may lie apart"""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The reward model."""
+
+    members: int = 3
+    """members of the ensemble"""
+    hidden: tuple[int, ...] = ()
+    """sizes of its layers; by default 64, 64, and 64 after convolutions"""
+    action_input: Literal["one_hot", "number", "none"] = "one_hot"
+    """how the action enters; none: the reward depends on the observation alone, as in Christiano et al.
+    2017"""
+    dropout: float = 0.0
+    """share of the features that are dropped, with a mask of its own for every step. Atari needs 0.5"""
+    batchnorm: bool = False
+    """normalise the outputs of the convolutions over a batch"""
+    scale: float = 1.0
+    """standard deviation of the normalised reward"""
+
+
+@dataclass(frozen=True)
+class Suited:
+    """Defaults of an environment."""
+
+    steps: int
+    budget: int
+    initial: int
+    envs: int
+    ppo: PPO
+    schedule_scale: float
+    reward: RewardTraining
+    model: ModelSettings = ModelSettings()
+    queries: QuerySettings = QuerySettings()
+    first_epochs: int = 200
+    eval_every: int = 0
+
+
+# A reward that is learned changes while the policy does. A short horizon tells right from wrong where little
+# is left to gain, and a batch holds whole episodes: one of dots that have all arrived would teach nothing but
+# noise.
+POSITION = Suited(
+    steps=250_000,
+    budget=700,
+    initial=350,
+    envs=16,
+    ppo=replace(FEATURES, gamma=0.5, gae_lambda=0.9, learning_rate=1e-3, entropy_coeff=0.003, batch_size=1600),
+    schedule_scale=20_000,
+    reward=RewardTraining(learning_rate=3e-3),
+    queries=QuerySettings(selection="variance"),
+    first_epochs=100,
+    eval_every=10_000,
+)
+FRAMES = Suited(
+    steps=150_000,
+    budget=3000,
+    initial=400,
+    envs=32,
+    ppo=replace(FEATURES, gamma=0.9, learning_rate=5e-4, entropy_coeff=0.003, batch_size=1024),
+    schedule_scale=50_000,
+    reward=RewardTraining(learning_rate=3e-3),
+    eval_every=10_000,
+)
+ATARI = Suited(
+    steps=10_000_000,
+    budget=5500,
+    initial=500,
+    envs=16,
+    ppo=PIXELS,
+    schedule_scale=1_250_000,
+    reward=RewardTraining(learning_rate=2e-4, adaptive_l2=True),
+    model=ModelSettings(dropout=0.5, action_input="none", scale=0.05),
+)
+SUITED = {  # by environment and observations
+    "moving_dot": FRAMES,
+    "moving_dot position": POSITION,
+    "pong": ATARI,
+    "enduro": ATARI,
+    "atari": ATARI,
+}
+
+
+def suited_to(environment: str, observations: str = "") -> Suited:
+    """What suits an environment; one of the user's own has the defaults of MovingDot."""
+    return SUITED.get(f"{environment} {observations}", SUITED.get(environment, FRAMES))
+
+
+@dataclass(frozen=True)
+class PreferenceRun:
+    """Who learns, from whose labels."""
+
+    mode: Literal["train", "gather", "pretrain", "original-rewards", "train_policy_with_preferences", "gather_initial_prefs",
+                  "pretrain_reward_predictor", "train_policy_with_original_rewards"] = "train"  # fmt: skip
+    """train: everything. gather: first labels only, from the policy as it begins. pretrain: the reward from
+    labels that are there. original-rewards: the policy from the true reward. The other names are the 2018
+    reproduction's"""
+    env: str = "moving_dot"
+    """moving_dot, pong, enduro, atari, or module:Class of your own vector of environments"""
+    labels: str = ""
+    """URL of the label log; by default sqlite:///OUTPUT_DIR/labels.db"""
+    labels_from: Annotated[str, tyro.conf.arg(aliases=["--load-prefs-dir"])] = ""
+    """folder of a run whose labels and clips are taken over at the start; then no initial ones are waited
+    for"""
+    labeller: Literal["page", "oracle", "none"] = "page"
+    """page: people, in browsers. oracle: the true reward. none: whoever runs `python -m pipelines.label`"""
+    seed: int = 0
+    """seed of everything random"""
+    steps: int | None = None
+    """steps of the environments that the policy learns from; by default what suits the environment"""
+    budget: int | None = None
+    """labels in all; by default what suits the environment"""
+    initial_labels: Annotated[int | None, tyro.conf.arg(aliases=["--n-initial-prefs"])] = None
+    """labels before the policy learns; by default what suits the environment"""
+    schedule: Literal["hyperbolic", "constant"] = "hyperbolic"
+    """the rate of the other labels as the policy learns"""
+    schedule_scale: float | None = None
+    """steps after which the hyperbolic rate has halved; by default what suits the environment"""
+    max_staleness: int = 10
+    """labels that the reward in use may not know yet before the policy waits for it (with an oracle: of those
+    wanted); 0: it never waits"""
+    num_envs: Annotated[int | None, tyro.conf.arg(aliases=["--n-envs"])] = None
+    """environments of each worker; by default what suits the environment"""
+    num_workers: int = 0
+    """env runner actors; 0: the learner plays itself"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the networks of policy and reward compute; auto: on a GPU where there are pictures to see and a
+    GPU to see them with. Workers are on CPUs"""
+    algorithm: Literal["ppo", "a2c"] = "ppo"
+    """how the policy learns; a2c: the original's, one step per five steps of the environments"""
+    ppo: PPO = FRAMES.ppo
+    """settings of ppo; by default, as `reward`, `model` and `queries`, what suits the environment"""
+    a2c: A2C = A2C()
+    """the same for a2c"""
+    model_name_or_path: Annotated[str, tyro.conf.arg(aliases=["--load-policy-ckpt-dir"])] = ""
+    """folder of a policy to start from"""
+    reward_model: Annotated[str, tyro.conf.arg(aliases=["--load-reward-predictor-ckpt-dir"])] = ""
+    """folder of a reward model to start from; then no initial labels are waited for, and it is not fitted
+    anew"""
+    model: ModelSettings = FRAMES.model
+    """the reward model"""
+    reward: RewardTraining = FRAMES.reward
+    """how the reward model is fitted"""
+    first_epochs: Annotated[int | None, tyro.conf.arg(aliases=["--n-initial-epochs"])] = None
+    """passes over the initial labels; by default what suits the environment"""
+    epochs: int = 4
+    """passes over all labels whenever there are new ones"""
+    queries: QuerySettings = FRAMES.queries
+    """what is asked; by default what suits the environment"""
+    oracle: OracleSettings = OracleSettings()
+    """the synthetic labeller"""
+    clips: Annotated[int, tyro.conf.arg(aliases=["--max-segs"])] = 1000
+    """clips at hand to ask about; the oldest are forgotten"""
+    page_host: str = "127.0.0.1"
+    """address of the page. 127.0.0.1: for whoever sits at this machine, without tokens; any other: for
+    labellers with tokens (pipelines.label)"""
+    page_port: int = 8001
+    """port of the page; 0: any free one"""
+    save_every: Annotated[int, tyro.conf.arg(aliases=["--policy-ckpt-interval"])] = 40
+    """rounds between checkpoints; episodes start anew there, so that a resumed run goes on as the
+    uninterrupted one"""
+    save_total_limit: int = 3
+    """checkpoints kept"""
+    eval_every: int | None = None
+    """steps between evaluations on the true reward; by default what suits the environment, 0: none"""
+    eval_episodes: int = 100
+    """episodes of an evaluation with the most probable actions, and as many with sampled ones"""
+    averaging: float = 0.97
+    """what is evaluated and saved is the average of all rounds' policies, with weights that fall by this
+    factor from round to round; 0: the last"""
+
+
+R = TypeVar("R", bound=PreferenceRun)
+
+
+def suited_groups(suited: Suited, steps: int) -> dict[str, dict[str, Any]]:
+    """Settings of the policy, the reward and the queries that suit an environment."""
+    # The learning rate falls to zero at the end: a policy that has arrived is not to be led astray by what
+    # the reward gets wrong.
+    end = {"lr_zero_steps": steps}
+    reward = {name: asdict(getattr(suited, name)) for name in ("reward", "model", "queries")}
+    return {"ppo": asdict(suited.ppo) | end, "a2c": end, **reward}
+
+
+def completed(run: R, suited: Suited) -> R:
+    """The run with numbers that suit its environment where none are given."""
+    budget = suited.budget if run.budget is None else run.budget
+    numbers = {"steps": suited.steps, "budget": budget, "initial_labels": min(suited.initial, budget), "num_envs": suited.envs}
+    numbers |= {name: getattr(suited, name) for name in ("first_epochs", "schedule_scale", "eval_every")}
+    return replace(run, **{name: number for name, number in numbers.items() if getattr(run, name) is None})
