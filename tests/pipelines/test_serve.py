@@ -79,9 +79,8 @@ class _Closed:
 
 
 def test_the_config_for_serve_deploy(url, checkpoint, tmp_path):
-    built = main(
-        ServeConfig(store=url, models=(f"bot={checkpoint}",), num_replicas="1-3", max_tokens=9, port=8123, build=str(tmp_path / "serve.yaml"))
-    )
+    options = {"store": url, "models": (f"bot={checkpoint}",), "build": str(tmp_path / "serve.yaml")}
+    built = main(ServeConfig(**options, num_replicas="1-3", max_tokens=9, port=8123))
     config = yaml.safe_load(Path(built["config"]).read_text())
     (application,) = config["applications"]
     assert config["http_options"]["port"] == 8123 and config["http_options"]["host"] == "127.0.0.1"
@@ -89,7 +88,7 @@ def test_the_config_for_serve_deploy(url, checkpoint, tmp_path):
     assert application["deployments"] == [{"name": "chat", "user_config": {"models": {"bot": checkpoint}, "split": {}}}]
     assert application["args"] == {"store": url, "needs_key": False, "max_tokens": 9, "replicas": "1-3", "cpus_per_replica": 1.0}
     with pytest.raises(UserError, match="replicas: expected a number or a range such as 1-4, got 'many'"):
-        main(ServeConfig(store=url, models=(f"bot={checkpoint}",), num_replicas="many", build=str(tmp_path / "serve.yaml")))
+        main(ServeConfig(**options, num_replicas="many"))
 
 
 def test_the_plain_process(url, checkpoint):
