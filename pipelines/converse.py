@@ -1,17 +1,18 @@
 """Conversations in words: a system of modules, or a language model of this project, meets simulated users.
 
-    python -m pipelines.converse --output_dir runs/words --episodes 200                                the rule system, template words
-    python -m pipelines.converse --output_dir runs/nlu --episodes 200 --world DIR --nlu models/nlu     both sides read with a trained NLU
-    python -m pipelines.converse --output_dir runs/lm --episodes 200 --system runs/ilql                a checkpoint
-    python -m pipelines.converse --output_dir runs/logs --episodes 2000 --placeholders --mistakes 0.2   logs to train one on: then `prepare`, `train`
+    python -m pipelines.converse --output_dir runs/words                                template words
+    python -m pipelines.converse --output_dir runs/nlu --world DIR --nlu models/nlu     a trained NLU
+    python -m pipelines.converse --output_dir runs/lm --system runs/ilql                a checkpoint
+    python -m pipelines.converse --output_dir runs/logs --placeholders --mistakes 0.2   logs to train one on
 
 User i of a seed has the same goal whoever meets it. Into `out` go
 
-    results.json      every figure with its 95 % interval over conversations, per domain too, as `simulate` measures them
-    dialogs.jsonl     the conversations, one Dialog per line, with acts and rewards: `prepare` reads them
+    results.json      every figure with its 95 % interval over conversations, as `simulate` measures them
+    dialogs.jsonl     the conversations, with acts and rewards: log lines that `prepare` reads
     converse.yaml     the config
 
-How the words are read and where a language model's numbers come from is told in envs/multiwoz/README.md, "In words".
+How the words are read and where a language model's numbers come from is told in envs/multiwoz/README.md,
+"In words".
 """
 
 from __future__ import annotations
@@ -43,20 +44,25 @@ class ConverseConfig(Output):
     """Who meets whom, and how they read each other."""
 
     system: str = "rule"
-    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint, of a task policy (in place of the hand-written one) or of a
-    language model"""
+    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint, of a task policy (in
+    place of the hand-written one) or of a language model"""
     nlu: str = "templates"
-    """how both sides read. templates: the templates backwards; acts: nobody reads, acts are passed on; or a folder that `fit_nlu` wrote"""
+    """how both sides read. templates: the templates backwards; acts: nobody reads, acts are passed on; or a
+    folder that `fit_nlu` wrote"""
     user_nlu: str = ""
     """the user's, where it is another one"""
     system_nlu: str = ""
-    """the system's, where it is another one; a checkpoint reads the words itself, and this one only fills the notes that it gets"""
+    """the system's, where it is another one; a checkpoint reads the words itself, and this one only fills the
+    notes that it gets"""
     templates: Literal["manual", "auto_manual"] = "manual"
-    """how acts are worded. manual: a sentence for each; auto_manual: one for all acts of a kind where the world has one; needs a trained --nlu"""
+    """how acts are worded. manual: a sentence for each; auto_manual: one for all acts of a kind where the
+    world has one; needs a trained --nlu"""
     placeholders: bool = False
-    """the rule system words acts with placeholders, filled in from the databases, as a language model does: dialogs to train one on"""
+    """the rule system words acts with placeholders, filled in from the databases, as a language model does:
+    dialogs to train one on"""
     mistakes: float = 0.0
-    """probability that an act of the rule system is dropped, another one, or joined by one more: logs of a worse system"""
+    """probability that an act of the rule system is dropped, another one, or joined by one more: logs of a
+    worse system"""
     world: str = ""
     """folder with MultiWOZ's files; by default a generated town"""
     episodes: int = 200
@@ -74,18 +80,19 @@ class ConverseConfig(Output):
 
 
 def main(config: ConverseConfig) -> dict[str, Any]:
-    """Holds all conversations and writes them; returns headline figures. Raises UserError or OSError for what the user can fix."""
+    """Holds all conversations and writes them; returns headline figures.
+
+    Raises UserError or OSError for what the user can fix.
+    """
     _check(config)
     simulator = Simulator(load_world(config.world), config.options)
-    names = {"user": config.user_nlu or config.nlu, "system": config.system_nlu or config.nlu}
-    reads = {side: reader(name, side, simulator) for side, name in names.items()}
+    reads = {side: reader(name, side, simulator) for side, name in _readers(config).items()}
     began = time.perf_counter()
     policy = responder(config.system, simulator)
     if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual"):
-        raise UserError(
-            "--placeholders, --mistakes, --nlu acts, --templates auto_manual: expected with --system rule or a task policy; "
-            "a language model writes its own words, and hears those that its logs were made of"
-        )
+        flags = "--placeholders, --mistakes, --nlu acts, --templates auto_manual"
+        why = "a language model writes its own words, and hears those that its logs were made of"
+        raise UserError(f"{flags}: expected with --system rule or a task policy; {why}")
     out = claim_output(config, "converse")
     running = _meetings(config, simulator, reads, policy)
     meetings = list(tqdm(running, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
@@ -138,14 +145,20 @@ def _of_language_model(config: ConverseConfig, simulator: Simulator, reads: dict
         yield from (world.meeting for world in worlds)
 
 
+def _readers(config: ConverseConfig) -> dict[str, str]:
+    return {"user": config.user_nlu or config.nlu, "system": config.system_nlu or config.nlu}
+
+
 def _check(config: ConverseConfig) -> None:
     at_least(config, episodes=1, batch_size=1, seed=0)
     if config.nlu == "acts" and (config.placeholders or config.user_nlu or config.system_nlu):
         raise UserError("--nlu acts: expected without words: no --placeholders, --user_nlu, --system_nlu")
     if "acts" in (config.user_nlu, config.system_nlu):
-        raise UserError("expected --nlu acts for both sides: one that speaks in words cannot be heard by one that takes acts")
-    if config.templates == "auto_manual" and "templates" in (config.user_nlu or config.nlu, config.system_nlu or config.nlu):
-        raise UserError("--templates auto_manual: expected a trained --nlu (pipelines/fit_nlu.py), as those sentences cannot be read backwards")
+        why = "one that speaks in words cannot be heard by one that takes acts"
+        raise UserError(f"expected --nlu acts for both sides: {why}")
+    if config.templates == "auto_manual" and "templates" in _readers(config).values():
+        why = "those sentences cannot be read backwards"
+        raise UserError(f"--templates auto_manual: expected a trained --nlu (pipelines/fit_nlu.py), as {why}")
     config.decoding.check()
 
 

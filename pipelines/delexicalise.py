@@ -1,10 +1,11 @@
-"""MultiWOZ's own dialogs in the form in which a language model meets the simulated world: notes from the databases, placeholders for values, rewards.
+"""MultiWOZ's own dialogs in the form in which a language model meets the simulated world: notes from the
+databases, placeholders for values, rewards.
 
     python -m pipelines.delexicalise --logs DIR/val.json.zip --world DIR --output_dir data/corpus
     python -m pipelines.prepare --logs data/corpus runs/logs --output_dir data/both
 
-What becomes of a dialog is told in envs/multiwoz/corpus.py. Dialogs without annotations or without a goal are counted and left out; records that
-cannot be read are counted and go to quarantine.jsonl.
+What becomes of a dialog is told in envs/multiwoz/corpus.py. Dialogs without annotations or without a goal are
+counted and left out; records that cannot be read are counted and go to quarantine.jsonl.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class DelexicaliseConfig(Output):
 
 
 def main(config: DelexicaliseConfig) -> dict[str, Any]:
-    """Writes the dialogs; returns how many, and how many of them were successful. Raises UserError or OSError for what the user can fix."""
+    """Writes the dialogs; returns how many, and how many of them were successful.
+
+    Raises UserError or OSError for what the user can fix.
+    """
     require(config, logs="files or folders of MultiWOZ 2.0 or 2.1", world="the folder with MultiWOZ's files")
     simulator = Simulator(load_world(config.world), Options())
     logged, bad = read_logs(config.logs)

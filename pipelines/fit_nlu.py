@@ -1,12 +1,14 @@
-"""Language understanding for MultiWOZ's dialogs: words to dialogue acts, from annotated corpora, from simulated dialogs, or from both.
+"""Language understanding for MultiWOZ's dialogs: words to dialogue acts, from annotated corpora, from
+simulated dialogs, or from both.
 
-    python -m pipelines.fit_nlu --output_dir models/nlu                                  the generated town, template words
-    python -m pipelines.fit_nlu --output_dir models/nlu --world DIR --logs DIR/val.json.zip --simulated 1000      a corpus too
-    python -m pipelines.fit_nlu --output_dir models/nlu --logs DIR/val.json.zip --model_name_or_path bert-base-uncased
+    python -m pipelines.fit_nlu --output_dir models/nlu                             the generated town
+    python -m pipelines.fit_nlu --output_dir models/nlu --logs DIR/val.json.zip     a corpus
+    python -m pipelines.fit_nlu --output_dir models/nlu --logs DIR/val.json.zip --world DIR --simulated 1000
+    python -m pipelines.fit_nlu --output_dir models/nlu --model_name_or_path bert-base-uncased
 
-`converse --nlu models/nlu` lets simulated users and systems read with it. Precision, recall and F1 on held-out dialogs, for
-both sides and each of their intents, go to metrics.json, records of the logs that cannot be read to quarantine.jsonl. The
-model is described in rl_dialog/models/nlu.py.
+`converse --nlu models/nlu` lets simulated users and systems read with it. Precision, recall and F1 on
+held-out dialogs, for both sides and each of their intents, go to metrics.json, records of the logs that
+cannot be read to quarantine.jsonl. The model is described in rl_dialog/models/nlu.py.
 """
 
 from __future__ import annotations
@@ -40,14 +42,15 @@ class FitNluConfig(Output):
     """What to learn from, and how."""
 
     logs: tuple[str, ...] = ()
-    """files and folders with annotated dialogs: MultiWOZ 2.0 or 2.1, or what `simulate` and `converse` wrote"""
+    """files and folders with annotated dialogs: MultiWOZ 2.0 or 2.1, or what `simulate` and `converse`
+    wrote"""
     world: str = ""
     """folder with MultiWOZ's files for the simulated dialogs; by default the generated town"""
     simulated: int | None = None
     """simulated dialogs to learn from; by default 1000 without logs, none with logs"""
     templates: Literal["manual", "auto_manual"] = "manual"
-    """how simulated dialogs are worded. manual: a sentence for each act; auto_manual: one for all acts of a kind where
-    the world has one"""
+    """how simulated dialogs are worded. manual: a sentence for each act; auto_manual: one for all acts of a
+    kind where the world has one"""
     model_name_or_path: str = ""
     """a pretrained encoder, a folder or a hub name; by default a small one is trained from nothing"""
     hidden_size: int = 64
@@ -63,7 +66,8 @@ class FitNluConfig(Output):
     min_count: int = 3
     """acts that occur less often are not learned"""
     learning_rate: float = 1e-2
-    """the learning rate at its highest, after a tenth of the steps; 3e-5 is usual with --model_name_or_path"""
+    """the learning rate at its highest, after a tenth of the steps; 3e-5 is usual with
+    --model_name_or_path"""
     per_device_train_batch_size: int = 32
     """turns in a training step"""
     num_train_epochs: float = 10.0
@@ -77,7 +81,10 @@ class FitNluConfig(Output):
 
 
 def main(config: FitNluConfig) -> dict[str, Any]:
-    """Trains, judges and saves; returns headline figures. Raises UserError or OSError for what the user can fix."""
+    """Trains, judges and saves; returns headline figures.
+
+    Raises UserError or OSError for what the user can fix.
+    """
     _check(config)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -1,19 +1,19 @@
 """A task-oriented policy against simulated users: how often it does what they want.
 
-    python -m pipelines.simulate --policy rule --episodes 1000 --output_dir runs/simulated                a generated town
-    python -m pipelines.simulate --policy rule --world ../shared/data/multiwoz --output_dir runs/multiwoz    MultiWOZ's files
-    python -m pipelines.simulate --policy ppo --num_workers 2 --output_dir runs/ppo                       imitation, then PPO
-    python -m pipelines.simulate --policy ppo --model_name_or_path runs/ppo --epochs 0 --output_dir runs/again    as it is
+    python -m pipelines.simulate --policy rule --output_dir runs/rule                     a generated town
+    python -m pipelines.simulate --policy rule --world DIR --output_dir runs/multiwoz     MultiWOZ's files
+    python -m pipelines.simulate --policy ppo --num_workers 2 --output_dir runs/ppo       imitation, then PPO
+    python -m pipelines.simulate --policy ppo --model_name_or_path runs/ppo --epochs 0 --output_dir runs/again
 
 Goal i of a seed is the same for every policy and in every run. Into the folder go
 
     results.json      every figure with its 95 % interval over conversations, per domain too
-    dialogs.jsonl     the conversations in words, one Dialog per line, with acts and rewards: `prepare` reads them
+    dialogs.jsonl     the conversations in words, with acts and rewards: log lines that `prepare` reads
     simulate.yaml     the config
     imitation/        the policy that reinforcement started from, if it was trained here
 
-and the checkpoints and metrics of rl_dialog/training/task_policy.py. A trained policy says the most probable acts. The
-world, its users and the measures are described in envs/multiwoz/README.md.
+and the checkpoints and metrics of rl_dialog/training/task_policy.py. A trained policy says the most probable
+acts. The world, its users and the measures are described in envs/multiwoz/README.md.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class SimulateConfig(ResumableOutput, OnCluster):
     """Which policy meets which users, and how it is trained."""
 
     policy: Literal["rule", "mle", "pg", "ppo", "appo", "gdpl"] = "rule"
-    """rule: the hand-written policy of envs/multiwoz/rule_policy.py. mle: imitation. From there on, pg: REINFORCE; ppo;
-    appo: PPO that samples asynchronously, with V-trace; gdpl: PPO on an adversarially learned reward"""
+    """rule: the hand-written policy of envs/multiwoz/rule_policy.py. mle: imitation. From there on, pg:
+    REINFORCE; ppo; appo: PPO that samples asynchronously, with V-trace; gdpl: PPO on an adversarially learned
+    reward"""
     world: str = ""
     """the folder with MultiWOZ's files; by default a generated town"""
     seed: int = 0
@@ -68,22 +69,24 @@ class SimulateConfig(ResumableOutput, OnCluster):
     train_seed: int = 0
     """decides on networks, and the conversations to learn from; held-out goals depend on `seed` alone"""
     model_name_or_path: str = ""
-    """a task policy's checkpoint, or the folder of a run (its best): where training starts; with --epochs 0 it is
-    evaluated as it is"""
+    """a task policy's checkpoint, or the folder of a run (its best): where training starts; with --epochs 0
+    it is evaluated as it is"""
     epochs: Annotated[int | None, tyro.conf.arg(aliases=["--epoch"])] = None
-    """passes over the demonstrations (mle), batches of turns (all others); by default 16 and 220. ConvLab-2's --epoch
-    is understood"""
+    """passes over the demonstrations (mle), batches of turns (all others); by default 16 and 220. ConvLab-2's
+    --epoch is understood"""
     batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--batchsz"])] = None
     """system turns per epoch, in place of the method's own number. ConvLab-2's --batchsz is understood"""
     num_workers: Annotated[int, tyro.conf.arg(aliases=["--process-num"])] = 0
-    """actors that hold conversations, in training and evaluation; 0: this process. ConvLab-2's --process_num is understood"""
+    """actors that hold conversations, in training and evaluation; 0: this process. ConvLab-2's --process_num
+    is understood"""
     num_envs: int = 64
     """conversations that each of them steps at a time while training"""
     demonstrations: str = ""
-    """MultiWOZ dialogs to imitate, {id: {goal, log}} as JSON or zipped; by default val.json.zip in the world's folder,
-    and where there is none the rule policy's conversations"""
+    """MultiWOZ dialogs to imitate, {id: {goal, log}} as JSON or zipped; by default val.json.zip in the
+    world's folder, and where there is none the rule policy's conversations"""
     features: Literal["cleaned", "raw"] = "cleaned"
-    """corpus states as the tracker would have them, or as they were annotated (envs/multiwoz/demonstrations.py)"""
+    """corpus states as the tracker would have them, or as they were annotated
+    (envs/multiwoz/demonstrations.py)"""
     rule_episodes: int = 1000
     """the rule policy's conversations to imitate"""
     eval_every: int = 5
@@ -111,7 +114,8 @@ class SimulateConfig(ResumableOutput, OnCluster):
     episodes: int = 1000
     """conversations of the final evaluation"""
     templates: Literal["manual", "auto_manual"] = "manual"
-    """how acts are worded. manual: a sentence for each; auto_manual: one for all acts of a kind where the world has one"""
+    """how acts are worded. manual: a sentence for each; auto_manual: one for all acts of a kind where the
+    world has one"""
     together: int = 64
     """conversations stepped in turns; changes no result"""
 
@@ -130,7 +134,7 @@ class SimulateConfig(ResumableOutput, OnCluster):
 
 
 def main(config: SimulateConfig) -> dict[str, Any]:
-    """Trains if the policy is a trained one, plays all conversations and writes them; returns headline figures."""
+    """Trains if the policy is a trained one, plays and writes all conversations; returns headline figures."""
     _check(config)
     player = Player(config.world, config.simulator_options, together=config.together)
     out = claim_output(config, "simulate", free=CHANGEABLE)
@@ -236,7 +240,8 @@ def _check(config: SimulateConfig) -> None:
     if config.policy == "mle" and config.resume:
         raise UserError("--resume: imitation is not resumed, as it takes minutes; pass --overwrite to start it anew")
     if config.epochs == 0 and not config.model_name_or_path:
-        raise UserError("--epochs 0 evaluates a checkpoint: expected --model_name_or_path, the folder of a task policy or of a run")
+        what = "--model_name_or_path, the folder of a task policy or of a run"
+        raise UserError(f"--epochs 0 evaluates a checkpoint: expected {what}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Talk to a task-oriented system, or be the system for a simulated user, and look into every module on the way.
+"""Talk to a task-oriented system, or be the system for a simulated user, and look into every module on the
+way.
 
-    python -m pipelines.talk                                                  you are the user of the generated town
-    python -m pipelines.talk --play system --world ../shared/data/multiwoz    a simulated user talks to you
-    python -m pipelines.talk --play none                                      watch the two: Enter is the next turn
-    python -m pipelines.talk --system runs/ilql --save talks.jsonl            a language model answers; talks are kept
+    python -m pipelines.talk                                          you are the user of the generated town
+    python -m pipelines.talk --play system --world DIR                a simulated user talks to you
+    python -m pipelines.talk --play none                              watch the two: Enter is the next turn
+    python -m pipelines.talk --system runs/ilql --save talks.jsonl    a language model answers; talks are kept
 
-`/look` shows what each module made of the last turn, `/set` puts something else in the place of a module's output and
-takes the turn again from there, `/undo` goes back. Saved talks are log lines that `prepare` reads. The modules are those of
-envs/multiwoz/agents.py.
+`/look` shows what each module made of the last turn, `/set` puts something else in the place of a module's
+output and takes the turn again from there, `/undo` goes back. Saved talks are log lines that `prepare` reads.
+The modules are those of envs/multiwoz/agents.py.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class TalkConfig(Quiet):
     play: Literal["user", "system", "none"] = "user"
     """whose part you take; none: you watch"""
     system: str = "rule"
-    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint, of a task policy (in place of
-    the hand-written one) or of a language model"""
+    """rule: tracker, hand-written policy and templates; or a run folder or checkpoint, of a task policy (in
+    place of the hand-written one) or of a language model"""
     nlu: str = "templates"
-    """how both sides read. templates: the templates backwards, which understand no other words; or a folder that
-    `fit_nlu` wrote"""
+    """how both sides read. templates: the templates backwards, which understand no other words; or a folder
+    that `fit_nlu` wrote"""
     world: str = ""
     """the folder with MultiWOZ's files; by default a generated town"""
     goal: str = ""

@@ -1,4 +1,6 @@
-"""The agents of envs/multiwoz with what this project trains inside: task policies, language understanding, language models."""
+"""The agents of envs/multiwoz with what this project trains inside: task policies, language understanding,
+language models.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def shape_of(simulator: Simulator) -> ActPolicyConfig:
 
 
 def responder(name: str, simulator: Simulator) -> Respond | None:
-    """What `rule` or the checkpoint of a task policy says, state by state; None for another checkpoint, such as a language model's.
+    """What `rule` or the checkpoint of a task policy says, state by state; None for another checkpoint, such
+    as a language model's.
 
     Raises UserError for a task policy of another world.
     """
@@ -40,7 +43,9 @@ def responder(name: str, simulator: Simulator) -> Respond | None:
 
 
 def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
-    """What the user or the system reads the other with: nothing (`acts`), the `templates` backwards, or what `fit_nlu` wrote."""
+    """What the user or the system reads the other with: nothing (`acts`), the `templates` backwards, or what
+    `fit_nlu` wrote.
+    """
     other = "system" if side == "user" else "user"
     if name == "acts":
         return None
@@ -50,7 +55,10 @@ def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
 
 
 def language_model(name: str, *, beta: float | None = None) -> tuple[Policy, PreTrainedTokenizerBase]:
-    """The language model of a run or a checkpoint, and its tokenizer. Raises UserError where there is none."""
+    """The language model of a run or a checkpoint, and its tokenizer.
+
+    Raises UserError where there is none.
+    """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     place = resolve(existing(name))

@@ -34,6 +34,8 @@ def commands(path: Path) -> list[list[str]]:
 def config_of(verb: str) -> tuple[type, dict[str, Any] | None]:
     """The config of a verb, and its choices."""
     module = importlib.import_module(f"pipelines.{verb}")
+    if hasattr(module, "__path__"):  # a package runs by its __main__
+        module = importlib.import_module(f"pipelines.{verb}.__main__")
     return typing.get_type_hints(module.main)["config"], getattr(module, "CHOICES", None)
 
 

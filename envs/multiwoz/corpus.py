@@ -1,8 +1,10 @@
-"""People's dialogs as a language model would have met them in the simulated world: notes from the databases, placeholders for values, rewards.
+"""People's dialogs as a language model would have met them in the simulated world: notes from the databases,
+placeholders for values, rewards.
 
-A reply's annotated values become placeholders, `[hotel_name] is in the [hotel_area]`; before it stands what the tracker makes of the user's
-annotated acts. Nobody rated these dialogs: a reply earns -1, and the last one +80 when by the annotations every slot that the goal asks for was
-told and every booking got a reference, else -40.
+A reply's annotated values become placeholders, `[hotel_name] is in the [hotel_area]`; before it stands what
+the tracker makes of the user's annotated acts. Nobody rated these dialogs: a reply earns -1, and the last one
++80 when by the annotations every slot that the goal asks for was told and every booking got a reference, else
+-40.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from envs.multiwoz.lexical import PLACES, note, placeholder
 from envs.multiwoz.tracker import DialogState
 from rl_dialog.data.schema import Dialog
 
-# A text and acts -> (start, end, (intent, domain, slot)) of each value in the text, in order; and the other acts.
+# A text and acts -> (start, end, (intent, domain, slot)) of each value in the text, in order; other acts.
 Locate = Callable[[str, list[tuple[str, str, str, str]]], tuple[list[tuple[int, int, tuple[str, str, str]]], Any]]
 
 
@@ -50,7 +52,9 @@ def delexicalised(dialog: Dialog, simulator: Simulator, locate: Locate) -> Dialo
 
 
 def with_placeholders(text: str, acts: Acts, locate: Locate) -> str:
-    """The text with placeholders where the acts' values stand, numbered in the order of their places; an address in two parts is one."""
+    """The text with placeholders where the acts' values stand, numbered in the order of their places; an
+    address in two parts is one.
+    """
     spans, _ = locate(text, [act for act in acts if f"{act[1]}_{act[2]}".lower() in PLACES])
     counts: Counter[tuple[str, str]] = Counter()
     parts, done = [], 0

@@ -1,4 +1,5 @@
-"""A conversation of a person with the agents, turn by turn: any module's output may be replaced, and every turn taken back.
+"""A conversation of a person with the agents, turn by turn: any module's output may be replaced, and every
+turn taken back.
 
 The person is the user or the system, or watches both. `talk_commands.py` lets a person do all this by typing.
 """
@@ -33,15 +34,24 @@ class Move:
 
 
 class Talk:
-    """One sitting. `now` is the conversation: a Meeting of two agents, or the system's Memory where the person is the user.
+    """One sitting. `now` is the conversation: a Meeting of two agents, or the system's Memory where the
+    person is the user.
 
     Args:
         name: the system's, in what is saved.
         goal: the user's; by default one is drawn.
     """
 
-    def __init__(self, user: UserAgent, system: SystemAgent | EndToEndAgent, *, play: Play, name: str, seed: int = 0,
-                 goal: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        user: UserAgent,
+        system: SystemAgent | EndToEndAgent,
+        *,
+        play: Play,
+        name: str,
+        seed: int = 0,
+        goal: Mapping[str, Any] | None = None,
+    ) -> None:
         self.user, self.system, self.play, self.name, self.wish = user, system, play, name, goal
         self.simulator, self.session = user.simulator, Session(user, system)
         self.turns = self.saved = 0
@@ -94,7 +104,10 @@ class Talk:
         self.session.step(self.now, system=words | given["system"], user=given["user"])
 
     def change(self, side: str, module: str, value: Any) -> None:
-        """Takes the last turn again with another output of a module. What was set of later modules on that side is forgotten."""
+        """Takes the last turn again with another output of a module.
+
+        What was set of later modules on that side is forgotten.
+        """
         if not self.past:
             raise UserError("expected a turn to take again; say something first")
         move = self.past[-1]

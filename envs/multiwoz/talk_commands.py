@@ -1,4 +1,4 @@
-"""What a person types in a talk: words, acts, and commands that look into the modules and change what they did."""
+"""What a person types in a talk: words, acts, and commands that look into modules and change outputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from rl_dialog.errors import UserError
 HELP = """what you type is said; /acts says dialogue acts
 /acts ACTS              such as /acts Inform-Hotel-Area-east; Request-Hotel-Phone-?
 /look                   what each module made of the last turn
-/set SIDE.MODULE VALUE  takes the last turn again with this in place of the module's output; later modules of it follow
-                        /set system.nlu ACTS   /set system.state hotel.area=east train.day=   /set system.acts ACTS   /set system.text WORDS
+/set SIDE.MODULE VALUE  takes the last turn again with this in place of the module's output and goes on
+                        /set system.nlu ACTS   /set system.state hotel.area=east train.day=
+                        /set system.acts ACTS  /set system.text WORDS
 /undo [N]               goes back N turns
 /hint                   what the system would say by itself (where you are the system)
 /rows [N]               the first rows of the database that fit, as the system knows
@@ -41,7 +42,8 @@ def greet(talk: Talk, *, quiet: bool = False) -> None:
 
 
 def obey(talk: Talk, line: str, *, save: Callable[[], None], quiet: bool = False) -> bool:
-    """Does what a line asks for; False when it asks to leave. `save` keeps a conversation before the next begins.
+    """Does what a line asks for; False when it asks to leave. `save` keeps a conversation before the next
+    begins.
 
     Raises UserError for what cannot be done.
     """
@@ -81,7 +83,8 @@ def _say(talk: Talk, spoken: str | Acts) -> None:
     if talk.done:
         raise UserError("the user has said goodbye; /new starts another conversation, /undo goes back")
     if talk.play == "none" and spoken:
-        raise UserError("expected Enter for the next turn or a command: you watch (--play user and --play system let you speak)")
+        why = "you watch (--play user and --play system let you speak)"
+        raise UserError(f"expected Enter for the next turn or a command: {why}")
     talk.take(spoken if talk.play != "none" else None)
     _show(talk)
 
@@ -155,7 +158,9 @@ def _overwritten(talk: Talk, text: str) -> tuple[str, str, Any]:
 
 
 def _corrected(talk: Talk, text: str) -> DialogState:
-    """The system's state of the last turn with `domain.slot=value` overwritten; without a value the slot is forgotten. Values may have spaces."""
+    """The system's state of the last turn with `domain.slot=value` overwritten; without a value the slot is
+    forgotten. Values may have spaces.
+    """
     if not talk.past:
         raise UserError("expected a turn to take again; say something first")
     state = copy.deepcopy(talk.last()["system"].state)

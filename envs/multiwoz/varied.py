@@ -1,4 +1,6 @@
-"""Simulated dialogs in words that say more than a good system and a content user would: material for language understanding."""
+"""Simulated dialogs in words that say more than a good system and a content user would: material for language
+understanding.
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,22 @@
 """Speed on this machine, as ratios to the plain language model measured in the same run.
 
-    python -m pipelines.benchmark train       tokens/s of every method, over those of cross-entropy training of the same backbone
-    python -m pipelines.benchmark memory      peak memory of the same training steps, each in a process of its own
-    python -m pipelines.benchmark generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
-    python -m pipelines.benchmark candidates  contexts/s of several replies to each, over those of the backbone's `generate` on one context at a time
-    python -m pipelines.benchmark prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
-    python -m pipelines.benchmark scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
-    python -m pipelines.benchmark tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
-    python -m pipelines.benchmark prefer      steps/s of learning from preferences, over those of plain RLlib
-    python -m pipelines.benchmark simulate    system steps/s with simulated users, over those of one conversation after the other; of workers; memory
-    python -m pipelines.benchmark serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; first tokens; the cost of HTTP
-    python -m pipelines.benchmark cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
+    python -m pipelines.benchmark train --output_dir runs/speed
 
-The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM / seconds of ours) within one round:
-whatever else runs on the machine slows both. Absolute tokens/s are only as good as the machine is quiet; the load average stands beside them.
+    train       tokens/s of every method, over those of cross-entropy training of the same backbone
+    memory      peak memory of the same training steps, each in a process of its own
+    generate    new tokens/s of ilql's guided decoding, over those of the backbone's own `generate`
+    candidates  contexts/s of several replies to each, over those of `generate` on one context at a time
+    prepare     conversations/s from a CSV to reward columns, over those of a pandas pass; and its memory
+    scorers     replies/s of coherence by an encoder, batched, over those of one text at a time
+    tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
+    prefer      steps/s of learning from preferences, over those of plain RLlib
+    simulate    system steps/s with simulated users, over those of one conversation after the other; memory
+    serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; the cost of HTTP
+    cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
+
+The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM /
+seconds of ours) within one round: whatever else runs on the machine slows both. Absolute tokens/s are only as
+good as the machine is quiet; the load average stands beside them.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.machine import describe_machine
 from rl_dialog.run import claim_output, run
 
-# Freed memory stays in the process: otherwise every step pays for getting large tensors from the system anew, by how much
-# depends on the kernel.
+# Freed memory stays in the process: otherwise every step pays for getting large tensors from the system anew,
+# by how much depends on the kernel.
 ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
 
 MEASURES = {
@@ -66,7 +69,10 @@ MEASURES = {
 
 
 def main(config: BenchmarkConfig) -> dict[str, Any]:
-    """Measures, prints a table, writes the figures; returns the ratios. Raises UserError for sizes that cannot be measured."""
+    """Measures, prints a table, writes the figures; returns the ratios.
+
+    Raises UserError for sizes that cannot be measured.
+    """
     _check(config)
     out = claim_output(config, "benchmark")
     transformers.utils.logging.set_verbosity_error()

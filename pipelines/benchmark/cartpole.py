@@ -1,15 +1,17 @@
-"""`benchmark cartpole`: the classic-control check of Jaques et al. 2019, 1907.00456. Four kinds of logged data meet the losses of rl_dialog/methods.
+"""`benchmark cartpole`: the classic-control check of Jaques et al. 2019, 1907.00456. Four kinds of logged
+data meet the losses of rl_dialog/methods.
 
-A Q-learner explores CartPole (at most 200 steps, reward 1 each) and leaves four buffers of 10 000 transitions. On each of them every method learns a
-policy without the environment, which afterwards only measures it:
+A Q-learner explores CartPole (at most 200 steps, reward 1 each) and leaves four buffers of 10 000
+transitions. On each of them every method learns a policy without the environment, which afterwards only
+measures it:
 
     full         everything the learner saw, from its first random step on
     concurrent   the same, through a window of the most recent data that slides along while the method learns
     expert       the learner at its best, always with its best action
     noisy        the same with 30 % random actions
 
-The paper found WOP >= DBCQ >= cloning and batch Q-learning on each, and WOP above the policy that wrote the logs. A second table has what explains
-where that does not come out. A plot goes to the folder too.
+The paper found WOP >= DBCQ >= cloning and batch Q-learning on each, and WOP above the policy that wrote the
+logs. A second table has what explains where that does not come out. A plot goes to the folder too.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ Returns = dict[str, dict[str, list[float]]]
 class Experiment:
     """What K seeds found, buffer by buffer."""
 
-    returns: Returns  # buffer -> policy -> the mean return of each seed; the policy "behaviour" is what wrote the buffer
+    returns: Returns  # buffer -> policy -> the mean return of each seed; "behaviour" is what wrote the buffer
     causes: dict[str, Shares]  # buffer -> what may explain them -> a numerator and a denominator of each seed
 
 
@@ -69,13 +71,16 @@ def measure(config: BenchmarkConfig) -> Result:
     seconds = time.process_time() - start
     means = {buffer: {name: round(float(np.mean(values)), 1) for name, values in rows.items()} for buffer, rows in found.returns.items()}
     tables = [table(found.returns), "", table(found.causes, head="what may explain it", digits=1), ""]
-    size = f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU; means and 95 % intervals over seeds"
+    size = f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU"
     report = {"cpu_seconds": seconds, **asdict(found)}
-    return Result(report, "\n".join([*tables, size]), {"returns": means}, plot(found.returns))
+    return Result(report, "\n".join([*tables, f"{size}; means and 95 % intervals over seeds"]), {"returns": means}, plot(found.returns))
 
 
 def experiment(seeds: int, updates: int, *, priors: Sequence[str] = ("clone",), seed: int = 0, variants: bool = True) -> Experiment:
-    """All policies on all buffers. `seed` reaches whatever is drawn; `variants` adds WOP with one thing changed at a time, and the causes."""
+    """All policies on all buffers.
+
+    `seed` reaches whatever is drawn; `variants` adds WOP with one thing changed at a time, and the causes.
+    """
     first = 100 * seed  # what is drawn counts up from here
     logs = collect(seeds, seed=first)
     fitting = {"steps": PRIOR_STEPS, "seed": first}
@@ -126,7 +131,10 @@ def _policies(priors: Mapping[str, Act], values: Mapping[str, nn.Module]) -> dic
 
 
 def table(found: Mapping[str, Mapping[str, Sequence[float | tuple[float, float]]]], *, head: str = "policy", digits: int = 0) -> str:
-    """Markdown: a row per policy, a column per buffer. A pair is a numerator and a denominator: a figure is the sum of those over that of these."""
+    """Markdown: a row per policy, a column per buffer.
+
+    A pair is a numerator and a denominator: a figure is the sum of those over that of these.
+    """
     lines = [f"| {head} | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
     for name in next(iter(found.values())):
         cells = [_shown(interval(rows[name]), digits) for rows in found.values()]
@@ -142,13 +150,17 @@ def _shown(figure: Estimate | None, digits: int) -> str:
 
 
 def interval(values: Sequence[float | tuple[float, float]]) -> Estimate | None:
-    """The mean over seeds, or the ratio of sums over them, with its 95 % bootstrap interval; no interval where all seeds are equal."""
+    """The mean over seeds, or the ratio of sums over them, with its 95 % bootstrap interval; no interval
+    where all seeds are equal.
+    """
     pairs = [value if isinstance(value, tuple) else (value, 1.0) for value in values]
     return estimate([Measure(np.array([top]), np.array([bottom])) for top, bottom in pairs])
 
 
 def plot(found: Returns) -> Figure:
-    """A panel per buffer: each policy's mean with its 95 % interval and its seeds as dots, its best action hollow, the behaviour policy as a line."""
+    """A panel per buffer: each policy's mean with its 95 % interval and its seeds as dots, its best action
+    hollow, the behaviour policy as a line.
+    """
     first = next(iter(found.values()))
     names = [name for name in first if name != "behaviour" and not name.endswith(", best action")]
     figure = Figure(figsize=(11, 1.4 + 0.28 * len(names)), layout="constrained")

@@ -1,4 +1,4 @@
-"""Why policies learned from logs of CartPole come out as they do: what their scores say beside what is true."""
+"""Why policies learned from logs of CartPole come out as they do: what their scores say and what is true."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ Shares = dict[str, list[tuple[float, float]]]  # what -> each log's numerator an
 
 
 def balancing(observations: Tensor) -> Tensor:
-    """A rule that never falls: push to where the pole leans and turns, and a little to where the cart is and goes."""
+    """A rule that never falls: push to where the pole leans and turns, and a little to where the cart is and
+    goes.
+    """
     return F.one_hot((observations @ torch.tensor([0.02, 0.05, 1.0, 0.3]) > 0).long(), 2).float()
 
 
 @torch.no_grad()
 def true_values(act: Act, states: Tensor) -> Tensor:
-    """(K, E, 2) discounted returns of each action in the states (K, E, 4) when the best actions of `act` follow; rolled out, not estimated."""
+    """(K, E, 2) discounted returns of each action in the states (K, E, 4) when the best actions of `act`
+    follow; rolled out, not estimated.
+    """
     count, width = states.shape[:2]
     env = cart_poles_at(states[:, :, None].expand(-1, -1, 2, -1).flatten(0, 2).numpy())
     actions, alive, found = torch.arange(2).repeat(count * width), torch.ones(count * width * 2, dtype=torch.bool), torch.zeros(count * width * 2)
@@ -40,10 +44,11 @@ def true_values(act: Act, states: Tensor) -> Tensor:
 def causes(logs: Transitions, priors: dict[str, Act], values: dict[str, nn.Module], *, seed: int) -> Shares:
     """Figures that explain returns, over PROBED states of every log.
 
-    A choice matters where the worse action costs more than a step, if a rule that never falls goes on after it; there the logged action, the one that
-    a prior finds likelier or the one of higher value is right or wrong. For priors and WOP (whose values differ by log pi): by how much the logged
-    action stands above the other, everywhere. For M passes: by how much their least lowers the value of a state, and how far they differ in what
-    they prefer.
+    A choice matters where the worse action costs more than a step, if a rule that never falls goes on after
+    it; there the logged action, the one that a prior finds likelier or the one of higher value is right or
+    wrong. For priors and WOP (whose values differ by log pi): by how much the logged action stands above the
+    other, everywhere. For M passes: by how much their least lowers the value of a state, and how far they
+    differ in what they prefer.
     """
     draws = torch.Generator().manual_seed(seed)
     place = torch.arange(len(logs.actions))[:, None], torch.randint(0, logs.actions.shape[1], (len(logs.actions), PROBED), generator=draws)
@@ -63,7 +68,9 @@ def causes(logs: Transitions, priors: dict[str, Act], values: dict[str, nn.Modul
 
 
 def _passes(networks: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
-    """(K, E) twice: the mean minus the least of the passes with dropout, of an action; the range of their differences between the actions."""
+    """(K, E) twice: the mean minus the least of the passes with dropout, of an action; the range of their
+    differences between the actions.
+    """
     active = copy.deepcopy(networks).train()
     passes = torch.stack([active(states) for _ in range(PASSES)])  # (M, K, E, 2)
     apart = passes.diff(dim=-1).squeeze(-1)

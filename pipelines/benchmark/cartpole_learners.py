@@ -1,7 +1,9 @@
-"""What learns from logs of CartPole: small networks side by side, the losses of rl_dialog/methods on them, and priors p(a|s).
+"""What learns from logs of CartPole: small networks side by side, the losses of rl_dialog/methods on them,
+and priors p(a|s).
 
-A transition is a decision of a Batch: its state is an observation instead of a prefix of tokens and its turn ends at once; an MLP stands for the
-language model. All seeds and buffers learn together, as slices of batched matrix products: K networks, B transitions each, N = K B decisions.
+A transition is a decision of a Batch: its state is an observation instead of a prefix of tokens and its turn
+ends at once; an MLP stands for the language model. All seeds and buffers learn together, as slices of batched
+matrix products: K networks, B transitions each, N = K B decisions.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from rl_dialog.methods.scores import Dense
 SCALE = torch.tensor([1.0, 1.0, 0.1, 1.0])  # brings position, speed, angle and angular speed to one size
 WIDTH, SAMPLES = 32, 32  # hidden units; B
 C, PASSES = 2.0, 5  # WOP's c and M as published
-DROPOUT = 0.02  # where targets are Monte-Carlo. All values are near 1 / (1 - gamma), so more of it would drown the differences between actions
+# Where targets are Monte-Carlo. All values are near 1 / (1 - gamma): more would drown differences of actions.
+DROPOUT = 0.02
 GAMMA, POLYAK, RATE = 0.95, 0.005, 1e-3  # for all methods; targets that follow ten times as fast let plain Q-learning diverge
 LATENT, MIXED = 2, 32  # numbers in z, and how many draws of it p(a|s) is the mean over
 
@@ -35,7 +38,9 @@ Columns = Callable[[int], Tensor]  # the number of a step -> (K, B), which trans
 
 
 class Networks(nn.Module):
-    """K independent MLPs of two hidden layers: (K, B, inputs) -> (K, B, outputs), the first four inputs an observation."""
+    """K independent MLPs of two hidden layers: (K, B, inputs) -> (K, B, outputs), the first four inputs an
+    observation.
+    """
 
     def __init__(self, count: int, *, inputs: int = 4, outputs: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +59,9 @@ class Networks(nn.Module):
 
 
 class Added(nn.Module):
-    """log p(a|s) of a clone, which stays as it is, plus what K networks say, at first 0: the policy starts as the clone."""
+    """log p(a|s) of a clone, which stays as it is, plus what K networks say, at first 0: the policy starts as
+    the clone.
+    """
 
     def __init__(self, clone: Networks) -> None:
         super().__init__()
@@ -72,7 +79,7 @@ class Transitions:
     observations: Tensor  # (K, L, 4)
     actions: Tensor  # (K, L) int64
     following: Tensor  # (K, L, 4)
-    terminated: Tensor  # (K, L) bool: the pole fell or the cart left. An episode cut by the time limit is not: its value goes on
+    terminated: Tensor  # (K, L) bool: the pole fell or the cart left; not where the time limit cut an episode
     ended: Tensor  # (K, L) bool: terminated or cut
 
     @classmethod
@@ -85,10 +92,11 @@ class Transitions:
         return cls(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
     def batch(self, columns: Tensor, prior_logp: Tensor | None = None) -> tuple[Batch, Tensor, Tensor]:
-        """The transitions `columns` (K, B) as N = K B decisions with their observations and the following ones, each (K, B, 4).
+        """The transitions `columns` (K, B) as N = K B decisions with their observations and the following
+        ones, each (K, B, 4).
 
-        States are the N observations, then the N following ones. There are no tokens, so the token tensors are empty. `prior_logp` (K, L) is log p of
-        the logged actions.
+        States are the N observations, then the N following ones. There are no tokens, so the token tensors
+        are empty. `prior_logp` (K, L) is log p of the logged actions.
         """
         place = torch.arange(len(columns))[:, None], columns
         dones, count, tokens = self.terminated[place].flatten(), columns.numel(), torch.zeros(0, 0)
@@ -108,7 +116,9 @@ class Transitions:
         return batch, self.observations[place], self.following[place]
 
     def mean_return(self) -> Tensor:
-        """(K,) the mean return of the episodes in the logs, that is their mean length; the last, unfinished one does not count."""
+        """(K,) the mean return of the episodes in the logs, that is their mean length; the last, unfinished
+        one does not count.
+        """
         steps = torch.arange(1, self.ended.shape[1] + 1)
         return torch.stack([steps[ended].max() / ended.sum() for ended in self.ended])
 
@@ -145,9 +155,11 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor, progress: float) -> Non
 def learn(
     method: Method, logs: Transitions, columns: Columns, *, steps: int, seed: int, prior_logp: Tensor | None = None, above: Networks | None = None
 ) -> nn.Module:
-    """One network per log; with `above` it adds to that clone's log p. Every method starts from the same weights.
+    """One network per log; with `above` it adds to that clone's log p. Every method starts from the same
+    weights.
 
-    `columns` is asked anew for each step: methods that get equal ones see the same transitions in the same order.
+    `columns` is asked anew for each step: methods that get equal ones see the same transitions in the same
+    order.
     """
     torch.manual_seed(seed)
     networks = Networks(len(logs.actions), dropout=DROPOUT if method.target_passes > 1 else 0.0) if above is None else Added(above)
@@ -168,9 +180,10 @@ def sampled(scores: Callable[[Tensor], Tensor]) -> Act:
 
 
 def best_of(prior: Tensor, q: Tensor, draws: int) -> Tensor:
-    """(..., A) probabilities of the action with the highest Q among `draws` of the prior (DBCQ), both (..., A).
+    """(..., A) probabilities of the action with the highest Q (..., A) among `draws` of the prior (DBCQ).
 
-    With the actions in the order of their Q and F(a) the prior's probability of a or anything below it: P(a) = F(a)^n - F(a-)^n.
+    With the actions in the order of their Q and F(a) the prior's probability of a or anything below it: P(a)
+    = F(a)^n - F(a-)^n.
     """
     order = q.argsort(-1)
     below = prior.gather(-1, order).cumsum(-1) ** draws
@@ -178,10 +191,11 @@ def best_of(prior: Tensor, q: Tensor, draws: int) -> Tensor:
 
 
 def variational(logs: Transitions, columns: Columns, *, steps: int, seed: int) -> Act:
-    """A conditional VAE over actions, as the paper's prior: p(a|s) is the mean of the decoder's p(a|s,z) over draws of z from N(0, 1).
+    """A conditional VAE over actions, as the paper's prior: p(a|s) is the mean of the decoder's p(a|s,z) over
+    draws of z from N(0, 1).
 
-    It learns by the lower bound log p(a|s) >= E_q(z|s,a) log p(a|s,z) - KL(q(z|s,a) || N(0, 1)). The draws are the same for all states and stay, so
-    that the prior is a function of the state.
+    It learns by the lower bound log p(a|s) >= E_q(z|s,a) log p(a|s,z) - KL(q(z|s,a) || N(0, 1)). The draws
+    are the same for all states and stay, so that the prior is a function of the state.
     """
     torch.manual_seed(seed)
     count = len(logs.actions)

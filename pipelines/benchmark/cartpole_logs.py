@@ -1,4 +1,4 @@
-"""Logs of CartPole and the measure of a policy in it: an online Q-learner explores, and leaves four buffers."""
+"""Logs of CartPole, which an online Q-learner leaves in four buffers, and the measure of a policy in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Seen = Callable[[Transitions, Tensor], None]  # the logs so far and the K number
 
 
 def record(act: Callable[[Tensor], Tensor], count: int, length: int, *, seed: int, seen: Seen | None = None) -> Transitions:
-    """Transitions of `count` poles under act: (K, 4) -> (K,); `seen(transitions, sizes)` is called after every step."""
+    """Transitions of `count` poles under act: (K, 4) -> (K,).
+
+    `seen(transitions, sizes)` is called after every step.
+    """
     env, first = cart_poles(count, seed=seed)
     observations = torch.from_numpy(first)
     logs, sizes, fresh = Transitions.empty(count, length), torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.bool)
@@ -41,7 +44,9 @@ def record(act: Callable[[Tensor], Tensor], count: int, length: int, *, seed: in
 
 @torch.no_grad()
 def returns(act: Act, count: int, *, seed: int, episodes: int = EPISODES) -> Tensor:
-    """(K,) the mean return of each network's policy; every policy starts from the same states with the same luck."""
+    """(K,) the mean return of each network's policy; every policy starts from the same states with the same
+    luck.
+    """
     env, first = cart_poles(count * episodes, seed=seed)
     observations, draws = torch.from_numpy(first), torch.Generator().manual_seed(seed)
     alive, total = torch.ones(count * episodes, dtype=torch.bool), torch.zeros(count * episodes)
@@ -99,7 +104,9 @@ def collect(seeds: int, *, seed: int) -> Transitions:
 
 
 def columns_of(seeds: int, steps: int, *, seed: int) -> Columns:
-    """Which transitions step after step learns from: any of its buffer, in `concurrent` those of the window where the data stood at that time."""
+    """Which transitions step after step learns from: any of its buffer, in `concurrent` those of the window
+    where the data stood at that time.
+    """
     draws = torch.Generator().manual_seed(seed)
 
     def columns(step: int) -> Tensor:

@@ -21,8 +21,9 @@ from rl_dialog.methods import (
     WayOffPolicy,
 )
 
-# A method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all, tf_top and dt,
-# ilql for sarsa, bcq for dbcq. The prior's log-probabilities are given, as they are after the start of a run.
+# A method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all,
+# tf_top and dt, ilql for sarsa, bcq for dbcq. The prior's log-probabilities are given, as they are after the
+# start of a run.
 CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
     "bc": (BC(), {}),
     "ilql mlp": (ILQL(), {"heads": "mlp"}),

@@ -65,7 +65,9 @@ def take_turns(contenders: dict[str, Callable[[], None]], *, rounds: int, warmup
 
 
 def summarise(seconds: dict[str, list[float]], tokens: int, *, seed: int) -> dict[str, dict[str, Any]]:
-    """Per contender: median seconds, tokens/s, and the median ratio to `plain` with the 95% interval of a bootstrap over rounds."""
+    """Per contender: median seconds, tokens/s, and the median ratio to `plain` with the 95% interval of a
+    bootstrap over rounds.
+    """
     generator = np.random.default_rng(seed)
     plain = np.array(seconds["plain"])
     rows: dict[str, dict[str, Any]] = {}
@@ -82,8 +84,11 @@ def summarise(seconds: dict[str, list[float]], tokens: int, *, seed: int) -> dic
 def table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
     """The figures of each setting, a line for each contender."""
     unit, digits = UNITS[config.what]
-    shape = f"GPT-2 of {config.layers} layers, width {config.width}, vocabulary {config.vocabulary}; {config.threads} threads, float32"
-    lines = [f"{config.what}: {shape if config.what in ('train', 'generate', 'candidates', 'serve') else f'{config.threads} CPUs'}"]
+    shape = f"{config.threads} CPUs"
+    if config.what in ("train", "generate", "candidates", "serve"):
+        size = f"{config.layers} layers, width {config.width}, vocabulary {config.vocabulary}"
+        shape = f"GPT-2 of {size}; {config.threads} threads, float32"
+    lines = [f"{config.what}: {shape}"]
     for setting, rows in figures.items():
         lines += ["", f"{setting:<52} {unit:>15} {'ratio':>7}   95% interval"]
         for name, row in rows.items():

@@ -29,7 +29,9 @@ def measure(config: BenchmarkConfig) -> Result:
 
 
 def peak_memory(config: BenchmarkConfig, name: str) -> int:
-    """KiB that three training steps add to this process at most: weights, gradients, optimizer, targets, activations."""
+    """KiB that three training steps add to this process at most: weights, gradients, optimizer, targets,
+    activations.
+    """
     torch.set_num_threads(config.threads)
     batch = make_batch(config, 0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,6 @@
-"""`benchmark prefer`: environment steps/s of PPO on one core, learning included: plain RLlib, ours, and ours with the preference machinery."""
+"""`benchmark prefer`: environment steps/s of PPO on one core, learning included: plain RLlib, ours, and ours
+with the preference machinery.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def measure(config: BenchmarkConfig) -> Result:
             "ours, learned reward and clips": _ours(make_envs, rounds, Path(folder), learned=True),
         }
         seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
-    setting = f"{rounds * BATCH} steps of {ENVS} dots with positions, PPO; plain: RLlib's env runner, module, connectors and learner"
+    plain = "RLlib's env runner, module, connectors and learner"
+    setting = f"{rounds * BATCH} steps of {ENVS} dots with positions, PPO; plain: {plain}"
     return speeds(config, {setting: (rounds * BATCH, seconds)})
 
 
@@ -89,7 +92,9 @@ class _ListInfos:
 
 
 def _ours(make_envs: Callable, rounds: int, folder: Path, *, learned: bool) -> Callable[[], None]:
-    """The learner of `prefer`; its clips are taken as the asker would, and its reward is an ensemble of three."""
+    """The learner of `prefer`; its clips are taken as the asker would, and its reward is an ensemble of
+    three.
+    """
     from rl_dialog.cluster.preference_learner import Learner, LearnerSettings, reward_shape
     from rl_dialog.models.reward_model import RewardModel
     from rl_dialog.training.policy_gradient import PPO

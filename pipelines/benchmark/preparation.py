@@ -1,4 +1,4 @@
-"""`benchmark prepare`: rewards over logs, against one straightforward pandas pass; memory, and what is long."""
+"""`benchmark prepare`: rewards over logs, against one straightforward pandas pass; memory; long dialogs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = ("Chat ID", "Chatbot ID", "Datetime", "Message", "Response", "Response
 
 
 def measure(config: BenchmarkConfig) -> Result:
-    """Conversations and their seconds, from the CSV to saved columns without the start-up; peak memory; what is long."""
+    """Conversations and their seconds from the CSV to saved columns, without the start; memory."""
     with tempfile.TemporaryDirectory() as folder:
         small, log, large = (Path(folder) / f"{name}.csv" for name in ("small", "log", "large"))
         write_export(small, STARTED, config.turns, seed=config.seed)
@@ -50,14 +50,17 @@ def measure(config: BenchmarkConfig) -> Result:
     started = seconds.pop("start-up")
     share = 1 - STARTED / config.conversations
     seconds["prepare"] = [(whole - start) / share for whole, start in zip(seconds["prepare"], started, strict=True)]
-    setting = f"{config.conversations} conversations of {config.turns} exchanges, {len(MODEL_FREE)} rewards, {config.threads} CPUs"
+    setting = f"{config.conversations} conversations of {config.turns} exchanges"
+    setting += f", {len(MODEL_FREE)} rewards, {config.threads} CPUs"
     memory["start_up_seconds"] = sorted(started)[len(started) // 2]
     slow = long_dialogs(config)
-    lines = "".join(
-        f"\n  {what:<24} tokenise {row['tokenise']:>8.2f} s   score {row['score']:>8.2f} s   peak memory {row['peak_mib']:>6} MiB"
-        for what, row in slow.items()
-    )
+    lines = "".join(f"\n  {what:<24} {_line(row)}" for what, row in slow.items())
     return speeds(config, {setting: (config.conversations, seconds)}, shown=lines, memory=memory, long=slow)
+
+
+def _line(row: dict[str, float]) -> str:
+    seconds = f"tokenise {row['tokenise']:>8.2f} s   score {row['score']:>8.2f} s"
+    return f"{seconds}   peak memory {row['peak_mib']:>6} MiB"
 
 
 def _score(path: Path, directory: Path) -> Scored:
@@ -67,7 +70,9 @@ def _score(path: Path, directory: Path) -> Scored:
 
 
 def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> None:
-    """A neural.chat website export: exchanges of 3 to 15 random words a side, every third side with a phrase that a reward looks for."""
+    """A neural.chat website export: exchanges of 3 to 15 random words a side, every third side with a phrase
+    that a reward looks for.
+    """
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
     listed = [*(phrase for phrases in PHRASES.values() for phrase in phrases), *sorted(QUESTION_WORDS), "you", "haha"]
@@ -90,7 +95,9 @@ def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> No
 
 
 def long_dialogs(config: BenchmarkConfig) -> dict[str, dict[str, float]]:
-    """{one long dialog, or one with a long turn: processor seconds of tokenising and of all rewards, this process's peak memory so far}."""
+    """{one long dialog, or one with a long turn: processor seconds of tokenising and of all rewards, this
+    process's peak memory so far}.
+    """
     rng = random.Random(config.seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)] + [
         "but",
@@ -120,7 +127,7 @@ def long_dialogs(config: BenchmarkConfig) -> dict[str, dict[str, float]]:
 
 
 def pandas_pass(log: Path, out: Path) -> None:
-    """The eleven columns as one would write them down: apply over rows, groupby over chats, z-scores, a CSV."""
+    """The eleven columns as one would write them down: apply over rows, groupby over chats, z-scores."""
     import pandas as pd
 
     table = pd.read_csv(log, keep_default_na=False).sort_values(["Chat ID", "Datetime"])

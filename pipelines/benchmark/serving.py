@@ -1,4 +1,6 @@
-"""`benchmark serve`: streamed replies to many clients over one request at a time, what HTTP and Ray Serve cost over the bare engine, first tokens."""
+"""`benchmark serve`: streamed replies to many clients over one request at a time, what HTTP and Ray Serve
+cost over the bare engine, first tokens.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ ONE, ENGINE, SERVED = "plain", "engine", "HTTP on Ray Serve"
 
 
 def measure(config: BenchmarkConfig) -> Result:
-    """Tokens of a round and its seconds for each number of clients, first tokens and the overhead. Everything runs before the clock does."""
+    """Tokens of a round and its seconds for each number of clients, first tokens and the overhead.
+
+    Everything runs before the clock does.
+    """
     measured: Measured = {}
     first: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
@@ -64,10 +69,12 @@ def measure(config: BenchmarkConfig) -> Result:
 
 
 class Load:
-    """A random ilql policy, saved where a server finds it, and clients that send prompts of random words, one request after the other.
+    """A random ilql policy, saved where a server finds it, and clients that send prompts of random words, one
+    request after the other.
 
-    Replies are of different length, half to one and a half times `new_tokens`, the same ones for every contender: were all of one length, all clients
-    would wait for tokens together and send requests together, as they never do in use.
+    Replies are of different length, half to one and a half times `new_tokens`, the same ones for every
+    contender: were all of one length, all clients would wait for tokens together and send requests together,
+    as they never do in use.
     """
 
     def __init__(self, config: BenchmarkConfig, folder: Path) -> None:
@@ -135,11 +142,12 @@ class Load:
         for thread in threads:
             thread.join()
         if len(first) < clients * self.config.requests:
-            raise RuntimeError(f"expected {clients * self.config.requests} replies of the engine, got {len(first)}: {failed[:1]}")
+            expected = clients * self.config.requests
+            raise RuntimeError(f"expected {expected} replies of the engine, got {len(first)}: {failed[:1]}")
         return first
 
     def over_http(self, clients: int) -> list[float]:
-        """Streams from the server, each client with a connection of its own; the seconds to each first token."""
+        """Streams from the server, a connection for each client; the seconds to each first token."""
         return list(itertools.chain(*asyncio.run(self._clients(clients))))
 
     async def _clients(self, clients: int) -> list[list[float]]:

@@ -19,9 +19,9 @@ class BenchmarkConfig(Output):
     what: tyro.conf.Positional[
         Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate", "prefer", "cartpole"]
     ] = "train"
-    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling; candidates:
-    contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to several clients; simulate:
-    system steps/s; prefer: environment steps/s; cartpole: mean returns"""
+    """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
+    candidates: contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to
+    several clients; simulate: system steps/s; prefer: environment steps/s; cartpole: mean returns"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -69,8 +69,8 @@ class BenchmarkConfig(Output):
     turns: int = 10
     """prepare: exchanges of a conversation"""
     exchanges: tuple[int, ...] = (100, 400, 1600, 6400)
-    """prepare: exchanges of one long dialog, whose scoring and tokenising are timed: twice as many should take twice
-    as long"""
+    """prepare: exchanges of one long dialog, whose scoring and tokenising are timed: twice as many should
+    take twice as long"""
     turn_bytes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     """prepare: length of one long turn, timed in the same way"""
     encoder: str = ""
@@ -86,8 +86,8 @@ class BenchmarkConfig(Output):
     world: str = ""
     """simulate: folder with MultiWOZ's files; by default a generated town"""
     steps: int = 4000
-    """simulate, prefer: system steps, or steps of the environments, of a round; cartpole: updates of each network of
-    values"""
+    """simulate, prefer: system steps, or steps of the environments, of a round; cartpole: updates of each
+    network of values"""
     num_envs: int = 64
     """simulate: conversations stepped together"""
     num_workers: int = 0

@@ -1,4 +1,6 @@
-"""`benchmark simulate`: system steps/s of the task-oriented simulator on one core, of several workers against one, and its memory."""
+"""`benchmark simulate`: system steps/s of the task-oriented simulator on one core, of several workers against
+one, and its memory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PARALLEL = 1000  # conversations whose memory is measured
 
 
 def measure(config: BenchmarkConfig) -> Result:
-    """System steps and their seconds, and the MiB of 1,000 conversations, with the rule policy and its judge."""
+    """System steps and their seconds, and the MiB of 1,000 conversations, with the rule policy."""
     world = load_world(config.world)
     contenders = {
         "plain": _one_after_the_other(config, MultiWOZ(world)),
@@ -30,10 +32,12 @@ def measure(config: BenchmarkConfig) -> Result:
         "without state vectors": _by_acts(config, Simulator(world)),
     }
     seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
-    setting = f"{config.steps} system steps, {world.source}; plain: one conversation after the other through the Gymnasium environment"
+    plain = "one conversation after the other through the Gymnasium environment"
+    setting = f"{config.steps} system steps, {world.source}; plain: {plain}"
     measured: Measured = {setting: (config.steps, seconds)}
     if config.num_workers:
-        setting = f"{config.steps} system steps of each worker, {config.num_envs} conversations at once, acts as bits; plain: one worker does all"
+        setting = f"{config.steps} system steps of each worker, {config.num_envs} conversations at once"
+        setting += ", acts as bits; plain: one worker does all"
         measured[setting] = config.num_workers * config.steps, _by_workers(config)
     return speeds(config, measured, memory={"mib_per_1000_conversations": round(memory(Simulator(world)), 1)})
 
@@ -58,7 +62,7 @@ def memory(simulator: Simulator) -> float:
 
 
 class _Stepper:
-    """A rollout worker's player: every chunk is `steps` system steps with state vectors, masks and evaluator."""
+    """A rollout worker's player: a chunk is `steps` system steps with state vectors, masks and evaluator."""
 
     def __init__(self, config: BenchmarkConfig) -> None:
         self.call = _by_vectors(config, MultiWOZVector(config.num_envs, load_world(config.world)), bits=True)

@@ -1,4 +1,6 @@
-"""`benchmark tune`: trials of a sweep side by side, against the same runs in a plain loop, and what Ray Tune costs per trial."""
+"""`benchmark tune`: trials of a sweep side by side, against the same runs in a plain loop, and what Ray Tune
+costs per trial.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ MODEL = "--model.family llama --model.layers 2 --model.width 64 --model.context 
 
 
 def measure(config: BenchmarkConfig) -> Result:
-    """Trials of a round and its seconds, and the seconds that Tune adds to a trial. Ray is started before the clock is."""
+    """Trials of a round and its seconds, and the seconds that Tune adds to a trial.
+
+    Ray is started before the clock is.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_logs(folder / "logs.jsonl", dialogs=300, seed=config.seed)
@@ -36,7 +41,8 @@ def measure(config: BenchmarkConfig) -> Result:
                 side_by_side: lambda: _tune(folder, config.trials, 1),
             }
             seconds = take_turns(contenders, rounds=config.rounds, warmup=0)
-    setting = f"{config.trials} trials of {STEPS} steps, a 2-layer model of width 64, one core each; plain: one after the other in one process"
+    setting = f"{config.trials} trials of {STEPS} steps, a 2-layer model of width 64, one core each"
+    setting += "; plain: one after the other in one process"
     added = [(tune - plain) / config.trials for tune, plain in zip(seconds["tune, one at a time"], seconds["plain"], strict=True)]
     overhead = {"seconds_that_tune_adds_to_a_trial": round(median(added), 2)}
     return speeds(config, {setting: (config.trials, seconds)}, overhead=overhead)
@@ -57,7 +63,8 @@ def _tune(folder: Path, trials: int, cores: int) -> None:
 def _train(folder: Path, number: int, report: Report | None = None) -> dict[str, float]:
     out = folder / f"trial{number}"
     shutil.rmtree(out, ignore_errors=True)
-    flags = f"--data {folder / 'data'} --output_dir {out} --seed {number} {MODEL} --max_steps {STEPS} --eval_steps {STEPS // 2} --report_to none"
+    flags = f"--data {folder / 'data'} --output_dir {out} --seed {number} {MODEL} --report_to none"
+    flags += f" --max_steps {STEPS} --eval_steps {STEPS // 2}"
     torch.set_num_threads(1)
     config = load_config(train.TrainConfig, flags.split(), choices=train.CHOICES)
     rows = []

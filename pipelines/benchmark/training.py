@@ -79,7 +79,10 @@ def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> C
 
 
 def make_batch(config: BenchmarkConfig, user_block: int) -> Batch:
-    """Random tokens. Without a `user_block` the assistant writes all but the first, otherwise every second block."""
+    """Random tokens.
+
+    Without a `user_block` the assistant writes all but the first, otherwise every second block.
+    """
     generator = np.random.default_rng(config.seed)
     t = np.arange(config.length)
     assistant = t > 0 if not user_block else t // user_block % 2 == 1

@@ -40,7 +40,8 @@ def train_by_reinforcement(
 ) -> tuple[ActPolicy, dict[str, Any]]:
     """Trains a copy of `start`, which is the latest of the checkpoints where there are any.
 
-    Returns the best by success on the validation goals, and what became of the training. Raises UserError, OSError.
+    Returns the best by success on the validation goals, and what became of the training. Raises UserError,
+    OSError.
     """
     first, policy = checkpoints.epoch, start
     reward = _learned_reward(training, settings.method)

@@ -1,11 +1,11 @@
-"""How often a task-oriented policy did what its users want: figures of played dialogs, each with its interval.
+"""How often a task-oriented policy did what its users want: figures of played dialogs with their intervals.
 
-success, success_strict, complete        the user got all that it wanted; envs/multiwoz/README.md defines them
-book_rate                                share of a booking's wishes that what was booked meets
-inform_precision, _recall, _f1           of the slots that were asked for, unrequested ones counted as published
-inform_precision_all_slots, _f1_...      every unrequested slot counts
-turns, return                            of the system, and what it earned
-success/hotel                            of the dialogs with that domain
+success, success_strict, complete       the user got all that it wanted; envs/multiwoz/README.md defines them
+book_rate                               share of a booking's wishes that what was booked meets
+inform_precision, _recall, _f1          of slots that were asked for, unrequested ones counted as published
+inform_precision_all_slots, _f1_...     every unrequested slot counts
+turns, return                           of the system, and what it earned
+success/hotel                           of the dialogs with that domain
 """
 
 from __future__ import annotations

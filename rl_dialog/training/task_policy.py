@@ -1,7 +1,8 @@
-"""Training of task policies: what a run writes, and its first stage, imitation. rl_dialog/cluster/task_policy.py reinforces from there.
+"""Training of task policies: what a run writes, and its first stage, imitation.
+rl_dialog/cluster/task_policy.py reinforces from there.
 
-    checkpoint-<epoch>/        config.json, model.safetensors, metrics.json; in the latest also trainer/, to resume
-    best, latest               names of checkpoints; the best is the one with most success on the validation goals
+    checkpoint-<epoch>/    config.json, model.safetensors, metrics.json; in the latest trainer/, to resume
+    best, latest           names of checkpoints; the best has most success on the validation goals
     metrics.jsonl, tensorboard/
 
 An epoch of imitation is a pass over the demonstrations, of reinforcement a batch of the simulator's turns.
@@ -32,7 +33,9 @@ VALIDATION = 1_000_000  # number of the first validation conversation: far from 
 
 
 class Experts(Protocol):
-    """Expert turns, dialog after dialog: states (N, S), actions (N, A) and the number of each turn's dialog (N,)."""
+    """Expert turns, dialog after dialog: states (N, S), actions (N, A) and the number of each turn's dialog
+    (N,).
+    """
 
     states: np.ndarray
     actions: np.ndarray
@@ -75,7 +78,10 @@ def validation_figures(outcomes: Iterable[Any]) -> dict[str, float]:
 
 
 def train_by_imitation(training: TaskTraining, policy: ActPolicy, settings: Imitation) -> tuple[ActPolicy, dict[str, Any]]:
-    """Trains `policy` in place on the experts' turns; the policy, and what became of the training. Raises UserError, OSError."""
+    """Trains `policy` in place on the experts' turns; the policy, and what became of the training.
+
+    Raises UserError, OSError.
+    """
     experts = training.experts()
     with training.logged() as log:
         write = lambda epoch, metrics: log(epoch, _named(metrics))  # noqa: E731
@@ -120,8 +126,14 @@ class Checkpoints:
     def latest(self) -> Path:
         return self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
 
-    def save(self, epoch: int, policy: ActPolicy, metrics: Mapping[str, float], save_trainer: Callable[[Path], None] | None = None,
-             reward: AdversarialReward | None = None) -> None:  # fmt: skip
+    def save(
+        self,
+        epoch: int,
+        policy: ActPolicy,
+        metrics: Mapping[str, float],
+        save_trainer: Callable[[Path], None] | None = None,
+        reward: AdversarialReward | None = None,
+    ) -> None:
         """Writes the checkpoint of an epoch, and which one is the best."""
         name = f"checkpoint-{epoch}"
         if metrics["eval/success"] > self.best_success:
