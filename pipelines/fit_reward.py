@@ -108,8 +108,7 @@ class FitRewardConfig(Output, OnDevice):
 
 
 def main(config: FitRewardConfig) -> dict[str, Any]:
-    """Fits, judges and saves; returns headline figures. Raises UserError or OSError for what the user can
-    fix."""
+    """Fits, judges and saves; headline figures. Raises UserError or OSError for what the user can fix."""
     _check(config)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -127,8 +126,7 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     if config.folds:
         model, train = fitted(labels, config), labels
     figures = judged(_plain(held_out), scores, noise=config.fitting.noise, zero=config.objective != "pairs")
-    sizes = {"pairs": len(train.pairs), "ratings": len(train.ratings), "good": sum(rating.good for rating in train.ratings)}
-    sizes["conversations"] = len({preferences.group_of(reply) for reply in train.replies})
+    sizes = train.sizes()
     _write(out, model, config, {"fitted_to": sizes, "held_out": figures, "parameters": model.size})
     if not config.quiet:
         print(table(figures), flush=True)

@@ -64,6 +64,12 @@ class Preferences:
         """Those of replies that `keep` says yes to."""
         return Preferences([pair for pair in self.pairs if keep(pair.first)], [rating for rating in self.ratings if keep(rating.reply)])
 
+    def sizes(self) -> dict[str, int]:
+        """How much there is of each kind."""
+        conversations = len({group_of(reply) for reply in self.replies})
+        good = sum(rating.good for rating in self.ratings)
+        return {"pairs": len(self.pairs), "ratings": len(self.ratings), "good": good, "conversations": conversations}
+
     def check(self, objective: str, *, where: str) -> None:
         """Raises UserError where there is nothing that `pairs`, `ratings` or `both` can learn from."""
         good = sum(rating.good for rating in self.ratings)
