@@ -333,7 +333,7 @@ def test_the_real_methods_survive_a_round_trip(method, tmp_path):
     Run.__annotations__["method"] = RealMethod
     choices = {"method": METHODS}
     config = load_config(Run, ["--method", method, *(["--method.gamma", "0.5"] if method != "bc" else [])], choices=choices)
-    assert type(config.method) is METHODS[method] and getattr(config.method, "gamma", 0.5) == 0.5
+    assert type(config.method) is METHODS[method] and (method == "bc" or config.method.gamma == 0.5)
     save_config(config, tmp_path / "run.yaml", choices=choices)
     assert load_config(Run, ["--config", str(tmp_path / "run.yaml")], choices=choices) == config
 

@@ -33,7 +33,7 @@ def commands(path: Path) -> list[list[str]]:
 
 def config_of(verb: str) -> tuple[type, dict[str, Any] | None]:
     """The config of a verb, and its choices."""
-    module = importlib.import_module(f"pipelines.{verb}")
+    module = importlib.import_module(f"pipelines.{verb}" + (".__main__" if (ROOT / "pipelines" / verb).is_dir() else ""))
     if hasattr(module, "__path__"):  # a package runs by its __main__
         module = importlib.import_module(f"pipelines.{verb}.__main__")
     return typing.get_type_hints(module.main)["config"], getattr(module, "CHOICES", None)
