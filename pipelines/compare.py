@@ -75,7 +75,8 @@ def main(config: CompareConfig) -> dict[str, Any]:
     """
     comparison = read(config)
     out = Path(config.output_dir).absolute()
-    for name in comparison.tasks:  # a misspelt flag is found now, and not in two hours; so is a file without the marks
+    # a misspelt flag is told now, and not in two hours; so is a file without the marks
+    for name in comparison.tasks:
         plan(comparison, name, out, {})
     if config.readme:
         replace_table(Path(config.readme).read_text(encoding="utf-8"), "")
@@ -87,11 +88,11 @@ def main(config: CompareConfig) -> dict[str, Any]:
     with connect(config.address or None):
         for task in tasks:
             stages.prepare_task(task, say)
-        stages.train_tasks([task for task in tasks if not task.problem], lambda one: one.method == BASELINE, say)
+        stages.train_tasks(tasks, lambda one: one.method == BASELINE, say)
         for task in tasks:
             stages.make_candidates(task, say)
-        stages.train_tasks([task for task in tasks if not task.problem], lambda one: one.method != BASELINE, say)
-        stages.evaluate_tasks([task for task in tasks if not task.problem], say)
+        stages.train_tasks(tasks, lambda one: one.method != BASELINE, say)
+        stages.evaluate_tasks(tasks, say)
     return _write(config, comparison, tasks, out, say, settings)
 
 

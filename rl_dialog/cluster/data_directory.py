@@ -58,40 +58,32 @@ def fill_directory(
     normalisers: Mapping[str, Normaliser],
     concurrency: int | None,
     progress: Progress,
-    began: float,
+    began: float,  # when the command did, by time.perf_counter
 ) -> dict[str, Any]:
-    """Both passes over the logs into `directory`; returns what the manifest says of them.
+    """Both passes over the logs into `directory`; returns what the manifest says of them. Ray must run.
 
-    Ray must be running.
-
-    Normalisers of these `kinds` are fitted to the training split where none are given. What only these passes
-    needed is left in WORK. `began`: when the command did, by `time.perf_counter`.
+    Normalisers of these `kinds` are fitted where none are given. What only the passes needed is left in WORK.
     """
-    work = directory / WORK
+    work, tokenizer = directory / WORK, directory / "tokenizer"
     with progress("score", None) as step:
         scored = score_logs(logs, scoring, work, concurrency=concurrency, progress=step)
     _check_scored(scored, bad)
     weights, normalisers = scoring.weights, normalisers or _fitted(kinds, scored, scoring)
-    vocab_size = _save_tokenizer(tokenising, scored, directory / "tokenizer")
+    vocab_size = _save_tokenizer(tokenising, scored, tokenizer)
     with progress("tokenise", sum(scored.dialogs.values())) as step:
-        how = {
-            "shard_rows": tokenising.shard_rows,
-            "max_length": tokenising.max_length,
-            "concurrency": concurrency,
-        }
-        how |= {"record_seconds": scoring.record_seconds, "strict": scoring.strict, "progress": step}
-        tokenizer = directory / "tokenizer"
-        shards = write_shards(scored, tokenizer, directory, weights=weights, normalisers=normalisers, **how)
-    late = [item for found in shards.values() for shard in found for item in shard.late]
-    models = {"scorers": scorer_names(weights, compat=scoring.compat, scorers=scoring.scorers)}
+        how = {name: getattr(tokenising, name) for name in ("shard_rows", "max_length")}
+        how |= {name: getattr(scoring, name) for name in ("record_seconds", "strict")}
+        how |= {"weights": weights, "normalisers": normalisers, "concurrency": concurrency}
+        shards = write_shards(scored, tokenizer, directory, **how, progress=step)
+    late = [item for made in shards.values() for shard in made for item in shard.late]
+    rewards = _reward_figures(scored, shards, weights, normalisers)
+    rewards["scorers"] = scorer_names(weights, compat=scoring.compat, scorers=scoring.scorers)
     return {
         "sources": _source_figures(logs, bad, scored, late),
-        "splits": {split: _split_figures(found) for split, found in shards.items()},
-        "rewards": _reward_figures(scored, shards, weights, normalisers) | models,
+        "splits": {split: _split_figures(made) for split, made in shards.items()},
+        "rewards": rewards,
         "tokenizer": _tokenizer_figures(tokenising.tokenizer, tokenizer, vocab_size),
         "quarantined": _write_quarantine(bad, work / "quarantine", late, directory / "quarantine.jsonl"),
-        "split_by": scored.split_by,
-        "split_why": scored.split_why,
         **_count_figures(scored, shards, split=scoring.split),
         **_cost_figures(time.perf_counter() - began, scored, shards),
     }
@@ -225,12 +217,14 @@ def _reward_figures(
     return figures | {"normalisers": {name: normaliser.to_dict() for name, normaliser in normalisers.items()}}
 
 
-def _count_figures(scored: Scored, shards: Mapping[str, Sequence[Shard]], *, split: str) -> dict[str, float]:
+def _count_figures(scored: Scored, shards: Mapping[str, Sequence[Shard]], *, split: str) -> dict[str, Any]:
     """What a user may wonder about afterwards. `split`: how the dialogs were split, hash or declared."""
     shared = shared_contexts(scored)
     if shared and split == "hash" and scored.split_by == "first_turn":
         raise RuntimeError(f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it")
     return {
+        "split_by": scored.split_by,
+        "split_why": scored.split_why,
         "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
         "renamed_ids": sum(int((count > 1).sum()) for count in occurrences(scored).values()),
         "cut_replies": sum(shard.cut_replies for found in shards.values() for shard in found),

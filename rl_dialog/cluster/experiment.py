@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rl_dialog.cluster.jobs import each
@@ -30,7 +31,7 @@ Verb = Callable[[Any], Any]  # what is called with a verb's config
 
 
 def train_all(tasks: Sequence[Progress], chosen: Callable[[Run], bool], train_worker: Verb, say: Say) -> None:
-    """Every chosen run that is not done yet, all tasks together."""
+    """Every chosen run that is not done yet, of all tasks without a problem together."""
     waiting = list(_waiting_runs(tasks, chosen))
     total, began = len(waiting), time.perf_counter()
     configs = [one.config for _, one in waiting]
@@ -48,7 +49,7 @@ def train_all(tasks: Sequence[Progress], chosen: Callable[[Run], bool], train_wo
 
 def _waiting_runs(tasks: Sequence[Progress], chosen: Callable[[Run], bool]) -> Iterator[tuple[Progress, Run]]:
     """Those that must be made; the others are noted as finished."""
-    for task in tasks:
+    for task in (task for task in tasks if not task.problem):
         bc = {run.seed: run for run in task.runs if run.method == BASELINE}
         for one in filter(chosen, task.runs):
             start = bc.get(one.seed) if one.method != BASELINE else None
@@ -69,16 +70,19 @@ def evaluate_all(
     *,
     required: str = BASELINE,
 ) -> None:
-    """One report per task over all of its runs, the tasks side by side; a task without a run of `required`
-    gets none."""
+    """One report per task over all of its runs, the tasks side by side.
+
+    A task without a run of `required` gets a problem instead, one with a problem nothing.
+    """
     waiting, configs = [], []
-    for task in tasks:
+    for task in (task for task in tasks if not task.problem):
         if required and not any(run.method == required for run in task.done()):
             task.problem = f"no run of {required} finished: " + next(iter(task.finished.values())).error
             continue
         config = config_of(task)
         runs = {run.name: [digest(run.folder / RESULT), digest_of_weights(run.folder)] for run in task.done()}
-        if not claim(task.report or task.folder / "report", METRICS, {"settings": changed(config), "runs": runs}):
+        recipe = {"settings": changed(config), "runs": runs}
+        if not claim(Path(config.output_dir), METRICS, recipe):
             waiting.append(task)
             # a report that a killed run or a failed checkpoint left incomplete is made again
             configs.append(replace(config, side_by_side=not config.num_workers, overwrite=True))

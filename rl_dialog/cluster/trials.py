@@ -58,10 +58,7 @@ def run_all(
         nonlocal settled
         settled += 1
         one = left[position]
-        if how == "stopped" and not one.is_done:
-            write_text_atomically(one.folder / STOPPED, f"{reports_of(one)[-1]['step']}\n")
-        if how == "failed" and not (one.folder / ERROR).is_file():
-            write_text_atomically(one.folder / ERROR, "its process died\n")
+        _note_end(one, how)
         error = f": {_error(one)}" if how == "failed" else ""
         say(f"[{settled}/{len(left)}] {one.folder.name}: {how} after {seconds:.0f} s{error}")
 
@@ -79,6 +76,14 @@ def run_all(
         retries=retries,
         ended=ended,
     )
+
+
+def _note_end(one: Run, how: str) -> None:
+    """Into its folder, so that the next start knows."""
+    if how == "stopped" and not one.is_done:
+        write_text_atomically(one.folder / STOPPED, f"{reports_of(one)[-1]['step']}\n")
+    if how == "failed" and not (one.folder / ERROR).is_file():
+        write_text_atomically(one.folder / ERROR, "its process died\n")
 
 
 def _run_trial(one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources) -> dict[str, float] | None:
