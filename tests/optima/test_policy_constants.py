@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 
-from rl_dialog.errors import UserError
 from rl_dialog.methods import ILQL, WayOffPolicy
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -152,5 +151,5 @@ def test_a_tabular_checkpoint_comes_back(published, train, row):
 
 def test_a_key_that_forgets_too_much_is_refused(make_row):
     rows = [make_row([0, 1, 0], [(1, 1, 0.0)]), make_row([1, 1, 1], [(1, 1, 0.0)])]
-    with pytest.raises(UserError, match=r"expected one successor of a state and a token, got two for token 1 after \(1,\)"):
+    with pytest.raises(ValueError, match=r"expected one successor of a state and a token, got two for token 1 after \(1,\)"):
         tabular_lm(rows, 2, key=lambda ids: len(ids) if len(ids) < 2 else ids)
