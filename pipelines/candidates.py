@@ -43,8 +43,8 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.draws import check_draws
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
-from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards import REWARDS
+from rl_dialog.rewards.fitted import load_reward_model
 from rl_dialog.rewards.similarity import similarity
 from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claim_output, require, run
 
@@ -146,7 +146,7 @@ def _check(config: CandidatesConfig, scoring: Scoring) -> None:
     check_draws(Decoding.of(config), count=config.num_candidates, tries=config.tries)
     similarity(scoring.similarity, path=scoring.path)
     if scoring.reward_model:
-        TextReward.from_pretrained(scoring.reward_model)
+        load_reward_model(scoring.reward_model)
     load_manifest(config.data)
     folder.check_vocabulary(Path(resolve(config.checkpoint)))
 
