@@ -34,10 +34,11 @@ from rl_dialog.run import Output, claim_output, run
 
 METHODS = ("bc", "psi", "ilql")
 REWARDED = ("--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0")
-NEXT = """Next:
-  python -m pipelines.chat --checkpoint {best} --debug        talk to the best policy
-  tensorboard --logdir {out}                                        learning curves
-  python -m pipelines.prepare --logs YOUR_LOGS --output_dir data/mine --rewards.vote 1      your own logs"""
+YOURS = "--logs YOUR_LOGS --output_dir data/mine --rewards.vote 1 --rewards.sentiment 0.5"
+NEXT = f"""Next:
+  python -m pipelines.chat --checkpoint {{best}} --debug        talk to the best policy
+  tensorboard --logdir {{out}}                                        learning curves
+  python -m pipelines.prepare {YOURS}      your own logs"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     best = max((name for name in returns if name in METHODS), key=lambda name: returns[name][0])
     _sample(out / f"{best}-seed0", say)
     seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
-    say(f"\nDone in {seconds:.0f} s. The report: [bold]{report['html']}[/] (also report.md, metrics.json).")
+    files = f"[bold]{report['html']}[/] (also report.md, metrics.json, replies.csv)"
+    say(f"\nDone in {seconds:.0f} s. The report: {files}.")
     say(NEXT.format(best=out / f"{best}-seed0", out=out))
     paths = {"report": report["html"], "output_dir": str(out)}
     return {"returns": returns, "best": best, **paths, "seconds": round(seconds, 1), "driver_mib": memory}
