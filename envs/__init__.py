@@ -1,7 +1,8 @@
 """Worlds by name.
 
-small_talk and multiwoz are talked in: Gymnasium environments whose observations are messages (`multiwoz/` can be spoken in acts too). The others are
-vectors of environments with numbers or pictures, where policies learn from preferences; atari is any of its games: `game`.
+small_talk and multiwoz are talked in: Gymnasium environments whose observations are messages (`multiwoz/` can
+be spoken in acts too). The others are vectors of environments with numbers or pictures, where policies learn
+from preferences; atari is any of its games: `game`.
 
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
 world to talk in is made by `Class()`: `reset(seed=...)` returns (messages, info), where messages end with
@@ -56,7 +57,8 @@ def text_env(name: str) -> Callable[..., Any]:
 
 
 def control_env(name: str) -> Callable[..., Any]:
-    """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported. Raises UserError for any other name."""
+    """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported.
+    Raises UserError for any other name."""
     if ":" not in name:
         return _choose(name, ("moving_dot", "pong", "enduro", "atari"), "numbers or pictures")
     return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
@@ -91,4 +93,7 @@ def _choose(name: str, names: tuple[str, ...], observations: str) -> Callable[..
         return ENVS[name]
     near, kind = get_close_matches(name, names, 1), "unsuitable" if name in ENVS else "unknown"
     expected = f"one of {', '.join(names)}, whose observations are {observations}"
-    raise UserError(f"{kind} env {name!r}: expected {expected}, or module:Class for one of your own." + (f" Did you mean {near[0]}?" if near else ""))
+    raise UserError(
+        f"{kind} env {name!r}: expected {expected}, or module:Class for one of your own."
+        + (f" Did you mean {near[0]}?" if near else "")
+    )

@@ -1,15 +1,17 @@
 """Atari games as agents play them, in the vector environment of `ale-py`; its ROMs come with it.
 
-An episode begins with 1 to 30 frames of waiting, and FIRE where a game waits for it. An action lasts 4 frames; a picture is the maximum over the last
-two of them, grey, shrunk to 84 x 84; a reward is the sign of the frames' sum. Observations are the last 4 pictures, the newest last, and black ones
-before the first of an episode: (84, 84, 4) bytes.
+An episode begins with 1 to 30 frames of waiting, and FIRE where a game waits for it. An action lasts 4
+frames; a picture is the maximum over the last two of them, grey, shrunk to 84 x 84; a reward is the sign of
+the frames' sum. Observations are the last 4 pictures, the newest last, and black ones before the first of an
+episode: (84, 84, 4) bytes.
 
     AtariVector    any game by its name in ale-py: pong, breakout, ms_pacman, ...
     PongVector     to 21 points
     EnduroVector   black from row 160 of 210 on, where speed and counter are; 3000 frames, before the weather changes: 743 to 750 actions
 
-Unlike in Rahtz's reproduction, Enduro's first picture is black there, too; pictures shrink by areas; an action that reaches frame 3000 is finished.
-Losing a life is no end by default, as in Christiano et al. 2017: such ends tell an agent what is bad.
+Unlike in Rahtz's reproduction, Enduro's first picture is black there, too; pictures shrink by areas; an
+action that reaches frame 3000 is finished. Losing a life is no end by default, as in Christiano et al. 2017:
+such ends tell an agent what is bad.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ SMALL, STACK, ROWS = 84, 4, 210
 class AtariVector(VectorEnv):
     """`num_envs` games. Environment i is the same, however many others there are.
 
-    As in Gymnasium's own vector environments, the step after an end ignores that environment's action and starts its next episode, with reward 0.
+    As in Gymnasium's own vector environments, the step after an end ignores that environment's action and
+    starts its next episode, with reward 0.
 
     Args:
         game: as in ale-py, in snake case.
@@ -56,11 +59,19 @@ class AtariVector(VectorEnv):
         except ImportError as error:
             raise UserError(f"{game} is played by ale-py: pip install ale-py") from error
         if num_envs < 1 or max_frames < 1 or not 0 < blank_from <= ROWS:
-            raise UserError(f"expected num_envs and max_frames of at least 1 and blank_from in 1..{ROWS}, got {num_envs}, {max_frames}, {blank_from}")
+            raise UserError(
+                f"expected num_envs and max_frames of at least 1 and blank_from in 1..{ROWS}, got {num_envs}, {max_frames}, {blank_from}"
+            )
         if game not in get_all_rom_ids():
             raise UserError(f"unknown game {game!r}: expected one of {', '.join(sorted(get_all_rom_ids()))}")
         # The limit of ale-py counts from the first action on; ours is below.
-        self.games = AtariVectorEnv(game, num_envs, num_threads=threads, episodic_life=episodic_life, max_num_frames_per_episode=2**31 - 1)
+        self.games = AtariVectorEnv(
+            game,
+            num_envs,
+            num_threads=threads,
+            episodic_life=episodic_life,
+            max_num_frames_per_episode=2**31 - 1,
+        )
         self.num_envs, self.worker, self.max_frames = num_envs, worker, max_frames
         self.visible = -(-blank_from * SMALL // ROWS)  # rows of the small picture
         self.single_observation_space = Box(0, 255, (SMALL, SMALL, STACK), np.uint8)
@@ -71,18 +82,28 @@ class AtariVector(VectorEnv):
         self.cut = np.zeros(num_envs, bool)  # by our limit, with the last step
         self.running = False
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """A new episode in every environment; a seed makes their chance anew. There are no options."""
         if options:
             raise UserError(f"expected no options, got {sorted(options)}")
         if seed is not None:
-            seed = np.array([np.random.SeedSequence(seed, spawn_key=(self.worker, i)).generate_state(1)[0] >> 1 for i in range(self.num_envs)])
+            seed = np.array(
+                [
+                    np.random.SeedSequence(seed, spawn_key=(self.worker, i)).generate_state(1)[0] >> 1
+                    for i in range(self.num_envs)
+                ]
+            )
         pictures, _ = self.games.reset(seed=seed)
         self.cut[:], self.running = False, True
         return self._observations(pictures), {}
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action per environment # (N,). Raises UserError for another shape or unknown actions, ResetNeeded before the first reset."""
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One action per environment # (N,). Raises UserError for another shape or unknown actions,
+        ResetNeeded before the first reset."""
         if not self.running:
             raise gymnasium.error.ResetNeeded("expected running episodes; call reset first")
         actions, n = np.asarray(actions), self.single_action_space.n
@@ -114,8 +135,18 @@ class PongVector(AtariVector):
 
     task = "Play Pong well: the right paddle should return the ball, and make points."
 
-    def __init__(self, num_envs: int = 1, *, worker: int = 0, max_frames: int = 108_000, blank_from: int = ROWS, threads: int = 1) -> None:
-        super().__init__(num_envs, "pong", worker=worker, max_frames=max_frames, blank_from=blank_from, threads=threads)
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        worker: int = 0,
+        max_frames: int = 108_000,
+        blank_from: int = ROWS,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(
+            num_envs, "pong", worker=worker, max_frames=max_frames, blank_from=blank_from, threads=threads
+        )
 
 
 class EnduroVector(AtariVector):
@@ -123,5 +154,15 @@ class EnduroVector(AtariVector):
 
     task = "Drive well: pass other cars and do not hit them."
 
-    def __init__(self, num_envs: int = 1, *, worker: int = 0, max_frames: int = 3000, blank_from: int = 160, threads: int = 1) -> None:
-        super().__init__(num_envs, "enduro", worker=worker, max_frames=max_frames, blank_from=blank_from, threads=threads)
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        worker: int = 0,
+        max_frames: int = 3000,
+        blank_from: int = 160,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(
+            num_envs, "enduro", worker=worker, max_frames=max_frames, blank_from=blank_from, threads=threads
+        )

@@ -1,8 +1,9 @@
 """MovingDot: a white dot that should go to the middle of a black picture.
 
-The world of Rahtz's reproduction of learning from human preferences (gym-moving-dot): 160 wide, 210 high, y grows downwards, the middle is (80, 105).
-A step moves the dot by one pixel, then keeps it inside [2, 157] x [2, 207], and earns +1, 0 or -1 for a Euclidean distance to the middle that became
-smaller, stayed or grew. An episode has 1000 steps and no other end.
+The world of Rahtz's reproduction of learning from human preferences (gym-moving-dot): 160 wide, 210 high, y
+grows downwards, the middle is (80, 105). A step moves the dot by one pixel, then keeps it inside [2, 157] x
+[2, 207], and earns +1, 0 or -1 for a Euclidean distance to the middle that became smaller, stayed or grew. An
+episode has 1000 steps and no other end.
 
     MovingDot         one dot, step by step, as pictures                                             (210, 160, 3) bytes
     MovingDotVector   N dots that agents play, stepped together by array operations; 4 steps to one action; observations:
@@ -10,12 +11,15 @@ smaller, stayed or grew. An episode has 1000 steps and no other end.
         features      where the dot is in the newest of those pictures, [-1, 1], by array arithmetic  (2,)
         position      x / 80 - 1, y / 105 - 1; rewards are sums, episodes 100 actions                 (2,)
 
-With `pixels` and `features` an episode begins with 1 to 30 steps of waiting, the reward of an action is the sign of its steps' sum, a picture is the
-maximum over the last two steps, and an episode has 243 to 250 actions. A policy that waits or moves at random earns 0, a greedy one 23.6 on average.
+With `pixels` and `features` an episode begins with 1 to 30 steps of waiting, the reward of an action is the
+sign of its steps' sum, a picture is the maximum over the last two steps, and an episode has 243 to 250
+actions. A policy that waits or moves at random earns 0, a greedy one 23.6 on average.
 
-Unlike in the original, the end of an episode is a truncation: no observation tells when it comes, so the last state's value counts. Missing are its
-fake `lives()` and the environments' "NoFrameskip" names, which only served to get past the wrappers' checks. What else is odd there has an option:
-`clipped_start` and `dead_zone`. Its reward model's features are the columns and rows that are brightest, in 84ths; here they are exact.
+Unlike in the original, the end of an episode is a truncation: no observation tells when it comes, so the last
+state's value counts. Missing are its fake `lives()` and the environments' "NoFrameskip" names, which only
+served to get past the wrappers' checks. What else is odd there has an option: `clipped_start` and
+`dead_zone`. Its reward model's features are the columns and rows that are brightest, in 84ths; here they are
+exact.
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ def directions(actions: np.ndarray, *, dead_zone: bool = False) -> np.ndarray:
 
 
 def path(starts: np.ndarray, moves: np.ndarray, steps: int) -> np.ndarray:
-    """Positions before and after each of `steps` steps into the same direction: (N, 2) and (N, 2) to (steps + 1, N, 2).
+    """Positions before and after each of `steps` steps into the same direction: (N, 2) and (N, 2) to (steps +
+    1, N, 2).
 
     The first step counts as clipped to the walls by itself, because only a start may lie beyond them.
     """
@@ -71,7 +76,8 @@ def step_rewards(positions: np.ndarray) -> np.ndarray:
 
 
 def picture(position: np.ndarray) -> np.ndarray:
-    """The world with the dot, white on black, x-2..x+1 and y-2..y+1 # (210, 160, 3) bytes. With x or y below 2 it is empty, as published."""
+    """The world with the dot, white on black, x-2..x+1 and y-2..y+1 # (210, 160, 3) bytes. With x or y below
+    2 it is empty, as published."""
     found = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     x, y = position
     found[y - 2 : y + 2, x - 2 : x + 2] = 255
@@ -104,17 +110,26 @@ class MovingDot(gymnasium.Env):
 
     def __init__(self, *, continuous: bool = False, random_start: bool = True, max_steps: int = MAX_STEPS, clipped_start: bool = False,
                  dead_zone: bool = False, render_mode: str | None = None) -> None:  # fmt: skip
-        self.random_start, self.max_steps, self.clipped_start, self.dead_zone = random_start, max_steps, clipped_start, dead_zone
+        self.random_start, self.max_steps, self.clipped_start, self.dead_zone = (
+            random_start,
+            max_steps,
+            clipped_start,
+            dead_zone,
+        )
         self.render_mode = render_mode
         self.observation_space = Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
         self.action_space = spaces_of_actions(continuous)
         self.position: np.ndarray | None = None  # (2,) x and y
         self.steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """A new episode. There are no options."""
         super().reset(seed=seed)
-        self.position = start(self.np_random, random_start=self.random_start, clipped_start=self.clipped_start)
+        self.position = start(
+            self.np_random, random_start=self.random_start, clipped_start=self.clipped_start
+        )
         self.steps = 0
         return picture(self.position), {}
 
@@ -124,19 +139,31 @@ class MovingDot(gymnasium.Env):
             raise gymnasium.error.ResetNeeded("expected a running episode; call reset first")
         if not self.action_space.contains(action):
             raise UserError(f"expected an action of {self.action_space}, got {action!r}")
-        positions = path(self.position[None], directions(np.asarray(action)[None], dead_zone=self.dead_zone), 1)
+        positions = path(
+            self.position[None], directions(np.asarray(action)[None], dead_zone=self.dead_zone), 1
+        )
         self.position, self.steps = positions[1, 0], self.steps + 1
-        return picture(self.position), float(step_rewards(positions)[0, 0]), False, self.steps >= self.max_steps, {}
+        return (
+            picture(self.position),
+            float(step_rewards(positions)[0, 0]),
+            False,
+            self.steps >= self.max_steps,
+            {},
+        )
 
     def render(self) -> np.ndarray | None:
         """The picture as it is now, if asked for by `render_mode`."""
-        return picture(self.position) if self.render_mode == "rgb_array" and self.position is not None else None
+        return (
+            picture(self.position) if self.render_mode == "rgb_array" and self.position is not None else None
+        )
 
 
 class MovingDotVector(VectorEnv):
-    """`num_envs` dots as agents play them, see above. Environment i is the same, however many others there are.
+    """`num_envs` dots as agents play them, see above. Environment i is the same, however many others there
+    are.
 
-    As in Gymnasium's own vector environments, the step after an end ignores that environment's action and starts its next episode, with reward 0.
+    As in Gymnasium's own vector environments, the step after an end ignores that environment's action and
+    starts its next episode, with reward 0.
 
     Args:
         observations: pixels, features or position.
@@ -165,10 +192,14 @@ class MovingDotVector(VectorEnv):
         self.sign_rewards = atari if sign_rewards is None else sign_rewards
         self.max_steps = (MAX_STEPS if atari else 100 * SKIP) if max_steps is None else max_steps
         if self.noop_max < 0 or self.max_steps <= self.noop_max:
-            raise UserError(f"expected max_steps of more than noop_max, which is at least 0, got {self.max_steps} and {self.noop_max}")
+            raise UserError(
+                f"expected max_steps of more than noop_max, which is at least 0, got {self.max_steps} and {self.noop_max}"
+            )
         self.random_start, self.clipped_start, self.dead_zone = random_start, clipped_start, dead_zone
         pixels = observations == "pixels"
-        self.single_observation_space = Box(0, 255, (SMALL, SMALL, STACK), np.uint8) if pixels else Box(-1.0, 1.0, (2,), np.float32)
+        self.single_observation_space = (
+            Box(0, 255, (SMALL, SMALL, STACK), np.uint8) if pixels else Box(-1.0, 1.0, (2,), np.float32)
+        )
         self.single_action_space = spaces_of_actions(continuous)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -179,7 +210,9 @@ class MovingDotVector(VectorEnv):
         self.ended = np.zeros(num_envs, bool)
         self.frames = np.zeros((num_envs, SMALL, SMALL, STACK), np.uint8) if pixels else None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """A new episode in every environment; a seed makes their chance anew. There are no options."""
         if options:
             raise UserError(f"expected no options, got {sorted(options)}")
@@ -190,35 +223,51 @@ class MovingDotVector(VectorEnv):
         self._start(starting, before)
         return self._observe(before, starting), {}
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action per environment # (N,) or (N, 2). Raises UserError for another shape or unknown actions, ResetNeeded before the first reset."""
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One action per environment # (N,) or (N, 2). Raises UserError for another shape or unknown actions,
+        ResetNeeded before the first reset."""
         if not self.rngs:
             raise gymnasium.error.ResetNeeded("expected running episodes; call reset first")
         actions = np.asarray(actions)
         if actions.shape != self.action_space.shape:
             raise UserError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
         if actions.ndim == 1 and not ((actions >= 0) & (actions < len(ACTIONS))).all():
-            raise UserError(f"expected actions of 0 to {len(ACTIONS) - 1}, got {actions.min()} to {actions.max()}")
+            raise UserError(
+                f"expected actions of 0 to {len(ACTIONS) - 1}, got {actions.min()} to {actions.max()}"
+            )
         positions = path(self.positions, directions(actions, dead_zone=self.dead_zone), SKIP)  # (5, N, 2)
         taken = np.minimum(self.max_steps - self.steps, SKIP)  # the last action of an episode may have fewer
         rewards = (step_rewards(positions) * (np.arange(SKIP)[:, None] < taken)).sum(0).astype(np.float32)
         starting, numbers = self.ended, np.arange(self.num_envs)
         rewards[starting] = 0
-        before = positions[np.maximum(taken - 1, 0), numbers]  # a picture is the maximum over the last two steps
+        before = positions[
+            np.maximum(taken - 1, 0), numbers
+        ]  # a picture is the maximum over the last two steps
         self.positions, self.steps = positions[np.maximum(taken, 0), numbers], self.steps + taken
         if starting.any():
             self._start(starting, before)
         self.ended = self.steps >= self.max_steps
         never = np.zeros(self.num_envs, bool)
-        return self._observe(before, starting), np.sign(rewards) if self.sign_rewards else rewards, never, self.ended, {}
+        return (
+            self._observe(before, starting),
+            np.sign(rewards) if self.sign_rewards else rewards,
+            never,
+            self.ended,
+            {},
+        )
 
     @staticmethod
     def draw(observation: np.ndarray) -> np.ndarray:
-        """What people see of one observation: bytes (84, 84, 3) of pixels, otherwise (210, 160, 3) with a cross in the middle."""
+        """What people see of one observation: bytes (84, 84, 3) of pixels, otherwise (210, 160, 3) with a
+        cross in the middle."""
         if observation.ndim == 3:
             return np.repeat(observation[..., -1:], 3, axis=-1)
         found = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-        found[MIDDLE[1] - 6 : MIDDLE[1] + 6, MIDDLE[0] - 1 : MIDDLE[0] + 1] = found[MIDDLE[1] - 1 : MIDDLE[1] + 1, MIDDLE[0] - 6 : MIDDLE[0] + 6] = 80
+        found[MIDDLE[1] - 6 : MIDDLE[1] + 6, MIDDLE[0] - 1 : MIDDLE[0] + 1] = found[
+            MIDDLE[1] - 1 : MIDDLE[1] + 1, MIDDLE[0] - 6 : MIDDLE[0] + 6
+        ] = 80
         x, y = np.clip(np.rint((np.asarray(observation) + 1) * MIDDLE).astype(int), LOW, HIGH)
         found[y - 2 : y + 2, x - 2 : x + 2] = 255
         return found
@@ -236,9 +285,12 @@ class MovingDotVector(VectorEnv):
         if self.observations == "position":
             return (self.positions / MIDDLE - 1).astype(np.float32)
         if self.observations == "features":
-            # The middle of what is white in the picture, whose edges are -1 and 1: of the dot's two last places.
+            # The middle of what is white in the picture, whose edges are -1 and 1: of the dot's two last
+            # places.
             return ((before + self.positions) / (WIDTH, HEIGHT) - 1).astype(np.float32)
-        earlier = np.where(starting[:, None, None, None], np.uint8(0), self.frames[..., 1:])  # what was returned before stays as it was
+        earlier = np.where(
+            starting[:, None, None, None], np.uint8(0), self.frames[..., 1:]
+        )  # what was returned before stays as it was
         self.frames = np.concatenate([earlier, small_pictures(before, self.positions)[..., None]], axis=-1)
         return self.frames
 
@@ -246,15 +298,20 @@ class MovingDotVector(VectorEnv):
 def small_pictures(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Grey pictures of dots at the maximum over two neighbouring positions, shrunk to (N, 84, 84) bytes.
 
-    Shrinking is linear and each dot a product of an interval of columns and one of rows, so nothing has to be drawn: the maximum of two squares is
-    their sum without what both cover.
+    Shrinking is linear and each dot a product of an interval of columns and one of rows, so nothing has to be
+    drawn: the maximum of two squares is their sum without what both cover.
     """
-    found = _shrunk(before, before) + _shrunk(after, after) - _shrunk(np.maximum(before, after), np.minimum(before, after))
+    found = (
+        _shrunk(before, before)
+        + _shrunk(after, after)
+        - _shrunk(np.maximum(before, after), np.minimum(before, after))
+    )
     return np.rint(found).astype(np.uint8)
 
 
 def _shrunk(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """255 in the columns and rows low-2 .. high+1, shrunk: (N, 2) and (N, 2) to (N, 84, 84). Dots beyond the walls are invisible."""
+    """255 in the columns and rows low-2 .. high+1, shrunk: (N, 2) and (N, 2) to (N, 84, 84). Dots beyond the
+    walls are invisible."""
     columns, rows = _cumulative(WIDTH), _cumulative(HEIGHT)
     inside = (low >= 2).all(-1) & (high >= low - 3).all(-1)
     low, high = np.maximum(low, 2), np.maximum(high, 2)
@@ -265,7 +322,8 @@ def _shrunk(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 @cache
 def _cumulative(size: int) -> np.ndarray:
-    """Row i: how much of each of the 84 small pixels the first i pixels of a side make up, with bilinear shrinking as in Pillow # (size + 1, 84)."""
+    """Row i: how much of each of the 84 small pixels the first i pixels of a side make up, with bilinear
+    shrinking as in Pillow # (size + 1, 84)."""
     scale = size / SMALL
     middles = (np.arange(SMALL) + 0.5) * scale
     weights = np.clip(1 - np.abs(np.arange(size)[:, None] + 0.5 - middles) / scale, 0, None)  # (size, 84)

@@ -3,8 +3,8 @@
     python -m envs.small_talk                                                    the optimum and the return of every policy here
     python -m envs.small_talk --logs logs.jsonl --dialogs 2000 --seed 1          chat logs of the mixed behaviour policy
 
-The world itself is in `small_talk_world.py`, its rules in `small_talk_rules.py`, its policies and its optimum in `small_talk_policies.py`, its words
-in `small_talk_texts.py`, its description in README.md.
+The world itself is in `small_talk_world.py`, its rules in `small_talk_rules.py`, its policies and its optimum
+in `small_talk_policies.py`, its words in `small_talk_texts.py`, its description in README.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from envs.small_talk_policies import POLICIES, MixedPolicy, OptimalPolicy, optim
 from envs.small_talk_rules import TURNS
 from envs.small_talk_world import SmallTalk, SmallTalkVector, conversation_seed, play, returns
 
-__all__ = ["POLICIES", "TURNS", "SmallTalk", "SmallTalkVector", "mean_interval", "optimal_return", "returns", "write_logs"]
+__all__ = [
+    "POLICIES",
+    "TURNS",
+    "SmallTalk",
+    "SmallTalkVector",
+    "mean_interval",
+    "optimal_return",
+    "returns",
+    "write_logs",
+]
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
@@ -29,13 +38,25 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def write_logs(path: str | Path, *, dialogs: int, seed: int) -> dict[str, Any]:
-    """Writes JSON lines of Dialogs spoken by `MixedPolicy`: `reward` on every reply, `feedback.vote` where the user voted, a rating in `meta`.
+    """Writes JSON lines of Dialogs spoken by `MixedPolicy`: `reward` on every reply, `feedback.vote` where
+    the user voted, a rating in `meta`.
 
-    `meta.seed` with the logged replies reproduces a dialog in `SmallTalk`. Returns counts and the mean return.
+    `meta.seed` with the logged replies reproduces a dialog in `SmallTalk`. Returns counts and the mean
+    return.
     """
-    from rl_dialog.data.schema import Dialog, write_jsonl  # here, because it brings pyarrow along, which the world does not need
+    from rl_dialog.data.schema import (
+        Dialog,
+        write_jsonl,
+    )  # here, because it brings pyarrow along, which the world does not need
 
-    total: dict[str, Any] = {"path": str(path), "seed": seed, "dialogs": 0, "replies": 0, "votes": 0, "mean_return": 0.0}
+    total: dict[str, Any] = {
+        "path": str(path),
+        "seed": seed,
+        "dialogs": 0,
+        "replies": 0,
+        "votes": 0,
+        "mean_return": 0.0,
+    }
 
     def logged(index: int) -> Dialog:
         world, rewards, infos = play(MixedPolicy, seed=seed, index=index)
@@ -47,8 +68,13 @@ def write_logs(path: str | Path, *, dialogs: int, seed: int) -> dict[str, Any]:
         total["replies"] += len(rewards)
         total["votes"] += sum("vote" in info for info in infos)
         total["mean_return"] += sum(rewards) / dialogs
-        meta = {"ratings": {"quality": 1 + infos[-1]["hidden"]["mood"]}, "seed": conversation_seed(seed, index)}
-        return Dialog(id=f"small_talk-{seed}-{index:06d}", messages=world.messages, source="small_talk", meta=meta)
+        meta = {
+            "ratings": {"quality": 1 + infos[-1]["hidden"]["mood"]},
+            "seed": conversation_seed(seed, index),
+        }
+        return Dialog(
+            id=f"small_talk-{seed}-{index:06d}", messages=world.messages, source="small_talk", meta=meta
+        )
 
     write_jsonl((logged(index) for index in range(dialogs)), path)
     return total
@@ -57,18 +83,35 @@ def write_logs(path: str | Path, *, dialogs: int, seed: int) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     """Prints the table of returns, or writes logs; the last line is JSON."""
     parser = argparse.ArgumentParser(prog="python -m envs.small_talk", description=main.__doc__)
-    parser.add_argument("--logs", type=Path, metavar="PATH", help="write logs of the mixed policy here instead of printing the table")
-    parser.add_argument("--dialogs", type=int, default=1000, help="conversations to write, or to average per policy (default %(default)s)")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        metavar="PATH",
+        help="write logs of the mixed policy here instead of printing the table",
+    )
+    parser.add_argument(
+        "--dialogs",
+        type=int,
+        default=1000,
+        help="conversations to write, or to average per policy (default %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness (default %(default)s)")
     options = parser.parse_args(arguments)
     if options.dialogs < 1 or options.seed < 0:
-        parser.error(f"expected --dialogs of at least 1 and --seed of at least 0, got {options.dialogs} and {options.seed}")
+        parser.error(
+            f"expected --dialogs of at least 1 and --seed of at least 0, got {options.dialogs} and {options.seed}"
+        )
     if options.logs:
         print(json.dumps(write_logs(options.logs, dialogs=options.dialogs, seed=options.seed)))
         return
     table = {f"optimum ({name})": (optimal_return(information=name), None) for name in ("full", "text")}
-    print(f"{'policy':<30} return per conversation, 95 % interval of {options.dialogs} conversations, seed {options.seed}")
-    table |= {name: mean_interval(returns(make, conversations=options.dialogs, seed=options.seed)) for name, make in POLICIES.items()}
+    print(
+        f"{'policy':<30} return per conversation, 95 % interval of {options.dialogs} conversations, seed {options.seed}"
+    )
+    table |= {
+        name: mean_interval(returns(make, conversations=options.dialogs, seed=options.seed))
+        for name, make in POLICIES.items()
+    }
     for name, (mean, half) in table.items():
         print(f"{name:<30} {mean:6.2f}" + ("  by search" if half is None else f" +- {half:.2f}"))
     world, rewards, _ = play(OptimalPolicy, seed=options.seed, index=0)

@@ -31,7 +31,8 @@ Policy = Callable[[list[Message]], str]
 
 @cache
 def full_values(turn: int, state: State) -> dict[str, float]:
-    """Act -> expected return of the remaining turns for someone who sees the hidden state and acts best afterwards (backward recursion)."""
+    """Act -> expected return of the remaining turns for someone who sees the hidden state and acts best
+    afterwards (backward recursion)."""
     values = dict.fromkeys(ACTS, 0.0)
     for act in ACTS if turn < TURNS else ():
         for outcome in outcomes(state, act):
@@ -42,13 +43,17 @@ def full_values(turn: int, state: State) -> dict[str, float]:
 
 @cache
 def best_act(turn: int, belief: Belief) -> tuple[float, str]:
-    """The expected return and first act of the best policy that sees only the text; exact, by depth-first branch and bound over beliefs.
+    """The expected return and first act of the best policy that sees only the text; exact, by depth-first
+    branch and bound over beliefs.
 
-    Knowing the hidden state cannot hurt, so the belief's mean of `full_values` bounds an act from above; acts below the best found are skipped.
+    Knowing the hidden state cannot hurt, so the belief's mean of `full_values` bounds an act from above; acts
+    below the best found are skipped.
     """
     if turn == TURNS:
         return 0.0, ""
-    bounds = sorted(((sum(p * full_values(turn, state)[act] for state, p in belief), act) for act in ACTS), reverse=True)
+    bounds = sorted(
+        ((sum(p * full_values(turn, state)[act] for state, p in belief), act) for act in ACTS), reverse=True
+    )
     best = (-np.inf, "")
     for bound, act in bounds:
         if bound <= best[0]:
@@ -61,7 +66,8 @@ def best_act(turn: int, belief: Belief) -> tuple[float, str]:
 
 @cache
 def consequences(belief: Belief, act: str) -> tuple[float, dict[tuple, tuple[float, Belief]]]:
-    """Expected reward of an act, and signal -> (its probability, the belief after it). A signal is what the next user turn gives away."""
+    """Expected reward of an act, and signal -> (its probability, the belief after it). A signal is what the
+    next user turn gives away."""
     reward, branches = 0.0, {}
     for state, p in belief:
         for outcome in outcomes(state, act):
@@ -91,11 +97,16 @@ def openings() -> dict[tuple[str | None, bool], tuple[float, Belief]]:
 
 
 def optimal_return(*, information: str = "text") -> float:
-    """The best expected return: of policies that see the `text` only (attained by `OptimalPolicy`), or with `full` sight of the hidden state."""
+    """The best expected return: of policies that see the `text` only (attained by `OptimalPolicy`), or with
+    `full` sight of the hidden state."""
     if information == "text":
         return sum(p * best_act(0, belief)[0] for p, belief in openings().values())
     if information == "full":
-        return sum(p * q * max(full_values(0, state).values()) for p, belief in openings().values() for state, q in belief)
+        return sum(
+            p * q * max(full_values(0, state).values())
+            for p, belief in openings().values()
+            for state, q in belief
+        )
     raise UserError(f"expected information 'text' or 'full', got {information!r}")
 
 
@@ -110,7 +121,9 @@ def belief_of(messages: list[Message]) -> Belief:
         _, branches = consequences(belief, act)
         signal = (heard.tone, None if act in REACTIONS else heard.warmth, heard.topic != seen[turn].topic)
         if signal not in branches:
-            raise UserError(f"expected a user turn of this world as the answer to {reply!r}, got {messages[2 * turn + 2]['content']!r}")
+            raise UserError(
+                f"expected a user turn of this world as the answer to {reply!r}, got {messages[2 * turn + 2]['content']!r}"
+            )
         _, belief = branches[signal]
     return belief
 
@@ -121,7 +134,8 @@ def _normalised(branch: dict[State, float]) -> tuple[float, Belief]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Policies: a constructor takes a seed, the policy maps the message list to a reply, and one object serves one conversation.
+# Policies: a constructor takes a seed, the policy maps the message list to a reply, and one object serves one
+# conversation.
 
 
 class ActingPolicy:
@@ -134,7 +148,8 @@ class ActingPolicy:
         return self.say(self.choose(messages), messages)
 
     def choose(self, messages: list[Message]) -> str:
-        """The act for this situation, one of `ACTS`; every policy below has its own, or says its text without one."""
+        """The act for this situation, one of `ACTS`; every policy below has its own, or says its text without
+        one."""
         raise TypeError(f"{type(self).__name__} chooses no act")
 
     def say(self, act: str, messages: list[Message]) -> str:
@@ -185,7 +200,8 @@ class RandomPolicy(ActingPolicy):
         return self.fill(self.pick(PHRASES[self.pick(PHRASES)]), self.pick(TOPICS))
 
 
-# Habit -> situation -> act -> weight. Situations as a person would see them: the last user turn is sad ("low"), warm (rapport 2) or neither ("cool").
+# Habit -> situation -> act -> weight. Situations as a person would see them: the last user turn is sad
+# ("low"), warm (rapport 2) or neither ("cool").
 HABITS = {
     "friend": {
         "low": {"ask_kindly": 6, "tell_kindly": 2, "comfort": 2},
@@ -277,7 +293,11 @@ def situation(seen: Seen) -> str:
     return "low" if seen.tone == "low" else "warm" if seen.warmth == 2 else "cool"
 
 
-ALL_TOPICS = ("I like {}, {}, {}, {} and {}.", "What about {}, {}, {}, {} or {}?", "Tell me of {}, {}, {}, {} and {} now.")
+ALL_TOPICS = (
+    "I like {}, {}, {}, {} and {}.",
+    "What about {}, {}, {}, {} or {}?",
+    "Tell me of {}, {}, {}, {} and {} now.",
+)
 HACKS: dict[str, Callable[[int], Policy]] = {
     "hack: always ask": lambda seed: StubbornPolicy(seed, "ask"),
     "hack: always tell": lambda seed: StubbornPolicy(seed, "tell"),
@@ -288,8 +308,12 @@ HACKS: dict[str, Callable[[int], Policy]] = {
     "hack: only question marks": lambda seed: CannedPolicy("?" * n for n in range(1, TURNS + 1)),
     "hack: every topic at once": lambda seed: CannedPolicy(line.format(*TOPICS) for line in ALL_TOPICS),
     "hack: one line for all": lambda seed: CannedPolicy(["What do you like most about music?"]),
-    "hack: kind words in a row": lambda seed: CannedPolicy(" ".join(["sorry", "hope", "hug", "care"] * n) for n in range(1, TURNS + 1)),
-    "hack: as long as possible": lambda seed: CannedPolicy(" ".join(PHRASES["tell"] * n).format(a="music", b="jazz") for n in range(1, TURNS + 1)),
+    "hack: kind words in a row": lambda seed: CannedPolicy(
+        " ".join(["sorry", "hope", "hug", "care"] * n) for n in range(1, TURNS + 1)
+    ),
+    "hack: as long as possible": lambda seed: CannedPolicy(
+        " ".join(PHRASES["tell"] * n).format(a="music", b="jazz") for n in range(1, TURNS + 1)
+    ),
 }
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "optimal": OptimalPolicy,

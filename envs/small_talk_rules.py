@@ -1,6 +1,7 @@
 """The probability law of the small-talk world (small_talk_world.py): its states, acts, rewards and odds.
 
-`outcomes` is the whole law: the environment samples from it and the search in `small_talk_policies.py` sums over it.
+`outcomes` is the whole law: the environment samples from it and the search in `small_talk_policies.py` sums
+over it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ TONE_SHOWN = 0.8  # the same for later turns; after a question it is always show
 NEW_TOPIC = 0.15  # probability per turn that the user moves on to the other liked topic
 BAD_NEWS = 0.08  # probability per turn that something outside the conversation lowers the mood by one
 VOTED = 0.4  # probability that the user votes on a reply
-VOTE_NOISE, VOTE_UP, VOTE_DOWN = 0.4, 0.3, 0.0  # up when reward + noise > VOTE_UP, down when < VOTE_DOWN; noise is uniform in +-VOTE_NOISE
+VOTE_NOISE, VOTE_UP, VOTE_DOWN = (
+    0.4,
+    0.3,
+    0.0,
+)  # up when reward + noise > VOTE_UP, down when < VOTE_DOWN; noise is uniform in +-VOTE_NOISE
 
 
 class Effect(NamedTuple):
@@ -53,7 +58,8 @@ LEFT_REWARD = -1.0
 
 
 class State(NamedTuple):
-    """The hidden state, as far as it matters for what follows; `liked`: whether the user likes the topic of their last message."""
+    """The hidden state, as far as it matters for what follows; `liked`: whether the user likes the topic of
+    their last message."""
 
     mood: int
     rapport: int
@@ -97,7 +103,9 @@ def outcomes(state: State, act: str) -> tuple[Outcome, ...]:
             for moved, move_odds in ((True, moves), (False, 1 - moves)):
                 probability = odds * news_odds * move_odds
                 if probability > 0:
-                    found.append(Outcome(probability, State(mood, rapport, state.liked or moved), moved, False, parts))
+                    found.append(
+                        Outcome(probability, State(mood, rapport, state.liked or moved), moved, False, parts)
+                    )
     return tuple(found)
 
 

@@ -1,4 +1,5 @@
-"""Every word of the small-talk world: what the user and the example policies say, and how either side is read.
+"""Every word of the small-talk world: what the user and the example policies say, and how either side is
+read.
 
 Both directions are plain word lookups, so that anyone can predict how a text is judged:
 
@@ -33,13 +34,17 @@ def words_of(text: str) -> list[str]:
 
 KIND_WORDS = frozenset(words_of("sorry hope hug care alone tough"))
 FLATTERY_WORDS = frozenset(words_of("genius smartest perfect brilliant gorgeous superstar legend flawless"))
-QUESTION_WORDS = frozenset(words_of("what which how who when where why do does did is are was were have has can could would will"))
+QUESTION_WORDS = frozenset(
+    words_of("what which how who when where why do does did is are was were have has can could would will")
+)
 
-# What the assistant's reply can be, in the order in which `read_reply` decides. The `_kindly` acts and comfort carry a kind word.
+# What the assistant's reply can be, in the order in which `read_reply` decides. The `_kindly` acts and
+# comfort carry a kind word.
 ACTS = ("junk", "repeat", "flatter", "ignore", "comfort", "vague", "ask_kindly", "ask", "tell_kindly", "tell")
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The assistant's phrases, used by the example policies only. {a} and {b} stand for two different words of a topic.
+# The assistant's phrases, used by the example policies only. {a} and {b} stand for two different words of a
+# topic.
 
 ASK = (
     "What do you like most about {a}?",
@@ -113,17 +118,40 @@ PHRASES = {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The user's phrases. A turn is [greeting or reaction or warmth] [tone] [topic]; read_user recognises tone and warmth by whole phrases.
+# The user's phrases. A turn is [greeting or reaction or warmth] [tone] [topic]; read_user recognises tone and
+# warmth by whole phrases.
 
 GREETINGS = ("Hi!", "Hello there.", "Hey.", "Hi, me again.")
 TONES = {
     "low": ("I feel awful.", "I am so sad.", "I am so lonely.", "Terrible day.", "Everything is a mess."),
-    "even": ("It is an ordinary day.", "Things are as usual.", "It is a quiet day.", "Nothing new with me.", "Another day, another coffee."),
-    "high": ("I feel great today!", "What a wonderful day!", "I am so happy now!", "Life is really, really good!", "I am full of joy!"),
+    "even": (
+        "It is an ordinary day.",
+        "Things are as usual.",
+        "It is a quiet day.",
+        "Nothing new with me.",
+        "Another day, another coffee.",
+    ),
+    "high": (
+        "I feel great today!",
+        "What a wonderful day!",
+        "I am so happy now!",
+        "Life is really, really good!",
+        "I am full of joy!",
+    ),
 }
 WARMTH = {  # what the user says when rapport is 1 and 2; nothing when it is 0
-    1: ("It is nice to talk.", "I like talking to you.", "You listen, that is nice.", "This is a pleasant chat."),
-    2: ("I really love this chat!", "You are a good friend!", "I enjoy every minute here!", "Talking to you is wonderful!"),
+    1: (
+        "It is nice to talk.",
+        "I like talking to you.",
+        "You listen, that is nice.",
+        "This is a pleasant chat.",
+    ),
+    2: (
+        "I really love this chat!",
+        "You are a good friend!",
+        "I enjoy every minute here!",
+        "Talking to you is wonderful!",
+    ),
 }
 REACTIONS = {  # said instead of the warmth after these acts
     "junk": ("What?", "I do not understand you."),
@@ -149,7 +177,10 @@ EAGER_TOPIC = (  # names a topic the user likes: some openings, and every answer
 GOODBYES = {
     "low": ("I am still sad. Bye.", "That did not help, I feel bad. Bye."),
     "even": ("I have to go now. Bye.", "It is late here. Bye."),
-    "high": ("I had such a great time with you! Bye, my friend!", "This was a wonderful talk, thank you so much! Bye!"),
+    "high": (
+        "I had such a great time with you! Bye, my friend!",
+        "This was a wonderful talk, thank you so much! Bye!",
+    ),
     "left": ("This is annoying and pointless. I am leaving.", "I hate this. I am leaving."),
 }
 
@@ -157,7 +188,8 @@ GOODBYES = {
 # Reading
 
 MAX_WORDS, MAX_CHARACTERS = 40, 400  # nobody reads a longer reply
-REPEATED = 0.8  # two replies that share this part of their distinct words (intersection over union) are the same reply
+# two replies that share this part of their distinct words (intersection over union) are the same reply
+REPEATED = 0.8
 COMMON_WORDS = words_of(
     "a about after again also always an and any as at back because been before being best both but by come day don't each even ever favourite feel "
     "few find first for from fun get glad go going got great had he her here him his i i'm if in into it it's its just keep kind know last later let "
@@ -175,7 +207,9 @@ def _all_phrases() -> list[str]:
     return [phrase for group in groups for phrase in group]
 
 
-PHRASE_WORDS = frozenset(TOPIC_OF) | {word for phrase in _all_phrases() for word in words_of(re.sub(r"{.}", " ", phrase))}
+PHRASE_WORDS = frozenset(TOPIC_OF) | {
+    word for phrase in _all_phrases() for word in words_of(re.sub(r"{.}", " ", phrase))
+}
 KNOWN_WORDS = PHRASE_WORDS | KIND_WORDS | FLATTERY_WORDS | QUESTION_WORDS | frozenset(COMMON_WORDS)
 
 
@@ -200,7 +234,8 @@ def is_repeat(reply: str, earlier: Sequence[str]) -> bool:
 
 
 def read_reply(reply: str, topic: str, earlier: Sequence[str]) -> str:
-    """The act that a reply performs towards a user whose last message was about `topic`; `earlier` are the assistant's own replies so far."""
+    """The act that a reply performs towards a user whose last message was about `topic`; `earlier` are the
+    assistant's own replies so far."""
     if is_junk(reply):
         return "junk"
     if is_repeat(reply, earlier):

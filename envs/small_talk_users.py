@@ -48,8 +48,12 @@ class Crowd:
         self._lock, self._closed, self._stopped = threading.Lock(), threading.Event(), threading.Event()
         self._errors: list[BaseException] = []
         self._alive = time.monotonic()
-        self._http = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.key}"}, timeout=PATIENCE / 2)
-        self._threads = [threading.Thread(target=self._come, name=f"user {i}", daemon=True) for i in range(at_once)]
+        self._http = httpx.Client(
+            base_url=server.url, headers={"Authorization": f"Bearer {server.key}"}, timeout=PATIENCE / 2
+        )
+        self._threads = [
+            threading.Thread(target=self._come, name=f"user {i}", daemon=True) for i in range(at_once)
+        ]
 
     def __enter__(self) -> Crowd:
         for thread in self._threads:
@@ -79,7 +83,9 @@ class Crowd:
                 thread.join(timeout=0.1)
             if time.monotonic() - self._alive > PATIENCE:
                 self._stopped.set()
-                raise TimeoutError(f"waited {PATIENCE:g} s for the server to answer users; {len(self.talks)} had finished")
+                raise TimeoutError(
+                    f"waited {PATIENCE:g} s for the server to answer users; {len(self.talks)} had finished"
+                )
         if self._errors:
             raise RuntimeError(f"a user's request failed: {self._errors[0]}") from self._errors[0]
         return self.talks

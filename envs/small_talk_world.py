@@ -1,4 +1,5 @@
-"""Small talk: a simulated user with a mood, who likes some topics and rewards whoever asks, listens and is kind.
+"""Small talk: a simulated user with a mood, who likes some topics and rewards whoever asks, listens and is
+kind.
 
 The world is small enough to be solved exactly and is spoken in text only:
 
@@ -54,12 +55,18 @@ from rl_dialog.errors import UserError
 
 
 class Messages(gymnasium.spaces.Space[list[Message]]):
-    """The observations: non-empty message lists in OpenAI's form (gymnasium's own `Sequence` holds tuples, not lists)."""
+    """The observations: non-empty message lists in OpenAI's form (gymnasium's own `Sequence` holds tuples,
+    not lists)."""
 
     def contains(self, x: Any) -> bool:
         if not isinstance(x, list) or not x:
             return False
-        return all(isinstance(m, dict) and m.get("role") in ("user", "assistant") and isinstance(m.get("content"), str) for m in x)
+        return all(
+            isinstance(m, dict)
+            and m.get("role") in ("user", "assistant")
+            and isinstance(m.get("content"), str)
+            for m in x
+        )
 
     def sample(self, mask: Any = None, probability: Any = None) -> list[Message]:
         topic = list(TOPICS)[self.np_random.integers(len(TOPICS))]
@@ -71,9 +78,11 @@ class Messages(gymnasium.spaces.Space[list[Message]]):
 
 
 class SmallTalk(gymnasium.Env[list[Message], str]):
-    """One conversation. `step` takes any string; `action_space` is narrower because gymnasium's `Text` needs an alphabet to sample from.
+    """One conversation. `step` takes any string; `action_space` is narrower because gymnasium's `Text` needs
+    an alphabet to sample from.
 
-    Every step draws the same number of uniform numbers, so two policies that get the same seed meet the same luck. `info` of a step holds
+    Every step draws the same number of uniform numbers, so two policies that get the same seed meet the same
+    luck. `info` of a step holds
 
         act     how the reply was read, one of `ACTS`
         parts   {name: value} that sum to the reward
@@ -92,21 +101,31 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
             raise UserError(f"expected render_mode None or 'ansi', got {render_mode!r}")
         self.render_mode = render_mode
         self.observation_space = Messages()
-        self.action_space = gymnasium.spaces.Text(min_length=0, max_length=MAX_CHARACTERS, charset=string.printable)
+        self.action_space = gymnasium.spaces.Text(
+            min_length=0, max_length=MAX_CHARACTERS, charset=string.printable
+        )
         self.messages: list[Message] = []
         self.finished = True
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[list[Message], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
         """Starts a conversation, which depends on `seed` and the replies only. There are no options."""
         super().reset(seed=seed)
         if options:
             raise UserError(f"expected no options (this world has none), got {options!r}")
         mood, liked, eager, greets, shown, *draws = self.np_random.random(9).tolist()
         self.topic, other, third, *_ = (list(TOPICS)[i] for i in self.np_random.permutation(len(TOPICS)))
-        self.state = State(mood=int(np.searchsorted(np.cumsum(MOODS[:-1]), mood, side="right")), rapport=0, liked=liked < LIKED_AT_START)
+        self.state = State(
+            mood=int(np.searchsorted(np.cumsum(MOODS[:-1]), mood, side="right")),
+            rapport=0,
+            liked=liked < LIKED_AT_START,
+        )
         self.likes = (self.topic, other) if self.state.liked else (other, third)
         words = [_pick(GREETINGS, draws[0])] if greets < 0.5 else []
-        words += self._tone_and_topic(shown < TONE_AT_START, self.state.liked and eager < EAGER_AT_START, draws[1:])
+        words += self._tone_and_topic(
+            shown < TONE_AT_START, self.state.liked and eager < EAGER_AT_START, draws[1:]
+        )
         self.messages = [{"role": "user", "content": " ".join(words)}]
         self.finished = False
         return self._observation(), {"hidden": self._hidden()}
@@ -114,7 +133,9 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
     def step(self, reply: str) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
         """The user answers. The horizon is a real end, so it is `terminated`; `truncated` is always false."""
         if self.finished:
-            raise gymnasium.error.ResetNeeded("expected a running conversation, got a reply after its end; call reset first")
+            raise gymnasium.error.ResetNeeded(
+                "expected a running conversation, got a reply after its end; call reset first"
+            )
         if not isinstance(reply, str):
             raise TypeError(f"expected the reply as a string, got {type(reply).__name__}")
         chance, topic, shown, votes, noise, *draws = self.np_random.random(9).tolist()
@@ -135,20 +156,32 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
 
     def render(self) -> str | None:
         """The conversation so far, one line per message."""
-        return "\n".join(f"{m['role']:>9}: {m['content']}" for m in self.messages) if self.render_mode == "ansi" else None
+        return (
+            "\n".join(f"{m['role']:>9}: {m['content']}" for m in self.messages)
+            if self.render_mode == "ansi"
+            else None
+        )
 
     @staticmethod
     def reference_returns(episodes: int, seed: int) -> dict[str, list[float]]:
-        """Of the policy behind the logs and the best of those that it is a mixture of, with the same conversation
-        partners, and the optimum by search."""
-        mixed, friend = (returns(POLICIES[name], conversations=episodes, seed=seed).tolist() for name in ("mixed", "friend"))
+        """Of the policy behind the logs and the best of those that it is a mixture of, with the same
+        conversation partners, and the optimum by search."""
+        mixed, friend = (
+            returns(POLICIES[name], conversations=episodes, seed=seed).tolist()
+            for name in ("mixed", "friend")
+        )
         return {"behaviour policy": mixed, "best inside the logs": friend, "optimum": [optimal_return()]}
 
     def _observation(self) -> list[Message]:
         return [dict(message) for message in self.messages]
 
     def _hidden(self) -> dict[str, Any]:
-        return {"mood": self.state.mood, "rapport": self.state.rapport, "topic": self.topic, "likes": list(self.likes)}
+        return {
+            "mood": self.state.mood,
+            "rapport": self.state.rapport,
+            "topic": self.topic,
+            "likes": list(self.likes),
+        }
 
     def _answer(self, act: str, outcome: Outcome, shown: float, draws: list[float]) -> str:
         if self.finished:
@@ -160,13 +193,20 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
 
     def _tone_and_topic(self, shown: bool, eager: bool, draws: list[float]) -> list[str]:
         tone = [_pick(TONES[TONE_OF_MOOD[self.state.mood]], draws[0])] if shown else []
-        return [*tone, _pick(EAGER_TOPIC if eager else PLAIN_TOPIC, draws[1]).format(a=_pick(TOPICS[self.topic], draws[2]))]
+        return [
+            *tone,
+            _pick(EAGER_TOPIC if eager else PLAIN_TOPIC, draws[1]).format(
+                a=_pick(TOPICS[self.topic], draws[2])
+            ),
+        ]
 
 
 class SmallTalkVector:
-    """`count` conversations stepped together by lists; conversation i of a seed is the same however many are stepped together.
+    """`count` conversations stepped together by lists; conversation i of a seed is the same however many are
+    stepped together.
 
-    A finished conversation stays in the lists until the next reset: its reply is ignored, its reward is 0 and its info empty.
+    A finished conversation stays in the lists until the next reset: its reply is ignored, its reward is 0 and
+    its info empty.
     """
 
     def __init__(self, count: int) -> None:
@@ -176,12 +216,18 @@ class SmallTalkVector:
 
     def reset(self, seed: int, *, first: int = 0) -> list[list[Message]]:
         """Starts conversations `first`, `first + 1`, ... of a seed."""
-        return [world.reset(seed=conversation_seed(seed, first + i))[0] for i, world in enumerate(self.worlds)]
+        return [
+            world.reset(seed=conversation_seed(seed, first + i))[0] for i, world in enumerate(self.worlds)
+        ]
 
-    def step(self, replies: Sequence[str | None]) -> tuple[list[list[Message]], list[float], list[bool], list[bool], list[dict[str, Any]]]:
+    def step(
+        self, replies: Sequence[str | None]
+    ) -> tuple[list[list[Message]], list[float], list[bool], list[bool], list[dict[str, Any]]]:
         """One reply per conversation -> observations, rewards, terminated, truncated, infos."""
         if isinstance(replies, str) or len(replies) != len(self.worlds):
-            raise UserError(f"expected a list of {len(self.worlds)} replies, one per conversation, got {replies!r:.200}")
+            raise UserError(
+                f"expected a list of {len(self.worlds)} replies, one per conversation, got {replies!r:.200}"
+            )
         steps = [
             (world._observation(), 0.0, True, False, {}) if world.finished else world.step(reply)
             for world, reply in zip(self.worlds, replies, strict=True)
@@ -190,11 +236,14 @@ class SmallTalkVector:
 
 
 def conversation_seed(seed: int, index: int) -> int:
-    """The seed of conversation `index` among those of `seed`: a hash, so that neighbouring seeds share no conversations."""
+    """The seed of conversation `index` among those of `seed`: a hash, so that neighbouring seeds share no
+    conversations."""
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def play(make_policy: Callable[[int], Policy], *, seed: int, index: int) -> tuple[SmallTalk, list[float], list[dict[str, Any]]]:
+def play(
+    make_policy: Callable[[int], Policy], *, seed: int, index: int
+) -> tuple[SmallTalk, list[float], list[dict[str, Any]]]:
     """Conversation `index` of a seed -> the finished world, the rewards and the infos of its replies."""
     world, number = SmallTalk(), conversation_seed(seed, index)
     policy = make_policy(number)

@@ -47,17 +47,25 @@ VERBS = {verb: text for verbs in ARCS.values() for verb, text in verbs.items()}
 
 def main() -> None:
     """Runs the verb that is named first; without one, or with --help, lists them."""
-    verb, *rest = [argument.replace("-", "_") if i == 0 else argument for i, argument in enumerate(sys.argv[1:])] or ["__help"]
+    verb, *rest = [
+        argument.replace("-", "_") if i == 0 else argument for i, argument in enumerate(sys.argv[1:])
+    ] or ["__help"]
     if verb in ("__help", "_h", "help"):
         print(overview())
     elif verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, 1)
-        print(f"error: unknown verb {verb!r}: expected one of {', '.join(VERBS)}." + (f" Did you mean {near[0]}?" if near else ""), file=sys.stderr)
+        print(
+            f"error: unknown verb {verb!r}: expected one of {', '.join(VERBS)}."
+            + (f" Did you mean {near[0]}?" if near else ""),
+            file=sys.stderr,
+        )
         sys.exit(2)
     else:
         sys.argv[1:] = rest
         if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # where `module:Name` of one's own is looked for; `python -m` does so by itself
+            sys.path.insert(
+                0, os.getcwd()
+            )  # where `module:Name` of one's own is looked for; `python -m` does so by itself
         runpy.run_module(f"pipelines.{verb}", run_name="__main__", alter_sys=True)
 
 
@@ -67,7 +75,9 @@ def overview() -> str:
     lines = ["usage: rl-dialog VERB [OPTIONS]     or     python -m pipelines.VERB [OPTIONS]", ""]
     for arc, verbs in ARCS.items():
         lines += [arc, *(f"  {verb:<{width}}  {text}" for verb, text in verbs.items()), ""]
-    return "\n".join([*lines, "rl-dialog VERB --help tells what a verb writes and every flag with its default."])
+    return "\n".join(
+        [*lines, "rl-dialog VERB --help tells what a verb writes and every flag with its default."]
+    )
 
 
 if __name__ == "__main__":

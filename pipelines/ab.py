@@ -48,7 +48,10 @@ def main(config: ABConfig, *, known: Known | None = None) -> dict[str, Any]:
     paths = write_ab_report(comparison, out)
     if not config.quiet:
         print_tables(sections(comparison), ("Votes", "Difference", "Ratings"), wrapped=("Votes",), notes=True)
-    return {**{kind: str(path) for kind, path in paths.items()}, **headline(comparison, ("vote", *(known or ())))}
+    return {
+        **{kind: str(path) for kind, path in paths.items()},
+        **headline(comparison, ("vote", *(known or ()))),
+    }
 
 
 if __name__ == "__main__":

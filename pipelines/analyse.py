@@ -17,7 +17,14 @@ from rl_dialog.evaluation.task_dialogs import options_of, read_simulated
 from rl_dialog.evaluation.task_report import compare_tasks, headline, sections, write_task_report
 from rl_dialog.run import Output, at_least, claim_output, require, run
 
-SHOWN = ("Measures", "Difference", "Domains", "Why dialogs fail", "Missed bookings", "Loops")  # tables in the terminal
+SHOWN = (
+    "Measures",
+    "Difference",
+    "Domains",
+    "Why dialogs fail",
+    "Missed bookings",
+    "Loops",
+)  # tables in the terminal
 
 
 @dataclass(frozen=True)

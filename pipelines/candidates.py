@@ -123,7 +123,9 @@ def main(config: CandidatesConfig) -> dict[str, Any]:
         prepared = prepare.main(_prepare_config(config, work, policy))
     figures = folder.total_figures(work, files, config.num_candidates) | {"skipped": plan["skipped"]}
     about = {"data": config.data, "policy": config.checkpoint, "generator": generator, "keys": asdict(keys)}
-    settings = {name: getattr(config, name) for name in ("similarity", "similarity_path", "reward_model", "threshold")}
+    settings = {
+        name: getattr(config, name) for name in ("similarity", "similarity_path", "reward_model", "threshold")
+    }
     folder.publish(work / "prepared", out, about | {"ingredients": ingredients} | settings | figures)
     paths = {"output_dir": str(out), "manifest": str(out / MANIFEST), "candidates_folder": str(work)}
     rows = {name: prepared[name] for name in ("rows", "splits", "reward", "cut_replies")}
@@ -138,11 +140,15 @@ def _check(config: CandidatesConfig, scoring: Scoring) -> None:
         expected = "expected a checkpoint directory or run folder, found no such directory"
         raise UserError(f"--checkpoint {config.checkpoint}: {expected}")
     if not set(config.splits) <= set(SPLITS) or "train" not in config.splits:
-        expected = f"expected --splits among {', '.join(SPLITS)}, with train (candidates become training data)"
+        expected = (
+            f"expected --splits among {', '.join(SPLITS)}, with train (candidates become training data)"
+        )
         raise UserError(f"{expected}, got {' '.join(config.splits)}")
     if config.threshold is not None and not math.isfinite(config.threshold):
         raise UserError(f"expected a finite --threshold, got {config.threshold}")
-    at_least(config, contexts=0, shard_contexts=1, batch_size=1, num_generators=1, num_scorers=1, max_length=8)
+    at_least(
+        config, contexts=0, shard_contexts=1, batch_size=1, num_generators=1, num_scorers=1, max_length=8
+    )
     check_draws(Decoding.of(config), count=config.num_candidates, tries=config.tries)
     similarity(scoring.similarity, path=scoring.path)
     if scoring.reward_model:

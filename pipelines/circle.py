@@ -102,10 +102,14 @@ def _clone(config: CircleConfig, out: Path, say: Say) -> None:
     stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, "--vocab_size", "1024")
     say("train", "bc, which clones it")
     file = stages.CONFIGS / "quickstart_bc.yaml"
-    stages.train_run(stages.train_config_of_file(file, out / "data", out / "bc", config.seed, steps=config.bc_steps))
+    stages.train_run(
+        stages.train_config_of_file(file, out / "data", out / "bc", config.seed, steps=config.bc_steps)
+    )
 
 
-def _serve_and_learn(config: CircleConfig, out: Path, url: str, say: Say) -> tuple[list[Talk], list[Talk], list[Talk]]:
+def _serve_and_learn(
+    config: CircleConfig, out: Path, url: str, say: Say
+) -> tuple[list[Talk], list[Talk], list[Talk]]:
     """Talks with bc, those during the rollout of its successor, and those with either."""
     successor = _successor(config, out)
     name = Path(successor.output_dir).name

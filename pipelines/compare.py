@@ -84,7 +84,10 @@ def main(config: CompareConfig) -> dict[str, Any]:
     claim_output(config, "compare", free=[field.name for field in fields(config)])
     say = (lambda text: None) if config.quiet else partial(print, flush=True)
     settings = _find_settings(comparison, config, out)
-    tasks = [Progress(name, task, out / name, plan(comparison, name, out, settings.get(name, {}))) for name, task in comparison.tasks.items()]
+    tasks = [
+        Progress(name, task, out / name, plan(comparison, name, out, settings.get(name, {})))
+        for name, task in comparison.tasks.items()
+    ]
     with connect(config.address or None):
         for task in tasks:
             stages.prepare_task(task, say)
@@ -98,7 +101,9 @@ def main(config: CompareConfig) -> dict[str, Any]:
 
 def read(config: CompareConfig) -> Comparison:
     """The YAML file, cut down to what the flags ask for."""
-    require(config, experiments="a file like tune_configs/compare_methods.yaml", output_dir="a folder to write to")
+    require(
+        config, experiments="a file like tune_configs/compare_methods.yaml", output_dir="a folder to write to"
+    )
     return read_comparison(config.experiments, tasks=config.tasks, methods=config.methods, seeds=config.seeds)
 
 
@@ -113,12 +118,16 @@ def plan(comparison: Comparison, name: str, out: Path, settings: Chosen) -> list
     stages.evaluate_config(task, folder, ["RUN"])
     for method, everywhere in comparison.methods.items():
         here, first = task.methods.get(method, ""), method == BASELINE
-        fixed = shlex.split(" ".join([comparison.train, task.bc if first else task.improve, everywhere, here or ""]))
+        fixed = shlex.split(
+            " ".join([comparison.train, task.bc if first else task.improve, everywhere, here or ""])
+        )
         for seed in comparison.seeds if here is not None else ():
             data = logged_folder(task, folder) if first else folder / "data"
             start = [] if first else ["--model_name_or_path", str(folder / f"{BASELINE}-seed{seed}")]
             flags = [*fixed, *Point(settings.get(method, {})).flags, "--method", method, *start]
-            runs.append(Run(method, seed, stages.train_config(data, folder / f"{method}-seed{seed}", seed, flags)))
+            runs.append(
+                Run(method, seed, stages.train_config(data, folder / f"{method}-seed{seed}", seed, flags))
+            )
     return runs
 
 
@@ -132,7 +141,9 @@ def _find_settings(comparison: Comparison, config: CompareConfig, out: Path) -> 
             write_text_atomically(sweep, yaml.safe_dump(search_of(comparison, name), sort_keys=False))
             where = {"sweep": str(sweep), "output_dir": str(out / name / "search"), "address": config.address}
             done = tune.main(tune.TuneConfig(resume=True, **where, quiet=config.quiet))
-            searched[name] = best_settings(json.loads(Path(done["sweep"]).read_text(encoding="utf-8"))["points"])
+            searched[name] = best_settings(
+                json.loads(Path(done["sweep"]).read_text(encoding="utf-8"))["points"]
+            )
     return with_taken_over(comparison, searched)
 
 

@@ -89,21 +89,32 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     reads = {side: reader(name, side, simulator) for side, name in _readers(config).items()}
     began = time.perf_counter()
     policy = responder(config.system, simulator)
-    if policy is None and (config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual"):
+    if policy is None and (
+        config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual"
+    ):
         flags = "--placeholders, --mistakes, --nlu acts, --templates auto_manual"
         why = "a language model writes its own words, and hears those that its logs were made of"
         raise UserError(f"{flags}: expected with --system rule or a task policy; {why}")
     out = claim_output(config, "converse")
     running = _meetings(config, simulator, reads, policy)
-    meetings = list(tqdm(running, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
+    meetings = list(
+        tqdm(running, total=config.episodes, unit="dialog", disable=True if config.quiet else None)
+    )
     seconds = time.perf_counter() - began
     conversations = [played(meeting, simulator, i) for i, meeting in enumerate(meetings)]
-    figures = task_figures([each.outcome for each in conversations], published_scores(conversations, simulator))
+    figures = task_figures(
+        [each.outcome for each in conversations], published_scores(conversations, simulator)
+    )
     notes = config.placeholders or policy is None
     if meetings[0].user.turns[0].text is not None:
         records = (Dialog.from_record(record(meeting, simulator, notes=notes)) for meeting in meetings)
         write_jsonl(records, out / "dialogs.jsonl")
-    about = {"world": simulator.world.source, "system": config.system, "episodes": config.episodes, "seed": config.seed}
+    about = {
+        "world": simulator.world.source,
+        "system": config.system,
+        "episodes": config.episodes,
+        "seed": config.seed,
+    }
     write_json(out / "results.json", {**about, "options": changed(config.options), "figures": figures})
     if not config.quiet:
         print(table(figures), flush=True)
@@ -112,10 +123,14 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     return {**headline(figures), **ends, **told}
 
 
-def _meetings(config: ConverseConfig, simulator: Simulator, reads: dict[str, Understand | None], policy: Respond | None) -> Iterator[Meeting]:
+def _meetings(
+    config: ConverseConfig, simulator: Simulator, reads: dict[str, Understand | None], policy: Respond | None
+) -> Iterator[Meeting]:
     """The conversations of a system of modules with this policy, else of the language model."""
     if policy is None:
-        backwards = config.nlu == "templates" and not config.system_nlu  # they would find the acts as they are
+        backwards = (
+            config.nlu == "templates" and not config.system_nlu
+        )  # they would find the acts as they are
         yield from _of_language_model(config, simulator, reads | ({"system": None} if backwards else {}))
         return
     world = simulator.world
@@ -129,7 +144,9 @@ def _meetings(config: ConverseConfig, simulator: Simulator, reads: dict[str, Und
     yield from session.play((stream(config.seed, i), 0, 0, 0) for i in range(config.episodes))
 
 
-def _of_language_model(config: ConverseConfig, simulator: Simulator, reads: dict[str, Understand | None]) -> Iterator[Meeting]:
+def _of_language_model(
+    config: ConverseConfig, simulator: Simulator, reads: dict[str, Understand | None]
+) -> Iterator[Meeting]:
     """A language model's conversations, `batch_size` of them stepped together."""
     policy, tokenizer = language_model(config.system, beta=config.beta)
     for start in range(0, config.episodes, config.batch_size):

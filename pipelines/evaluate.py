@@ -60,7 +60,11 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     check_beta(config, directories)
     out = claim_output(config, "evaluate")
     held_out = read_held_out(config) if config.data else None
-    measure = evaluate_side_by_side if config.side_by_side else partial(evaluate_in_turn, num_workers=config.num_workers)
+    measure = (
+        evaluate_side_by_side
+        if config.side_by_side
+        else partial(evaluate_in_turn, num_workers=config.num_workers)
+    )
     progress = tqdm(
         measure(directories, config, make_env, held_out, address=config.address or None),
         desc="evaluate",

@@ -92,7 +92,9 @@ def main(config: FitNluConfig) -> dict[str, Any]:
     parts = {name: [turn for turn in turns if _held_out(turn, config)] for name, turns in sources.items()}
     turns = [turn for each in sources.values() for turn in each if not _held_out(turn, config)]
     out = claim_output(config, "fit_nlu")
-    labels = labels_of(turns, min_count=config.min_count, context=config.context, max_length=config.max_length)
+    labels = labels_of(
+        turns, min_count=config.min_count, context=config.context, max_length=config.max_length
+    )
     nlu, seconds = _fitted(config, turns, labels)
     nlu.save(out)
     write_quarantine(bad, out)
@@ -115,8 +117,12 @@ def _sources(config: FitNluConfig) -> tuple[dict[str, list[LabelledTurn]], list[
     count = (0 if config.logs else 1000) if config.simulated is None else config.simulated
     if count:
         seed = SIMULATED_SEED + config.seed
-        sources["simulated"] = varied_dialogs(load_world(config.world), count, templates=config.templates, seed=seed)
-    turns = {name: list(labelled_turns(dialogs, acts_of, without=PLACEHOLDER)) for name, dialogs in sources.items()}
+        sources["simulated"] = varied_dialogs(
+            load_world(config.world), count, templates=config.templates, seed=seed
+        )
+    turns = {
+        name: list(labelled_turns(dialogs, acts_of, without=PLACEHOLDER)) for name, dialogs in sources.items()
+    }
     if config.logs and not turns["logs"]:
         why = f"; the first of {len(bad)} records that cannot be read is {bad[0]}" if bad else ""
         what = "dialogs with acts (MultiWOZ's annotations, or what `simulate` wrote)"
@@ -150,7 +156,9 @@ def _held_out(turn: LabelledTurn, config: FitNluConfig) -> bool:
 def _check(config: FitNluConfig) -> None:
     if config.simulated == 0 and not config.logs:
         raise UserError("expected something to learn from: --logs, or --simulated of at least 1")
-    at_least(config, simulated=0, context=0, min_count=1, max_length=16, per_device_train_batch_size=1, seed=0)
+    at_least(
+        config, simulated=0, context=0, min_count=1, max_length=16, per_device_train_batch_size=1, seed=0
+    )
     for name in ("learning_rate", "num_train_epochs"):
         if not getattr(config, name) > 0:
             raise UserError(f"expected --{name} above 0, got {getattr(config, name)}")

@@ -41,7 +41,16 @@ from rl_dialog.models.text_reward import Reads, TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.exchange import open_labels
 from rl_dialog.preferences.replies import Preferences
-from rl_dialog.preferences.reply_fitting import Fitting, Objective, Scores, fit_labels, fit_words, new_reward, plain_judges, score
+from rl_dialog.preferences.reply_fitting import (
+    Fitting,
+    Objective,
+    Scores,
+    fit_labels,
+    fit_words,
+    new_reward,
+    plain_judges,
+    score,
+)
 from rl_dialog.rewards import apply_rewards, choose_rewards
 from rl_dialog.rewards.tfidf import TfidfClassifier, TfidfSettings
 from rl_dialog.run import OnDevice, Output, at_least, claim_output, run
@@ -170,7 +179,9 @@ def fitted(labels: Preferences, config: FitRewardConfig) -> TextReward | TfidfCl
     shape = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
     how = {"objective": config.objective, "settings": config.fitting, "seed": config.seed}
     with fitting_bar(quiet=config.quiet) as progress:
-        reward = new_reward(labels, config.model_name_or_path, shape, config.max_length, config.reads, seed=config.seed)
+        reward = new_reward(
+            labels, config.model_name_or_path, shape, config.max_length, config.reads, seed=config.seed
+        )
         return fit_labels(reward.to(named_device(config.device)), labels, **how, progress=progress)
 
 
@@ -198,7 +209,9 @@ def _judges(model: Any, train: Preferences, test: Preferences, config: FitReward
     replies = list({reply.id: reply for reply in test.replies}.values())
     found = {MODEL: score(model, replies), **plain_judges(train, test)}
     if config.checkpoint:
-        values = likelihoods(config.checkpoint, [reply.context for reply in replies], [reply.text for reply in replies])
+        values = likelihoods(
+            config.checkpoint, [reply.context for reply in replies], [reply.text for reply in replies]
+        )
         found["likelihood"] = dict(zip((reply.id for reply in replies), values, strict=True))
     return found
 
@@ -208,11 +221,16 @@ def _plain(labels: Preferences) -> HeldOut:
     return HeldOut(
         pairs=[(pair.first.id, pair.second.id, pair.preference, of(pair.first)) for pair in labels.pairs],
         ratings=[(rating.reply.id, rating.good, of(rating.reply)) for rating in labels.ratings],
-        contexts=[([(rating.reply.id, rating.good) for rating in rated], of(rated[0].reply)) for rated in preferences.by_context(labels.ratings)],
+        contexts=[
+            ([(rating.reply.id, rating.good) for rating in rated], of(rated[0].reply))
+            for rated in preferences.by_context(labels.ratings)
+        ],
     )
 
 
-def _write(out: Path, model: TextReward | TfidfClassifier, config: FitRewardConfig, about: dict[str, Any]) -> None:
+def _write(
+    out: Path, model: TextReward | TfidfClassifier, config: FitRewardConfig, about: dict[str, Any]
+) -> None:
     model.to("cpu").save_pretrained(out)
     write_json(out / "metrics.json", about)
     source = config.run or config.data or ", ".join(Path(path).name for path in config.logs)
@@ -227,7 +245,9 @@ def _write(out: Path, model: TextReward | TfidfClassifier, config: FitRewardConf
 
 def _check(config: FitRewardConfig) -> None:
     if sum(map(bool, (config.run, config.logs, config.data))) != 1:
-        raise UserError("expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)")
+        raise UserError(
+            "expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)"
+        )
     if config.labels and not config.run:
         raise UserError("--labels: expected --run, the folder with the replies that the labels are about")
     if config.data and config.folds:

@@ -88,7 +88,11 @@ def main(config: LabelConfig) -> dict[str, Any]:
             return {"labeller": config.new_token, "token": log.add_labeller(config.new_token)}
         if config.revoke:
             return {"labeller": config.revoke, "revoked": log.revoke_labeller(config.revoke)}
-        return _serve(config, log, url, drawing(settings)) if config.page else _label(config, log, drawing(settings))
+        return (
+            _serve(config, log, url, drawing(settings))
+            if config.page
+            else _label(config, log, drawing(settings))
+        )
     except (KeyError, PermissionError) as error:
         raise UserError(error.args[0]) from None
     finally:
@@ -107,7 +111,9 @@ def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
     token = config.token or os.environ.get("RL_DIALOG_TOKEN", "")
     labeller = log.labeller_of(token) if token else _name(config)
     if labeller is None:
-        raise UserError("--token: expected the token of a labeller, got one that nobody has or that was revoked")
+        raise UserError(
+            "--token: expected the token of a labeller, got one that nobody has or that was revoked"
+        )
     with interrupted_once():
         more = {"draw": draw, "files": RunFiles(config.run), "lease": config.lease, "idle": config.idle}
         terminal = TerminalLabeller(log, Segments(Path(config.run) / "clips"), labeller, **more)
@@ -125,7 +131,9 @@ def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str
     options |= {"draw": draw, "labeller": _name(config) if config.open else None}
     # In this order: Ray has a handler of its own for termination signals.
     with _page(config, log, url, options) as (address, alive), told_to_end() as end:
-        print(json.dumps({"ready": address, "run": f"{address}run", "needs_token": not config.open}), flush=True)
+        print(
+            json.dumps({"ready": address, "run": f"{address}run", "needs_token": not config.open}), flush=True
+        )
         say = Console(quiet=config.quiet, stderr=True, highlight=False).print
         say(f"labels   {address}{'' if config.open else '#token=YOUR_TOKEN'}\nthe run  {address}run")
         while not end.wait(0.5):
@@ -135,7 +143,9 @@ def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str
 
 
 @contextmanager
-def _page(config: LabelConfig, log: LabelLog, url: str, options: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool]]]:
+def _page(
+    config: LabelConfig, log: LabelLog, url: str, options: dict[str, Any]
+) -> Iterator[tuple[str, Callable[[], bool]]]:
     """The page here or on Ray Serve: its address, and whether it is still there."""
     place = {"host": config.host, "port": config.port}
     if config.backend == "ray":

@@ -80,14 +80,25 @@ def main(config: PlayConfig) -> dict[str, Any]:
         _say(config, f"checkpoint {checkpoint}\n{shown}")
         out = folder / "play" / checkpoint.name if folder else checkpoint / "play"
         out = claim_output(replace(config, output_dir=config.output_dir or str(out)), "play")
-        more = {"draw": envs.draw, "drawn": config.films, "most_frames": config.film_steps, "quiet": config.quiet}
-        episodes = play_control(policy, envs, seed=config.seed, greedy=not config.sampled, reward=reward, **more)
+        more = {
+            "draw": envs.draw,
+            "drawn": config.films,
+            "most_frames": config.film_steps,
+            "quiet": config.quiet,
+        }
+        episodes = play_control(
+            policy, envs, seed=config.seed, greedy=not config.sampled, reward=reward, **more
+        )
         films = {"films": config.films, "format": config.format, "fps": config.fps or envs.frames_per_second}
         names = getattr(envs, "action_names", ())
         write_episodes(out, episodes, **films, names=names, say=lambda text: _say(config, text))
     finally:
         envs.close()
-    figures = {"checkpoint": str(checkpoint), "reward": str(reward_folder) if reward else None, **headline(episodes)}
+    figures = {
+        "checkpoint": str(checkpoint),
+        "reward": str(reward_folder) if reward else None,
+        **headline(episodes),
+    }
     settings = {"greedy": not config.sampled, "seed": config.seed}
     write_json(out / "play.json", {**figures, **settings, "each": [_returns(one) for one in episodes]})
     return {**figures, "output_dir": str(out)}

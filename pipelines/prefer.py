@@ -111,7 +111,13 @@ def main(config: PreferConfig) -> dict[str, Any]:
     modes = {"train": _train, "gather": _train, "pretrain": _pretrain, "original-rewards": _original}
     result = modes[config.mode](config, out)
     seconds = round(time.perf_counter() - began, 1)
-    return {"mode": config.mode, **result, **RunFiles(out).latest(), "seconds": seconds, "output_dir": str(out)}
+    return {
+        "mode": config.mode,
+        **result,
+        **RunFiles(out).latest(),
+        "seconds": seconds,
+        "output_dir": str(out),
+    }
 
 
 def _train(config: PreferConfig, out: Path) -> dict[str, Any]:
@@ -143,8 +149,12 @@ def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
         metrics = teacher.step()
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
     if not teacher.version:
-        raise UserError(f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them")
-    return {name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics}
+        raise UserError(
+            f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them"
+        )
+    return {
+        name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics
+    }
 
 
 def _original(config: PreferConfig, out: Path) -> dict[str, Any]:
@@ -154,8 +164,13 @@ def _original(config: PreferConfig, out: Path) -> dict[str, Any]:
     from rl_dialog.cluster.preference_plan import make_learner, placed
 
     make_envs = _make_envs(config)
-    with connect(config.address or None) if config.num_workers else nullcontext(), _logged(config, out) as log:
-        learner = make_learner(placed(config, make_envs, torch.cuda.device_count()), make_envs, out, learned=False)
+    with (
+        connect(config.address or None) if config.num_workers else nullcontext(),
+        _logged(config, out) as log,
+    ):
+        learner = make_learner(
+            placed(config, make_envs, torch.cuda.device_count()), make_envs, out, learned=False
+        )
         learner.run(config.steps, log)
     return RunFiles(out).headline()
 
@@ -174,7 +189,17 @@ def _given_steps(config: PreferConfig) -> int | None:
 
 def _check(config: PreferConfig) -> None:
     require(config, output_dir="the folder of the run")
-    at_least(config, steps=1, budget=1, initial_labels=1, num_envs=1, num_workers=0, first_epochs=1, epochs=1, clips=2)
+    at_least(
+        config,
+        steps=1,
+        budget=1,
+        initial_labels=1,
+        num_envs=1,
+        num_workers=0,
+        first_epochs=1,
+        epochs=1,
+        clips=2,
+    )
     at_least(config, save_every=1, save_total_limit=1, eval_every=0, eval_episodes=1, max_staleness=0, seed=0)
     if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
         raise UserError("--synchronous waits for every answer: expected --labeller oracle")

@@ -36,7 +36,13 @@ from rl_dialog.preferences.exchange import write_trl
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.replies import replies_of
-from rl_dialog.preferences.reply_queries import add_queries, answer_queries, asked_contexts, choose_pairs, several
+from rl_dialog.preferences.reply_queries import (
+    add_queries,
+    answer_queries,
+    asked_contexts,
+    choose_pairs,
+    several,
+)
 from rl_dialog.preferences.segments import Reply, Segments
 from rl_dialog.rewards import choose_rewards
 from rl_dialog.rewards.fitted import load_reward_model
@@ -112,12 +118,16 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
     if config.source:
         folder.mkdir(parents=True, exist_ok=True)
     elif not config.labels and not (folder / LOG).is_file():
-        raise UserError(f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with --source")
+        raise UserError(
+            f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with --source"
+        )
     log = LabelLog(config.labels or f"sqlite:///{folder / LOG}", create=bool(config.source))
     segments = Segments(folder / "clips")
     try:
         if config.source:  # the settings are stored without the URL's password
-            save_config(replace(config, labels=log.name if config.labels else ""), folder / "prefer_replies.yaml")
+            save_config(
+                replace(config, labels=log.name if config.labels else ""), folder / "prefer_replies.yaml"
+            )
             counts["added"] = _add(config, log, segments)
         if config.oracle:
             counts["answered"] = _answer(config, log, segments)
@@ -168,7 +178,9 @@ def _generated(config: PreferRepliesConfig) -> Iterator[Reply]:
 
 def _check(config: PreferRepliesConfig) -> None:
     require(config, output_dir="the folder of the replies and their labels")
-    inputs = {"candidates": ("data",), "logs": ("logs",), "checkpoints": ("data", "checkpoints")}.get(config.source, ())
+    inputs = {"candidates": ("data",), "logs": ("logs",), "checkpoints": ("data", "checkpoints")}.get(
+        config.source, ()
+    )
     for name in ("data", "logs", "checkpoints"):
         if name in inputs and not getattr(config, name):
             raise UserError(f"--source {config.source}: expected --{name}")
@@ -178,7 +190,9 @@ def _check(config: PreferRepliesConfig) -> None:
     if config.source == "checkpoints" and len(config.checkpoints) != 2:
         raise UserError(f"expected two --checkpoints, got {len(config.checkpoints)}")
     if not set(config.splits) <= set(SPLITS) or not config.splits:
-        raise UserError(f"expected --splits among {', '.join(SPLITS)}, got {' '.join(config.splits) or 'none'}")
+        raise UserError(
+            f"expected --splits among {', '.join(SPLITS)}, got {' '.join(config.splits) or 'none'}"
+        )
     at_least(config, pairs_per_context=1, contexts=0, oracle_labels=0, batch_size=1, seed=0)
     if not 0 <= config.validation < 1:
         raise UserError(f"expected --validation of at least 0 and below 1, got {config.validation}")

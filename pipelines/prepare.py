@@ -135,7 +135,9 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         manifest = {"format": FORMAT, "version": VERSION, "settings": to_dict(config), **figures}
         manifest["skipped"] = [asdict(skip) for skip in skipped]
         save_config(config, directory / "prepare.yaml")
-        (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (directory / MANIFEST).write_text(
+            json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         if config.pairs:
             write_pairs(directory)
         if config.report:
@@ -155,10 +157,14 @@ def _check(config: PrepareConfig) -> None:
     if not (config.validation >= 0 and config.test >= 0 and config.validation + config.test < 1):
         shares = f"validation={config.validation} and test={config.test}"
         raise UserError(f"expected shares >= 0 with validation + test < 1, got {shares}")
-    at_least(config, record_seconds=0, shard_rows=1, max_length=8, max_line_bytes=1, vocab_size=LEAST_VOCABULARY)
+    at_least(
+        config, record_seconds=0, shard_rows=1, max_length=8, max_line_bytes=1, vocab_size=LEAST_VOCABULARY
+    )
     at_least(config, num_cpus=1, num_workers=1)
     if config.normalise and config.normalisers:
-        raise UserError("expected --normalise to fit normalisers or --normalisers to use fitted ones, got both")
+        raise UserError(
+            "expected --normalise to fit normalisers or --normalisers to use fitted ones, got both"
+        )
 
 
 def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path) -> None:
@@ -169,7 +175,9 @@ def _check_logs(config: PrepareConfig, logs: Sequence[LogFile], bad: Sequence[Ba
         raise UserError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and config.overwrite:
-        raise UserError(f"{inside} is a log inside {out}, which --overwrite would replace: choose another --output_dir")
+        raise UserError(
+            f"{inside} is a log inside {out}, which --overwrite would replace: choose another --output_dir"
+        )
 
 
 def _weights(config: PrepareConfig) -> dict[str, float]:
@@ -203,7 +211,9 @@ def _recipe(config: PrepareConfig, logs: Sequence[LogFile], weights: dict[str, f
 
 @contextmanager
 def _progress(quiet: bool, title: str, total: int | None) -> Iterator[Any]:
-    with tqdm(desc=title, total=total, unit=" dialogs", disable=True if quiet else None) as bar:  # None: silent unless stderr is a terminal
+    with tqdm(
+        desc=title, total=total, unit=" dialogs", disable=True if quiet else None
+    ) as bar:  # None: silent unless stderr is a terminal
         yield bar.update
 
 

@@ -108,9 +108,15 @@ def _train(config: QuickstartConfig, out: Path) -> None:
         start.result()
         stages.train_run(settings)
 
-    with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4))) as pool:  # jobs start in order, so none waits in vain
+    with ThreadPoolExecutor(
+        max_workers=max(1, min(os.cpu_count() or 1, 4))
+    ) as pool:  # jobs start in order, so none waits in vain
         cloned = [pool.submit(stages.train_run, configs["bc", seed]) for seed in range(config.seeds)]
-        improved = [pool.submit(after, cloned[seed], configs[method, seed]) for seed in range(config.seeds) for method in METHODS[1:]]
+        improved = [
+            pool.submit(after, cloned[seed], configs[method, seed])
+            for seed in range(config.seeds)
+            for method in METHODS[1:]
+        ]
         for job in (*cloned, *improved):
             job.result()
 
@@ -152,7 +158,9 @@ def _interval(value: Sequence[float]) -> str:
 def _sample(folder: Path, say: Any) -> None:
     """One conversation of a policy, as it was played."""
     place = resolve(folder)
-    (episode,) = play_episodes(Policy.from_pretrained(place), load_tokenizer(place), SmallTalk, range(1), Decoding())
+    (episode,) = play_episodes(
+        Policy.from_pretrained(place), load_tokenizer(place), SmallTalk, range(1), Decoding()
+    )
     say(f"\nA conversation of {folder.name}:")
     for message in episode.dialog.messages:
         reward = f"   [dim]{message['reward']:+.2f}[/]" if message.get("reward") is not None else ""

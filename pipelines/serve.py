@@ -23,7 +23,13 @@ from rich.console import Console
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
 from rl_dialog.run import OnCluster, Quiet, is_loopback, run, told_to_end
-from rl_dialog.serving.settings import ServerOptions, ServeSettings, check_settings, settings_from, shown_store
+from rl_dialog.serving.settings import (
+    ServerOptions,
+    ServeSettings,
+    check_settings,
+    settings_from,
+    shown_store,
+)
 from rl_dialog.web_server import WebServer, listening, url_of
 
 
@@ -77,7 +83,11 @@ def main(config: ServeConfig) -> dict[str, Any]:
         text = yaml.safe_dump(serve_config(args, host=config.host, port=config.port), sort_keys=False)
         Path(config.build).write_text(text, encoding="utf-8")
         return {"config": config.build, "deploy": f"serve deploy {config.build}"}
-    return _serve_locally(config, settings) if config.backend == "local" else _serve_on_ray(config, settings, args)
+    return (
+        _serve_locally(config, settings)
+        if config.backend == "local"
+        else _serve_on_ray(config, settings, args)
+    )
 
 
 def settings_of(config: ServeConfig) -> ServeSettings:
@@ -134,7 +144,9 @@ def _stop(config: ServeConfig) -> dict[str, Any]:
 
     with connect(config.address or None):
         if not serve.running():
-            raise UserError("expected a server on this cluster, there is none; --address names another cluster")
+            raise UserError(
+                "expected a server on this cluster, there is none; --address names another cluster"
+            )
         serve.stop()
     return {"stopped": True}
 
@@ -154,7 +166,13 @@ def _change_keys(config: ServeConfig) -> dict[str, Any]:
 def _say_ready(config: ServeConfig, settings: ServeSettings, cluster: str | None = None) -> None:
     """Where the server is, as a line of JSON for scripts and in words for people."""
     url, models = url_of(config.host, config.port), list(settings.models)
-    line = {"ready": url, "api": f"{url}/v1", "models": models, "needs_key": settings.needs_key, "cluster": cluster}
+    line = {
+        "ready": url,
+        "api": f"{url}/v1",
+        "models": models,
+        "needs_key": settings.needs_key,
+        "cluster": cluster,
+    }
     print(json.dumps(line), flush=True)
     say = Console(quiet=config.quiet, stderr=True, highlight=False).print
     who = "needs an API key" if settings.needs_key else "open to everyone on this machine"

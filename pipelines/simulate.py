@@ -130,7 +130,9 @@ class SimulateConfig(ResumableOutput, OnCluster):
         settings = getattr(self, self.policy)
         if self.batch_size is None:
             return settings
-        return replace(settings, batch_size=self.batch_size, minibatch_size=min(settings.minibatch_size, self.batch_size))
+        return replace(
+            settings, batch_size=self.batch_size, minibatch_size=min(settings.minibatch_size, self.batch_size)
+        )
 
 
 def main(config: SimulateConfig) -> dict[str, Any]:
@@ -146,7 +148,12 @@ def main(config: SimulateConfig) -> dict[str, Any]:
     world = player.simulator.world
     speakers = world.speakers(config.templates)
     write_jsonl((Dialog.from_record(dialog_record(each, speakers)) for each in played), out / "dialogs.jsonl")
-    results = {"world": world.source, "policy": config.policy, "episodes": config.episodes, "seed": config.seed}
+    results = {
+        "world": world.source,
+        "policy": config.policy,
+        "episodes": config.episodes,
+        "seed": config.seed,
+    }
     results |= {**trained, "figures": figures, "options": changed(config.simulator_options)}
     results |= {"transcripts": transcripts_hash(played)}
     write_json(out / "results.json", results)
@@ -165,8 +172,15 @@ def main(config: SimulateConfig) -> dict[str, Any]:
 
 def _played(config: SimulateConfig, player: Player, policy: ActPolicy | None) -> list[Played]:
     """The conversations of the evaluation."""
-    where = {"num_workers": config.num_workers, "size": max(CHUNK, config.together), "address": config.address or None}
-    make_player, choose = player.maker if config.num_workers else lambda: player, GreedyActs(policy) if policy else None
+    where = {
+        "num_workers": config.num_workers,
+        "size": max(CHUNK, config.together),
+        "address": config.address or None,
+    }
+    make_player, choose = (
+        player.maker if config.num_workers else lambda: player,
+        GreedyActs(policy) if policy else None,
+    )
     episodes = play_in_order(make_player, range(config.episodes), choose, config.seed, **where)
     return list(tqdm(episodes, total=config.episodes, unit="dialog", disable=True if config.quiet else None))
 
@@ -191,7 +205,9 @@ def _trained(config: SimulateConfig, out: Path, player: Player) -> tuple[ActPoli
             episodes=config.rule_episodes,
             seed=2**31 + config.train_seed,  # conversations that nobody else learns from or is measured with
         ),
-        lambda policy: validation_figures(each.outcome for each in player(goals, GreedyActs(policy), config.seed)),
+        lambda policy: validation_figures(
+            each.outcome for each in player(goals, GreedyActs(policy), config.seed)
+        ),
         config.save_total_limit,
         config.report_to,
         config.quiet,
@@ -207,11 +223,16 @@ def _trained(config: SimulateConfig, out: Path, player: Player) -> tuple[ActPoli
     return policy, {**figures, "train_seconds": round(time.perf_counter() - began, 1)}
 
 
-def _reinforced(config: SimulateConfig, training: TaskTraining, player: Player, start: ActPolicy | None) -> tuple[ActPolicy, dict[str, Any]]:
+def _reinforced(
+    config: SimulateConfig, training: TaskTraining, player: Player, start: ActPolicy | None
+) -> tuple[ActPolicy, dict[str, Any]]:
     """From a checkpoint, or from what imitation leads to."""
     from rl_dialog.cluster.task_policy import Reinforcement, train_by_reinforcement  # RLlib loads for seconds
 
-    shape, checkpoints = shape_of(player.simulator), Checkpoints(training.folder, training.save_total_limit, resume=config.resume)
+    shape, checkpoints = (
+        shape_of(player.simulator),
+        Checkpoints(training.folder, training.save_total_limit, resume=config.resume),
+    )
     if checkpoints.epoch:
         start = ActPolicy.from_pretrained(checkpoints.latest, expected=shape)
     elif start is None:
@@ -231,14 +252,28 @@ def _reinforced(config: SimulateConfig, training: TaskTraining, player: Player, 
 
 
 def _check(config: SimulateConfig) -> None:
-    at_least(config, episodes=1, together=1, seed=0, train_seed=0, num_workers=0, num_envs=1, eval_every=1, eval_episodes=1)
+    at_least(
+        config,
+        episodes=1,
+        together=1,
+        seed=0,
+        train_seed=0,
+        num_workers=0,
+        num_envs=1,
+        eval_every=1,
+        eval_episodes=1,
+    )
     at_least(config, rule_episodes=2, save_total_limit=1, epochs=0, batch_size=1)
     if config.policy == "rule":
         names = ("model_name_or_path", "epochs", "batch_size", "resume")
         if given := [name for name in names if getattr(config, name) not in (None, "", False)]:
-            raise UserError(f"--{given[0]}: the rule policy is not trained; choose another --policy, or leave this out")
+            raise UserError(
+                f"--{given[0]}: the rule policy is not trained; choose another --policy, or leave this out"
+            )
     if config.policy == "mle" and config.resume:
-        raise UserError("--resume: imitation is not resumed, as it takes minutes; pass --overwrite to start it anew")
+        raise UserError(
+            "--resume: imitation is not resumed, as it takes minutes; pass --overwrite to start it anew"
+        )
     if config.epochs == 0 and not config.model_name_or_path:
         what = "--model_name_or_path, the folder of a task policy or of a run"
         raise UserError(f"--epochs 0 evaluates a checkpoint: expected {what}")

@@ -51,7 +51,9 @@ def train_config(data: Path, out: Path, seed: int, flags: Sequence[str]) -> trai
     return load_config(train.TrainConfig, words, choices=train.CHOICES)
 
 
-def train_config_of_file(file: Path, data: Path, out: Path, seed: int, *, start: Path | None = None, steps: int = 0) -> train.TrainConfig:
+def train_config_of_file(
+    file: Path, data: Path, out: Path, seed: int, *, start: Path | None = None, steps: int = 0
+) -> train.TrainConfig:
     """The same by a YAML file, quietly on one core, from the run `start`; `steps`: other updates than the
     file's."""
     words = ["--config", str(file), "--cpus_per_worker", "1", "--quiet"]
@@ -75,7 +77,9 @@ def evaluate_runs(runs: Sequence[Path], data: Path, out: Path, *flags: str) -> d
 
 
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
-    logs = [str((CORPORA / path).resolve()) for path in task.logs] or [str(folder / "logs" / "small_talk.jsonl")]
+    logs = [str((CORPORA / path).resolve()) for path in task.logs] or [
+        str(folder / "logs" / "small_talk.jsonl")
+    ]
     where = ["--logs", *logs, "--output_dir", str(logged_folder(task, folder))]
     return load_config(prepare.PrepareConfig, [*where, *shlex.split(task.prepare), "--quiet"])
 
@@ -139,7 +143,9 @@ def make_candidates(task: Progress, say: Say) -> None:
         "policy": digest_of_weights(first.folder),
     }
     if not claim(task.folder / "data", MANIFEST, recipe):
-        _timed(task, lambda: candidates.main(replace(config, resume=True)), "candidates written and scored", say)
+        _timed(
+            task, lambda: candidates.main(replace(config, resume=True)), "candidates written and scored", say
+        )
 
 
 def _timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None:
@@ -158,7 +164,9 @@ def _write_logs(asked: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if world := asked.get("world"):
         made = text_env(world)
-        importlib.import_module(world.partition(":")[0]).write_logs(made, path, asked["dialogs"], asked["seed"])
+        importlib.import_module(world.partition(":")[0]).write_logs(
+            made, path, asked["dialogs"], asked["seed"]
+        )
     else:
         small_talk.write_logs(path, **asked)
 

@@ -59,9 +59,13 @@ class TalkConfig(Quiet):
 def main(config: TalkConfig) -> dict[str, Any]:
     """Talks until the person leaves; returns how much was said and where it was saved."""
     if config.nlu == "acts":
-        raise UserError("--nlu: expected templates or a folder that fit_nlu wrote; acts can be said with /acts")
+        raise UserError(
+            "--nlu: expected templates or a folder that fit_nlu wrote; acts can be said with /acts"
+        )
     config.decoding.check()
-    talk = Talk(*_agents(config), play=config.play, name=config.system, seed=config.seed, goal=_goal(config.goal))
+    talk = Talk(
+        *_agents(config), play=config.play, name=config.system, seed=config.seed, goal=_goal(config.goal)
+    )
     save = partial(talk.save, config.save)
     with saved_at_the_end(save):
         greet(talk, quiet=config.quiet)

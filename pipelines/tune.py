@@ -115,7 +115,9 @@ def _with_workers(sweep: Sweep, config: TuneConfig) -> Sweep:
 
 def resources_of(config: TuneConfig) -> Resources:
     """What a trial takes of the cluster."""
-    return Resources(config.num_workers, config.cpus_per_worker, wants_gpus(config.device, config.num_workers))
+    return Resources(
+        config.num_workers, config.cpus_per_worker, wants_gpus(config.device, config.num_workers)
+    )
 
 
 def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path) -> None:
@@ -127,12 +129,17 @@ def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out:
             stages.check_env(one.config.env)
             if sweep.metric == "eval/return" and one.folder.parent.name == "trials" and not one.config.env:
                 fix = "expected --env in train, or another metric"
-                raise ConfigError(f"{config.sweep}: the metric eval/return is measured in an environment: {fix}")
+                raise ConfigError(
+                    f"{config.sweep}: the metric eval/return is measured in an environment: {fix}"
+                )
 
 
 def _task(sweep: Sweep, point: Point) -> Task:
     """What the stages need to know to prepare, to train the starts, and to evaluate."""
-    flags = {verb: " ".join([getattr(sweep, verb), *point.of(verb).flags]) for verb in ("prepare", "start", "evaluate")}
+    flags = {
+        verb: " ".join([getattr(sweep, verb), *point.of(verb).flags])
+        for verb in ("prepare", "start", "evaluate")
+    }
     logs = {"logs": sweep.logs, "write_logs": sweep.write_logs, "prepare": flags["prepare"]}
     verbs = {"bc": flags["start"], "improve": sweep.train, "evaluate": flags["evaluate"]}
     return Task(sweep.title, sweep.about, (sweep.figure,), **verbs, **logs)
@@ -182,7 +189,9 @@ def _run(method: str, seed: int, flags: Sequence[str], data: Path, folder: Path)
     return Run(method, seed, stages.absolute(config))
 
 
-def _search(config: TuneConfig, sweep: Sweep, search: OptunaSearch, out: Path, say: Say) -> tuple[list[Point], list[Trial]]:
+def _search(
+    config: TuneConfig, sweep: Sweep, search: OptunaSearch, out: Path, say: Say
+) -> tuple[list[Point], list[Trial]]:
     """Points as the search asks for them, and their trials."""
     points: list[Point] = []
     trials: list[Trial] = []
@@ -206,11 +215,17 @@ def _what_is_left(config: TuneConfig, deadline: float, trials: Sequence[Trial]) 
 
 def _reached(sweep: Sweep, trials: Sequence[Trial]) -> float | None:
     """What a search is told of a point: its last metric, the mean over seeds; None where all failed."""
-    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports and trial.how in ("ended", "stopped")]
+    last = [
+        trial.reports[-1][sweep.metric]
+        for trial in trials
+        if trial.reports and trial.how in ("ended", "stopped")
+    ]
     return sum(last) / len(last) if last else None
 
 
-def train_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> list[Trial]:
+def train_points(
+    config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path, say: Say
+) -> list[Trial]:
     """All seeds of all points; with halving the first seed decides which points get the others, so that every
     ranked point has all of them."""
     if not sweep.halving or len(sweep.seeds) == 1:
@@ -229,13 +244,17 @@ def run_points(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: P
     """Makes the data and the starts that these points need, runs what is not done, and tells how every trial
     ended."""
     started = _make_starts(sweep, points, out, say)
-    planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][: config.trials or None]
+    planned = [(point, one) for point in points for one in plan_trials(sweep, point, out)][
+        : config.trials or None
+    ]
     for _, one in planned:
         start = started.get(one.config.model.model_name_or_path)
         claim(one.folder, RESULT, one.recipe(start), keep=True)
         (one.folder / ERROR).unlink(missing_ok=True)
         stages.check_run(replace(one.config, device="cpu"))  # the GPUs of the cluster were counted
-    left = [one for _, one in planned if sweep.halving or not one.is_done]  # halving compares with those that are done
+    left = [
+        one for _, one in planned if sweep.halving or not one.is_done
+    ]  # halving compares with those that are done
     if done := sum(one.is_done for _, one in planned):
         say(f"{done} trials are done already")
     if left:
@@ -249,7 +268,11 @@ def _make_starts(sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> 
     firsts = {str(one.folder): one for point in points for one in starts(sweep, point, out)}
     base = Progress("sweep", _task(sweep, Point({})), out, list(firsts.values()))
     folders = {point.data_folder(out): point for point in points}
-    mixes = [Progress(folder.name, _task(sweep, point), folder, []) for folder, point in folders.items() if folder != out]
+    mixes = [
+        Progress(folder.name, _task(sweep, point), folder, [])
+        for folder, point in folders.items()
+        if folder != out
+    ]
     for preparing in (base, *mixes):
         stages.prepare_task(preparing, say)
         if preparing.problem:
@@ -260,7 +283,9 @@ def _make_starts(sweep: Sweep, points: Sequence[Point], out: Path, say: Say) -> 
     return firsts
 
 
-def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say) -> list[Trial]:
+def evaluate_points(
+    sweep: Sweep, points: Sequence[Point], trials: Sequence[Trial], out: Path, say: Say
+) -> list[Trial]:
     """A report for every kind of start and way to evaluate, with its bc; returns every point's trials with
     where they are told."""
     ways: dict[Path, tuple[Task, dict[str, Run]]] = {}
@@ -279,7 +304,9 @@ def evaluate_points(sweep: Sweep, points: Sequence[Point], trials: Sequence[Tria
     stages.evaluate_tasks(reports, say, required="")
     if failed := next((one for one in reports if one.problem), None):
         raise UserError(f"{failed.name}: {failed.problem}")
-    errors = {(one.report, str(run.folder)): one.finished[run.name].error for one in reports for run in one.runs}
+    errors = {
+        (one.report, str(run.folder)): one.finished[run.name].error for one in reports for run in one.runs
+    }
     return [
         replace(
             trial,

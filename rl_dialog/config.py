@@ -2,9 +2,10 @@
 
     python -m pipelines.train --config tune_configs/ilql.yaml --method.beta 4
 
-A field whose type depends on a choice (the method) is named in `choices`: `--method ilql` picks the dataclass, `--method.tau 0.8` sets its fields.
-Unknown flags and YAML keys are errors that name the nearest known one. Where a field holds named numbers (`--rewards.vote 1`), a name of the form
-`module:function` is the user's own.
+A field whose type depends on a choice (the method) is named in `choices`: `--method ilql` picks the
+dataclass, `--method.tau 0.8` sets its fields. Unknown flags and YAML keys are errors that name the nearest
+known one. Where a field holds named numbers (`--rewards.vote 1`), a name of the form `module:function` is the
+user's own.
 """
 
 from __future__ import annotations
@@ -35,17 +36,27 @@ class ConfigError(UserError):
 
 
 def load_config(
-    config_class: type[T], argv: Sequence[str] | None = None, *, choices: Choices | None = None, suited: Callable[[T], dict[str, Any]] | None = None
+    config_class: type[T],
+    argv: Sequence[str] | None = None,
+    *,
+    choices: Choices | None = None,
+    suited: Callable[[T], dict[str, Any]] | None = None,
 ) -> T:
-    """`config_class` from `--config FILE` and dotted flags; later ones win. Raises ConfigError, or exits after `--help`.
+    """`config_class` from `--config FILE` and dotted flags; later ones win. Raises ConfigError, or exits
+    after `--help`.
 
-    `suited` gives nested values that take the place of the class's defaults where these depend on the rest of the config, which it gets.
+    `suited` gives nested values that take the place of the class's defaults where these depend on the rest of
+    the config, which it gets.
     """
     import tyro
 
     choices = choices or {}
     arguments = [_dashes_to_underscores(a) for a in (sys.argv[1:] if argv is None else argv)]
-    below = suited(load_config(config_class, [a for a in arguments if a != "--help"], choices=choices)) if suited else {}
+    below = (
+        suited(load_config(config_class, [a for a in arguments if a != "--help"], choices=choices))
+        if suited
+        else {}
+    )
     path, arguments = _take(arguments, "--config")
     values = _over(below, read_yaml(path) if path else {})
     for name, options in choices.items():
@@ -54,30 +65,51 @@ def load_config(
         values[name] = _choose(name, picked, values.get(name), options, default, path)
     for field in dataclasses.fields(config_class):
         keys = _field_default(config_class, field.name)
-        for key in [*keys, *_own_keys(arguments, field.name)] if isinstance(keys, dict) else ():  # tyro cannot type `--rewards.vote 1` from None
+        for key in (
+            [*keys, *_own_keys(arguments, field.name)] if isinstance(keys, dict) else ()
+        ):  # tyro cannot type `--rewards.vote 1` from None
             number, arguments = _take(arguments, f"--{field.name}.{key}")
             if number is not None:
-                values[field.name] = (values.get(field.name) or {}) | {key: _to_float(number, f"--{field.name}.{key}", "flags")}
+                values[field.name] = (values.get(field.name) or {}) | {
+                    key: _to_float(number, f"--{field.name}.{key}", "flags")
+                }
     default = from_dict(config_class, values, where=path or "config")
     known = set(_flags(default))
     for argument in arguments:
         flag = argument.split("=", 1)[0]
         if flag.startswith("--") and flag != "--help" and _positive(flag) not in known:
-            raise ConfigError(f"unknown flag {flag}.{_nearest(flag, known)} `--help` lists every flag with its default.")
+            raise ConfigError(
+                f"unknown flag {flag}.{_nearest(flag, known)} `--help` lists every flag with its default."
+            )
     if "--help" in arguments:  # tyro shows {None} for a number that is None
-        unset = {f.name: value for f in dataclasses.fields(default) if isinstance(value := getattr(default, f.name), dict)}
-        numbers = {name: {key: math.nan if v is None else v for key, v in value.items()} for name, value in unset.items()}
+        unset = {
+            f.name: value
+            for f in dataclasses.fields(default)
+            if isinstance(value := getattr(default, f.name), dict)
+        }
+        numbers = {
+            name: {key: math.nan if v is None else v for key, v in value.items()}
+            for name, value in unset.items()
+        }
         default = dataclasses.replace(default, **numbers)
     program = f"python -m {Path(sys.argv[0]).resolve().parent.name}.{Path(sys.argv[0]).stem}"
-    shown = {"prog": program, "description": _described(config_class, choices), "config": (tyro.conf.AvoidSubcommands,)}
+    shown = {
+        "prog": program,
+        "description": _described(config_class, choices),
+        "config": (tyro.conf.AvoidSubcommands,),
+    }
     return finite(tyro.cli(config_class, args=arguments, default=default, **shown), "flags", "--")
 
 
 def _described(config_class: type, choices: Choices) -> str:
-    """What --help says above the flags: the class's text, and each name that a choice can have with the first paragraph of its own."""
+    """What --help says above the flags: the class's text, and each name that a choice can have with the first
+    paragraph of its own."""
     lines = [textwrap.dedent(config_class.__doc__ or "")]
     for field, options in choices.items():
-        texts = {name: " ".join((option.__doc__ or "").partition("\n\n")[0].split()).rstrip(".") for name, option in options.items()}
+        texts = {
+            name: " ".join((option.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
+            for name, option in options.items()
+        }
         width = max(map(len, texts))
         lines += [f"\n--{field} NAME, and --{field}.FIELD for each of its settings:\n"]
         lines += [f"  {name:<{width}}  {text}" for name, text in texts.items()]
@@ -85,11 +117,14 @@ def _described(config_class: type, choices: Choices) -> str:
 
 
 def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    """A dataclass from nested plain values. Raises ConfigError for unknown or missing keys and for values of the wrong kind."""
+    """A dataclass from nested plain values. Raises ConfigError for unknown or missing keys and for values of
+    the wrong kind."""
     fields = {f.name: f for f in dataclasses.fields(config_class)}
     for key in values:
         if key not in fields:
-            raise ConfigError(f"{where}: unknown key {key!r} for {config_class.__name__}.{_nearest(str(key), fields)}")
+            raise ConfigError(
+                f"{where}: unknown key {key!r} for {config_class.__name__}.{_nearest(str(key), fields)}"
+            )
     hints = typing.get_type_hints(config_class)
     filled = {}
     for name, value in values.items():
@@ -99,7 +134,9 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
         elif isinstance(value, Mapping) and isinstance(default, dict):
             unknown = [key for key in value if default and key not in default and not is_own(key)]
             if unknown:
-                raise ConfigError(f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(unknown[0], default)}")
+                raise ConfigError(
+                    f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(unknown[0], default)}"
+                )
             value = default | dict(value)
         filled[name] = _typed(value, hints[name], name, where)
     try:
@@ -109,7 +146,8 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
 
 
 def finite(config: T, where: str, start: str = "") -> T:
-    """The config as it is. Raises ConfigError for an infinite number or a NaN in it, which would spoil results without a word."""
+    """The config as it is. Raises ConfigError for an infinite number or a NaN in it, which would spoil
+    results without a word."""
     for name, number in _not_finite(config, ""):
         raise ConfigError(f"{where}: expected a finite number for {start}{name}, got {number}")
     return config
@@ -140,11 +178,14 @@ def to_dict(config: Any, *, choices: Choices | None = None) -> dict[str, Any]:
 def choice_name(value: Any, options: Mapping[str, type]) -> str:
     """What a choice is called: its key, or `module:Class` for the user's own."""
     kind = type(value)
-    return next((name for name, option in options.items() if kind is option), f"{kind.__module__}:{kind.__qualname__}")
+    return next(
+        (name for name, option in options.items() if kind is option), f"{kind.__module__}:{kind.__qualname__}"
+    )
 
 
 def choice_class(what: str, name: str, options: Mapping[str, type], *, where: str = "") -> type:
-    """The dataclass behind a name, the user's own for `module:Class`. Raises ConfigError for anything that is not of the same kind as the options."""
+    """The dataclass behind a name, the user's own for `module:Class`. Raises ConfigError for anything that is
+    not of the same kind as the options."""
     if name in options:
         return options[name]
     if not is_own(name):
@@ -154,12 +195,15 @@ def choice_class(what: str, name: str, options: Mapping[str, type], *, where: st
     kinds = set.intersection(*(set(option.__mro__) for option in options.values())) - {object}
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and kinds & set(found.__mro__)):
         expected = " or ".join(sorted(kind.__name__ for kind in kinds))
-        raise ConfigError(f"{where}{what} {name!r}: expected a frozen dataclass derived from {expected}, got {found!r}")
+        raise ConfigError(
+            f"{where}{what} {name!r}: expected a frozen dataclass derived from {expected}, got {found!r}"
+        )
     return found
 
 
 def changed(config: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, nested ones too: what a later version with more fields says the same of."""
+    """The fields of a dataclass that differ from their defaults, nested ones too: what a later version with
+    more fields says the same of."""
     default, found = type(config)(), {}
     for field in dataclasses.fields(config):
         value, usual = getattr(config, field.name), getattr(default, field.name)
@@ -168,7 +212,9 @@ def changed(config: Any) -> dict[str, Any]:
             if inner or type(value) is not type(usual):
                 found[field.name] = {"type": type(value).__name__, **inner}
         elif isinstance(value, dict):
-            if entries := {key: entry for key, entry in value.items() if key not in usual or usual[key] != entry}:
+            if entries := {
+                key: entry for key, entry in value.items() if key not in usual or usual[key] != entry
+            }:
                 found[field.name] = entries
         elif value != usual:
             found[field.name] = value
@@ -177,11 +223,17 @@ def changed(config: Any) -> dict[str, Any]:
 
 def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
     """Writes the resolved config as YAML that `--config` reads back."""
-    Path(path).write_text(yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    Path(path).write_text(
+        yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True),
+        encoding="utf-8",
+    )
 
 
-def _choose(name: str, picked: str | None, given: Any, options: Mapping[str, type], default: Any, path: str | None) -> Any:
-    """The dataclass instance for a choice: the flag's name wins over the YAML's; the YAML's values are kept when the name agrees."""
+def _choose(
+    name: str, picked: str | None, given: Any, options: Mapping[str, type], default: Any, path: str | None
+) -> Any:
+    """The dataclass instance for a choice: the flag's name wins over the YAML's; the YAML's values are kept
+    when the name agrees."""
     if given is not None and not isinstance(given, str | Mapping):
         raise ConfigError(f"{path}: expected a name or keys and values for {name}, got {given!r}")
     values = {"name": given} if isinstance(given, str) else dict(given or {})
@@ -217,7 +269,9 @@ def is_own(key: Any) -> bool:
 def _own_keys(arguments: list[str], field: str) -> list[str]:
     """`module:function` of flags such as `--rewards.module:function 1`."""
     start = f"--{field}."
-    keys = [argument.removeprefix(start).partition("=")[0] for argument in arguments if argument.startswith(start)]
+    keys = [
+        argument.removeprefix(start).partition("=")[0] for argument in arguments if argument.startswith(start)
+    ]
     return [key for key in dict.fromkeys(keys) if is_own(key)]
 
 
@@ -229,7 +283,9 @@ class _OnceEach(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"expected every key once, found {key!r} again", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"expected every key once, found {key!r} again", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -249,7 +305,10 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values with others in their place."""
-    both = {key: _over(values[key], other) if isinstance(other, Mapping) and key in values else other for key, other in others.items()}
+    both = {
+        key: _over(values[key], other) if isinstance(other, Mapping) and key in values else other
+        for key, other in others.items()
+    }
     return {**values, **both}
 
 
@@ -258,10 +317,18 @@ def _flags(config: Any, prefix: str = "--") -> list[str]:
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value, extras = getattr(config, field.name), getattr(hints[field.name], "__metadata__", ())
-        flag = f"--{field.name}" if any(getattr(extra, "prefix_name", None) is False for extra in extras) else f"{prefix}{field.name}"
+        flag = (
+            f"--{field.name}"
+            if any(getattr(extra, "prefix_name", None) is False for extra in extras)
+            else f"{prefix}{field.name}"
+        )
         found.append(flag)
         # other names, in tyro's spelling: --process-num
-        found += [_dashes_to_underscores(alias) for extra in extras for alias in getattr(extra, "aliases", None) or ()]
+        found += [
+            _dashes_to_underscores(alias)
+            for extra in extras
+            for alias in getattr(extra, "aliases", None) or ()
+        ]
         if dataclasses.is_dataclass(value):
             found += _flags(value, flag + ".")
         elif isinstance(value, dict):
@@ -298,7 +365,8 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _typed(value: Any, kind: Any, name: str, where: str) -> Any:
-    """A value as YAML gives it to one of the annotation `kind`: lists become tuples, 1e-4 (a string in YAML) a number. Raises ConfigError."""
+    """A value as YAML gives it to one of the annotation `kind`: lists become tuples, 1e-4 (a string in YAML)
+    a number. Raises ConfigError."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in parts:
@@ -306,7 +374,9 @@ def _typed(value: Any, kind: Any, name: str, where: str) -> Any:
         return _typed(value, next(part for part in parts if part is not type(None)), name, where)
     if origin is typing.Literal and value not in parts:
         near = _nearest(str(value), map(str, parts))
-        raise ConfigError(f"{where}: expected {name} to be one of {', '.join(map(str, parts))}, got {value!r}.{near}")
+        raise ConfigError(
+            f"{where}: expected {name} to be one of {', '.join(map(str, parts))}, got {value!r}.{near}"
+        )
     if origin is tuple and isinstance(value, list | tuple):
         each = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         if len(each) != len(value):
@@ -320,7 +390,11 @@ def _typed(value: Any, kind: Any, name: str, where: str) -> Any:
             return kind(number)
     expected = origin or kind
     if isinstance(expected, type) and (not isinstance(value, expected) or kind is int):
-        shown = "keys and values" if dataclasses.is_dataclass(kind) else getattr(expected, "__name__", str(expected))
+        shown = (
+            "keys and values"
+            if dataclasses.is_dataclass(kind)
+            else getattr(expected, "__name__", str(expected))
+        )
         raise ConfigError(f"{where}: expected {shown} for {name}, got {value!r}")
     return value
 

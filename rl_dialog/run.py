@@ -36,7 +36,15 @@ from rl_dialog.config import Choices, load_config, read_yaml, save_config, to_di
 from rl_dialog.errors import UserError
 
 T = TypeVar("T")
-HOW = ("output_dir", "overwrite", "resume", "quiet", "address", "num_cpus", "report_to")  # how a run is made: no result depends on it
+HOW = (
+    "output_dir",
+    "overwrite",
+    "resume",
+    "quiet",
+    "address",
+    "num_cpus",
+    "report_to",
+)  # how a run is made: no result depends on it
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,12 @@ def run(
     choices: Choices | None = None,
     suited: Callable[[T], dict[str, Any]] | None = None,
 ) -> None:
-    """The entry point of a command: loads its config, runs `main`, prints the headline figures as the last line of stdout.
+    """The entry point of a command: loads its config, runs `main`, prints the headline figures as the last
+    line of stdout.
 
-    A message to people (UserError), or what the machine refused (OSError), becomes one paragraph on stderr and exit status 2; RL_DIALOG_DEBUG=1
-    shows where it came from. Anything else is a defect of ours and shows its traceback. Ctrl-C ends with status 130.
+    A message to people (UserError), or what the machine refused (OSError), becomes one paragraph on stderr
+    and exit status 2; RL_DIALOG_DEBUG=1 shows where it came from. Anything else is a defect of ours and shows
+    its traceback. Ctrl-C ends with status 130.
     """
     _take_any_terminal()
     try:
@@ -99,7 +109,11 @@ def run(
     except (UserError, OSError) as error:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
-        print("\n" + textwrap.fill(f"error: {error}", width=140, break_long_words=False, replace_whitespace=False), file=sys.stderr)
+        print(
+            "\n"
+            + textwrap.fill(f"error: {error}", width=140, break_long_words=False, replace_whitespace=False),
+            file=sys.stderr,
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         if os.environ.get("RL_DIALOG_DEBUG"):
@@ -124,11 +138,14 @@ def at_least(config: Any, **fields: float) -> None:
             raise UserError(f"expected --{name} of at least {least}, got {value}")
 
 
-def claim_output(config: Output, name: str, *, free: Collection[str] = (), choices: Choices | None = None) -> Path:
-    """The output folder, where NAME.yaml now holds the config: new, emptied by --overwrite, or as it was for --resume.
+def claim_output(
+    config: Output, name: str, *, free: Collection[str] = (), choices: Choices | None = None
+) -> Path:
+    """The output folder, where NAME.yaml now holds the config: new, emptied by --overwrite, or as it was for
+    --resume.
 
-    Raises UserError for a folder that holds anything else, for a run that neither flag was given for, and for one to resume whose settings are not
-    these; those in `free`, and how it is run, may differ.
+    Raises UserError for a folder that holds anything else, for a run that neither flag was given for, and for
+    one to resume whose settings are not these; those in `free`, and how it is run, may differ.
     """
     require(config, output_dir="a folder to write to")
     out = Path(config.output_dir).absolute()
@@ -137,25 +154,35 @@ def claim_output(config: Output, name: str, *, free: Collection[str] = (), choic
         raise UserError(f"expected --resume, to go on with {out}, or --overwrite, to delete it, got both")
     if out.exists() and (not out.is_dir() or any(path != settings for path in out.iterdir())):
         if not settings.is_file():
-            raise UserError(f"{out} exists and was not made by `{name}`, so it is left alone: choose another --output_dir")
+            raise UserError(
+                f"{out} exists and was not made by `{name}`, so it is left alone: choose another --output_dir"
+            )
         if config.overwrite:
             shutil.rmtree(out)
         elif resume:
             check_same(read_yaml(str(settings)), to_dict(config, choices=choices), out, free=free)
         else:
-            remedies = "--resume to go on with it or --overwrite" if hasattr(config, "resume") else "--overwrite"
-            raise UserError(f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another --output_dir")
+            remedies = (
+                "--resume to go on with it or --overwrite" if hasattr(config, "resume") else "--overwrite"
+            )
+            raise UserError(
+                f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another --output_dir"
+            )
     out.mkdir(parents=True, exist_ok=True)
     save_config(config, settings, choices=choices)
     return out
 
 
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: Path, *, free: Collection[str] = ()) -> None:
+def check_same(
+    before: Mapping[str, Any], now: Mapping[str, Any], out: Path, *, free: Collection[str] = ()
+) -> None:
     """Raises UserError that names what differs between the settings of a run and those it is to go on with."""
     different = [name for name in now if name not in (*HOW, *free) and before.get(name) != now[name]]
     if different:
         told = "; ".join(f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3])
-        raise UserError(f"{out} was made with other settings: {told}. Resume it with the same ones, or choose another --output_dir")
+        raise UserError(
+            f"{out} was made with other settings: {told}. Resume it with the same ones, or choose another --output_dir"
+        )
 
 
 def _difference(before: Any, now: Any) -> str:
@@ -183,7 +210,8 @@ def told_to_end() -> Iterator[threading.Event]:
 
 @contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Ctrl-C, a termination signal and the end of the terminal interrupt the block; those after the first do not disturb its end."""
+    """Ctrl-C, a termination signal and the end of the terminal interrupt the block; those after the first do
+    not disturb its end."""
     came: list[int] = []
 
     def interrupt(number: int, _: Any) -> None:
@@ -207,8 +235,13 @@ def handling(handler: Callable[..., Any], *numbers: signal.Signals) -> Iterator[
 
 
 def _take_any_terminal() -> None:
-    """No character ends a program: one that the terminal cannot show is escaped, bytes that its encoding does not have are kept (PEP 383)."""
-    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+    """No character ends a program: one that the terminal cannot show is escaped, bytes that its encoding does
+    not have are kept (PEP 383)."""
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
 

@@ -13,7 +13,8 @@ from rl_dialog.errors import UserError
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket at the address (port 0: any free one). Raises UserError where it is not free or not this machine's."""
+    """A socket at the address (port 0: any free one). Raises UserError where it is not free or not this
+    machine's."""
     place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -21,7 +22,9 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         place.close()
         address = f"{host}:{port}: {error}"
-        raise UserError(f"expected an address of this machine with a free port, got {address}; --port names another") from None
+        raise UserError(
+            f"expected an address of this machine with a free port, got {address}; --port names another"
+        ) from None
     return place
 
 
@@ -37,9 +40,13 @@ class WebServer:
         """place: what `listening` returned. drain: seconds that running requests have at the end."""
         self._place, self._drain = place, drain
         self.url = url_of(*place.getsockname()[:2])
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(drain)))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(drain))
+        )
         # In the main thread it would end the process by the signal it got.
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [place]}, name=self.url, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [place]}, name=self.url, daemon=True
+        )
         self._thread.start()
         deadline = time.monotonic() + 30
         while not self._server.started:

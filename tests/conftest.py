@@ -1,4 +1,5 @@
-"""Shared fixtures: a tiny tokenizer, tiny policies with random heads, hand-made rows. Nothing here downloads anything."""
+"""Shared fixtures: a tiny tokenizer, tiny policies with random heads, hand-made rows. Nothing here downloads
+anything."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported; these models are too small to share between cores
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # read when torch is first imported; these models are too small to share between cores
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -32,12 +35,16 @@ def tokenizer():
     """A byte-level tokenizer of about 330 tokens with our chat template."""
     from rl_dialog.data.tokenize import train_tokenizer
 
-    return train_tokenizer(["hello there, how are you?", "what would you like to eat today?", "thank you, that is all"] * 20, vocab_size=330)
+    return train_tokenizer(
+        ["hello there, how are you?", "what would you like to eat today?", "thank you, that is all"] * 20,
+        vocab_size=330,
+    )
 
 
 @pytest.fixture
 def make_row():
-    """make_row(ids, [(first, last, reward), ...], truncated): a Row whose replies are the token spans first..last, ends included."""
+    """make_row(ids, [(first, last, reward), ...], truncated): a Row whose replies are the token spans
+    first..last, ends included."""
     from rl_dialog.data.tokenize import Row
 
     def build(ids, replies, truncated=False):
@@ -53,12 +60,24 @@ def make_row():
 
 @pytest.fixture
 def make_policy(tokenizer):
-    """make_policy(method, family, heads=..., trunk=..., target=..., ...): a two-layer policy in eval mode, its heads random, no two alike."""
+    """make_policy(method, family, heads=..., trunk=..., target=..., ...): a two-layer policy in eval mode,
+    its heads random, no two alike."""
     import torch
 
     from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 
-    def build(method, family="gpt2", *, heads="mlp", trunk="shared", target="shared", peft=False, spread=0.3, dropout=0.0, seed=0):
+    def build(
+        method,
+        family="gpt2",
+        *,
+        heads="mlp",
+        trunk="shared",
+        target="shared",
+        peft=False,
+        spread=0.3,
+        dropout=0.0,
+        seed=0,
+    ):
         torch.manual_seed(seed)
         config = ModelConfig(
             family=family,
@@ -76,11 +95,18 @@ def make_policy(tokenizer):
         )
         lm = load_lm(config, tokenizer)
         with torch.no_grad():
-            for name, parameter in lm.named_parameters():  # a new model is near uniform, or repeats its last token
-                parameter.add_(torch.randn_like(parameter) * (0.1 if "wte" in name or "embed_tokens" in name else 0.3))
+            for (
+                name,
+                parameter,
+            ) in lm.named_parameters():  # a new model is near uniform, or repeats its last token
+                parameter.add_(
+                    torch.randn_like(parameter) * (0.1 if "wte" in name or "embed_tokens" in name else 0.3)
+                )
         policy = Policy(lm, method, config)
         with torch.no_grad():
-            named = sorted(policy.named_parameters(), key=lambda each: each[0].startswith("target_trunk."))  # last: what it adds is its own
+            named = sorted(
+                policy.named_parameters(), key=lambda each: each[0].startswith("target_trunk.")
+            )  # last: what it adds is its own
             for name, parameter in named:
                 if name.startswith(("heads.", "value_trunk.", "target_trunk.")) or "lora_" in name:
                     parameter.add_(torch.randn_like(parameter) * spread)
@@ -104,22 +130,46 @@ def checkpoints(make_policy, tokenizer, tmp_path):
 
 @pytest.fixture(scope="session")
 def postgres_server():
-    """A PostgreSQL server of our own: its programs, and the folder of its socket. Skips where there is no PostgreSQL."""
+    """A PostgreSQL server of our own: its programs, and the folder of its socket. Skips where there is no
+    PostgreSQL."""
     programs = _postgres_programs()
     if not programs:
         pytest.skip("no PostgreSQL server here (apt-get install postgresql)")
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path is short, and the server's user must get in
+    folder = Path(
+        tempfile.mkdtemp(prefix="pg-", dir="/tmp")
+    )  # a socket's path is short, and the server's user must get in
     as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []  # it refuses to run as root
     if as_user:
         shutil.chown(folder, "postgres", "postgres")
 
     def command(*words):
-        subprocess.run([*as_user, *words], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=folder, timeout=60)
+        subprocess.run(
+            [*as_user, *words],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd=folder,
+            timeout=60,
+        )
 
     data, control = str(folder / "data"), str(programs / "pg_ctl")
-    settings = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off -c max_connections=50"
+    settings = (
+        f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off -c max_connections=50"
+    )
     try:
-        command(str(programs / "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        command(
+            str(programs / "initdb"),
+            "-D",
+            data,
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+        )
         command(control, "-D", data, "-l", str(folder / "log"), "-w", "-t", "30", "-o", settings, "start")
         yield programs, folder
         command(control, "-D", data, "-m", "immediate", "stop")
@@ -135,7 +185,8 @@ def _postgres_programs():
 
 @pytest.fixture
 def postgres_url(postgres_server):
-    """The URL of an empty database, the same one for every test (each new one is 7 MB in 300 files), unless a test has dropped it."""
+    """The URL of an empty database, the same one for every test (each new one is 7 MB in 300 files), unless a
+    test has dropped it."""
     import psycopg
 
     _, folder = postgres_server
@@ -144,7 +195,9 @@ def postgres_url(postgres_server):
             connection.execute("CREATE DATABASE test_all")
     url = f"postgresql://postgres:hunter2@/test_all?host={folder}"
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()"
+        )
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
     return url
@@ -153,4 +206,8 @@ def postgres_url(postgres_server):
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def store_url(request, tmp_path):
     """An empty database of each kind that a store can be in."""
-    return f"sqlite:///{tmp_path}/chats.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    return (
+        f"sqlite:///{tmp_path}/chats.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )

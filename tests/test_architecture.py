@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OURS = ("rl_dialog", "envs", "pipelines")
 
-# What each package of rl_dialog may import of the others (itself and EVERYWHERE always). Every arrow points towards the data.
+# What each package of rl_dialog may import of the others (itself and EVERYWHERE always). Every arrow points
+# towards the data.
 EVERYWHERE = ("errors", "own")
 ALLOWED = {
     "errors": set(),
@@ -28,7 +29,18 @@ ALLOWED = {
     "evaluation": {"config", "data", "rewards", "methods", "models", "training"},
     "preferences": {"web_server", "config", "data", "rewards", "methods", "models", "training"},
     "serving": {"web_server", "config", "data", "rewards", "methods", "models", "training", "evaluation"},
-    "cluster": {"web_server", "config", "data", "rewards", "methods", "models", "training", "evaluation", "preferences", "serving"},
+    "cluster": {
+        "web_server",
+        "config",
+        "data",
+        "rewards",
+        "methods",
+        "models",
+        "training",
+        "evaluation",
+        "preferences",
+        "serving",
+    },
 }
 # Libraries that only these places know.
 CONFINED = {
@@ -44,7 +56,8 @@ def sources() -> list[Path]:
 
 
 def imports(source: str, package: str) -> Iterator[str]:
-    """Every module that a source text imports, at any depth of the code; `from a import b` counts as a and as a.b."""
+    """Every module that a source text imports, at any depth of the code; `from a import b` counts as a and as
+    a.b."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -78,14 +91,31 @@ def shown(path: Path) -> str:
 def test_the_reader_of_imports():
     """These tests are as good as what they see: aliases, nested and relative imports, names from packages."""
     text = "import a.b as c, d\nfrom e import f\nfrom . import g\nfrom ..h import i\ndef x():\n    from j.k import (l, m)\n# import no\n'import no'\n"
-    assert set(imports(text, "p.q")) == {"a.b", "d", "e", "e.f", "p.q", "p.q.g", "p.h", "p.h.i", "j.k", "j.k.l", "j.k.m"}
+    assert set(imports(text, "p.q")) == {
+        "a.b",
+        "d",
+        "e",
+        "e.f",
+        "p.q",
+        "p.q.g",
+        "p.h",
+        "p.h.i",
+        "j.k",
+        "j.k.l",
+        "j.k.m",
+    }
     assert of("ray", {"ray", "ray.data", "rays", "x.ray"}) == {"ray", "ray.data"}
     assert (layer("rl_dialog.data.schema"), layer("rl_dialog"), layer("torch.data")) == ("data", None, None)
 
 
 def test_there_is_something_to_check():
     names = {shown(path) for path in sources()}
-    assert {"rl_dialog/data/schema.py", "rl_dialog/methods/ilql.py", "rl_dialog/models/policy.py", "rl_dialog/config.py"} <= names
+    assert {
+        "rl_dialog/data/schema.py",
+        "rl_dialog/methods/ilql.py",
+        "rl_dialog/models/policy.py",
+        "rl_dialog/config.py",
+    } <= names
 
 
 @pytest.mark.parametrize("name", sorted(ALLOWED))
@@ -102,7 +132,10 @@ def test_packages_import_towards_the_data_only(name):
 
 def test_every_package_has_its_place_in_the_order():
     """A new package must be entered above; one that is not would be checked by nothing."""
-    found = {path.relative_to(ROOT / "rl_dialog").parts[0].removesuffix(".py") for path in (ROOT / "rl_dialog").rglob("*.py")}
+    found = {
+        path.relative_to(ROOT / "rl_dialog").parts[0].removesuffix(".py")
+        for path in (ROOT / "rl_dialog").rglob("*.py")
+    }
     assert found - {"__init__"} <= ALLOWED.keys(), found - ALLOWED.keys()
 
 
@@ -115,12 +148,18 @@ def test_the_order_has_no_circle():
 
 @pytest.mark.parametrize("library", sorted(CONFINED))
 def test_libraries_stay_where_they_belong(library):
-    wrong = [shown(path) for path in sources() if not shown(path).startswith(CONFINED[library]) and of(library, imports_of(path))]
+    wrong = [
+        shown(path)
+        for path in sources()
+        if not shown(path).startswith(CONFINED[library]) and of(library, imports_of(path))
+    ]
     assert not wrong, f"{library} may be imported in {', '.join(CONFINED[library])} only, not in {wrong}"
 
 
 def known(module: str) -> bool:
-    return bool(of("rl_dialog.data.schema", {module}) or any(of(f"rl_dialog.{name}", {module}) for name in EVERYWHERE))
+    return bool(
+        of("rl_dialog.data.schema", {module}) or any(of(f"rl_dialog.{name}", {module}) for name in EVERYWHERE)
+    )
 
 
 def test_environments_know_the_dialog_and_nothing_else_of_ours():
@@ -130,7 +169,8 @@ def test_environments_know_the_dialog_and_nothing_else_of_ours():
         for path in sources()
         if shown(path).startswith("envs/")
         for module in sorted(imports_of(path))
-        if of("pipelines", {module}) or (of("rl_dialog", {module}) and module not in ("rl_dialog", "rl_dialog.data") and not known(module))
+        if of("pipelines", {module})
+        or (of("rl_dialog", {module}) and module not in ("rl_dialog", "rl_dialog.data") and not known(module))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -148,30 +188,55 @@ def test_the_library_knows_neither_environments_nor_pipelines():
 
 
 def test_nothing_imports_the_tests():
-    wrong = [shown(path) for path in sources() if of("tests", imports_of(path)) or of("pytest", imports_of(path))]
+    wrong = [
+        shown(path) for path in sources() if of("tests", imports_of(path)) or of("pytest", imports_of(path))
+    ]
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["rl_dialog", *(f"rl_dialog.{name}" for name in ("config", "run", "data.schema", "data.splits", "data.readers"))])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rl_dialog",
+        *(f"rl_dialog.{name}" for name in ("config", "run", "data.schema", "data.splits", "data.readers")),
+    ],
+)
 def test_light_modules_do_not_load_torch(module):
-    code = f"import sys; import {module}; print(sorted({{'torch', 'transformers', 'ray'}} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    code = (
+        f"import sys; import {module}; print(sorted({{'torch', 'transformers', 'ray'}} & set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
     assert out.strip() == "[]"
 
 
 def test_no_file_is_named_for_nothing():
-    wrong = [shown(path) for path in sources() if path.stem in VAGUE or any(part in VAGUE for part in path.relative_to(ROOT).parts[:-1])]
+    wrong = [
+        shown(path)
+        for path in sources()
+        if path.stem in VAGUE or any(part in VAGUE for part in path.relative_to(ROOT).parts[:-1])
+    ]
     assert not wrong, f"name what is in them: {wrong}"
 
 
 def test_nothing_unpickles():
-    """Data and checkpoints come from strangers; a pickle runs their code. (Ray's own wire format is not ours to choose.)"""
-    wrong = [shown(path) for path in sources() for library in ("pickle", "dill", "cloudpickle", "joblib", "shelve") if of(library, imports_of(path))]
+    """Data and checkpoints come from strangers; a pickle runs their code. (Ray's own wire format is not ours
+    to choose.)"""
+    wrong = [
+        shown(path)
+        for path in sources()
+        for library in ("pickle", "dill", "cloudpickle", "joblib", "shelve")
+        if of(library, imports_of(path))
+    ]
     calls = [
         f"{shown(path)}:{node.lineno}"
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
-        and (ast.unparse(node.func) in ("torch.load", "pd.read_pickle", "pandas.read_pickle") or any(k.arg == "allow_pickle" for k in node.keywords))
+        and (
+            ast.unparse(node.func) in ("torch.load", "pd.read_pickle", "pandas.read_pickle")
+            or any(k.arg == "allow_pickle" for k in node.keywords)
+        )
     ]
     assert not wrong + calls

@@ -86,15 +86,23 @@ def test_defaults(load):
 
 def test_yaml_first_flags_second(load):
     config = load(
-        "--trainer.max_steps", "7", "--method.beta", "4", yaml="trainer: {max_steps: 5, bf16: true}\nmethod: {name: learning, tau: 0.9}\nseed: 3\n"
+        "--trainer.max_steps",
+        "7",
+        "--method.beta",
+        "4",
+        yaml="trainer: {max_steps: 5, bf16: true}\nmethod: {name: learning, tau: 0.9}\nseed: 3\n",
     )
-    assert config == Config(trainer=Trainer(max_steps=7, bf16=True), method=Learning(tau=0.9, beta=4.0), seed=3)
+    assert config == Config(
+        trainer=Trainer(max_steps=7, bf16=True), method=Learning(tau=0.9, beta=4.0), seed=3
+    )
 
 
 def test_the_config_flag_may_stand_anywhere_and_the_last_one_wins(load, tmp_path):
     (tmp_path / "first.yaml").write_text("seed: 1\ndata: first\n")
     (tmp_path / "second.yaml").write_text("seed: 2\n")
-    config = load("--data", "flag", f"--config={tmp_path}/first.yaml", "--config", str(tmp_path / "second.yaml"))
+    config = load(
+        "--data", "flag", f"--config={tmp_path}/first.yaml", "--config", str(tmp_path / "second.yaml")
+    )
     assert (config.seed, config.data) == (2, "flag")
 
 
@@ -118,10 +126,14 @@ def test_a_value_keeps_its_dashes(load):
 def test_scientific_notation_in_yaml(load):
     """YAML 1.1 reads 1e-4 as a string."""
     assert yaml.safe_load("1e-4") == "1e-4"
-    config = load(yaml="trainer: {learning_rate: 1e-4, max_steps: 1e3}\nrewards: {vote: 2e-1}\nmethod: {tau: 9e-1}\nshares: [1e-2, 3e-1]\n")
+    config = load(
+        yaml="trainer: {learning_rate: 1e-4, max_steps: 1e3}\nrewards: {vote: 2e-1}\nmethod: {tau: 9e-1}\nshares: [1e-2, 3e-1]\n"
+    )
     assert config.trainer == Trainer(learning_rate=1e-4, max_steps=1000)
     assert isinstance(config.trainer.max_steps, int)
-    assert config.rewards["vote"] == 0.2 and config.method == Learning(tau=0.9) and config.shares == (0.01, 0.3)
+    assert (
+        config.rewards["vote"] == 0.2 and config.method == Learning(tau=0.9) and config.shares == (0.01, 0.3)
+    )
 
 
 def test_a_whole_number_for_a_float_field_is_a_float(load):
@@ -151,7 +163,8 @@ def test_tuples(load):
     assert load("--kinds", "a", "b", "--shares", "0.3", "0.4") == Config(kinds=("a", "b"), shares=(0.3, 0.4))
 
 
-# --- choices -------------------------------------------------------------------------------------------------------------------------------------
+# --- choices
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["method: cloning\n", "method: {name: cloning}\n"])
@@ -171,17 +184,22 @@ def test_values_without_a_name_belong_to_the_default_choice(load):
     assert load(yaml="method: {tau: 0.9}\n").method == Learning(tau=0.9)
 
 
-# --- dictionaries --------------------------------------------------------------------------------------------------------------------------------
+# --- dictionaries
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_flags_of_a_dictionary(load):
     assert load("--rewards.vote", "1").rewards == {"vote": 1.0, "length": 0.0}
-    assert load("--rewards.vote=-1.5", "--rewards.length", "2", yaml="rewards: {vote: 9}\n").rewards == {"vote": -1.5, "length": 2.0}
+    assert load("--rewards.vote=-1.5", "--rewards.length", "2", yaml="rewards: {vote: 9}\n").rewards == {
+        "vote": -1.5,
+        "length": 2.0,
+    }
     assert Config().rewards == {"vote": 0.0, "length": 0.0}  # no default was changed on the way
 
 
 def test_what_was_changed(load):
-    """Only what differs from the defaults, choices by their type: a field that a later version adds changes nothing."""
+    """Only what differs from the defaults, choices by their type: a field that a later version adds changes
+    nothing."""
     assert changed(Config()) == {}
     config = load("--rewards.vote", "1", "--method", "cloning", "--trainer.learning_rate", "0.5")
     assert changed(config) == {
@@ -194,8 +212,21 @@ def test_what_was_changed(load):
 
 def test_names_of_the_user_s_own(load):
     """`module:function`, as flags and in YAML; anything else unknown stays an error."""
-    given = load("--rewards.my_module:kind", "0.5", "--rewards.a.b:c=-1", "--rewards.vote", "2", yaml="rewards: {other:kind: 3, length: 1}\n")
-    assert given.rewards == {"vote": 2.0, "length": 1.0, "my_module:kind": 0.5, "a.b:c": -1.0, "other:kind": 3.0}
+    given = load(
+        "--rewards.my_module:kind",
+        "0.5",
+        "--rewards.a.b:c=-1",
+        "--rewards.vote",
+        "2",
+        yaml="rewards: {other:kind: 3, length: 1}\n",
+    )
+    assert given.rewards == {
+        "vote": 2.0,
+        "length": 1.0,
+        "my_module:kind": 0.5,
+        "a.b:c": -1.0,
+        "other:kind": 3.0,
+    }
     for wrong in ("my module:kind", "my_module:", ":kind", "my_module:2"):
         with pytest.raises(ConfigError, match="unknown flag"):
             load(f"--rewards.{wrong}", "1")
@@ -209,13 +240,17 @@ def test_a_dictionary_without_default_keys_takes_any(load):
     assert load(yaml="anything: {x: 1}\n").anything == {"x": 1.0}
 
 
-# --- errors --------------------------------------------------------------------------------------------------------------------------------------
+# --- errors
+# --------------------------------------------------------------------------------------------------------------------------------------
 
 WRONG_YAML = [
     ("sead: 1\n", ["c.yaml", "unknown key 'sead'", "Did you mean seed?"]),
     ("trainer: {max_step: 1}\n", ["trainer", "unknown key 'max_step'", "Did you mean max_steps?"]),
     ("method: {name: learning, top: 1}\n", ["method", "unknown key 'top'", "Learning"]),
-    ("method: {name: learnin}\n", ["unknown method 'learnin'", "expected one of cloning, learning", "Did you mean learning?"]),
+    (
+        "method: {name: learnin}\n",
+        ["unknown method 'learnin'", "expected one of cloning, learning", "Did you mean learning?"],
+    ),
     ("method: {name: 5}\n", ["unknown method '5'", "expected one of cloning, learning"]),
     ("method: 5\n", ["c.yaml", "expected a name or keys and values for method, got 5"]),
     ("rewards: {votes: 1}\n", ["unknown key 'votes' in rewards", "Did you mean vote?"]),
@@ -232,7 +267,10 @@ WRONG_YAML = [
     ("trainer: {bf16: 'no'}\n", ["expected bool for bf16, got 'no'"]),
     ("trainer: 3\n", ["expected keys and values for trainer, got 3"]),
     ("trainer:\n", ["expected keys and values for trainer, got None"]),
-    ("method: {discount: tokn}\n", ["expected discount to be one of token, turn, got 'tokn'", "Did you mean token?"]),
+    (
+        "method: {discount: tokn}\n",
+        ["expected discount to be one of token, turn, got 'tokn'", "Did you mean token?"],
+    ),
     ("data: 5\n", ["expected str for data, got 5"]),
     ("data:\n", ["expected str for data, got None"]),
     ("limit: many\n", ["expected a number for limit, got 'many'"]),
@@ -248,15 +286,24 @@ WRONG_YAML = [
 WRONG_FLAGS = [
     (["--sead", "1"], ["unknown flag --sead", "Did you mean --seed?", "--help"]),
     (["--sead=1"], ["unknown flag --sead.", "Did you mean --seed?"]),
-    (["--trainer.learning-rat", "1"], ["unknown flag --trainer.learning_rat.", "Did you mean --trainer.learning_rate?"]),
+    (
+        ["--trainer.learning-rat", "1"],
+        ["unknown flag --trainer.learning_rat.", "Did you mean --trainer.learning_rate?"],
+    ),
     (["--method.tua", "1"], ["unknown flag --method.tua", "Did you mean --method.tau?"]),
     (["--method", "cloning", "--method.tau", "1"], ["unknown flag --method.tau"]),
-    (["--method", "clonning"], ["unknown method 'clonning'", "expected one of cloning, learning", "Did you mean cloning?"]),
+    (
+        ["--method", "clonning"],
+        ["unknown method 'clonning'", "expected one of cloning, learning", "Did you mean cloning?"],
+    ),
     (["--rewards.votes", "1"], ["unknown flag --rewards.votes", "Did you mean --rewards.vote?"]),
     (["--rewards.vote", "much"], ["expected a number for --rewards.vote, got 'much'"]),
     (["--config"], ["expected a value after --config, got nothing"]),
     (["--method"], ["expected a value after --method, got nothing"]),
-    (["--config", "/no/such/file.yaml"], ["cannot read the config file '/no/such/file.yaml'", "No such file"]),
+    (
+        ["--config", "/no/such/file.yaml"],
+        ["cannot read the config file '/no/such/file.yaml'", "No such file"],
+    ),
 ]
 
 
@@ -268,7 +315,9 @@ def test_wrong_yaml(load, text, parts):
         assert part in str(error.value), error.value
 
 
-@pytest.mark.parametrize(("arguments", "parts"), WRONG_FLAGS, ids=[" ".join(arguments) for arguments, _ in WRONG_FLAGS])
+@pytest.mark.parametrize(
+    ("arguments", "parts"), WRONG_FLAGS, ids=[" ".join(arguments) for arguments, _ in WRONG_FLAGS]
+)
 def test_wrong_flags(load, arguments, parts):
     with pytest.raises(ConfigError) as error:
         load(*arguments)
@@ -276,7 +325,9 @@ def test_wrong_flags(load, arguments, parts):
         assert part in str(error.value), error.value
 
 
-@pytest.mark.parametrize("arguments", [["--seed", "four"], ["--method.discount", "tokn"], ["stray"], ["--shares", "0.1"]])
+@pytest.mark.parametrize(
+    "arguments", [["--seed", "four"], ["--method.discount", "tokn"], ["stray"], ["--shares", "0.1"]]
+)
 def test_flags_of_the_wrong_type_exit_with_status_two(load, arguments, capsys):
     with pytest.raises(SystemExit) as end:
         load(*arguments)
@@ -294,7 +345,8 @@ def test_help_lists_every_flag_with_its_default_and_meaning(load, capsys):
         assert part in text, part
 
 
-# --- round trips ---------------------------------------------------------------------------------------------------------------------------------
+# --- round trips
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_config_loads_equal(load, tmp_path):
@@ -332,7 +384,9 @@ def test_the_real_methods_survive_a_round_trip(method, tmp_path):
 
     Run.__annotations__["method"] = RealMethod
     choices = {"method": METHODS}
-    config = load_config(Run, ["--method", method, *(["--method.gamma", "0.5"] if method != "bc" else [])], choices=choices)
+    config = load_config(
+        Run, ["--method", method, *(["--method.gamma", "0.5"] if method != "bc" else [])], choices=choices
+    )
     assert type(config.method) is METHODS[method] and (method == "bc" or config.method.gamma == 0.5)
     save_config(config, tmp_path / "run.yaml", choices=choices)
     assert load_config(Run, ["--config", str(tmp_path / "run.yaml")], choices=choices) == config
@@ -353,7 +407,8 @@ def test_a_missing_required_field_is_named():
         from_dict(Needs, {}, where="here")
 
 
-# --- run -----------------------------------------------------------------------------------------------------------------------------------------
+# --- run
+# -----------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_run_prints_the_result_as_the_last_line(monkeypatch, capsys):
@@ -369,7 +424,11 @@ def test_run_makes_an_error_one_paragraph_and_status_two(monkeypatch, capsys):
         run(Config, lambda config: {}, choices=CHOICES)
     assert end.value.code == 2
     shown = capsys.readouterr()
-    assert "error: unknown flag --sead. Did you mean --seed?" in shown.err and "Traceback" not in shown.err and shown.out == ""
+    assert (
+        "error: unknown flag --sead. Did you mean --seed?" in shown.err
+        and "Traceback" not in shown.err
+        and shown.out == ""
+    )
     monkeypatch.setenv("RL_DIALOG_DEBUG", "1")
     with pytest.raises(ConfigError):
         run(Config, lambda config: {}, choices=CHOICES)
@@ -384,14 +443,20 @@ def test_programming_errors_keep_their_traceback(monkeypatch):
 def test_importing_the_config_is_light():
     """`--help` of any pipeline starts here: neither torch nor ray nor tyro."""
     code = "import sys; import rl_dialog.config; print(sorted({'torch', 'ray', 'tyro', 'transformers'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
     assert out.strip() == "[]"
 
 
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
-        (("--trainer.learning_rate", "inf"), "", "flags: expected a finite number for --trainer.learning_rate, got inf"),
+        (
+            ("--trainer.learning_rate", "inf"),
+            "",
+            "flags: expected a finite number for --trainer.learning_rate, got inf",
+        ),
         (("--method.tau", "nan"), "", "flags: expected a finite number for --method.tau, got nan"),
         (("--shares", "0.1", "-inf"), "", "flags: expected a finite number for --shares, got -inf"),
         (("--rewards.vote=nan",), "", "expected a finite number for rewards.vote, got nan"),

@@ -1,4 +1,5 @@
-"""The examples of what a user can bring: as they stand beside what they extend, and copied into a folder of the user's."""
+"""The examples of what a user can bring: as they stand beside what they extend, and copied into a folder of
+the user's."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import choose_rewards
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = ("rl_dialog/rewards/example.py", "rl_dialog/methods/example.py", "rl_dialog/data/formats/example.py", "envs/example.py")
+EXAMPLES = (
+    "rl_dialog/rewards/example.py",
+    "rl_dialog/methods/example.py",
+    "rl_dialog/data/formats/example.py",
+    "envs/example.py",
+)
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
@@ -51,7 +57,11 @@ def test_the_reader(tmp_path):
     found = [item for log in logs for item in read_log(log)]
     assert not bad and [type(item) for item in found] == [Dialog, Dialog, Bad]
     assert [message["content"] for message in found[0].messages] == ["Is the museum open?", "Until six."]
-    assert found[0].id != found[1].id and found[0].source == tmp_path.name and found[1].messages[0]["content"] == "Thanks: bye"
+    assert (
+        found[0].id != found[1].id
+        and found[0].source == tmp_path.name
+        and found[1].messages[0]["content"] == "Thanks: bye"
+    )
     assert "without any record" in found[2].reason
 
 
@@ -67,7 +77,11 @@ def test_a_reader_that_fails_keeps_what_came_before(tmp_path, monkeypatch):
     good, empty, number, end = read_log(log)
     assert isinstance(good, Dialog)
     assert (empty.where, number.where, end.where) == ("record 2", "record 3", "after record 3")
-    assert "non-empty list as `messages`" in empty.reason and "got int" in number.reason and "KeyError" in end.reason
+    assert (
+        "non-empty list as `messages`" in empty.reason
+        and "got int" in number.reason
+        and "KeyError" in end.reason
+    )
 
 
 def test_the_method(make_policy, make_row, tmp_path, tokenizer):
@@ -100,7 +114,10 @@ def test_what_is_no_method_is_refused(name, told):
 def test_the_world():
     """Whoever names the side gets out in three; who says nothing is left after nine replies."""
     world = text_env("envs.example:House")()
-    for chooser, replies, ended in ((lambda said: said.split()[-1], 3, (True, False)), (lambda said: "hm", 9, (False, True))):
+    for chooser, replies, ended in (
+        (lambda said: said.split()[-1], 3, (True, False)),
+        (lambda said: "hm", 9, (False, True)),
+    ):
         messages, _ = world.reset(seed=1)
         rewards = []
         while True:
@@ -113,23 +130,46 @@ def test_the_world():
 
 @pytest.mark.slow
 def test_copies_in_a_folder_of_ones_own(tmp_path):
-    """The whole way by the installed command: own logs by the own reader, the own reward, the own method, the own world."""
+    """The whole way by the installed command: own logs by the own reader, the own reward, the own method, the
+    own world."""
     installed = tmp_path / "site"
-    copied = shutil.copytree(ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "tests"))
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(installed), str(copied)]
+    copied = shutil.copytree(
+        ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "tests")
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(installed),
+        str(copied),
+    ]
     subprocess.run(command, check=True)
     here = tmp_path / "mine"
     (here / "scripts").mkdir(parents=True)
     for name, example in zip(("my_rewards", "my_methods", "my_reader", "my_worlds"), EXAMPLES, strict=True):
         shutil.copy(ROOT / example, here / f"{name}.py")
     rng = random.Random(0)
-    turns = [f"ANN: I see a door on the {side}.\nBOT: {side}\n---\n" for side in rng.choices(["left", "right"], k=300)]
+    turns = [
+        f"ANN: I see a door on the {side}.\nBOT: {side}\n---\n"
+        for side in rng.choices(["left", "right"], k=300)
+    ]
     (here / "scripts" / "a.txt").write_text("".join(turns))
 
     def verb(*arguments: str) -> dict:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(installed)}
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+            "PYTHONPATH": str(installed)
+        }
         done = subprocess.run(
-            [str(installed / "bin" / "rl-dialog"), *arguments, "--quiet"], cwd=here, env=environment, capture_output=True, text=True
+            [str(installed / "bin" / "rl-dialog"), *arguments, "--quiet"],
+            cwd=here,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(done.stdout.splitlines()[-1])
@@ -138,6 +178,30 @@ def test_copies_in_a_folder_of_ones_own(tmp_path):
                     "--rewards.my_rewards:names_the_user", "0", "--rewards.logged", "1", "--split_by", "dialog")  # fmt: skip
     assert prepared["dialogs"] == 300
     size = ("--model.layers", "1", "--model.width", "32", "--max_steps", "200", "--report_to", "none")
-    verb("train", "--data", "data", "--output_dir", "run", "--method", "my_methods:Smoothed", "--method.smoothing", "0.01", *size)
-    report = verb("evaluate", "--checkpoints", "run", "--env", "my_worlds:House", "--episodes", "50", "--output_dir", "report", "--no_greedy")
-    assert next(iter(report["figures"].values()))["return"][0] > -6, "nearly every door is found at once: -3 is the best, -9 the worst"
+    verb(
+        "train",
+        "--data",
+        "data",
+        "--output_dir",
+        "run",
+        "--method",
+        "my_methods:Smoothed",
+        "--method.smoothing",
+        "0.01",
+        *size,
+    )
+    report = verb(
+        "evaluate",
+        "--checkpoints",
+        "run",
+        "--env",
+        "my_worlds:House",
+        "--episodes",
+        "50",
+        "--output_dir",
+        "report",
+        "--no_greedy",
+    )
+    assert next(iter(report["figures"].values()))["return"][0] > -6, (
+        "nearly every door is found at once: -3 is the best, -9 the worst"
+    )

@@ -15,7 +15,9 @@ from rl_dialog.rewards import REWARDS
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("rl_dialog", "envs", "pipelines")
-PAGES = {path: path.read_text(encoding="utf-8") for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md"))}
+PAGES = {
+    path: path.read_text(encoding="utf-8") for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md"))
+}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -44,7 +46,9 @@ def test_every_module_is_on_a_page():
     missing = []
     for path in (path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py"))):
         near = [text for page, text in PAGES.items() if page.parent in path.parents]
-        if not path.stem.startswith("__") and not any(re.search(rf"\b{path.stem}(\.py)?\b", text) for text in near):
+        if not path.stem.startswith("__") and not any(
+            re.search(rf"\b{path.stem}(\.py)?\b", text) for text in near
+        ):
             missing.append(str(path.relative_to(ROOT)))
     assert not missing, f"on no page: {', '.join(missing)}"
 

@@ -19,21 +19,32 @@ from rl_dialog.evaluation.sweep_space import find_points, read_sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted(path for path in ROOT.rglob("README.md") if not {part for part in path.relative_to(ROOT).parts if part.startswith(".")})
+PAGES = sorted(
+    path
+    for path in ROOT.rglob("README.md")
+    if not {part for part in path.relative_to(ROOT).parts if part.startswith(".")}
+)
 
 
 def commands(path: Path) -> list[list[str]]:
-    """Every `python -m pipelines.VERB ...` of a page's code, with continued lines joined and comments dropped."""
+    """Every `python -m pipelines.VERB ...` of a page's code, with continued lines joined and comments
+    dropped."""
     text = path.read_text(encoding="utf-8")
     blocks = [*re.findall(r"```bash\n(.*?)```", text, re.S), *re.findall(r"(?:^ {4}.*\n)+", text, re.M)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    found = [line[line.index("python -m pipelines.") :] for line in lines if re.search(r"python -m pipelines\.[a-z]", line)]
+    found = [
+        line[line.index("python -m pipelines.") :]
+        for line in lines
+        if re.search(r"python -m pipelines\.[a-z]", line)
+    ]
     return [shlex.split(re.split(r" {4,}| #|\|| && ", line)[0])[2:] for line in found]
 
 
 def config_of(verb: str) -> tuple[type, dict[str, Any] | None]:
     """The config of a verb, and its choices."""
-    module = importlib.import_module(f"pipelines.{verb}" + (".__main__" if (ROOT / "pipelines" / verb).is_dir() else ""))
+    module = importlib.import_module(
+        f"pipelines.{verb}" + (".__main__" if (ROOT / "pipelines" / verb).is_dir() else "")
+    )
     if hasattr(module, "__path__"):  # a package runs by its __main__
         module = importlib.import_module(f"pipelines.{verb}.__main__")
     return typing.get_type_hints(module.main)["config"], getattr(module, "CHOICES", None)
@@ -55,7 +66,11 @@ def test_every_command_has_known_flags(path: Path) -> None:
 
 def test_the_overview_lists_every_verb() -> None:
     """A verb is a module of pipelines/ that runs a config."""
-    ours = {path.stem for path in (ROOT / "pipelines").glob("*.py") if 'if __name__ == "__main__":\n    run(' in path.read_text(encoding="utf-8")}
+    ours = {
+        path.stem
+        for path in (ROOT / "pipelines").glob("*.py")
+        if 'if __name__ == "__main__":\n    run(' in path.read_text(encoding="utf-8")
+    }
     assert ours | {"benchmark"} == VERBS.keys()
     assert all(name in overview() for name in VERBS)
 
@@ -73,16 +88,22 @@ def test_every_file_it_names_exists() -> None:
 TABLES, SWEEPS = (sorted((ROOT / "tune_configs").glob(f"{kind}_*.yaml")) for kind in ("compare", "sweep"))
 
 
-@pytest.mark.parametrize("path", sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES, *SWEEPS}), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES, *SWEEPS}), ids=lambda path: path.name
+)
 def test_every_config_loads_and_says_its_command(path: Path) -> None:
-    assert path.read_text(encoding="utf-8").startswith(f"# python -m pipelines.train --config tune_configs/{path.name}")
+    assert path.read_text(encoding="utf-8").startswith(
+        f"# python -m pipelines.train --config tune_configs/{path.name}"
+    )
     assert load_config(train.TrainConfig, ["--config", str(path)], choices=train.CHOICES).max_steps > 0
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
 def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(f"# python -m pipelines.compare --experiments tune_configs/{path.name} --output_dir runs/")
+    assert first.startswith(
+        f"# python -m pipelines.compare --experiments tune_configs/{path.name} --output_dir runs/"
+    )
     found = read_comparison(str(path))
     assert all(compare.plan(found, name, tmp_path, {}) for name in found.tasks)
 

@@ -1,4 +1,5 @@
-"""Task-oriented dialogs against a simulated user: README.md tells the story, environment.py is where to start reading."""
+"""Task-oriented dialogs against a simulated user: README.md tells the story, environment.py is where to start
+reading."""
 
 from envs.multiwoz.environment import MultiWOZ, MultiWOZVector, Outcome, Simulator
 from envs.multiwoz.options import ORIGINAL, Options

@@ -4,11 +4,13 @@ An act is a tuple of four strings `(intent, domain, slot, value)`, a turn is a s
 
     ("Inform", "Hotel", "Area", "east")     ("Request", "Hotel", "Phone", "?")     ("bye", "general", "none", "none")
 
-Acts name slots in short (`Addr`, `Post`); goals, belief states and databases have longer names (`address`, `postcode`). `GOAL_SLOT` leads from the
-first to the second. The act domain `Booking` stands for whatever domain the dialog is in.
+Acts name slots in short (`Addr`, `Post`); goals, belief states and databases have longer names (`address`,
+`postcode`). `GOAL_SLOT` leads from the first to the second. The act domain `Booking` stands for whatever
+domain the dialog is in.
 
-A turn without its values is a set of tokens `Domain-Intent-Slot-V`. V is `?` in requests, `none` without a slot, and else counts the acts of one
-domain, intent and slot from 1: `Hotel-Inform-Name-2` is the second name of the turn. A `Vocabulary` numbers the tokens.
+A turn without its values is a set of tokens `Domain-Intent-Slot-V`. V is `?` in requests, `none` without a
+slot, and else counts the acts of one domain, intent and slot from 1: `Hotel-Inform-Name-2` is the second name
+of the turn. A `Vocabulary` numbers the tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ Acts = tuple[Act, ...]
 
 NONE = "none"
 SIDE = {"user": "user", "assistant": "system"}  # of a message's role
-ANYWHERE = (NONE, "Choice", "NotBook", "Open")  # slots that any domain's acts may have, though not every listener knows them
+ANYWHERE = (
+    NONE,
+    "Choice",
+    "NotBook",
+    "Open",
+)  # slots that any domain's acts may have, though not every listener knows them
 BYE: Act = ("bye", "general", NONE, NONE)
 
 # Act slot -> name in goals, belief states and databases.
@@ -84,14 +91,32 @@ GOAL_SLOT: dict[str, dict[str, str]] = {
         "Ref": "Ref",
         "Choice": "choice",
     },
-    "Taxi": {"Leave": "leaveAt", "Dest": "destination", "Depart": "departure", "Arrive": "arriveBy", "Car": "car type", "Phone": "phone"},
+    "Taxi": {
+        "Leave": "leaveAt",
+        "Dest": "destination",
+        "Depart": "departure",
+        "Arrive": "arriveBy",
+        "Car": "car type",
+        "Phone": "phone",
+    },
     "Hospital": {"Department": "department", "Addr": "address", "Post": "postcode", "Phone": "phone"},
     "Police": {"Addr": "address", "Post": "postcode", "Phone": "phone", "Name": "name"},
-    "Booking": {"Day": "day", "Name": "name", "People": "people", "Ref": "Ref", "Stay": "stay", "Time": "time"},
+    "Booking": {
+        "Day": "day",
+        "Name": "name",
+        "People": "people",
+        "Ref": "Ref",
+        "Stay": "stay",
+        "Time": "time",
+    },
 }
 # What the system says about a booking comes as `Booking`; the user hears nothing in, say, Hotel-Inform-Stay.
 HEARD_SLOT = {
-    domain: {act: slot for act, slot in table.items() if domain not in ("Hotel", "Restaurant") or act not in ("Stay", "Day", "People", "Time")}
+    domain: {
+        act: slot
+        for act, slot in table.items()
+        if domain not in ("Hotel", "Restaurant") or act not in ("Stay", "Day", "People", "Time")
+    }
     for domain, table in GOAL_SLOT.items()
 }
 ACT_SLOT = {domain: {slot: act for act, slot in table.items()} for domain, table in GOAL_SLOT.items()}
@@ -99,12 +124,30 @@ ACT_SLOT = {domain: {slot: act for act, slot in table.items()} for domain, table
 DOMAINS = tuple(domain for domain in GOAL_SLOT if domain != "Booking")
 GOAL_DOMAIN = {domain: domain.lower() for domain in GOAL_SLOT}
 ACT_DOMAIN = {name: domain for domain, name in GOAL_DOMAIN.items()}
-BOOKED_SLOTS = {"hotel": ("stay", "day", "people"), "restaurant": ("time", "day", "people"), "train": ("people",)}
+BOOKED_SLOTS = {
+    "hotel": ("stay", "day", "people"),
+    "restaurant": ("time", "day", "people"),
+    "train": ("people",),
+}
 BOOKING_NAMES = frozenset(("people", "day", "stay", "time"))  # by name alone: a train's day counts too
 
 USER_INTENTS = frozenset(("Inform", "Request", "bye", "greet", "thank"))
 SYSTEM_INTENTS = frozenset(
-    ("Inform", "Request", "Recommend", "Select", "NoOffer", "Book", "NoBook", "OfferBook", "OfferBooked", "bye", "greet", "reqmore", "welcome")
+    (
+        "Inform",
+        "Request",
+        "Recommend",
+        "Select",
+        "NoOffer",
+        "Book",
+        "NoBook",
+        "OfferBook",
+        "OfferBooked",
+        "bye",
+        "greet",
+        "reqmore",
+        "welcome",
+    )
 )
 GENERAL_INTENTS = frozenset(("bye", "greet", "reqmore", "welcome", "thank"))
 
@@ -114,27 +157,41 @@ class ActError(UserError):
 
 
 def checked(acts: Iterable[Any], *, side: str) -> Acts:
-    """Acts from outside as tuples. `side` is "user" or "system". Raises ActError for a wrong shape, an unknown intent, domain or slot."""
+    """Acts from outside as tuples. `side` is "user" or "system". Raises ActError for a wrong shape, an
+    unknown intent, domain or slot."""
     intents = USER_INTENTS if side == "user" else SYSTEM_INTENTS
     if isinstance(acts, str) or not isinstance(acts, Iterable):
         raise ActError(f"expected a list of acts [intent, domain, slot, value], got {acts!r:.80}")
     found = []
     for number, act in enumerate(acts):
         where = f"{side} act {number} {act!r:.120}"
-        if isinstance(act, str) or not isinstance(act, Sequence) or len(act) != 4 or not all(isinstance(part, str) for part in act):
+        if (
+            isinstance(act, str)
+            or not isinstance(act, Sequence)
+            or len(act) != 4
+            or not all(isinstance(part, str) for part in act)
+        ):
             raise ActError(f"{where}: expected four strings [intent, domain, slot, value]")
         intent, domain, slot, _ = act
         if intent not in intents:
-            raise ActError(f"{where}: expected an intent of the {side}, {', '.join(sorted(intents))}, got {intent!r}.{nearest(intent, intents)}")
+            raise ActError(
+                f"{where}: expected an intent of the {side}, {', '.join(sorted(intents))}, got {intent!r}.{nearest(intent, intents)}"
+            )
         if domain == "general" or intent in GENERAL_INTENTS:
             if domain != "general" or intent not in GENERAL_INTENTS:
-                raise ActError(f"{where}: expected the domain general with {', '.join(sorted(GENERAL_INTENTS))}, and with these only")
+                raise ActError(
+                    f"{where}: expected the domain general with {', '.join(sorted(GENERAL_INTENTS))}, and with these only"
+                )
         elif domain not in GOAL_SLOT or (domain == "Booking" and side == "user"):
             known = [name for name in GOAL_SLOT if side == "system" or name != "Booking"]
-            raise ActError(f"{where}: expected a domain, one of {', '.join([*known, 'general'])}, got {domain!r}.{nearest(domain, known)}")
+            raise ActError(
+                f"{where}: expected a domain, one of {', '.join([*known, 'general'])}, got {domain!r}.{nearest(domain, known)}"
+            )
         elif slot not in GOAL_SLOT[domain] and slot not in ANYWHERE:
             known = [*GOAL_SLOT[domain], NONE]
-            raise ActError(f"{where}: expected a slot of {domain}, one of {', '.join(known)}, got {slot!r}.{nearest(slot, known)}")
+            raise ActError(
+                f"{where}: expected a slot of {domain}, one of {', '.join(known)}, got {slot!r}.{nearest(slot, known)}"
+            )
         found.append(tuple(act))
     return tuple(found)
 
@@ -147,22 +204,31 @@ def nearest(word: Any, known: Iterable[str]) -> str:
 
 
 def from_corpus(grouped: Mapping[str, Any]) -> Acts:
-    """The corpora's form, {"Hotel-Inform": [["Area", "east"], ...]}, as acts, sorted by slot within each key. Raises ActError."""
+    """The corpora's form, {"Hotel-Inform": [["Area", "east"], ...]}, as acts, sorted by slot within each key.
+    Raises ActError."""
     if not isinstance(grouped, Mapping):
-        raise ActError(f'expected an object such as {{"Hotel-Inform": [["Area", "east"]]}}, got {grouped!r:.80}')
+        raise ActError(
+            f'expected an object such as {{"Hotel-Inform": [["Area", "east"]]}}, got {grouped!r:.80}'
+        )
     acts: list[Act] = []
     for key, pairs in grouped.items():
         domain, dash, intent = str(key).partition("-")
         if not (domain and dash and intent):
             raise ActError(f"expected keys of the form Domain-Intent, got {key!r}")
-        if not isinstance(pairs, list | tuple) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        if not isinstance(pairs, list | tuple) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        ):
             raise ActError(f"{key}: expected a list of [slot, value], got {pairs!r:.80}")
-        acts += [(intent, domain, str(slot), str(value)) for slot, value in sorted(pairs, key=lambda pair: str(pair[0]))]
+        acts += [
+            (intent, domain, str(slot), str(value))
+            for slot, value in sorted(pairs, key=lambda pair: str(pair[0]))
+        ]
     return tuple(acts)
 
 
 def acts_of(message: Mapping[str, Any]) -> Acts | None:
-    """The acts of a log's message, ours or a corpus's annotation; None where it has neither. Acts that no side says are left out."""
+    """The acts of a log's message, ours or a corpus's annotation; None where it has neither. Acts that no
+    side says are left out."""
     if "acts" in message:
         acts: Iterable[Act] = [tuple(act) for act in message["acts"]]
     elif "dialogue_acts" in message.get("annotations", {}):
@@ -199,19 +265,27 @@ class Vocabulary:
     def __init__(self, names: Iterable[str], *, where: str = "vocabulary") -> None:
         self.tokens = tuple(names)
         self.index = {token: number for number, token in enumerate(self.tokens)}
-        self.parts: list[tuple[str, str, str, int]] = []  # intent, domain, slot, running number (0 where the token has none)
+        self.parts: list[
+            tuple[str, str, str, int]
+        ] = []  # intent, domain, slot, running number (0 where the token has none)
         places: dict[tuple[str, str, str], dict[int, int]] = {}
         for number, token in enumerate(self.tokens):
             parts = token.split("-")
             if len(parts) != 4 or not all(parts) or not (parts[3] in ("?", NONE) or parts[3].isdecimal()):
-                raise ActError(f"{where}, line {number + 1}: expected Domain-Intent-Slot-V with V a number, ? or none, got {token!r}")
+                raise ActError(
+                    f"{where}, line {number + 1}: expected Domain-Intent-Slot-V with V a number, ? or none, got {token!r}"
+                )
             if self.index[token] != number:
-                raise ActError(f"{where}, line {self.index[token] + 1}: {token!r} stands there for the second time; delete one of the lines")
+                raise ActError(
+                    f"{where}, line {self.index[token] + 1}: {token!r} stands there for the second time; delete one of the lines"
+                )
             domain, intent, slot, last = parts
             running = int(last) if last.isdecimal() else 0
             self.parts.append((intent, domain, slot, running))
             places.setdefault((intent, domain, slot), {})[max(running, 1)] = number
-        self._places = {key: tuple(found.get(i) for i in range(1, max(found) + 1)) for key, found in places.items()}
+        self._places = {
+            key: tuple(found.get(i) for i in range(1, max(found) + 1)) for key, found in places.items()
+        }
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,4 +1,5 @@
-"""Both sides of a conversation as pipelines: understand, remember, decide, word. Any module may be missing, and its output may be overwritten.
+"""Both sides of a conversation as pipelines: understand, remember, decide, word. Any module may be missing,
+and its output may be overwritten.
 
     user                                             system
     words -> NLU -> agenda -> templates -> words     words -> NLU -> tracker -> policy -> templates -> words      SystemAgent
@@ -11,9 +12,10 @@
         reward = session.step(meeting)
     simulator.outcome(meeting.talk)
 
-What an agent hears is words or acts: acts go past a missing NLU, and without templates acts come out. A `Turn` holds what each module made of it;
-a module whose output is given to `respond` is not asked. Agents hold nothing of a dialog; a dialog is a `Memory` for each side and a `Meeting`
-for both, and `copy.deepcopy` of one is the way back.
+What an agent hears is words or acts: acts go past a missing NLU, and without templates acts come out. A
+`Turn` holds what each module made of it; a module whose output is given to `respond` is not asked. Agents
+hold nothing of a dialog; a dialog is a `Memory` for each side and a `Meeting` for both, and `copy.deepcopy`
+of one is the way back.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from rl_dialog.errors import UserError
 
 Said = str | Acts
 Message = dict[str, str]
-Understand = Callable[[str, Sequence[str]], Iterable[Sequence[str]]]  # the words of a turn, all words before it (oldest first) -> acts
+Understand = Callable[
+    [str, Sequence[str]], Iterable[Sequence[str]]
+]  # the words of a turn, all words before it (oldest first) -> acts
 Reply = Callable[[list[Message]], str]
 Mind = TypeVar("Mind", UserState, DialogState)
 
@@ -70,7 +74,9 @@ class Memory(Generic[Mind]):
     voice: random.Random  # its choice of words
     noise: random.Random | None = None  # what gets lost on the way to it
     words: list[str] = field(default_factory=list)  # both sides' turns, oldest first; "" for one in acts
-    messages: list[Message] = field(default_factory=list)  # of a system: what a text model sees, its own replies with placeholders
+    messages: list[Message] = field(
+        default_factory=list
+    )  # of a system: what a text model sees, its own replies with placeholders
     turns: list[Turn] = field(default_factory=list)
 
 
@@ -84,23 +90,40 @@ class UserAgent:
 
     side = "user"
 
-    def __init__(self, simulator: Simulator, *, nlu: Understand | None = None, nlg: Speaker | None = None) -> None:
+    def __init__(
+        self, simulator: Simulator, *, nlu: Understand | None = None, nlg: Speaker | None = None
+    ) -> None:
         self.simulator, self.nlu, self.nlg = simulator, nlu, nlg
 
     def start(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> Memory[UserState]:
-        """A user who has said nothing yet; its first turn answers to (). Raises GoalError for an impossible goal."""
+        """A user who has said nothing yet; its first turn answers to (). Raises GoalError for an impossible
+        goal."""
         user = self.simulator.user(seeds, goal)
         return Memory(user, user.rng, stream(seeds, "user's words"))
 
-    def respond(self, memory: Memory[UserState], heard: Said, *, understood: Any = None, acts: Any = None, text: str | None = None) -> Turn:
-        """Answers the system. What is given as `understood`, `acts` or `text` stands in place of that module's output.
+    def respond(
+        self,
+        memory: Memory[UserState],
+        heard: Said,
+        *,
+        understood: Any = None,
+        acts: Any = None,
+        text: str | None = None,
+    ) -> Turn:
+        """Answers the system. What is given as `understood`, `acts` or `text` stands in place of that
+        module's output.
 
-        Raises ActError for acts that are none, UserError for words without an NLU, ResetNeeded after the goodbye.
+        Raises ActError for acts that are none, UserError for words without an NLU, ResetNeeded after the
+        goodbye.
         """
         if memory.mind.done:
-            raise gymnasium.error.ResetNeeded("expected a running conversation, got a turn after the user's goodbye; start a new one")
+            raise gymnasium.error.ResetNeeded(
+                "expected a running conversation, got a turn after the user's goodbye; start a new one"
+            )
         understood = _heard(memory, heard, understood, self.nlu, side="system")
-        meant = self.simulator.users.respond(memory.mind, understood)  # also where other acts are given: the agenda moves on
+        meant = self.simulator.users.respond(
+            memory.mind, understood
+        )  # also where other acts are given: the agenda moves on
         acts = meant if acts is None else checked(acts, side="user")
         reply = text if text is not None else self.nlg.say(acts, memory.voice) if self.nlg else None
         return _spoken(memory, Turn(heard, understood, None, acts, reply, reply))
@@ -120,11 +143,23 @@ class SystemAgent:
     side = "system"
 
     def __init__(
-        self, simulator: Simulator, policy: Respond, *, nlu: Understand | None = None, nlg: Speaker | None = None, placeholders: bool = False
+        self,
+        simulator: Simulator,
+        policy: Respond,
+        *,
+        nlu: Understand | None = None,
+        nlg: Speaker | None = None,
+        placeholders: bool = False,
     ) -> None:
         if placeholders and nlg is None:
             raise UserError("expected an nlg to word acts with placeholders, got none")
-        self.simulator, self.policy, self.nlu, self.nlg, self.placeholders = simulator, policy, nlu, nlg, placeholders
+        self.simulator, self.policy, self.nlu, self.nlg, self.placeholders = (
+            simulator,
+            policy,
+            nlu,
+            nlg,
+            placeholders,
+        )
 
     def start(self, seeds: Seeds) -> Memory[DialogState]:
         """A system that has heard nothing yet."""
@@ -132,7 +167,8 @@ class SystemAgent:
 
     def respond(self, memory: Memory[DialogState], heard: Said, *, understood: Any = None, state: DialogState | None = None, acts: Any = None,
                 text: str | None = None) -> Turn:  # fmt: skip
-        """Answers the user. What is given as `understood`, `state`, `acts` or `text` stands in place of that module's output.
+        """Answers the user. What is given as `understood`, `state`, `acts` or `text` stands in place of that
+        module's output.
 
         Raises ActError for acts that are none, UserError for words without an NLU.
         """
@@ -140,7 +176,9 @@ class SystemAgent:
         turn.acts = self.policy(memory.mind, memory.rng) if acts is None else checked(acts, side="system")
         turn.reply = turn.text = text
         if text is None and self.nlg:
-            turn.reply = turn.text = self.nlg.say(delexicalised(turn.acts) if self.placeholders else turn.acts, memory.voice)
+            turn.reply = turn.text = self.nlg.say(
+                delexicalised(turn.acts) if self.placeholders else turn.acts, memory.voice
+            )
             if self.placeholders:
                 turn.text, _ = lexicalised(turn.reply, memory.mind, self.simulator.world.database, memory.rng)
         self.simulator.tracker.system_said(memory.mind, turn.acts)
@@ -166,13 +204,28 @@ class EndToEndAgent:
         return _system_memory(self.simulator, seeds)
 
     def respond(
-        self, memory: Memory[DialogState], heard: Said, *, understood: Any = None, state: DialogState | None = None, text: str | None = None
+        self,
+        memory: Memory[DialogState],
+        heard: Said,
+        *,
+        understood: Any = None,
+        state: DialogState | None = None,
+        text: str | None = None,
     ) -> Turn:
         """Answers the user; what is given stands in place of that module's output."""
         turn = self.listen(memory, heard, understood=understood, state=state)
-        return self.speak(memory, turn, self.reply([dict(message) for message in memory.messages]) if text is None else text)
+        return self.speak(
+            memory, turn, self.reply([dict(message) for message in memory.messages]) if text is None else text
+        )
 
-    def listen(self, memory: Memory[DialogState], heard: Said, *, understood: Any = None, state: DialogState | None = None) -> Turn:
+    def listen(
+        self,
+        memory: Memory[DialogState],
+        heard: Said,
+        *,
+        understood: Any = None,
+        state: DialogState | None = None,
+    ) -> Turn:
         """The first half of `respond`: afterwards `memory.messages` is what the model answers to."""
         return _listen(self.simulator, memory, heard, understood, state, self.nlu)
 
@@ -200,7 +253,8 @@ class Meeting:
 
 
 class Session:
-    """Who meets whom; the evaluator and the rewards are the simulator's. Precision, recall and success count what the user understood."""
+    """Who meets whom; the evaluator and the rewards are the simulator's. Precision, recall and success count
+    what the user understood."""
 
     def __init__(self, user: UserAgent, system: SystemAgent | EndToEndAgent) -> None:
         if user.nlu is None and system.placeholders:
@@ -218,14 +272,22 @@ class Session:
         self.simulator.evaluator.user_said(talk.record, talk.said)
         return Meeting(talk, user, system, wanted)
 
-    def step(self, meeting: Meeting, *, system: Mapping[str, Any] | None = None, user: Mapping[str, Any] | None = None) -> float:
-        """The system answers the user and the user the system: the reward. `system` and `user` are what `respond` is given in place of outputs."""
+    def step(
+        self,
+        meeting: Meeting,
+        *,
+        system: Mapping[str, Any] | None = None,
+        user: Mapping[str, Any] | None = None,
+    ) -> float:
+        """The system answers the user and the user the system: the reward. `system` and `user` are what
+        `respond` is given in place of outputs."""
         spoken = meeting.user.turns[-1]
         said = self.system.respond(meeting.system, spoken.said, **{**self._told(meeting), **(system or {})})
         return self.answer(meeting, said, user=user)
 
     def listen(self, meeting: Meeting) -> Turn:
-        """The first third of `step` with an end-to-end system, which then speaks (`EndToEndAgent.speak`) and is answered."""
+        """The first third of `step` with an end-to-end system, which then speaks (`EndToEndAgent.speak`) and
+        is answered."""
         return self.system.listen(meeting.system, meeting.user.turns[-1].said, **self._told(meeting))
 
     def _told(self, meeting: Meeting) -> dict[str, Any]:
@@ -260,16 +322,20 @@ def played(meeting: Meeting, simulator: Simulator, episode: int) -> Played:
     for system, user in zip(meeting.system.turns, meeting.user.turns[1:], strict=True):
         turns += [("system", system.acts or user.understood), ("user", user.acts)]
         words += [system.text, user.text]
-    found = Played(episode, meeting.goal, meeting.talk, turns, meeting.rewards, simulator.outcome(meeting.talk))
+    found = Played(
+        episode, meeting.goal, meeting.talk, turns, meeting.rewards, simulator.outcome(meeting.talk)
+    )
     found.words = words if None not in words else []
     return found
 
 
 def record(meeting: Meeting, simulator: Simulator, *, notes: bool = False) -> dict[str, Any]:
-    """A conversation in words as a Dialog's JSON object: every message with its acts, every reply with its reward.
+    """A conversation in words as a Dialog's JSON object: every message with its acts, every reply with its
+    reward.
 
-    A user's message has in `understood` what the system made of it; a reply's `acts` are what the user made of it, and `meant` what was to be said.
-    With `notes` the messages are those that a text model sees, with the system's notes and the placeholders of its replies.
+    A user's message has in `understood` what the system made of it; a reply's `acts` are what the user made
+    of it, and `meant` what was to be said. With `notes` the messages are those that a text model sees, with
+    the system's notes and the placeholders of its replies.
     """
     rewards = iter(meeting.rewards)
     messages: list[dict[str, Any]] = []
@@ -281,16 +347,29 @@ def record(meeting: Meeting, simulator: Simulator, *, notes: bool = False) -> di
             if notes:
                 messages.append({"role": "system", "content": note(system.state, simulator.world.database)})
             said = {"acts": [list(act) for act in heard], "reward": next(rewards)}
-            if system.acts and system.reply == system.text:  # words without placeholders mean just what the policy meant
+            if (
+                system.acts and system.reply == system.text
+            ):  # words without placeholders mean just what the policy meant
                 said["meant"] = [list(act) for act in system.acts]
             messages.append({"role": "assistant", "content": system.reply if notes else system.text, **said})
     identity = f"multiwoz-{'-'.join(map(str, meeting.talk.seeds))}"
     meta = {"outcome": asdict(simulator.outcome(meeting.talk)), "seeds": list(meeting.talk.seeds)}
-    return {"id": identity, "messages": messages, "source": "multiwoz-simulated", "goal": meeting.goal, "meta": meta}
+    return {
+        "id": identity,
+        "messages": messages,
+        "source": "multiwoz-simulated",
+        "goal": meeting.goal,
+        "meta": meta,
+    }
 
 
 def _system_memory(simulator: Simulator, seeds: Seeds) -> Memory[DialogState]:
-    return Memory(simulator.tracker.start(), stream(seeds, "system"), stream(seeds, "system's words"), simulator.noise(seeds))
+    return Memory(
+        simulator.tracker.start(),
+        stream(seeds, "system"),
+        stream(seeds, "system's words"),
+        simulator.noise(seeds),
+    )
 
 
 def _heard(memory: Memory[Any], heard: Said, understood: Any, nlu: Understand | None, *, side: str) -> Acts:
@@ -300,14 +379,21 @@ def _heard(memory: Memory[Any], heard: Said, understood: Any, nlu: Understand | 
         memory.words.append(heard if isinstance(heard, str) else "")
     if isinstance(heard, str):
         if understood is None and nlu is None:
-            raise UserError(f"expected acts of the {side}, as this agent has no NLU, got the words {heard!r:.80}")
+            raise UserError(
+                f"expected acts of the {side}, as this agent has no NLU, got the words {heard!r:.80}"
+            )
         if understood is None:
             understood = nlu(heard, before)
     return checked(heard if understood is None else understood, side=side)
 
 
 def _listen(
-    simulator: Simulator, memory: Memory[DialogState], heard: Said, understood: Any, state: DialogState | None, nlu: Understand | None
+    simulator: Simulator,
+    memory: Memory[DialogState],
+    heard: Said,
+    understood: Any,
+    state: DialogState | None,
+    nlu: Understand | None,
 ) -> Turn:
     """NLU, channel, tracker and note of a system. What is given as `understood` has been through the channel."""
     found = _heard(memory, heard, understood, nlu, side="user")
@@ -317,7 +403,10 @@ def _listen(
     if state is not None:
         memory.mind = state
     if isinstance(heard, str):
-        memory.messages += [{"role": "user", "content": heard}, {"role": "system", "content": note(memory.mind, simulator.world.database)}]
+        memory.messages += [
+            {"role": "user", "content": heard},
+            {"role": "system", "content": note(memory.mind, simulator.world.database)},
+        ]
     return Turn(heard, found, copy.deepcopy(memory.mind), ())
 
 

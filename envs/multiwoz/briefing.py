@@ -51,7 +51,9 @@ def _sentences(domain: str, goal: Goal, bold: bool) -> list[str]:
         back = " You come from the place before it." if "departure" not in second else ""
         found.append(f"It should bring you to the last place of this list.{back}")
     if first:
-        changed = [_constraint(slot, value, bold) for slot, value in second.items() if first.get(slot) != value]
+        changed = [
+            _constraint(slot, value, bold) for slot, value in second.items() if first.get(slot) != value
+        ]
         found.append(f"If there is none: {' '.join(changed)}")
     if "reqt" in parts:
         found.append(f"Ask for the {_listed([SLOTS.get(slot, slot) for slot in parts['reqt']])}.")
@@ -70,7 +72,12 @@ def _constraint(slot: str, value: str, bold: bool) -> str:
 
 
 def _booking(parts: DomainGoal, book: dict[str, str], bold: bool) -> str:
-    phrases = {"people": "for {} people", "stay": "for {} nights", "time": "at {}", "day": "on {}" if "time" in book else "from {}"}
+    phrases = {
+        "people": "for {} people",
+        "stay": "for {} nights",
+        "time": "at {}",
+        "day": "on {}" if "time" in book else "from {}",
+    }
     wishes = [phrases[slot].format(_shown(book[slot], bold)) for slot in phrases if slot in book]
     return f"Book it {', '.join(wishes)}."
 

@@ -1,7 +1,8 @@
 """A noisy channel: what arrives of a turn's acts.
 
-Each act goes wrong with the same probability, and then in one of the ways that are possible for it, all equally likely (an error model of statistical
-dialog systems, Schatzmann et al. 2007, with a flat confusion matrix):
+Each act goes wrong with the same probability, and then in one of the ways that are possible for it, all
+equally likely (an error model of statistical dialog systems, Schatzmann et al. 2007, with a flat confusion
+matrix):
 
     drop      it does not arrive
     value     ("Inform", "Hotel", "Area", "east")  arrives as  ("Inform", "Hotel", "Area", "west")
@@ -19,7 +20,11 @@ from envs.multiwoz.acts import GOAL_DOMAIN, GOAL_SLOT, NONE, Act, Acts, Vocabula
 from envs.multiwoz.values import Values
 from rl_dialog.errors import UserError
 
-SAME_AS = {"time": "leaveAt", "destination": "name", "departure": "name"}  # of tables and taxis: as of trains and places
+SAME_AS = {
+    "time": "leaveAt",
+    "destination": "name",
+    "departure": "name",
+}  # of tables and taxis: as of trains and places
 
 
 class Channel:
@@ -51,15 +56,25 @@ class Channel:
         """What arrives. `rng` may be None where the channel has no noise."""
         if not self.noise or not acts:
             return acts
-        return tuple(arrived for act in acts for arrived in (self._wrong(act, rng) if rng.random() < self.noise else (act,)))
+        return tuple(
+            arrived
+            for act in acts
+            for arrived in (self._wrong(act, rng) if rng.random() < self.noise else (act,))
+        )
 
     def _wrong(self, act: Act, rng: random.Random) -> Iterable[Act]:
         intent, domain, slot, value = act
         ways: list[Acts] = [()]
-        others = [other for other in self.values.get((domain, slot), ()) if other != value] if intent != "Request" and slot != NONE else []
+        others = (
+            [other for other in self.values.get((domain, slot), ()) if other != value]
+            if intent != "Request" and slot != NONE
+            else []
+        )
         if others:
             ways.append(((intent, domain, slot, _one(others, rng)),))
-        if slots := [other for other in self.slots.get((intent, domain), ()) if other != slot and slot != NONE]:
+        if slots := [
+            other for other in self.slots.get((intent, domain), ()) if other != slot and slot != NONE
+        ]:
             ways.append((self._with_value(intent, domain, _one(slots, rng), rng),))
         if domain in self.acts:
             ways.append((act, self._with_value(*_one(self.acts[domain], rng), rng)))
@@ -77,7 +92,9 @@ def _values(values: Values, domain: str, slot: str) -> list[str]:
     if slot in ("people", "stay"):
         return [str(number) for number in range(1, 9)]
     like = SAME_AS.get(slot, slot).lower()
-    found = values.known.get((domain, slot.lower())) or [value for (_, other), known in values.known.items() if other == like for value in known]
+    found = values.known.get((domain, slot.lower())) or [
+        value for (_, other), known in values.known.items() if other == like for value in known
+    ]
     return sorted(dict.fromkeys(found))
 
 

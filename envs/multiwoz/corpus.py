@@ -20,7 +20,9 @@ from envs.multiwoz.tracker import DialogState
 from rl_dialog.data.schema import Dialog
 
 # A text and acts -> (start, end, (intent, domain, slot)) of each value in the text, in order; other acts.
-Locate = Callable[[str, list[tuple[str, str, str, str]]], tuple[list[tuple[int, int, tuple[str, str, str]]], Any]]
+Locate = Callable[
+    [str, list[tuple[str, str, str, str]]], tuple[list[tuple[int, int, tuple[str, str, str]]], Any]
+]
 
 
 def delexicalised(dialog: Dialog, simulator: Simulator, locate: Locate) -> Dialog | None:
@@ -29,7 +31,11 @@ def delexicalised(dialog: Dialog, simulator: Simulator, locate: Locate) -> Dialo
     `locate` finds the acts' values in a text: rl_dialog.data.labelled.located.
     """
     turns = [(message["role"], message["content"] or "", acts_of(message)) for message in dialog.messages]
-    goal = {domain: parts for domain, parts in (dialog.goal or {}).items() if domain in GOAL_DOMAIN.values() and parts}
+    goal = {
+        domain: parts
+        for domain, parts in (dialog.goal or {}).items()
+        if domain in GOAL_DOMAIN.values() and parts
+    }
     if not goal or all(acts is None for _, _, acts in turns):
         return None
     state, informed = simulator.tracker.start(), set()
@@ -37,11 +43,16 @@ def delexicalised(dialog: Dialog, simulator: Simulator, locate: Locate) -> Dialo
     for role, text, acts in turns:
         if role == "user":
             simulator.tracker.user_said(state, acts or ())
-            messages += [{"role": "user", "content": text}, {"role": "system", "content": note(state, simulator.world.database)}]
+            messages += [
+                {"role": "user", "content": text},
+                {"role": "system", "content": note(state, simulator.world.database)},
+            ]
             continue
         informed |= slots_told(acts or (), state)
         simulator.tracker.system_said(state, acts or ())
-        messages.append({"role": "assistant", "content": with_placeholders(text, acts or (), locate), "reward": TURN})
+        messages.append(
+            {"role": "assistant", "content": with_placeholders(text, acts or (), locate), "reward": TURN}
+        )
     success = accomplished(goal, informed)
     replies = [message for message in messages if message["role"] == "assistant"]
     if not replies:

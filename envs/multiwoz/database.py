@@ -1,14 +1,16 @@
 """The databases: immutable, indexed, answering with sets of row numbers instead of copies.
 
-A set of rows is an `int` whose bit i is row i: `&` intersects, `bit_count()` counts, and nothing is built that nobody reads.
+A set of rows is an `int` whose bit i is row i: `&` intersects, `bit_count()` counts, and nothing is built
+that nobody reads.
 
     table = database["restaurant"]
     rows = table.match([("food", "indian"), ("area", "centre")])
     rows.bit_count()                    # 9
     table.rows[first(rows)]["name"]     # "curry garden"
 
-A constraint holds for a row that lacks the slot or has "?" there, and is dropped when its value means "anything" or cannot be compared. `leaveAt` and
-`arriveBy` are bounds ("not before", "not after"); everything else is equality without regard to case and outer blanks.
+A constraint holds for a row that lacks the slot or has "?" there, and is dropped when its value means
+"anything" or cannot be compared. `leaveAt` and `arriveBy` are bounds ("not before", "not after"); everything
+else is equality without regard to case and outer blanks.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Equal(dict):
 
     def __init__(self, values: list[Any]) -> None:
         super().__init__()
-        self.open = sum(1 << i for i, value in enumerate(values) if not isinstance(value, str) or value == UNKNOWN)
+        self.open = sum(
+            1 << i for i, value in enumerate(values) if not isinstance(value, str) or value == UNKNOWN
+        )
         for i, value in enumerate(values):
             if isinstance(value, str) and value != UNKNOWN:
                 key = value.strip().lower()
@@ -60,7 +64,9 @@ class Bound:
         self.times, self.later = sorted(by_time), later
         order = self.times[::-1] if later else self.times
         sums = list(accumulate((by_time[time] for time in order), or_, initial=self.open))
-        self.sums = sums[::-1] if later else sums  # later: entry i has the rows at times[i] and after; else those before times[i]
+        self.sums = (
+            sums[::-1] if later else sums
+        )  # later: entry i has the rows at times[i] and after; else those before times[i]
 
     def __getitem__(self, value: str) -> int:
         time = minutes(value)
@@ -118,7 +124,10 @@ class Database:
     def taxi(self, rng: random.Random) -> dict[str, str]:
         """A taxi: its make and a phone number."""
         make = self.taxi_types[int(rng.random() * len(self.taxi_types))]
-        return {"car type": make, "phone": "".join(str(1 + int(rng.random() * 9)) for _ in range(TAXI_DIGITS))}
+        return {
+            "car type": make,
+            "phone": "".join(str(1 + int(rng.random() * 9)) for _ in range(TAXI_DIGITS)),
+        }
 
 
 def first(rows: int) -> int:
@@ -157,7 +166,8 @@ def minutes(value: Any) -> int | None:
 
 @lru_cache(maxsize=1 << 16)
 def likeness(a: str, b: str) -> int:
-    """How well the shorter of two texts fits somewhere in the longer, 0 to 100: twice the matching characters over both lengths, best position."""
+    """How well the shorter of two texts fits somewhere in the longer, 0 to 100: twice the matching characters
+    over both lengths, best position."""
     short, long = sorted((a, b), key=len)
     if not short:
         return 0

@@ -3,8 +3,8 @@
     from_corpus("shared/data/multiwoz/val.json.zip", simulator)        people's dialogs, from the published files of MultiWOZ 2.0 or 2.1
     from_rule_policy(simulator, episodes=1000, seed=0)                 the rule policy's conversations with the simulated user
 
-A corpus has belief states of its own, which people annotated and which differ from what the tracker makes of a running dialog. `features` says
-whose eyes look at them:
+A corpus has belief states of its own, which people annotated and which differ from what the tracker makes of
+a running dialog. `features` says whose eyes look at them:
 
     cleaned   as the tracker has it: "not mentioned" is no constraint, a domain is booked once an earlier system turn booked it, and no state is
               terminated, because nobody answers a goodbye in the environment
@@ -34,11 +34,17 @@ from rl_dialog.errors import UserError
 
 Features = Literal["cleaned", "raw"]
 CORPUS = "val.json.zip"  # in a world's folder
-NOTHING = ANYTHING - {"dont care", "don't care", "dontcare", "do n't care"}  # of a belief state: nothing was said about the slot
+NOTHING = ANYTHING - {
+    "dont care",
+    "don't care",
+    "dontcare",
+    "do n't care",
+}  # of a belief state: nothing was said about the slot
 
 
 class CorpusError(UserError):
-    """A corpus file that is none; the message names the file and the dialog, what was expected and what is there."""
+    """A corpus file that is none; the message names the file and the dialog, what was expected and what is
+    there."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,11 @@ class Demonstrations:
         return len(self.states)
 
 
-def experts(simulator: Simulator, corpus: str = "", *, features: Features = "cleaned", episodes: int, seed: int) -> Demonstrations:
-    """A corpus's turns, by default those of val.json.zip in the world's folder; where there is none the rule policy's in so many conversations."""
+def experts(
+    simulator: Simulator, corpus: str = "", *, features: Features = "cleaned", episodes: int, seed: int
+) -> Demonstrations:
+    """A corpus's turns, by default those of val.json.zip in the world's folder; where there is none the rule
+    policy's in so many conversations."""
     beside = Path(simulator.world.source) / CORPUS
     if corpus or beside.is_file():
         return from_corpus(corpus or beside, simulator, features=features)
@@ -76,15 +85,21 @@ def from_rule_policy(simulator: Simulator, *, episodes: int, seed: int) -> Demon
     return _stacked((numbers[key], *row) for key, *row in sorted(rows, key=lambda row: numbers[row[0]]))
 
 
-def from_corpus(path: str | Path, simulator: Simulator, *, features: Features = "cleaned", dialogs: int | None = None) -> Demonstrations:
-    """The system turns of a MultiWOZ file ({id: {goal, log}} as JSON, or zipped), of its first `dialogs` dialogs. Raises CorpusError."""
+def from_corpus(
+    path: str | Path, simulator: Simulator, *, features: Features = "cleaned", dialogs: int | None = None
+) -> Demonstrations:
+    """The system turns of a MultiWOZ file ({id: {goal, log}} as JSON, or zipped), of its first `dialogs`
+    dialogs. Raises CorpusError."""
     rows = []
     for number, (name, log) in enumerate(_logs(Path(path))):
         if number == dialogs:
             break
         where = f"{path}, dialog {name}"
         try:
-            rows += [(number, *_vectors(simulator, state, acts)) for state, acts in _turns(log, simulator, features)]
+            rows += [
+                (number, *_vectors(simulator, state, acts))
+                for state, acts in _turns(log, simulator, features)
+            ]
         except (ActError, KeyError, TypeError, AttributeError) as error:
             raise CorpusError(
                 f"{where}: expected turns with dialog_act and metadata as in MultiWOZ 2.1, got {type(error).__name__} {error}"
@@ -94,16 +109,27 @@ def from_corpus(path: str | Path, simulator: Simulator, *, features: Features = 
     return _stacked(rows)
 
 
-def _turns(log: Sequence[Mapping[str, Any]], simulator: Simulator, features: Features) -> Iterator[tuple[DialogState, Acts]]:
+def _turns(
+    log: Sequence[Mapping[str, Any]], simulator: Simulator, features: Features
+) -> Iterator[tuple[DialogState, Acts]]:
     """What the system saw and what it said; even turns are the user's."""
     said: Acts = ()
     booked: dict[str, str] = {}
     for number in range(1, len(log), 2):
-        heard, acts = acts_from_corpus(log[number - 1]["dialog_act"]), acts_from_corpus(log[number]["dialog_act"])
+        heard, acts = (
+            acts_from_corpus(log[number - 1]["dialog_act"]),
+            acts_from_corpus(log[number]["dialog_act"]),
+        )
         state = _state(log[number]["metadata"], simulator, raw=features == "raw")
         state.user_acts, state.system_acts = heard, said
-        state.domain = next((GOAL_DOMAIN[domain] for _, domain, *_ in reversed(heard) if domain in GOAL_DOMAIN), "")
-        now = {domain: "" for domain in SEMI if log[number]["metadata"].get(domain, {}).get("book", {}).get("booked")}
+        state.domain = next(
+            (GOAL_DOMAIN[domain] for _, domain, *_ in reversed(heard) if domain in GOAL_DOMAIN), ""
+        )
+        now = {
+            domain: ""
+            for domain in SEMI
+            if log[number]["metadata"].get(domain, {}).get("book", {}).get("booked")
+        }
         if features == "raw":
             state.booked, state.terminated = now, number + 2 >= len(log)
         elif simulator.options.set_booked:
@@ -119,15 +145,29 @@ def _state(metadata: Mapping[str, Any], simulator: Simulator, *, raw: bool) -> D
     for domain, slots in SEMI.items():
         found = metadata.get(domain, {})
         semi, book = found.get("semi", {}), found.get("book", {})
-        given = {slot: semi[slot] for slot in slots if isinstance(semi.get(slot), str) and semi[slot] not in nothing}
-        state.semi[domain] = given if raw else {slot: simulator.tracker.values.noted(domain, slot, value) for slot, value in given.items()}
-        state.book[domain] = {slot: book[slot] for slot in BOOK.get(domain, ()) if isinstance(book.get(slot), str) and book[slot] not in nothing}
+        given = {
+            slot: semi[slot]
+            for slot in slots
+            if isinstance(semi.get(slot), str) and semi[slot] not in nothing
+        }
+        state.semi[domain] = (
+            given
+            if raw
+            else {slot: simulator.tracker.values.noted(domain, slot, value) for slot, value in given.items()}
+        )
+        state.book[domain] = {
+            slot: book[slot]
+            for slot in BOOK.get(domain, ())
+            if isinstance(book.get(slot), str) and book[slot] not in nothing
+        }
         if domain in state.rows:
             state.rows[domain] = simulator.world.database[domain].match(state.semi[domain].items())
     return state
 
 
-def _vectors(simulator: Simulator, state: DialogState, acts: Acts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _vectors(
+    simulator: Simulator, state: DialogState, acts: Acts
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     vectors = simulator.vectors
     return vectors.states([state])[0], vectors.bits(acts), vectors.mask(state)
 
@@ -146,12 +186,16 @@ def _logs(path: Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
             text = path.read_text(encoding="utf-8")
         found = json.loads(text)
     except FileNotFoundError as error:
-        raise CorpusError(f"{path}: expected dialogs of MultiWOZ 2.0 or 2.1 (val.json.zip), found no such file") from error
+        raise CorpusError(
+            f"{path}: expected dialogs of MultiWOZ 2.0 or 2.1 (val.json.zip), found no such file"
+        ) from error
     except (OSError, ValueError, IndexError, zipfile.BadZipFile) as error:
         raise CorpusError(f"{path}: expected JSON, plain or zipped, got {error}") from error
     if not isinstance(found, dict):
         raise CorpusError(f"{path}: expected {{dialog id: {{goal, log}}}}, found {type(found).__name__}")
     for name, dialog in found.items():
         if not isinstance(dialog, dict) or not isinstance(dialog.get("log"), list):
-            raise CorpusError(f"{path}, dialog {name}: expected an object with goal and log, found {str(dialog):.80}")
+            raise CorpusError(
+                f"{path}, dialog {name}: expected an object with goal and log, found {str(dialog):.80}"
+            )
         yield name, dialog["log"]

@@ -5,8 +5,9 @@
     reward = simulator.step(talk, [["Inform", "Hotel", "Choice", "9"]])
     talk.done, simulator.outcome(talk)
 
-A `Conversation` is the whole state of one dialog: it can be pickled, and whatever else is stepped beside it makes no difference to it.
-`MultiWOZ` is the Gymnasium environment of one conversation after the other, `MultiWOZVector` steps many.
+A `Conversation` is the whole state of one dialog: it can be pickled, and whatever else is stepped beside it
+makes no difference to it. `MultiWOZ` is the Gymnasium environment of one conversation after the other,
+`MultiWOZVector` steps many.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Outcome:
     turns: int
     total: float
     domains: dict[str, bool]  # goal domain -> its own success
-    by_domain: dict[str, dict[str, float | None]]  # goal domain -> its own book_rate, inform_precision, inform_recall, inform_f1
+    by_domain: dict[
+        str, dict[str, float | None]
+    ]  # goal domain -> its own book_rate, inform_precision, inform_recall, inform_f1
 
 
 class Simulator:
@@ -97,7 +100,9 @@ class Simulator:
     def start(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> Conversation:
         """A new conversation, in which the user has spoken first. Raises GoalError for an impossible goal."""
         user = self.user(seeds, goal)
-        talk = Conversation(seeds, user, self.tracker.start(), Record(user.goal), stream(seeds, "system"), self.noise(seeds))
+        talk = Conversation(
+            seeds, user, self.tracker.start(), Record(user.goal), stream(seeds, "system"), self.noise(seeds)
+        )
         talk.said = self.users.respond(user, ())
         self.evaluator.user_said(talk.record, talk.said)
         self.tracker.user_said(talk.state, self.channel.passed(talk.said, talk.noise))
@@ -106,7 +111,11 @@ class Simulator:
     def user(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> UserState:
         """A user who has said nothing yet. Raises GoalError for an impossible goal."""
         rng = stream(seeds, "user")
-        wanted = self.world.goals.sample(rng, self.options) if goal is None else copied(checked_goal(goal, self.world.database))
+        wanted = (
+            self.world.goals.sample(rng, self.options)
+            if goal is None
+            else copied(checked_goal(goal, self.world.database))
+        )
         return self.users.start(wanted, rng)
 
     def noise(self, seeds: Seeds) -> random.Random | None:
@@ -114,13 +123,16 @@ class Simulator:
         return stream(seeds, "noise") if self.options.noise else None
 
     def step(self, talk: Conversation, acts: Iterable[Sequence[str]]) -> float:
-        """The system speaks and the user answers: the reward. Raises ActError for malformed acts, ResetNeeded after the end."""
+        """The system speaks and the user answers: the reward. Raises ActError for malformed acts, ResetNeeded
+        after the end."""
         return self.advance(talk, checked(acts, side="system"))
 
     def advance(self, talk: Conversation, acts: Acts) -> float:
         """`step` for acts that are known to be well formed."""
         if talk.user.done:
-            raise gymnasium.error.ResetNeeded("expected a running conversation, got a turn after the user's goodbye; start a new one")
+            raise gymnasium.error.ResetNeeded(
+                "expected a running conversation, got a turn after the user's goodbye; start a new one"
+            )
         self.tracker.system_said(talk.state, acts)
         said = self.users.respond(talk.user, acts)
         reward = self.judge(talk, acts, said)
@@ -128,7 +140,8 @@ class Simulator:
         return reward
 
     def judge(self, talk: Conversation, heard: Acts, said: Acts) -> float:
-        """The reward of a turn in which the user heard the system's acts and answered; the tracker is told by the caller."""
+        """The reward of a turn in which the user heard the system's acts and answered; the tracker is told by
+        the caller."""
         self.evaluator.system_said(talk.record, heard, talk.state)
         self.evaluator.user_said(talk.record, said)
         talk.said = said
@@ -181,9 +194,9 @@ class Simulator:
 class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
     """Conversations one after the other; the system is the agent.
 
-    Observations are {"obs": float32 (340,), "action_mask": int8 (209,)}, an action has 209 bits. `step_acts` takes acts instead. `info` of the first
-    observation has `goal`, of the last `outcome` (the fields of `Outcome`). A user that gives up or runs out of turns says goodbye, so every end is
-    `terminated`.
+    Observations are {"obs": float32 (340,), "action_mask": int8 (209,)}, an action has 209 bits. `step_acts`
+    takes acts instead. `info` of the first observation has `goal`, of the last `outcome` (the fields of
+    `Outcome`). A user that gives up or runs out of turns says goodbye, so every end is `terminated`.
 
     Args:
         world: a World, or the folder of one; "" is the generated town.
@@ -204,31 +217,43 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         self.talk: Conversation | None = None
         self.transcript: list[tuple[str, Acts]] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The next conversation; a seed starts its own numbering of conversations. `options={"goal": ...}` sets the user's goal."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The next conversation; a seed starts its own numbering of conversations. `options={"goal": ...}`
+        sets the user's goal."""
         super().reset(seed=seed)
         if unknown := set(options or ()) - {"goal"}:
             raise UserError(f"expected no options but goal, got {sorted(unknown)}")
         if seed is not None:
             self.base, self.episode = seed, 0
-        self.talk = self.simulator.start((self.base, self.worker, self.env, self.episode), (options or {}).get("goal"))
+        self.talk = self.simulator.start(
+            (self.base, self.worker, self.env, self.episode), (options or {}).get("goal")
+        )
         self.episode += 1
         self.transcript = [("user", self.talk.said)]
         return self._observation(), {"goal": copied(self.talk.goal)}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """Sets the bits of `action`. Raises ResetNeeded without a running conversation, UserError for a wrong shape."""
+        """Sets the bits of `action`. Raises ResetNeeded without a running conversation, UserError for a wrong
+        shape."""
         talk = self._running()
         return self._advance(self.simulator.vectors.acts(action, talk.state, talk.rng))
 
-    def step_acts(self, acts: Iterable[Sequence[str]]) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+    def step_acts(
+        self, acts: Iterable[Sequence[str]]
+    ) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """`step` with acts. Raises ActError where they are none."""
         self._running()
         return self._advance(checked(acts, side="system"))
 
     def render(self) -> str | None:
         """The conversation so far, one line per turn."""
-        return "\n".join(f"{side:>6}: {shown(acts)}" for side, acts in self.transcript) if self.render_mode == "ansi" else None
+        return (
+            "\n".join(f"{side:>6}: {shown(acts)}" for side, acts in self.transcript)
+            if self.render_mode == "ansi"
+            else None
+        )
 
     def _running(self) -> Conversation:
         if self.talk is None or self.talk.done:
@@ -248,15 +273,24 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
 
 
 class MultiWOZVector(VectorEnv):
-    """`num_envs` conversations stepped together; environment i numbers its conversations by itself, so the others make no difference to it.
+    """`num_envs` conversations stepped together; environment i numbers its conversations by itself, so the
+    others make no difference to it.
 
-    As in Gymnasium's own vector environments, the step after an end ignores that environment's action and starts its next conversation, with
-    reward 0. `infos["outcome"]` has the outcomes of the conversations that just ended, `infos["_outcome"]` says which. Observations are new arrays.
+    As in Gymnasium's own vector environments, the step after an end ignores that environment's action and
+    starts its next conversation, with reward 0. `infos["outcome"]` has the outcomes of the conversations that
+    just ended, `infos["_outcome"]` says which. Observations are new arrays.
     """
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}
 
-    def __init__(self, num_envs: int, world: World | str | Path = "", options: Options | Mapping[str, Any] | None = None, *, worker: int = 0) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        world: World | str | Path = "",
+        options: Options | Mapping[str, Any] | None = None,
+        *,
+        worker: int = 0,
+    ) -> None:
         if num_envs < 1:
             raise UserError(f"expected at least one environment, got {num_envs}")
         self.num_envs, self.worker = num_envs, worker
@@ -268,7 +302,9 @@ class MultiWOZVector(VectorEnv):
         self.episodes = [0] * num_envs
         self.talks: list[Conversation] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """A new conversation in every environment; a seed starts the numbering anew. There are no options."""
         if options:
             raise UserError(f"expected no options, got {sorted(options)}")
@@ -277,17 +313,25 @@ class MultiWOZVector(VectorEnv):
         self.talks = [self._next(i) for i in range(self.num_envs)]
         return self._observations(), {}
 
-    def step(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One action per environment # (N, 209). Raises UserError for another shape."""
         vectors = self.simulator.vectors
         if np.shape(actions) != (self.num_envs, vectors.action_size):
-            raise UserError(f"expected actions of shape ({self.num_envs}, {vectors.action_size}), got {np.shape(actions)}")
+            raise UserError(
+                f"expected actions of shape ({self.num_envs}, {vectors.action_size}), got {np.shape(actions)}"
+            )
         if not self.talks:
             raise gymnasium.error.ResetNeeded("expected running conversations; call reset first")
         both = zip(self.talks, actions, strict=True)
-        return self.step_acts([None if talk.done else vectors.acts(bits, talk.state, talk.rng) for talk, bits in both])
+        return self.step_acts(
+            [None if talk.done else vectors.acts(bits, talk.state, talk.rng) for talk, bits in both]
+        )
 
-    def step_acts(self, turns: Sequence[Acts | None]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step_acts(
+        self, turns: Sequence[Acts | None]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """`step` with acts that are known to be well formed; None for conversations that have ended."""
         rewards, ended = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
@@ -308,11 +352,15 @@ class MultiWOZVector(VectorEnv):
 
     def _observations(self) -> dict[str, np.ndarray]:
         states = [talk.state for talk in self.talks]
-        return {"obs": self.simulator.vectors.states(states), "action_mask": self.simulator.vectors.masks(states)}
+        return {
+            "obs": self.simulator.vectors.states(states),
+            "action_mask": self.simulator.vectors.masks(states),
+        }
 
 
 def simulator_of(world: World | str | Path, options: Options | Mapping[str, Any] | None) -> Simulator:
-    """A Simulator from what configs hold: a folder's name and plain values. Raises TypeError for an unknown option."""
+    """A Simulator from what configs hold: a folder's name and plain values. Raises TypeError for an unknown
+    option."""
     if isinstance(options, Mapping):
         options = Options(**options)
     return Simulator(world if isinstance(world, World) else load_world(world), options)
@@ -320,12 +368,18 @@ def simulator_of(world: World | str | Path, options: Options | Mapping[str, Any]
 
 def spaces(vectors: Vectoriser) -> tuple[Dict, MultiBinary]:
     """The observation and the action space of one conversation."""
-    observation = Dict({"obs": Box(0.0, 1.0, (vectors.state_size,), np.float32), "action_mask": MultiBinary(vectors.action_size)})
+    observation = Dict(
+        {
+            "obs": Box(0.0, 1.0, (vectors.state_size,), np.float32),
+            "action_mask": MultiBinary(vectors.action_size),
+        }
+    )
     return observation, MultiBinary(vectors.action_size)
 
 
 def stream(seeds: Seeds, role: str) -> random.Random:
-    """The chance of one side in one conversation: a hash of the seeds, so that neighbouring numbers have nothing in common.
+    """The chance of one side in one conversation: a hash of the seeds, so that neighbouring numbers have
+    nothing in common.
 
     Python's generator and not numpy's, because a single draw from it takes a tenth of the time.
     """
@@ -335,4 +389,7 @@ def stream(seeds: Seeds, role: str) -> random.Random:
 
 def shown(acts: Iterable[Act]) -> str:
     """Acts as one line of text."""
-    return "; ".join("-".join((domain, intent, slot)) + (f"={value}" if value not in ("none", "?") else "") for intent, domain, slot, value in acts)
+    return "; ".join(
+        "-".join((domain, intent, slot)) + (f"={value}" if value not in ("none", "?") else "")
+        for intent, domain, slot, value in acts
+    )

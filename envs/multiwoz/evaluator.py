@@ -1,7 +1,8 @@
-"""Was the task done? Booking rate, precision and recall of the information, and success, kept up to date act by act.
+"""Was the task done? Booking rate, precision and recall of the information, and success, kept up to date act
+by act.
 
-`Evaluator` is the rule and holds nothing of a dialog; a dialog is a `Record`. It reads the user's own goal object: the answers that the user wrote
-into it count, and so do the wishes that it gave up.
+`Evaluator` is the rule and holds nothing of a dialog; a dialog is a `Record`. It reads the user's own goal
+object: the answers that the user wrote into it count, and so do the wishes that it gave up.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ REQUESTABLE = {
     "hospital": ("postcode", "phone", "address"),
     "police": ("postcode", "phone", "address"),
 }
-# The original compares names of acts with names of goals, so only slots that have the same name (in lower case) in both can be found superfluous.
+# The original compares names of acts with names of goals, so only slots that have the same name (in lower
+# case) in both can be found superfluous.
 SAME_NAME = frozenset(("area", "type", "stars", "food", "phone", "internet", "parking"))
 
 
@@ -42,7 +44,9 @@ class Record:
     goal: Goal  # the user's own
     domain: str = ""  # goal domain that was mentioned last
     booked: dict[str, int] = field(default_factory=dict)  # goal domain -> row
-    informed: dict[str, set[str]] = field(default_factory=dict)  # goal domain -> slots that the system gave a valid value for
+    informed: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # goal domain -> slots that the system gave a valid value for
     invalid: int = 0  # acts with a value that cannot be one
     strict: bool = True  # every booking so far was made for the people, day and time of the goal
 
@@ -73,9 +77,14 @@ class Evaluator:
     def __init__(self, database: Database, options: Options) -> None:
         self.database = database
         rows = [row for table in database.tables.values() for row in table.rows]
-        self.valid = _forms({row["area"] for row in rows if "area" in row}, {row["pricerange"] for row in rows if "pricerange" in row})
+        self.valid = _forms(
+            {row["area"] for row in rows if "area" in row},
+            {row["pricerange"] for row in rows if "pricerange" in row},
+        )
         countable = (lambda slot: True) if options.unrequested == "goal_names" else SAME_NAME.__contains__
-        self.countable = {domain: frozenset(filter(countable, slots)) for domain, slots in REQUESTABLE.items()}
+        self.countable = {
+            domain: frozenset(filter(countable, slots)) for domain, slots in REQUESTABLE.items()
+        }
 
     def user_said(self, record: Record, acts: Acts) -> None:
         """Takes in the user's turn."""
@@ -91,7 +100,12 @@ class Evaluator:
             name = GOAL_DOMAIN[domain]
             if slot == "Ref":
                 self._booked(record, intent, name, value, state)
-            elif domain != "Booking" and intent in INFORMS and (long := GOAL_SLOT[domain].get(slot)) and long != "choice":
+            elif (
+                domain != "Booking"
+                and intent in INFORMS
+                and (long := GOAL_SLOT[domain].get(slot))
+                and long != "choice"
+            ):
                 if self.is_valid(name, long, value):
                     record.informed.setdefault(name, set()).add(long)
                     if long == "car type":
@@ -106,7 +120,12 @@ class Evaluator:
             name = record.domain
         elif name != "train" or intent not in ("OfferBooked", "Inform"):
             return
-        if name not in BY_REFERENCE or len(value) != 8 or not value.isdecimal() or int(value) >= len(self.database[name].rows):
+        if (
+            name not in BY_REFERENCE
+            or len(value) != 8
+            or not value.isdecimal()
+            or int(value) >= len(self.database[name].rows)
+        ):
             return
         if name not in record.booked:
             record.booked[name] = int(value)
@@ -117,7 +136,11 @@ class Evaluator:
     def is_valid(self, domain: str, slot: str, value: str) -> bool:
         """Can this be a value of the slot at all? Whether it is true, the goal's answers tell."""
         form = self.valid.get(slot)
-        if form is None or (slot == "phone" and domain == "restaurant") or (slot == "pricerange" and domain == "attraction"):
+        if (
+            form is None
+            or (slot == "phone" and domain == "restaurant")
+            or (slot == "pricerange" and domain == "attraction")
+        ):
             return True
         return form(value.strip().lower())
 
@@ -137,13 +160,15 @@ class Evaluator:
         return Information(tp, fp, fn)
 
     def figures(self, record: Record, domain: str) -> dict[str, float | None]:
-        """Book rate, precision, recall and F1 of one domain. Acts with impossible values count against the whole dialog only."""
+        """Book rate, precision, recall and F1 of one domain. Acts with impossible values count against the
+        whole dialog only."""
         scores = self.information(record, domain).scores or (None, None, None)
         names = ("inform_precision", "inform_recall", "inform_f1")
         return {"book_rate": self.book_rate(record, domain), **dict(zip(names, scores, strict=True))}
 
     def book_rate(self, record: Record, only: str = "") -> float | None:
-        """Mean over the bookings wanted of the share of constraints that the booked row meets; None where none is wanted."""
+        """Mean over the bookings wanted of the share of constraints that the booked row meets; None where
+        none is wanted."""
         rates = []
         for domain, goal in record.goal.items():
             if goal.get("book") and goal["info"] and only in ("", domain):
@@ -165,7 +190,8 @@ class Evaluator:
         return sum(_meets(slot, values.get(slot), info[slot]) for slot in counted) / len(counted)
 
     def final_goal(self, record: Record) -> float:
-        """Share of domains where some row (the booked one, if there is one) meets the constraints and the answers that the user got."""
+        """Share of domains where some row (the booked one, if there is one) meets the constraints and the
+        answers that the user got."""
         met = sum(self._final(record, domain) for domain in record.goal)
         return met / len(record.goal)
 

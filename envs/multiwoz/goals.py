@@ -2,8 +2,9 @@
 
     {"hotel": {"info": {"area": "east"}, "fail_info": {"area": "west"}, "reqt": {"phone": "?"}, "book": {"people": "3", ...}, "booked": "?"}, ...}
 
-`info` are the constraints, `fail_info` what the user asks for first and has to give up, `reqt` the slots to ask for (their answers replace the "?"),
-`book` the wishes for a booking. The order of the domains is the order of the keys.
+`info` are the constraints, `fail_info` what the user asks for first and has to give up, `reqt` the slots to
+ask for (their answers replace the "?"), `book` the wishes for a booking. The order of the domains is the
+order of the keys.
 """
 
 from __future__ import annotations
@@ -62,25 +63,39 @@ class GoalModel:
 
     def __init__(self, model: Mapping[str, Any], database: Database) -> None:
         self.model, self.database = model, database
-        orders = {tuple(key.split("|")): float(p) for key, p in model["domain_ordering_dist"].items() if key and p > 0}
+        orders = {
+            tuple(key.split("|")): float(p)
+            for key, p in model["domain_ordering_dist"].items()
+            if key and p > 0
+        }
         if not orders:
             raise UserError("expected at least one order of domains in domain_ordering_dist")
         unknown = [domain for order in orders for domain in order if domain not in GOAL_DOMAINS]
         if unknown:
             near = nearest(unknown[0], GOAL_DOMAINS)
-            raise UserError(f"domain_ordering_dist: expected domains out of {', '.join(GOAL_DOMAINS)}, got {unknown[0]!r}.{near}")
+            raise UserError(
+                f"domain_ordering_dist: expected domains out of {', '.join(GOAL_DOMAINS)}, got {unknown[0]!r}.{near}"
+            )
         self.orders = Draw(orders)
         self.slot_odds = model["ind_slot_dist"]
         self.values: dict[str, dict[str, dict[str, Draw[str]]]] = {}
         self.combinations: dict[tuple[str, str], Draw[tuple[str, ...]]] = {}
         trains = Counter(row[end] for row in database["train"].rows for end in ("departure", "destination"))
-        self.hub = max(trains, key=trains.__getitem__)  # the town itself: every train comes from it or goes there
+        self.hub = max(
+            trains, key=trains.__getitem__
+        )  # the town itself: every train comes from it or goes there
         self.book_dist = {domain: float(p) for domain, p in model["book_dist"].items()}
         for domain in {domain for order in orders for domain in order}:
             kinds = model["ind_slot_value_dist"][domain]
-            self.values[domain] = {kind: {slot: Draw(p) for slot, p in kinds[kind].items()} for kind in ("info", "book") if kind in kinds}
+            self.values[domain] = {
+                kind: {slot: Draw(p) for slot, p in kinds[kind].items()}
+                for kind in ("info", "book")
+                if kind in kinds
+            }
             for kind, counts in model["slots_combination_dist"][domain].items():
-                named = {tuple(part for part in key.split("|") if part): float(n) for key, n in counts.items()}
+                named = {
+                    tuple(part for part in key.split("|") if part): float(n) for key, n in counts.items()
+                }
                 self.combinations[domain, kind] = Draw(named)
             self._check(domain)
 
@@ -91,19 +106,35 @@ class GoalModel:
         slots = {slot for combination in combined.choices for slot in combination} if combined else set()
         slots |= {"arriveBy", "leaveAt"} if domain in TIMED else set()
         slots |= {"departure", "destination"} if domain == "taxi" else set()
-        wanted = {"info": slots, "book": set(BOOKED_SLOTS.get(domain, ())) if self.book_dist.get(domain) else set()}
+        wanted = {
+            "info": slots,
+            "book": set(BOOKED_SLOTS.get(domain, ())) if self.book_dist.get(domain) else set(),
+        }
         for kind, needed in wanted.items():
-            for part, found in (("ind_slot_value_dist", values.get(kind, {})), ("ind_slot_dist", odds.get(kind, {}))):
+            for part, found in (
+                ("ind_slot_value_dist", values.get(kind, {})),
+                ("ind_slot_dist", odds.get(kind, {})),
+            ):
                 if missing := sorted(needed - found.keys()):
-                    raise UserError(f"expected {missing[0]!r} in {part}/{domain}/{kind}, found {sorted(found)}")
+                    raise UserError(
+                        f"expected {missing[0]!r} in {part}/{domain}/{kind}, found {sorted(found)}"
+                    )
         known = ACT_SLOT[ACT_DOMAIN[domain]]
-        if unknown := [slot for kind in ("info", "reqt", "book") for slot in odds.get(kind, {}) if slot not in known]:
-            raise UserError(f"ind_slot_dist/{domain}: expected slots out of {', '.join(known)}, got {unknown[0]!r}.{nearest(unknown[0], known)}")
-        if domain == "taxi" and len({*values["info"]["departure"].choices, *values["info"]["destination"].choices}) < 2:
+        if unknown := [
+            slot for kind in ("info", "reqt", "book") for slot in odds.get(kind, {}) if slot not in known
+        ]:
+            raise UserError(
+                f"ind_slot_dist/{domain}: expected slots out of {', '.join(known)}, got {unknown[0]!r}.{nearest(unknown[0], known)}"
+            )
+        if (
+            domain == "taxi"
+            and len({*values["info"]["departure"].choices, *values["info"]["destination"].choices}) < 2
+        ):
             raise UserError("ind_slot_value_dist/taxi/info: expected at least two places")
 
     def sample(self, rng: random.Random, options: Options) -> Goal:
-        """One goal. Every info can be met by the database, taxis aside; every domain has a request or a booking."""
+        """One goal. Every info can be met by the database, taxis aside; every domain has a request or a
+        booking."""
         while True:
             order = self.orders(rng)
             goal = {domain: self._domain(domain, rng, options) for domain in order}
@@ -115,7 +146,9 @@ class GoalModel:
             goal = self._attempt(domain, rng, options)
             if goal is not None:
                 return goal
-        raise GoalError(f"expected a possible goal for {domain} within {RESTARTS} draws: the goal model's values do not fit the database")
+        raise GoalError(
+            f"expected a possible goal for {domain} within {RESTARTS} draws: the goal model's values do not fit the database"
+        )
 
     def _attempt(self, domain: str, rng: random.Random, options: Options) -> DomainGoal | None:
         """One draw; None where it must be repeated."""
@@ -143,7 +176,11 @@ class GoalModel:
         if domain in NAMED and "name" in slots and len(slots) > 1:
             slots = ["name"] if rng.random() < odds["name"] else [slot for slot in slots if slot != "name"]
         if domain in TIMED:
-            chosen = "arriveBy" if rng.random() * (odds["arriveBy"] + odds["leaveAt"]) < odds["arriveBy"] else "leaveAt"
+            chosen = (
+                "arriveBy"
+                if rng.random() * (odds["arriveBy"] + odds["leaveAt"]) < odds["arriveBy"]
+                else "leaveAt"
+            )
             timed = [slot for slot in slots if slot in ("arriveBy", "leaveAt")]
             slots = [slot for slot in slots if slot not in timed] + (timed if len(timed) == 1 else [chosen])
         info = {slot: draws[slot](rng) for slot in slots}
@@ -168,10 +205,13 @@ class GoalModel:
             return 0.0
         if options.book_dist == "original":
             return self.book_dist.get(domain, 0.0)
-        return max(self.slot_odds[domain]["book"].values())  # a booking has all its slots, so each slot's odds are those of a booking
+        return max(
+            self.slot_odds[domain]["book"].values()
+        )  # a booking has all its slots, so each slot's odds are those of a booking
 
     def _make_possible(self, domain: str, goal: DomainGoal, rng: random.Random) -> bool:
-        """Changes one constraint where nothing fits; what was wished for first stays as `fail_info`, except for trains."""
+        """Changes one constraint where nothing fits; what was wished for first stays as `fail_info`, except
+        for trains."""
         wished = goal["info"]
         if domain not in self.database or self.database[domain].match(wished.items()):
             return True
@@ -192,11 +232,19 @@ class GoalModel:
         order = list(goal)
         if "taxi" in goal:
             _taxi_between(goal, [domain for domain in order[: order.index("taxi")] if domain in PLACES])
-        if "attraction" in goal and "restaurant" in goal and order.index("attraction") < order.index("restaurant"):
+        if (
+            "attraction" in goal
+            and "restaurant" in goal
+            and order.index("attraction") < order.index("restaurant")
+        ):
             self._same_area(goal["attraction"]["info"], goal["restaurant"], rng)
         hotel, restaurant = goal.get("hotel", {}).get("book"), goal.get("restaurant", {}).get("book")
         if hotel and restaurant:
-            first, second = (hotel, restaurant) if order.index("hotel") < order.index("restaurant") else (restaurant, hotel)
+            first, second = (
+                (hotel, restaurant)
+                if order.index("hotel") < order.index("restaurant")
+                else (restaurant, hotel)
+            )
             if rng.random() < 0.5:
                 second["people"] = first["people"]
             second["day"] = first["day"]
@@ -205,14 +253,20 @@ class GoalModel:
         return bool(goal)
 
     def _same_area(self, attraction: dict[str, str], restaurant: DomainGoal, rng: random.Random) -> None:
-        if "area" not in attraction or "area" not in restaurant["info"] or "fail_info" in restaurant or rng.random() >= 0.5:
+        if (
+            "area" not in attraction
+            or "area" not in restaurant["info"]
+            or "fail_info" in restaurant
+            or rng.random() >= 0.5
+        ):
             return
         moved = restaurant["info"] | {"area": attraction["area"]}
         if self.database["restaurant"].match(moved.items()):
             restaurant["info"] = moved
 
     def _train_around(self, hotel: dict[str, str], goal: Goal) -> None:
-        """The train comes on the day the hotel begins, or goes on the day it ends; a goal whose train does not exist loses the train."""
+        """The train comes on the day the hotel begins, or goes on the day it ends; a goal whose train does
+        not exist loses the train."""
         info = goal["train"]["info"]
         if info["destination"] == self.hub:
             info["day"] = hotel["day"]
@@ -223,7 +277,8 @@ class GoalModel:
 
 
 def _taxi_between(goal: Goal, places: list[str]) -> None:
-    """A taxi after a visit goes to the last place and comes from the one before; the user names them when asked."""
+    """A taxi after a visit goes to the last place and comes from the one before; the user names them when
+    asked."""
     if not places:
         return
     info = goal["taxi"]["info"]
@@ -238,29 +293,42 @@ def _taxi_between(goal: Goal, places: list[str]) -> None:
 
 def copied(goal: Goal) -> Goal:
     """A copy to work with: the user writes answers into its goal."""
-    return {domain: {part: dict(x) if isinstance(x, dict) else x for part, x in parts.items()} for domain, parts in goal.items()}
+    return {
+        domain: {part: dict(x) if isinstance(x, dict) else x for part, x in parts.items()}
+        for domain, parts in goal.items()
+    }
 
 
 def checked_goal(goal: Any, database: Database) -> Goal:
-    """A goal from outside as the user takes it; `reqt` may be a list, `domain_ordering` orders the domains, `booked` is added.
+    """A goal from outside as the user takes it; `reqt` may be a list, `domain_ordering` orders the domains,
+    `booked` is added.
 
-    Raises GoalError for unknown domains, parts and slots, for a goal that asks for nothing, and for one that the database cannot meet.
+    Raises GoalError for unknown domains, parts and slots, for a goal that asks for nothing, and for one that
+    the database cannot meet.
     """
     if not isinstance(goal, Mapping) or not [key for key in goal if key != "domain_ordering"]:
-        raise GoalError(f"expected a goal, {{domain: {{info, reqt, book}}}} with at least one domain, got {goal!r:.120}")
+        raise GoalError(
+            f"expected a goal, {{domain: {{info, reqt, book}}}} with at least one domain, got {goal!r:.120}"
+        )
     order = goal.get("domain_ordering") or [key for key in goal if key != "domain_ordering"]
     if sorted(order) != sorted(key for key in goal if key != "domain_ordering"):
-        raise GoalError(f"expected domain_ordering to name each domain of the goal once, got {list(order)} and the domains {list(goal)}")
+        raise GoalError(
+            f"expected domain_ordering to name each domain of the goal once, got {list(order)} and the domains {list(goal)}"
+        )
     return {domain: _checked_domain(domain, goal[domain], database) for domain in order}
 
 
 def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
     if domain not in GOAL_DOMAINS:
-        raise GoalError(f"goal: expected domains out of {', '.join(GOAL_DOMAINS)}, got {domain!r}.{nearest(domain, GOAL_DOMAINS)}")
+        raise GoalError(
+            f"goal: expected domains out of {', '.join(GOAL_DOMAINS)}, got {domain!r}.{nearest(domain, GOAL_DOMAINS)}"
+        )
     if not isinstance(parts, Mapping):
         raise GoalError(f"goal, {domain}: expected an object with {', '.join(PARTS)}, got {parts!r:.80}")
     if unknown := [part for part in parts if part not in PARTS]:
-        raise GoalError(f"goal, {domain}: expected parts out of {', '.join(PARTS)}, got {unknown[0]!r}.{nearest(unknown[0], PARTS)}")
+        raise GoalError(
+            f"goal, {domain}: expected parts out of {', '.join(PARTS)}, got {unknown[0]!r}.{nearest(unknown[0], PARTS)}"
+        )
     reqt = parts.get("reqt", {})
     reqt = dict(reqt) if isinstance(reqt, Mapping) else dict.fromkeys(reqt, "?")
     found: DomainGoal = {"info": dict(parts.get("info", {}))}
@@ -271,13 +339,19 @@ def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
         known = BOOKED_SLOTS.get(domain, ()) if part.endswith("book") else tuple(ACT_SLOT[ACT_DOMAIN[domain]])
         for slot, value in slots.items():
             if slot not in known:
-                raise GoalError(f"goal, {domain}, {part}: expected slots out of {', '.join(known) or 'none'}, got {slot!r}.{nearest(slot, known)}")
+                raise GoalError(
+                    f"goal, {domain}, {part}: expected slots out of {', '.join(known) or 'none'}, got {slot!r}.{nearest(slot, known)}"
+                )
             if not isinstance(value, str):
                 raise GoalError(f"goal, {domain}, {part}, {slot}: expected a string, got {value!r}")
     if "book" in found:
         found["booked"] = parts.get("booked", "?")
     if not reqt and "book" not in found:
-        raise GoalError(f"goal, {domain}: expected something to ask for (reqt) or to book (book), got {sorted(parts)}")
+        raise GoalError(
+            f"goal, {domain}: expected something to ask for (reqt) or to book (book), got {sorted(parts)}"
+        )
     if domain in database and not database[domain].match(found["info"].items()):
-        raise GoalError(f"goal, {domain}: expected an info that some row of the database meets, got {found['info']}; change or drop a constraint")
+        raise GoalError(
+            f"goal, {domain}: expected an info that some row of the database meets, got {found['info']}; change or drop a constraint"
+        )
     return found

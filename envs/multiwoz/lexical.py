@@ -1,8 +1,10 @@
-"""Replies without values: `[hotel_name] is in the [hotel_area].`, and the values from the databases in their places.
+"""Replies without values: `[hotel_name] is in the [hotel_area].`, and the values from the databases in their
+places.
 
-A language model that is to name a phone number would have to learn the databases by heart. As in the literature on MultiWOZ (delexicalisation, Wen et
-al. 2015, Budzianowski et al. 2018) it writes a placeholder instead, `[domain_slot]` with the acts' names in lower case, and what comes in its place
-follows from the dialog state:
+A language model that is to name a phone number would have to learn the databases by heart. As in the
+literature on MultiWOZ (delexicalisation, Wen et al. 2015, Budzianowski et al. 2018) it writes a placeholder
+instead, `[domain_slot]` with the acts' names in lower case, and what comes in its place follows from the
+dialog state:
 
     [hotel_name]       of the first row that fits; [hotel_name_2] of the second; where none fits, what the user wants
     [hotel_choice]     how many rows fit
@@ -10,7 +12,8 @@ follows from the dialog state:
     [booking_people]   what the user said for the booking; [hotel_stay], [restaurant_time] and the like too
     [taxi_phone]       of a taxi that happens to come
 
-What the model cannot read off the user's words, how many rows fit and what the system has noted so far, it gets as a line of text, the `note`.
+What the model cannot read off the user's words, how many rows fit and what the system has noted so far, it
+gets as a line of text, the `note`.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ def delexicalised(acts: Iterable[tuple[str, str, str, str]]) -> Acts:
 
 
 def lexicalised(reply: str, state: DialogState, database: Database, rng: random.Random) -> tuple[str, Acts]:
-    """The reply with values, and the acts that book: ("Book", "Booking", "Ref", "00000012"). All placeholders of a taxi are about the same one."""
+    """The reply with values, and the acts that book: ("Book", "Booking", "Ref", "00000012"). All placeholders
+    of a taxi are about the same one."""
     taxi = database.taxi(rng) if "[taxi_" in reply.lower() else {}
     booked = []
 
@@ -61,7 +65,9 @@ def lexicalised(reply: str, state: DialogState, database: Database, rng: random.
     return text, tuple(booked)
 
 
-def _value(domain: str, slot: str, number: int, state: DialogState, database: Database, taxi: dict[str, str]) -> str:
+def _value(
+    domain: str, slot: str, number: int, state: DialogState, database: Database, taxi: dict[str, str]
+) -> str:
     name, long = state.domain if domain == "Booking" else GOAL_DOMAIN[domain], GOAL_SLOT[domain][slot]
     if long in taxi:
         return taxi[long]
@@ -79,7 +85,8 @@ def _value(domain: str, slot: str, number: int, state: DialogState, database: Da
 
 
 def note(state: DialogState, database: Database) -> str:
-    """What the system knows about the domain in hand: `hotel: 6 fit; Area east; Stars 4; People 3; booked 00000012`."""
+    """What the system knows about the domain in hand: `hotel: 6 fit; Area east; Stars 4; People 3; booked
+    00000012`."""
     name = state.domain
     if not name:
         return "nothing asked yet"
@@ -88,7 +95,12 @@ def note(state: DialogState, database: Database) -> str:
     if name in database:
         count = state.rows[name].bit_count()
         found.append("none fits" if not count else "one fits" if count == 1 else f"{count} fit")
-    found += [f"{names[slot]} {value}" for part in (state.semi, state.book) for slot, value in part.get(name, {}).items() if value != NONE]
+    found += [
+        f"{names[slot]} {value}"
+        for part in (state.semi, state.book)
+        for slot, value in part.get(name, {}).items()
+        if value != NONE
+    ]
     if name in state.booked:
         found.append(f"booked {state.booked[name]}")
     return f"{name}: {'; '.join(found)}"

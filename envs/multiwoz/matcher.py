@@ -3,10 +3,12 @@
     understand = matchers(world)["system"].understand
     understand("It is in the east. Its phone number is 01223316074.", ["I need a hotel ."])
 
-It is exact where the templates are: a sentence that can only mean one act is read as that act. Where several acts have the same sentence ("The
-address is ..." is said of hotels and museums) it takes, in this order, the act whose value occurs in the world, whose domain is the one in hand
-(that of the other sentences, else of what was said before), which the world's vocabulary has, and a plain Inform before other intents. Sentences
-that are no template of the side mean nothing. Sentences for whole groups of acts (`auto` templates) are not read; what `fit_nlu` trains reads them.
+It is exact where the templates are: a sentence that can only mean one act is read as that act. Where several
+acts have the same sentence ("The address is ..." is said of hotels and museums) it takes, in this order, the
+act whose value occurs in the world, whose domain is the one in hand (that of the other sentences, else of
+what was said before), which the world's vocabulary has, and a plain Inform before other intents. Sentences
+that are no template of the side mean nothing. Sentences for whole groups of acts (`auto` templates) are not
+read; what `fit_nlu` trains reads them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Reading(NamedTuple):
 
 
 def matchers(world: World) -> dict[str, Matcher]:
-    """The readers of both sides' sentences, "user" and "system"; each looks for the domain in hand in the other's too."""
+    """The readers of both sides' sentences, "user" and "system"; each looks for the domain in hand in the
+    other's too."""
     found = {side: Matcher(world, side=side) for side in ("user", "system")}
     found["user"].partner, found["system"].partner = found["system"], found["user"]
     return found
@@ -58,7 +61,9 @@ class Matcher:
 
     def __init__(self, world: World, *, side: str) -> None:
         speaker = Speaker(world.templates[side], side=side)
-        self.vocabulary = {parts[:3] for parts in (world.user_acts if side == "user" else world.system_acts).parts}
+        self.vocabulary = {
+            parts[:3] for parts in (world.user_acts if side == "user" else world.system_acts).parts
+        }
         self.values = _values(world)
         self.whole: dict[str, list[Act]] = {}  # wordings without a value
         self.patterns: list[Pattern] = []
@@ -70,7 +75,9 @@ class Matcher:
         self._split = lru_cache(maxsize=1 << 12)(self._segments)
 
     def __reduce__(self) -> tuple:
-        raise TypeError("expected a world to make a Matcher from in each process, got a Matcher to copy between processes")
+        raise TypeError(
+            "expected a world to make a Matcher from in each process, got a Matcher to copy between processes"
+        )
 
     def understand(self, text: str, context: Sequence[str] = ()) -> Acts:
         """The acts in a turn; `context` is what was said before it by both sides in turn, oldest first."""
@@ -92,19 +99,26 @@ class Matcher:
     def _add(self, act: Act, wording: str) -> None:
         if VALUE not in wording:
             unsaid = "yes" if act[2] in ("Parking", "Internet") else NONE
-            self.whole.setdefault(wording.lower(), []).append((*act[:3], unsaid if act[3] == VALUE else act[3]))
+            self.whole.setdefault(wording.lower(), []).append(
+                (*act[:3], unsaid if act[3] == VALUE else act[3])
+            )
             return
         parts = wording.split(VALUE)
         groups = ["(.+?)"] + ["\\1"] * (len(parts) - 2)
         words = "".join(re.escape(part) + group for part, group in zip(parts, [*groups, ""], strict=True))
-        self.patterns.append(Pattern(act, re.compile(words, re.IGNORECASE), max(parts, key=len).lower(), sum(map(len, parts))))
+        self.patterns.append(
+            Pattern(act, re.compile(words, re.IGNORECASE), max(parts, key=len).lower(), sum(map(len, parts)))
+        )
 
     # --- from text to acts
 
     def _segments(self, text: str) -> tuple[tuple[Reading, ...], ...]:
-        """The text cut into pieces that are templates, so that as few characters as possible are left over and the pieces are as long as possible."""
+        """The text cut into pieces that are templates, so that as few characters as possible are left over
+        and the pieces are as long as possible."""
         sentences = BREAK.split(text) if text else []
-        best: list[tuple[int, int, tuple]] = [(0, 0, ())]  # after each sentence: characters left over, pieces, readings
+        best: list[tuple[int, int, tuple]] = [
+            (0, 0, ())
+        ]  # after each sentence: characters left over, pieces, readings
         for end in range(1, len(sentences) + 1):
             options = []
             for start in range(max(0, end - LONGEST), end):
@@ -164,7 +178,8 @@ class Matcher:
 
 
 def _domain(segments: Sequence[tuple[Reading, ...]]) -> str:
-    """The domain that most pieces have that can have only one; else that one that all ambiguous pieces have in common, if there is just one."""
+    """The domain that most pieces have that can have only one; else that one that all ambiguous pieces have
+    in common, if there is just one."""
     sets = [{reading.act[1] for reading in readings} - {"general", "Booking"} for readings in segments]
     sure = Counter(next(iter(domains)) for domains in sets if len(domains) == 1)
     if sure:
@@ -174,7 +189,8 @@ def _domain(segments: Sequence[tuple[Reading, ...]]) -> str:
 
 
 def _sayable(side: str) -> Iterator[Act]:
-    """Every act that a side can word, a Select aside; VALUE where it has a value of its own, and the values that have words of their own."""
+    """Every act that a side can word, a Select aside; VALUE where it has a value of its own, and the values
+    that have words of their own."""
     intents = USER_INTENTS if side == "user" else SYSTEM_INTENTS
     yield from ((intent, "general", NONE, NONE) for intent in sorted(intents & GENERAL.keys()))
     for domain, slots in GOAL_SLOT.items():
@@ -189,7 +205,9 @@ def _sayable(side: str) -> Iterator[Act]:
                 if intent != "Request":
                     yield from ((intent, domain, slot, value) for value in ("dontcare", NONE, "no"))
             if intent == "Inform" and side == "user":
-                yield from ((intent, domain, slot, value) for slot, value in (("Choice", "any"), ("NotBook", NONE)))
+                yield from (
+                    (intent, domain, slot, value) for slot, value in (("Choice", "any"), ("NotBook", NONE))
+                )
                 yield intent, domain, "Price", f"in the same{VALUE}"
 
 
@@ -199,7 +217,9 @@ def _values(world: World) -> dict[tuple[str, str], frozenset[str]]:
     for domain, slots in GOAL_SLOT.items():
         for slot, long in slots.items():
             if known := world.values.known.get((GOAL_DOMAIN[domain], long.lower())):
-                found[domain, slot] = frozenset(finished(value)[:-1].lower() for value in known)  # punctuated as in sentences
+                found[domain, slot] = frozenset(
+                    finished(value)[:-1].lower() for value in known
+                )  # punctuated as in sentences
     return found
 
 

@@ -4,8 +4,8 @@
     everything = list(play_together(simulator, by_bits(simulator, GreedyActs(network)), seed=0, episodes=1000))
     everything = Player("", options)(range(1000), GreedyActs(network), 0)
 
-A policy is a function of the dialog state and a source of chance; it may not remember anything between its turns. A network answers all
-conversations in progress in one pass.
+A policy is a function of the dialog state and a source of chance; it may not remember anything between its
+turns. A network answers all conversations in progress in one pass.
 """
 
 from __future__ import annotations
@@ -47,11 +47,16 @@ class Played:
     turns: list[tuple[str, Acts]] = field(default_factory=list)  # ("user" or "system", acts), the user first
     rewards: list[float] = field(default_factory=list)  # one per system turn
     outcome: Outcome | None = None
-    words: list[str] = field(default_factory=list)  # the turns as they were said, where they were said in words
+    words: list[str] = field(
+        default_factory=list
+    )  # the turns as they were said, where they were said in words
 
 
-def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, together: int = 64, first: int = 0) -> Iterator[Played]:
-    """Conversations `first`, `first + 1`, ... of a seed in order, up to `together` of them in progress at a time, which changes nothing about any."""
+def play(
+    simulator: Simulator, respond: Respond, *, seed: int, episodes: int, together: int = 64, first: int = 0
+) -> Iterator[Played]:
+    """Conversations `first`, `first + 1`, ... of a seed in order, up to `together` of them in progress at a
+    time, which changes nothing about any."""
     return play_together(
         simulator,
         lambda talks: [respond(talk.state, talk.rng) for talk in talks],
@@ -63,7 +68,13 @@ def play(simulator: Simulator, respond: Respond, *, seed: int, episodes: int, to
 
 
 def play_together(
-    simulator: Simulator, respond: RespondTogether, *, seed: int, episodes: int, together: int = 64, first: int = 0
+    simulator: Simulator,
+    respond: RespondTogether,
+    *,
+    seed: int,
+    episodes: int,
+    together: int = 64,
+    first: int = 0,
 ) -> Iterator[Played]:
     """`play` with a policy that answers all conversations in progress at once."""
     if together < 1:
@@ -72,7 +83,10 @@ def play_together(
     finished: dict[int, Played] = {}
     following = first
     while True:
-        running += [_begun(simulator, seed, episode) for _, episode in zip(range(together - len(running)), waiting, strict=False)]
+        running += [
+            _begun(simulator, seed, episode)
+            for _, episode in zip(range(together - len(running)), waiting, strict=False)
+        ]
         if not running:
             return
         for played, acts in zip(running, respond([played.talk for played in running]), strict=True):
@@ -111,10 +125,13 @@ def one_by_one(simulator: Simulator, choose: Choose) -> Respond:
 
 
 class Player:
-    """One world and its users; plays numbered conversations with the policy that it is given, the rule policy for None."""
+    """One world and its users; plays numbered conversations with the policy that it is given, the rule policy
+    for None."""
 
     def __init__(self, world: str | Path, options: Options, *, together: int = 64) -> None:
-        self.world = str(Path(world).absolute()) if world else ""  # workers do not share our working directory
+        self.world = (
+            str(Path(world).absolute()) if world else ""
+        )  # workers do not share our working directory
         self.simulator, self.together = Simulator(load_world(self.world), options), together
         self.rule = RulePolicy(self.simulator.world.database, options)
 
@@ -131,8 +148,11 @@ class Player:
         return list(play_together(self.simulator, by_bits(self.simulator, choose), **numbers))
 
 
-def published_scores(played: Iterable[Played], simulator: Simulator) -> list[tuple[float, float, float] | None]:
-    """Precision, recall and F1 of each conversation as the original counts unrequested slots; None where nothing was requested."""
+def published_scores(
+    played: Iterable[Played], simulator: Simulator
+) -> list[tuple[float, float, float] | None]:
+    """Precision, recall and F1 of each conversation as the original counts unrequested slots; None where
+    nothing was requested."""
     evaluator = Evaluator(simulator.world.database, replace(simulator.options, unrequested="act_names"))
     return [evaluator.information(each.talk.record).scores for each in played]
 
@@ -143,7 +163,8 @@ def _begun(simulator: Simulator, seed: int, episode: int) -> Played:
 
 
 def transcripts_hash(played: Iterable[Played]) -> str:
-    """SHA-256 over goals and acts of conversations in order: equal for equal conversations, however they were computed."""
+    """SHA-256 over goals and acts of conversations in order: equal for equal conversations, however they were
+    computed."""
     digest = hashlib.sha256()
     for each in played:
         digest.update(json.dumps([each.episode, each.goal, each.turns], sort_keys=True).encode())
@@ -161,7 +182,11 @@ def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) ->
         text = next(words, None)
         if text is None:
             text = speakers[side].say(acts, rng) if speakers else "; ".join("-".join(act) for act in acts)
-        message: dict[str, Any] = {"role": "assistant" if side == "system" else "user", "content": text, "acts": [list(act) for act in acts]}
+        message: dict[str, Any] = {
+            "role": "assistant" if side == "system" else "user",
+            "content": text,
+            "acts": [list(act) for act in acts],
+        }
         if side == "system":
             message["reward"] = next(rewards)
         messages.append(message)
@@ -169,4 +194,10 @@ def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) ->
     base, worker, env, episode = played.talk.seeds
     identity = f"multiwoz-{base}-{worker}-{env}-{episode:06d}"
     meta["seeds"] = list(played.talk.seeds)
-    return {"id": identity, "messages": messages, "source": "multiwoz-simulated", "goal": played.goal, "meta": meta}
+    return {
+        "id": identity,
+        "messages": messages,
+        "source": "multiwoz-simulated",
+        "goal": played.goal,
+        "meta": meta,
+    }

@@ -1,6 +1,7 @@
 """The rule system: answers from the databases, asks for what it lacks, books when the user names the details.
 
-It sees the dialog state and nothing of the goal, and succeeds in about 97 of 100 dialogs; what it cannot do is to resolve "the same day".
+It sees the dialog state and nothing of the goal, and succeeds in about 97 of 100 dialogs; what it cannot do
+is to resolve "the same day".
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from envs.multiwoz.database import Database, Table, first, nth, reference
 from envs.multiwoz.options import Options
 from envs.multiwoz.tracker import SEMI, DialogState
 
-BOOKING_CALLS = {"Train": {"People"}, "Restaurant": {"Time", "Day", "People"}, "Hotel": {"Stay", "Day", "People"}}  # user informs that ask to book
+BOOKING_CALLS = {
+    "Train": {"People"},
+    "Restaurant": {"Time", "Day", "People"},
+    "Hotel": {"Stay", "Day", "People"},
+}  # user informs that ask to book
 THANKS_BACK = 0.3  # probability of "you are welcome" after a goodbye
 ANYTHING_ELSE = 0.5  # probability of "anything else?" after a booking
-# Probability of each of two more things in a recommendation. Of the original only "up to two" was on record; at this value precision and the share
-# of dialogs whose answers are about different rows come out as they were measured with it.
+# Probability of each of two more things in a recommendation. Of the original only "up to two" was on record;
+# at this value precision and the share of dialogs whose answers are about different rows come out as they
+# were measured with it.
 MENTION = 0.2
 TRAIN_NEEDS = ("day", "destination", "departure")  # and one of the times
 TIMES = (("Leave",), ("Arrive",), ("Leave", "Arrive"))
@@ -40,7 +46,11 @@ class RulePolicy:
             if domain == "general":
                 acts += _courtesy(intent, rng)
                 continue
-            if intent == "Inform" and not BOOKING_CALLS.get(domain, set()).isdisjoint(slots) and (rows := state.rows[GOAL_DOMAIN[domain]]):
+            if (
+                intent == "Inform"
+                and not BOOKING_CALLS.get(domain, set()).isdisjoint(slots)
+                and (rows := state.rows[GOAL_DOMAIN[domain]])
+            ):
                 return self._book(rows, rng)
             if domain == "Taxi":
                 acts += self._taxi(state, rng)
@@ -60,7 +70,9 @@ class RulePolicy:
         if "leaveAt" not in known and "arriveBy" not in known:
             asked = ("Leave", "Arrive")[: 1 + int(rng.random() * 2)]
             return [("Request", "Taxi", slot, "?") for slot in asked]
-        if self.options.taxi_places and (missing := [slot for slot in ("departure", "destination") if slot not in known]):
+        if self.options.taxi_places and (
+            missing := [slot for slot in ("departure", "destination") if slot not in known]
+        ):
             return [("Request", "Taxi", ACT_SLOT["Taxi"][slot], "?") for slot in missing]
         taxi = self.database.taxi(rng)
         return [("Inform", "Taxi", "Car", taxi["car type"]), ("Inform", "Taxi", "Phone", taxi["phone"])]
@@ -79,7 +91,9 @@ class RulePolicy:
             return _answers(self.database["train"], "Train", slots, first(rows))
         return _listed("OfferBook", "Train", known)
 
-    def _venue(self, state: DialogState, domain: str, intent: str, slots: list[str], rng: random.Random) -> list[Act]:
+    def _venue(
+        self, state: DialogState, domain: str, intent: str, slots: list[str], rng: random.Random
+    ) -> list[Act]:
         name = GOAL_DOMAIN[domain]
         known, rows, table = state.semi.get(name, {}), state.rows[name], self.database[name]
         if not rows:
@@ -90,7 +104,10 @@ class RulePolicy:
         if count == 1:
             subset = _some(SEMI[name], rng, least=1)
             return _answers(table, domain, [ACT_SLOT[domain][slot] for slot in subset], first(rows))
-        return [("Inform", domain, "Choice", str(count)), *_recommendation(table, domain, nth(rows, int(rng.random() * count)), rng)]
+        return [
+            ("Inform", domain, "Choice", str(count)),
+            *_recommendation(table, domain, nth(rows, int(rng.random() * count)), rng),
+        ]
 
 
 def _courtesy(intent: str, rng: random.Random) -> list[Act]:
@@ -102,19 +119,31 @@ def _courtesy(intent: str, rng: random.Random) -> list[Act]:
 
 def _listed(intent: str, domain: str, known: dict[str, str]) -> list[Act]:
     """An act about all the constraints."""
-    return [(intent, domain, ACT_SLOT[domain][slot], value) for slot, value in known.items()] or [(intent, domain, NONE, NONE)]
+    return [(intent, domain, ACT_SLOT[domain][slot], value) for slot, value in known.items()] or [
+        (intent, domain, NONE, NONE)
+    ]
 
 
 def _answers(table: Table, domain: str, slots: list[str], row: int) -> list[Act]:
     """What a row says about the slots."""
     values = table.rows[row]
-    return [("Inform", domain, slot, _text(values.get(GOAL_SLOT[domain].get(slot, slot)) if slot != "Ref" else reference(row))) for slot in slots]
+    return [
+        (
+            "Inform",
+            domain,
+            slot,
+            _text(values.get(GOAL_SLOT[domain].get(slot, slot)) if slot != "Ref" else reference(row)),
+        )
+        for slot in slots
+    ]
 
 
 def _recommendation(table: Table, domain: str, row: int, rng: random.Random) -> list[Act]:
     """The row's name and up to two other things about it."""
     values = table.rows[row]
-    about = [act for act, slot in GOAL_SLOT[domain].items() if act != "Name" and isinstance(values.get(slot), str)]
+    about = [
+        act for act, slot in GOAL_SLOT[domain].items() if act != "Name" and isinstance(values.get(slot), str)
+    ]
     more = rng.sample(about, sum(rng.random() < MENTION for _ in range(min(2, len(about)))))
     chosen = [*(["Name"] if "name" in values else []), *more]
     return [("Recommend", domain, act, values[GOAL_SLOT[domain][act]]) for act in chosen]

@@ -20,7 +20,12 @@ from envs.multiwoz.tracker import DialogState, belief_state
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 
-MODULES = {"nlu": "understood", "state": "state", "acts": "acts", "text": "text"}  # as they work -> arguments of `respond`
+MODULES = {
+    "nlu": "understood",
+    "state": "state",
+    "acts": "acts",
+    "text": "text",
+}  # as they work -> arguments of `respond`
 Play = Literal["user", "system", "none"]  # whose part the person takes
 
 
@@ -30,7 +35,9 @@ class Move:
 
     before: Any  # a copy of the conversation
     spoken: str | Acts | None  # by the person; None for a turn without one
-    changes: dict[str, dict[str, Any]] = field(default_factory=lambda: {"system": {}, "user": {}})  # side -> module -> output
+    changes: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {"system": {}, "user": {}}
+    )  # side -> module -> output
 
 
 class Talk:
@@ -75,7 +82,10 @@ class Talk:
     def take(self, spoken: str | Acts | None, changes: dict[str, dict[str, Any]] | None = None) -> None:
         """The next turn. Raises UserError for what cannot be said or set; then nothing has happened."""
         move = Move(copy.deepcopy(self.now), spoken, *([changes] if changes else []))
-        given = {side: {MODULES[module]: value for module, value in of.items()} for side, of in move.changes.items()}
+        given = {
+            side: {MODULES[module]: value for module, value in of.items()}
+            for side, of in move.changes.items()
+        }
         try:
             if isinstance(self.now, Memory):
                 self._as_user(spoken, given["system"])
@@ -100,7 +110,10 @@ class Talk:
         if isinstance(spoken, str):  # placeholders are filled in; the acts are what the user would read
             memory = copy.deepcopy(self.now.system)
             text, bookings = lexicalised(spoken, self.hint().state, self.simulator.world.database, memory.rng)
-            words = {"text": text, "acts": tuple(dict.fromkeys((*self.user.nlu(text, memory.words), *bookings)))}
+            words = {
+                "text": text,
+                "acts": tuple(dict.fromkeys((*self.user.nlu(text, memory.words), *bookings))),
+            }
         self.session.step(self.now, system=words | given["system"], user=given["user"])
 
     def change(self, side: str, module: str, value: Any) -> None:
@@ -163,13 +176,25 @@ class Talk:
         if isinstance(self.now, Memory):
             messages: list[dict[str, Any]] = []
             for turn in self.now.turns:
-                messages.append({"role": "user", "content": turn.heard, "acts": [list(act) for act in turn.understood]})
-                messages.append({"role": "assistant", "content": turn.text, "acts": [list(act) for act in turn.acts]})
-            entry: dict[str, Any] = {"messages": messages, "goal": self.goal, "meta": {"seeds": [self.seed, 0, 0, 0]}}
+                messages.append(
+                    {"role": "user", "content": turn.heard, "acts": [list(act) for act in turn.understood]}
+                )
+                messages.append(
+                    {"role": "assistant", "content": turn.text, "acts": [list(act) for act in turn.acts]}
+                )
+            entry: dict[str, Any] = {
+                "messages": messages,
+                "goal": self.goal,
+                "meta": {"seeds": [self.seed, 0, 0, 0]},
+            }
         else:
             entry = record(self.now, self.simulator)
         entry["meta"] |= {"played": self.play, "system": self.name}
-        changes = [{"turn": n, **_plain(move.changes)} for n, move in enumerate(self.past) if any(move.changes.values())]
+        changes = [
+            {"turn": n, **_plain(move.changes)}
+            for n, move in enumerate(self.past)
+            if any(move.changes.values())
+        ]
         if changes:
             entry["meta"]["overwritten"] = changes
         return Dialog.from_record(entry | {"id": f"talk-{uuid.uuid4().hex[:12]}", "source": "talk"})
@@ -178,5 +203,9 @@ class Talk:
 def _plain(changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """What was overwritten, as JSON has it."""
     return {
-        side: {name: belief_state(value) if isinstance(value, DialogState) else value for name, value in of.items()} for side, of in changes.items()
+        side: {
+            name: belief_state(value) if isinstance(value, DialogState) else value
+            for name, value in of.items()
+        }
+        for side, of in changes.items()
     }

@@ -97,8 +97,16 @@ def _show(talk: Talk) -> None:
                 print(f"  (the {side} understood nothing of it)")
             print(f"{side}> {turn.text}", flush=True)
     if talk.done:
-        outcome = {name: value for name, value in asdict(talk.simulator.outcome(talk.now.talk)).items() if value is not None}
-        print("The user has left: " + ", ".join(f"{name} {value}" for name, value in outcome.items() if name != "domains"), flush=True)
+        outcome = {
+            name: value
+            for name, value in asdict(talk.simulator.outcome(talk.now.talk)).items()
+            if value is not None
+        }
+        print(
+            "The user has left: "
+            + ", ".join(f"{name} {value}" for name, value in outcome.items() if name != "domains"),
+            flush=True,
+        )
     else:
         _notes(talk)
 
@@ -117,7 +125,10 @@ def _inside(talk: Talk) -> Iterator[str]:
         yield f"  nlu    {_shown(turn.understood)}"
         if turn.state is not None:
             yield f"  state  {note(turn.state, talk.simulator.world.database)}"
-            yield from (f"         {name}: {_slots(turn.state, name)}" for name in {**turn.state.semi, **turn.state.book})
+            yield from (
+                f"         {name}: {_slots(turn.state, name)}"
+                for name in {**turn.state.semi, **turn.state.book}
+            )
         yield f"  acts   {_shown(turn.acts)}"
         if turn.reply != turn.text:
             yield f"  reply  {turn.reply}"
@@ -125,7 +136,9 @@ def _inside(talk: Talk) -> Iterator[str]:
 
 
 def _slots(state: DialogState, name: str) -> str:
-    noted = [f"{slot}={value}" for part in (state.semi, state.book) for slot, value in part.get(name, {}).items()]
+    noted = [
+        f"{slot}={value}" for part in (state.semi, state.book) for slot, value in part.get(name, {}).items()
+    ]
     return " ".join(noted + ([f"booked={state.booked[name]}"] if name in state.booked else []))
 
 
@@ -144,7 +157,9 @@ def _overwritten(talk: Talk, text: str) -> tuple[str, str, Any]:
     """(side, module, output) of what follows /set. Raises UserError."""
     target, _, value = text.partition(" ")
     side, _, module = target.partition(".")
-    system = ["nlu", "state"] if isinstance(talk.system, EndToEndAgent) or talk.play == "system" else list(MODULES)
+    system = (
+        ["nlu", "state"] if isinstance(talk.system, EndToEndAgent) or talk.play == "system" else list(MODULES)
+    )
     system += ["text"] * ("text" not in system and talk.play != "system")
     settable = {"system": system} | ({} if talk.play == "user" else {"user": ["nlu", "acts", "text"]})
     if module not in settable.get(side, ()):
@@ -154,7 +169,11 @@ def _overwritten(talk: Talk, text: str) -> tuple[str, str, Any]:
         return side, module, value.strip()
     if module == "state":
         return side, module, _corrected(talk, value)
-    return side, module, checked(_acts(value), side=("user" if side == "system" else "system") if module == "nlu" else side)
+    return (
+        side,
+        module,
+        checked(_acts(value), side=("user" if side == "system" else "system") if module == "nlu" else side),
+    )
 
 
 def _corrected(talk: Talk, text: str) -> DialogState:

@@ -2,7 +2,8 @@
 
     Speaker(world.templates["user"], side="user").say(acts, rng)        "I need a hotel. It should be in the east."
 
-A template is a sentence with `#DOMAIN-INTENT-SLOT#` in place of the value. Acts without one get a plain sentence, so that everything can be said.
+A template is a sentence with `#DOMAIN-INTENT-SLOT#` in place of the value. Acts without one get a plain
+sentence, so that everything can be said.
 """
 
 from __future__ import annotations
@@ -38,8 +39,19 @@ REFUSALS = ("NoOffer", "NoBook")
 NO_BOOKING = ("I do not want to book it yet.", "No booking for now, please.")
 ANY_OF_THEM = ("Any of them will do.", "I have no preference, just pick one.")
 SPECIAL = ("no", NONE, "dontcare", "any")  # values that templates for whole groups cannot take
-PLAIN = {"NoOffer": "There is no such {}.", "NoBook": "I could not book it.", "Book": "It is booked.", "OfferBook": "Shall I book it?"}
-GENERAL = {"bye": "Goodbye.", "greet": "Hello.", "reqmore": "Is there anything else?", "welcome": "You are welcome.", "thank": "Thank you."}
+PLAIN = {
+    "NoOffer": "There is no such {}.",
+    "NoBook": "I could not book it.",
+    "Book": "It is booked.",
+    "OfferBook": "Shall I book it?",
+}
+GENERAL = {
+    "bye": "Goodbye.",
+    "greet": "Hello.",
+    "reqmore": "Is there anything else?",
+    "welcome": "You are welcome.",
+    "thank": "Thank you.",
+}
 
 
 class Speaker:
@@ -62,7 +74,11 @@ class Speaker:
             if act[3] == "?" and act[0] != "Request":  # the databases' way to say that nobody knows
                 act = (*act[:3], "unknown")
             by_group.setdefault((act[1], act[0]), []).append(act)
-        sentences = [sentence for (domain, intent), group in by_group.items() for sentence in self._group(domain, intent, group, rng)]
+        sentences = [
+            sentence
+            for (domain, intent), group in by_group.items()
+            for sentence in self._group(domain, intent, group, rng)
+        ]
         return " ".join(finished(sentence) for sentence in sentences)
 
     def _group(self, domain: str, intent: str, acts: list[Act], rng: random.Random) -> list[str]:
@@ -79,7 +95,11 @@ class Speaker:
 
     def wordings(self, act: Act) -> list[str]:
         """All sentences that may stand for a single act that is no Select, as `say` puts them."""
-        return [finished(sentence) for sentence in self._fixed(act) or [_filled(template, [act]) for template in self._templates(act)]]
+        return [
+            finished(sentence)
+            for sentence in self._fixed(act)
+            or [_filled(template, [act]) for template in self._templates(act)]
+        ]
 
     def _single(self, act: Act, rng: random.Random) -> str:
         fixed = self._fixed(act)
@@ -120,7 +140,11 @@ class Speaker:
         if slot == NONE:
             if intent in PLAIN:
                 return PLAIN[intent].format(about)
-            return f"I need something: the {about}." if self.side == "user" else f"What would you like to know about the {about}?"
+            return (
+                f"I need something: the {about}."
+                if self.side == "user"
+                else f"What would you like to know about the {about}?"
+            )
         if intent in REFUSALS:
             return f"There is none with the {word} {value}."
         return f"The {word} is {value}."
@@ -133,7 +157,11 @@ class Speaker:
         for slot, values in by_slot.items():
             word = WORDS.get(slot, slot.lower())
             listed = f"{', '.join(values[:-1])} or {values[-1]}" if len(values) > 1 else values[0]
-            sentences.append(f"Which {domain.lower()} do you prefer?" if slot == NONE else f"Do you prefer {listed} as the {word}?")
+            sentences.append(
+                f"Which {domain.lower()} do you prefer?"
+                if slot == NONE
+                else f"Do you prefer {listed} as the {word}?"
+            )
         return sentences
 
 

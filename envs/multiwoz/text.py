@@ -4,8 +4,9 @@
     messages, info = env.reset(seed=0)      # user: I am looking for a hotel. The area should be east.      system: hotel: 6 fit; Area east
     messages, reward, terminated, truncated, info = env.step("There are [hotel_choice] hotels. How about [hotel_name]?")
 
-After each turn of the user stands a system message with what the tracker knows. A reply may name values by placeholders, which are filled in from the
-databases before the user reads it (`lexical.py` has both). The user reads with the templates of the world backwards (`matcher.py`) or with an NLU.
+After each turn of the user stands a system message with what the tracker knows. A reply may name values by
+placeholders, which are filled in from the databases before the user reads it (`lexical.py` has both). The
+user reads with the templates of the world backwards (`matcher.py`) or with an NLU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Messages(gymnasium.spaces.Space[list[Message]]):
     def contains(self, x: Any) -> bool:
         if not isinstance(x, list) or not x:
             return False
-        return all(isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in x)
+        return all(
+            isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in x
+        )
 
     def sample(self, mask: Any = None, probability: Any = None) -> list[Message]:
         domain = ("hotel", "restaurant", "train")[self.np_random.integers(3)]
@@ -51,9 +54,11 @@ class Messages(gymnasium.spaces.Space[list[Message]]):
 class MultiWOZText(gymnasium.Env[list[Message], str]):
     """Conversations in words one after the other; the system is the agent.
 
-    Rewards are those of `Options.reward`; a user that gives up or runs out of turns says goodbye, so every end is `terminated`. `info` of the first
-    observation has `goal`; of a step `heard`, the acts that the user understood, and `text`, the reply as it read it; of the last one `outcome` (the
-    fields of `Outcome`). `step` takes any string; `action_space` is narrower because gymnasium's `Text` needs an alphabet to sample from.
+    Rewards are those of `Options.reward`; a user that gives up or runs out of turns says goodbye, so every
+    end is `terminated`. `info` of the first observation has `goal`; of a step `heard`, the acts that the user
+    understood, and `text`, the reply as it read it; of the last one `outcome` (the fields of `Outcome`).
+    `step` takes any string; `action_space` is narrower because gymnasium's `Text` needs an alphabet to sample
+    from.
 
     Args:
         world: a World, the folder of one, or "" for the generated town; or a Simulator, which has its options.
@@ -71,16 +76,23 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
             raise UserError("expected options with a world, got some beside a Simulator, which has its own")
         self.render_mode = render_mode
         self.observation_space = Messages()
-        self.action_space = gymnasium.spaces.Text(min_length=0, max_length=MAX_CHARACTERS, charset=string.printable)
+        self.action_space = gymnasium.spaces.Text(
+            min_length=0, max_length=MAX_CHARACTERS, charset=string.printable
+        )
         simulator, read = _shared(world, options, own_nlu=user_nlu is not None)
-        user = UserAgent(simulator, nlu=user_nlu or read, nlg=Speaker(simulator.world.templates["user"], side="user"))
+        user = UserAgent(
+            simulator, nlu=user_nlu or read, nlg=Speaker(simulator.world.templates["user"], side="user")
+        )
         self.simulator, self.agent = simulator, EndToEndAgent(simulator, _nobody, nlu=system_nlu)
         self.session = Session(user, self.agent)
         self.base, self.episode = 0, 0
         self.meeting: Meeting | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[list[Message], dict[str, Any]]:
-        """The next conversation; a seed starts its own numbering of conversations. `options={"goal": ...}` sets the user's goal."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        """The next conversation; a seed starts its own numbering of conversations. `options={"goal": ...}`
+        sets the user's goal."""
         super().reset(seed=seed)
         if unknown := set(options or ()) - {"goal"}:
             raise UserError(f"expected no options but goal, got {sorted(unknown)}")
@@ -92,7 +104,8 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
         return self._observation(), {"goal": self.meeting.goal}
 
     def step(self, reply: str) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
-        """The user reads the reply and answers. Raises ResetNeeded without a running conversation, TypeError for what is no string."""
+        """The user reads the reply and answers. Raises ResetNeeded without a running conversation, TypeError
+        for what is no string."""
         if self.meeting is None or self.meeting.done:
             raise gymnasium.error.ResetNeeded("expected a running conversation; call reset first")
         if not isinstance(reply, str):
@@ -109,7 +122,9 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
         """The conversation so far as both sides read it, one line per turn."""
         if self.render_mode != "ansi" or self.meeting is None:
             return None
-        return "\n".join(f"{('user', 'system')[i % 2]:>6}: {text}" for i, text in enumerate(self.meeting.user.words))
+        return "\n".join(
+            f"{('user', 'system')[i % 2]:>6}: {text}" for i, text in enumerate(self.meeting.user.words)
+        )
 
     def _observation(self) -> list[Message]:
         return [dict(message) for message in self.meeting.system.messages]
@@ -120,7 +135,8 @@ def _nobody(messages: list[Message]) -> str:
 
 
 def _shared(world: Any, options: Any, *, own_nlu: bool) -> tuple[Simulator, Understand | None]:
-    """The simulator and the reader of templates; those of a folder's name are made once, as an environment is made for each conversation."""
+    """The simulator and the reader of templates; those of a folder's name are made once, as an environment is
+    made for each conversation."""
     if isinstance(world, str | Path) and not isinstance(options, Mapping):
         return _of_folder(str(world), options or Options())
     simulator = world if isinstance(world, Simulator) else simulator_of(world, options)

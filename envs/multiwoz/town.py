@@ -1,7 +1,9 @@
-"""A town that nobody lives in: places, trains and wishes made up from a seed, in the form of the published files.
+"""A town that nobody lives in: places, trains and wishes made up from a seed, in the form of the published
+files.
 
-It is what runs without a download, and small: 30 hotels, 60 restaurants, 40 attractions, about 1,100 trains. The way of asking and the difficulty are
-like those of MultiWOZ, the numbers are not: results on one say nothing about the other.
+It is what runs without a download, and small: 30 hotels, 60 restaurants, 40 attractions, about 1,100 trains.
+The way of asking and the difficulty are like those of MultiWOZ, the numbers are not: results on one say
+nothing about the other.
 """
 
 from __future__ import annotations
@@ -22,9 +24,33 @@ HUB = "millbrook"
 TOWNS = ("ashcombe", "brinley", "coldharbour", "dunmere", "eastwick", "fernhill", "garside", "holloway")
 AREAS = ("centre", "east", "north", "south", "west")
 RANGES = ("cheap", "moderate", "expensive")
-FOODS = ("italian", "indian", "chinese", "french", "greek", "thai", "mexican", "japanese", "turkish", "spanish", "lebanese", "korean")
+FOODS = (
+    "italian",
+    "indian",
+    "chinese",
+    "french",
+    "greek",
+    "thai",
+    "mexican",
+    "japanese",
+    "turkish",
+    "spanish",
+    "lebanese",
+    "korean",
+)
 SIGHTS = ("museum", "park", "theatre", "cinema", "gallery", "swimming pool", "concert hall", "castle")
-WARDS = ("cardiology", "radiology", "neurology", "paediatrics", "surgery", "maternity", "oncology", "eye clinic", "burns unit", "physiotherapy")
+WARDS = (
+    "cardiology",
+    "radiology",
+    "neurology",
+    "paediatrics",
+    "surgery",
+    "maternity",
+    "oncology",
+    "eye clinic",
+    "burns unit",
+    "physiotherapy",
+)
 FIRST = (
     "amber",
     "birch",
@@ -47,14 +73,40 @@ LAST = {
     "restaurant": ("kitchen", "table", "grill", "garden", "tavern"),
     "attraction": ("place", "hall", "corner", "gate"),
 }
-STREETS = ("bridge street", "canal walk", "high street", "mill lane", "orchard road", "quarry hill", "station road", "willow avenue")
+STREETS = (
+    "bridge street",
+    "canal walk",
+    "high street",
+    "mill lane",
+    "orchard road",
+    "quarry hill",
+    "station road",
+    "willow avenue",
+)
 MAKES = ("hatchback", "saloon", "estate", "minivan", "cabriolet")
 CONSTRAINTS = {  # which constraints come together, and how often
     "attraction": {"area|type": 4, "type": 3, "area": 2, "name": 2},
-    "hotel": {"area|pricerange|type": 4, "area|parking|stars": 3, "internet|pricerange|stars": 3, "area|internet|pricerange|type": 3, "name": 3},
-    "restaurant": {"area|food": 4, "area|food|pricerange": 4, "area|pricerange": 3, "food|pricerange": 3, "name": 2},
+    "hotel": {
+        "area|pricerange|type": 4,
+        "area|parking|stars": 3,
+        "internet|pricerange|stars": 3,
+        "area|internet|pricerange|type": 3,
+        "name": 3,
+    },
+    "restaurant": {
+        "area|food": 4,
+        "area|food|pricerange": 4,
+        "area|pricerange": 3,
+        "food|pricerange": 3,
+        "name": 2,
+    },
     "train": {"day|departure|destination|leaveAt": 1, "arriveBy|day|departure|destination": 1},
-    "taxi": {"leaveAt": 5, "arriveBy": 4, "departure|destination|leaveAt": 2, "arriveBy|departure|destination": 2},
+    "taxi": {
+        "leaveAt": 5,
+        "arriveBy": 4,
+        "departure|destination|leaveAt": 2,
+        "arriveBy|departure|destination": 2,
+    },
     "hospital": {"department": 1},
     "police": {"": 1},
 }
@@ -63,7 +115,15 @@ ORDERS = {
     "restaurant|hotel": 6, "hotel|restaurant": 4, "train|hotel": 6, "hotel|train": 6, "restaurant|train": 6, "train|attraction": 5,
     "attraction|restaurant": 5, "hotel|attraction": 5, "restaurant|attraction|taxi": 4, "hotel|restaurant|taxi": 4, "attraction|hotel|taxi": 4,
 }  # fmt: skip
-REQUESTS = {"restaurant": 0.25, "hotel": 0.2, "train": 0.3, "attraction": 0.35, "hospital": 0.6, "police": 0.6, "taxi": 1.0}  # odds of each slot
+REQUESTS = {
+    "restaurant": 0.25,
+    "hotel": 0.2,
+    "train": 0.3,
+    "attraction": 0.35,
+    "hospital": 0.6,
+    "police": 0.6,
+    "taxi": 1.0,
+}  # odds of each slot
 BOOKINGS = {"restaurant": 0.4, "hotel": 0.45, "train": 0.35}
 
 
@@ -106,9 +166,18 @@ def _place(domain: str, rng: random.Random) -> dict[str, str]:
         return {"area": area, "pricerange": price, "food": rng.choice(FOODS), "type": "restaurant"}
     if domain == "hotel":
         kind = rng.choice(("guesthouse", "hotel"))
-        comfort = {"internet": rng.choice(("yes", "yes", "no")), "parking": rng.choice(("yes", "yes", "no")), "stars": rng.choice("0234")}
+        comfort = {
+            "internet": rng.choice(("yes", "yes", "no")),
+            "parking": rng.choice(("yes", "yes", "no")),
+            "stars": rng.choice("0234"),
+        }
         return {"area": area, "pricerange": price, "type": kind, **comfort, "takesbookings": "yes"}
-    return {"area": area, "type": rng.choice(SIGHTS), "entrance fee": rng.choice(("free", "3 pounds", "5 pounds", "?")), "pricerange": "?"}
+    return {
+        "area": area,
+        "type": rng.choice(SIGHTS),
+        "entrance fee": rng.choice(("free", "3 pounds", "5 pounds", "?")),
+        "pricerange": "?",
+    }
 
 
 def _contact(rng: random.Random) -> dict[str, str]:
@@ -127,9 +196,22 @@ def _trains(rng: random.Random) -> list[dict[str, str]]:
         duration, price, offset = rng.randint(17, 110), rng.randint(8, 60), rng.randint(0, 59)
         for (departure, destination), day, hour in product(((HUB, town), (town, HUB)), DAYS, range(5, 23, 2)):
             leaves = 60 * hour + offset
-            times = {"leaveAt": _clock(leaves), "arriveBy": _clock(leaves + duration), "duration": f"{duration} minutes"}
+            times = {
+                "leaveAt": _clock(leaves),
+                "arriveBy": _clock(leaves + duration),
+                "duration": f"{duration} minutes",
+            }
             number = f"TR{1000 + len(rows)}"
-            rows.append({"trainID": number, "day": day, "departure": departure, "destination": destination, **times, "price": f"{price}.00 pounds"})
+            rows.append(
+                {
+                    "trainID": number,
+                    "day": day,
+                    "departure": departure,
+                    "destination": destination,
+                    **times,
+                    "price": f"{price}.00 pounds",
+                }
+            )
     return rows
 
 
@@ -153,12 +235,20 @@ def _goal_model(rows: Mapping[str, list[dict[str, str]]]) -> dict[str, Any]:
     names = [row["name"] for domain in ("attraction", "hotel", "restaurant") for row in rows[domain]]
     taxi = {"leaveAt": quarters, "arriveBy": quarters, "departure": names, "destination": names}
     book = {"people": list("12345678"), "day": list(DAYS), "stay": list("12345"), "time": quarters}
-    model: dict[str, Any] = {"domain_ordering_dist": ORDERS, "slots_combination_dist": {}, "ind_slot_dist": {}, "ind_slot_value_dist": {}}
+    model: dict[str, Any] = {
+        "domain_ordering_dist": ORDERS,
+        "slots_combination_dist": {},
+        "ind_slot_dist": {},
+        "ind_slot_value_dist": {},
+    }
     model["book_dist"] = {domain: BOOKINGS.get(domain, 0.0) for domain in CONSTRAINTS}
     for domain, combinations in CONSTRAINTS.items():
         total = sum(combinations.values())
         slots = [slot for slot in SEMI[domain] if any(slot in key.split("|") for key in combinations)]
-        odds = {slot: sum(n for key, n in combinations.items() if slot in key.split("|")) / total for slot in slots}
+        odds = {
+            slot: sum(n for key, n in combinations.items() if slot in key.split("|")) / total
+            for slot in slots
+        }
         support = {slot: _support(domain, slot, rows, taxi) for slot in slots}
         booked = {slot: BOOKINGS[domain] for slot in BOOKED_SLOTS.get(domain, ())}
         reqt = dict.fromkeys(REQUESTABLE[domain], REQUESTS[domain])
@@ -171,7 +261,9 @@ def _goal_model(rows: Mapping[str, list[dict[str, str]]]) -> dict[str, Any]:
     return model
 
 
-def _support(domain: str, slot: str, rows: Mapping[str, list[dict[str, str]]], taxi: Mapping[str, list[str]]) -> list[str]:
+def _support(
+    domain: str, slot: str, rows: Mapping[str, list[dict[str, str]]], taxi: Mapping[str, list[str]]
+) -> list[str]:
     if domain == "taxi" or slot in ("leaveAt", "arriveBy"):
         return taxi[slot]
     return sorted({row[slot] for row in rows[domain]})
@@ -185,7 +277,9 @@ def _user_tokens(model: Mapping[str, Any]) -> list[str]:
     for domain, kinds in model["ind_slot_dist"].items():
         name = ACT_DOMAIN[domain]
         names = ACT_SLOT[name]
-        found |= {f"{name}-Inform-none-none"} | {f"{name}-Inform-{names[slot]}-1" for kind in ("info", "book") for slot in kinds[kind]}
+        found |= {f"{name}-Inform-none-none"} | {
+            f"{name}-Inform-{names[slot]}-1" for kind in ("info", "book") for slot in kinds[kind]
+        }
         found |= {f"{name}-Request-{names[slot]}-?" for slot in kinds["reqt"]}
     return sorted(found)
 
@@ -193,12 +287,21 @@ def _user_tokens(model: Mapping[str, Any]) -> list[str]:
 def _system_tokens() -> list[str]:
     found = {f"general-{intent}-none-none" for intent in ("bye", "greet", "reqmore", "welcome")}
     for domain, slots in GOAL_SLOT.items():
-        constraints = [slot for slot, long in slots.items() if domain != "Booking" and long in SEMI[domain.lower()]]
+        constraints = [
+            slot for slot, long in slots.items() if domain != "Booking" and long in SEMI[domain.lower()]
+        ]
         if domain == "Booking":
-            found |= {f"Booking-{intent}-none-none" for intent in ("Book", "Inform", "NoBook")} | {f"Booking-Book-{slot}-1" for slot in slots}
+            found |= {f"Booking-{intent}-none-none" for intent in ("Book", "Inform", "NoBook")} | {
+                f"Booking-Book-{slot}-1" for slot in slots
+            }
             found |= {f"Booking-Request-{slot}-?" for slot in ("Day", "People", "Stay", "Time")}
             continue
-        said = [slot for slot in slots if slot not in ("Stay", "People") and not (domain in ("Hotel", "Restaurant") and slot in ("Day", "Time"))]
+        said = [
+            slot
+            for slot in slots
+            if slot not in ("Stay", "People")
+            and not (domain in ("Hotel", "Restaurant") and slot in ("Day", "Time"))
+        ]
         found |= {f"{domain}-Inform-{slot}-1" for slot in said}
         found |= {f"{domain}-Request-{slot}-?" for slot in constraints}
         if domain in ("Attraction", "Hotel", "Restaurant"):
@@ -207,14 +310,26 @@ def _system_tokens() -> list[str]:
         if domain in ("Attraction", "Hotel", "Restaurant", "Train"):
             found |= {f"{domain}-NoOffer-{slot}-1" for slot in constraints} | {f"{domain}-NoOffer-none-none"}
         if domain == "Train":
-            found |= {f"Train-{intent}-{slot}-1" for intent in ("OfferBook", "OfferBooked") for slot in (*constraints, "Id", "Ref", "Ticket")}
+            found |= {
+                f"Train-{intent}-{slot}-1"
+                for intent in ("OfferBook", "OfferBooked")
+                for slot in (*constraints, "Id", "Ref", "Ticket")
+            }
             found |= {"Train-OfferBook-none-none", "Train-Request-People-?"}
     return sorted(found)
 
 
 USER_SENTENCES = {
-    "Inform": ("I would like the {word} to be {value}.", "The {word} should be {value}.", "{value} as the {word}, please."),
-    "Inform-none": ("I am looking for {a} {domain}.", "Can you help me with {a} {domain}?", "Next I need {a} {domain}."),
+    "Inform": (
+        "I would like the {word} to be {value}.",
+        "The {word} should be {value}.",
+        "{value} as the {word}, please.",
+    ),
+    "Inform-none": (
+        "I am looking for {a} {domain}.",
+        "Can you help me with {a} {domain}?",
+        "Next I need {a} {domain}.",
+    ),
     "Request": ("What is the {word}?", "Could you tell me the {word}?", "I also need the {word}."),
     "bye": ("That is all, goodbye.", "Thanks for your help. Bye."),
     "greet": ("Hello.", "Good day."),
@@ -240,7 +355,9 @@ SYSTEM_SENTENCES = {
 }
 
 
-def _sentences(tokens: Iterable[str], patterns: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]:
+def _sentences(
+    tokens: Iterable[str], patterns: Mapping[str, tuple[str, ...]]
+) -> dict[str, dict[str, list[str]]]:
     """Templates for all tokens that there is a pattern for."""
     found: dict[str, dict[str, list[str]]] = {}
     for token in tokens:
@@ -250,5 +367,7 @@ def _sentences(tokens: Iterable[str], patterns: Mapping[str, tuple[str, ...]]) -
         word, about = WORDS.get(slot, slot.lower()), "booking" if domain == "Booking" else domain.lower()
         a = "an" if about[0] in "aeiou" else "the" if about == "police" else "a"
         if kind in patterns:
-            found.setdefault(f"{domain}-{intent}", {})[slot] = [each.format(word=word, value=value, domain=about, a=a) for each in patterns[kind]]
+            found.setdefault(f"{domain}-{intent}", {})[slot] = [
+                each.format(word=word, value=value, domain=about, a=a) for each in patterns[kind]
+            ]
     return found

@@ -1,7 +1,7 @@
 """The system's memory of the dialog: what the user wants so far, and which rows of the databases fit.
 
-`Tracker` is the rule and holds nothing of a dialog; a dialog is a `DialogState`. Slots are overwritten and never cleared, as the user corrects itself
-by saying the new value.
+`Tracker` is the rule and holds nothing of a dialog; a dialog is a `DialogState`. Slots are overwritten and
+never cleared, as the user corrects itself by saying the new value.
 """
 
 from __future__ import annotations
@@ -24,8 +24,17 @@ SEMI = {
     "hospital": ("department",),
     "police": (),
 }
-BOOK = {"hotel": ("people", "day", "stay"), "restaurant": ("people", "day", "time"), "train": ("people", "trainID")}
-ROWED = ("attraction", "restaurant", "train", "hotel")  # the domains whose number of fitting rows the state vector shows
+BOOK = {
+    "hotel": ("people", "day", "stay"),
+    "restaurant": ("people", "day", "time"),
+    "train": ("people", "trainID"),
+}
+ROWED = (
+    "attraction",
+    "restaurant",
+    "train",
+    "hotel",
+)  # the domains whose number of fitting rows the state vector shows
 KIND = {
     (domain, act): (GOAL_DOMAIN[domain], slot, "semi" if slot in SEMI[GOAL_DOMAIN[domain]] else "book")
     for domain, table in GOAL_SLOT.items()
@@ -42,7 +51,9 @@ class DialogState:
     semi: dict[str, dict[str, str]] = field(default_factory=dict)  # goal domain -> constraints given so far
     book: dict[str, dict[str, str]] = field(default_factory=dict)  # goal domain -> booking slots given so far
     booked: dict[str, str] = field(default_factory=dict)  # goal domain -> reference
-    requested: dict[str, set[str]] = field(default_factory=dict)  # goal domain -> slots that the user asked for
+    requested: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # goal domain -> slots that the user asked for
     rows: dict[str, int] = field(default_factory=dict)  # goal domain -> the rows that fit, as a bit set
     domain: str = ""  # goal domain that the user spoke of last
     user_acts: Acts = ()
@@ -86,7 +97,8 @@ class Tracker:
                 state.rows[name] = self.tables[name].match(state.semi[name].items())
 
     def correct(self, state: DialogState, domain: str, slot: str, value: str) -> None:
-        """Overwrites what is noted of a slot, or forgets it where the value is "". Raises UserError for a slot that has no note."""
+        """Overwrites what is noted of a slot, or forgets it where the value is "". Raises UserError for a
+        slot that has no note."""
         known = {"semi": SEMI.get(domain, ()), "book": BOOK.get(domain, ())}
         part = next((part for part, slots in known.items() if slot in slots), None)
         if part is None:
@@ -118,6 +130,9 @@ def belief_state(state: DialogState) -> dict[str, dict[str, dict]]:
         booked = [{"reference": state.booked[domain]}] if domain in state.booked else []
         found[domain] = {
             "semi": {slot: semi.get(slot, "") for slot in slots},
-            "book": {"booked": booked, **{slot: book.get(slot, "") for slot in BOOK.get(domain, ()) if slot != "trainID"}},
+            "book": {
+                "booked": booked,
+                **{slot: book.get(slot, "") for slot in BOOK.get(domain, ()) if slot != "trainID"},
+            },
         }
     return found

@@ -1,8 +1,8 @@
 """The user: an agenda of things to say, worked off from the top of a stack.
 
-At the start the stack holds the constraints of every domain, the first domain on top and the goodbye at the bottom. What the system says pushes new
-items (corrections, answers, questions), and each turn pops a few items of one kind. The user leaves when the goal is reached, when it gives up, or
-when `max_turn` is over.
+At the start the stack holds the constraints of every domain, the first domain on top and the goodbye at the
+bottom. What the system says pushes new items (corrections, answers, questions), and each turn pops a few
+items of one kind. The user leaves when the goal is reached, when it gives up, or when `max_turn` is over.
 
 `AgendaUser` is the rule and holds nothing of a dialog; a dialog is a `UserState`.
 """
@@ -12,7 +12,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from envs.multiwoz.acts import ACT_DOMAIN, ACT_SLOT, BOOKED_SLOTS, BOOKING_NAMES, BYE, GOAL_DOMAIN, HEARD_SLOT, NONE, Act, Acts
+from envs.multiwoz.acts import (
+    ACT_DOMAIN,
+    ACT_SLOT,
+    BOOKED_SLOTS,
+    BOOKING_NAMES,
+    BYE,
+    GOAL_DOMAIN,
+    HEARD_SLOT,
+    NONE,
+    Act,
+    Acts,
+)
 from envs.multiwoz.database import minutes
 from envs.multiwoz.goals import PLACES, DomainGoal, Goal
 from envs.multiwoz.options import Options
@@ -21,15 +32,25 @@ from envs.multiwoz.values import Values
 Item = tuple[str, str, str, str]  # kind (inform, request, bye), goal domain, goal slot, value
 
 LEAVE: Item = ("bye", "general", NONE, NONE)
-UNSURE = frozenset(("?", "dontcare", NONE, "no"))  # answers that do not count as answers unless they are quoted
+UNSURE = frozenset(
+    ("?", "dontcare", NONE, "no")
+)  # answers that do not count as answers unless they are quoted
 FEW = frozenset(("0", "zero", "1", "one"))
 ANY, DONTCARE, NOT_BOOK, CHOICE = "any", "dontcare", "NotBook", "choice"
 INFORMS = frozenset(("Inform", "Recommend", "OfferBook", "OfferBooked", "Book"))
 REFUSALS = frozenset(("NoOffer", "NoBook"))
-SAME = {"people": "the same", "day": "the same day", "area": "same area as the {}", "pricerange": "in the same price range as the {}"}
+SAME = {
+    "people": "the same",
+    "day": "the same day",
+    "area": "same area as the {}",
+    "pricerange": "in the same price range as the {}",
+}
 WITHOUT_NUMBER = 10  # booking slots said at once when nothing was pushed
 # Goal slot -> the user's name for it in an act.
-SAID_SLOT = {domain: {**ACT_SLOT[name], NONE: NONE, NOT_BOOK: NOT_BOOK, CHOICE: "Choice"} for domain, name in ACT_DOMAIN.items()}
+SAID_SLOT = {
+    domain: {**ACT_SLOT[name], NONE: NONE, NOT_BOOK: NOT_BOOK, CHOICE: "Choice"}
+    for domain, name in ACT_DOMAIN.items()
+}
 
 
 @dataclass(slots=True)
@@ -55,7 +76,8 @@ class AgendaUser:
         self.values, self.options = values, options
 
     def start(self, goal: Goal, rng: random.Random) -> UserState:
-        """A user who has said nothing yet; the goal is the user's own from now on, answers are written into it."""
+        """A user who has said nothing yet; the goal is the user's own from now on, answers are written into
+        it."""
         user = UserState(goal, rng, [LEAVE])
         for domain in reversed(goal):
             wanted = _current(goal[domain], "info")
@@ -88,7 +110,10 @@ class AgendaUser:
         for domain, _, _ in heard:
             if domain in user.goal:
                 user.domain = domain
-        heard = [(user.domain if domain == "booking" else domain, intent, slots, domain == "booking") for domain, intent, slots in heard]
+        heard = [
+            (user.domain if domain == "booking" else domain, intent, slots, domain == "booking")
+            for domain, intent, slots in heard
+        ]
         heard = [each for each in heard if each[0] in user.goal]
         for domain, intent, _, _ in heard:
             if intent in REFUSALS and self._refused(user, domain, "info" if intent == "NoOffer" else "book"):
@@ -111,7 +136,8 @@ class AgendaUser:
         return True
 
     def _understood(self, user: UserState, acts: Acts) -> Heard:
-        """The acts in the user's terms, grouped by domain and intent; slots that the user does not know are not heard."""
+        """The acts in the user's terms, grouped by domain and intent; slots that the user does not know are
+        not heard."""
         groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for intent, domain, slot, value in acts:
             if domain == "general":
@@ -124,7 +150,13 @@ class AgendaUser:
             if known is None:
                 continue
             about = name if name != "booking" else user.domain
-            heard = "?" if intent == "Request" else value if known == NONE else self.values.heard(about, known, value)
+            heard = (
+                "?"
+                if intent == "Request"
+                else value
+                if known == NONE
+                else self.values.heard(about, known, value)
+            )
             groups.setdefault((name, intent), []).append((known, heard))
         return [(domain, intent, slots) for (domain, intent), slots in groups.items()]
 
@@ -172,7 +204,8 @@ class AgendaUser:
         self._push(user, ("inform", domain, slot, value))
 
     def _refused(self, user: UserState, domain: str, part: str) -> bool:
-        """No such place, or no such booking: fall back to the second wish; True when there is none and the user gives up."""
+        """No such place, or no such booking: fall back to the second wish; True when there is none and the
+        user gives up."""
         goal = user.goal[domain]
         first = goal.pop(f"fail_{part}", None)
         if first:
@@ -209,7 +242,9 @@ class AgendaUser:
         for domain, goal in user.goal.items():
             open_slots = [slot for slot, value in goal.get("reqt", {}).items() if value in UNSURE]
             if open_slots:
-                if not self._pending(user, domain) and not any(item[0] == "request" and item[1] == domain for item in user.stack):
+                if not self._pending(user, domain) and not any(
+                    item[0] == "request" and item[1] == domain for item in user.stack
+                ):
                     for slot in open_slots:
                         self._push(user, ("request", domain, slot, "?"))
                 return
@@ -230,7 +265,11 @@ class AgendaUser:
             items = [(slot, value)]
             bookings = kind == "inform" and slot in BOOKING_NAMES
             for _ in range(self._number(user, bookings, value) - 1):
-                alike = stack and stack[-1][:2] == (kind, domain) and (not bookings or stack[-1][2] in BOOKING_NAMES)
+                alike = (
+                    stack
+                    and stack[-1][:2] == (kind, domain)
+                    and (not bookings or stack[-1][2] in BOOKING_NAMES)
+                )
                 if not alike or (kind, slot) == ("request", "name"):  # everything else depends on the name
                     break
                 _, _, slot, value = stack.pop()
@@ -243,7 +282,11 @@ class AgendaUser:
         """How many items may be said; the item with `value` is already off the stack."""
         if bookings:
             return user.pushed or WITHOUT_NUMBER
-        values = [value, *(item[3] for item in user.stack[len(user.stack) - user.pushed + 1 :])] if user.pushed else []
+        values = (
+            [value, *(item[3] for item in user.stack[len(user.stack) - user.pushed + 1 :])]
+            if user.pushed
+            else []
+        )
         return self.options.max_initiative if all(each == DONTCARE for each in values) else user.pushed
 
     # --- the stack
@@ -274,7 +317,10 @@ class AgendaUser:
     def _pending(user: UserState, domain: str) -> bool:
         """Has the user still to name a constraint of this domain?"""
         bookable = BOOKED_SLOTS.get(domain, ())  # a train's day is a constraint, a hotel's is not
-        return any(item[0] == "inform" and item[1] == domain and item[2] not in bookable and item[2] != CHOICE for item in user.stack)
+        return any(
+            item[0] == "inform" and item[1] == domain and item[2] not in bookable and item[2] != CHOICE
+            for item in user.stack
+        )
 
 
 def complete(goal: Goal) -> bool:
@@ -316,5 +362,12 @@ def _acts(kind: str, domain: str, items: list[tuple[str, str]]) -> Acts:
     names, found = SAID_SLOT[domain], list[Act]()
     for slot, value in items:
         if slot in names:
-            found.append(("Inform" if kind == "inform" else "Request", ACT_DOMAIN[domain], names[slot], value if kind == "inform" else "?"))
+            found.append(
+                (
+                    "Inform" if kind == "inform" else "Request",
+                    ACT_DOMAIN[domain],
+                    names[slot],
+                    value if kind == "inform" else "?",
+                )
+            )
     return tuple(found)

@@ -1,6 +1,8 @@
-"""One spelling for each value: what the user makes of the system's values, and the state tracker of the user's.
+"""One spelling for each value: what the user makes of the system's values, and the state tracker of the
+user's.
 
-Both compare with the values that occur in the world (`value_dict.json`) and keep what they cannot place as it is.
+Both compare with the values that occur in the world (`value_dict.json`) and keep what they cannot place as it
+is.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ class Values:
 
     def __init__(self, known: Mapping[str, Mapping[str, Iterable[Any]]]) -> None:
         self.known = {
-            (domain, slot.lower()): {value.strip().lower(): value.strip().lower() for value in values if isinstance(value, str) and value.strip()}
+            (domain, slot.lower()): {
+                value.strip().lower(): value.strip().lower()
+                for value in values
+                if isinstance(value, str) and value.strip()
+            }
             for domain, slots in known.items()
             for slot, values in slots.items()
         }
@@ -99,7 +105,8 @@ def _by_form(slot: str, value: str) -> str:
 
 
 def edits(a: str, b: str, *, limit: int) -> int:
-    """The least number of characters to change, add or delete between two texts; anything above `limit` may come as `limit` + 1."""
+    """The least number of characters to change, add or delete between two texts; anything above `limit` may
+    come as `limit` + 1."""
     if abs(len(a) - len(b)) > limit:
         return limit + 1
     row = list(range(len(b) + 1))

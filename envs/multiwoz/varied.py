@@ -25,7 +25,9 @@ def varied_dialogs(world: World, count: int, *, templates: str, seed: int) -> It
     for number in range(count):
         simulator = Simulator(world, Options(noise=NOISE * (number % 2)))
         rule = RulePolicy(world.database, simulator.options).respond
-        policy = rule if number % 2 == 0 else lambda state, rng, rule=rule: mistakes.passed(rule(state, rng), rng)
+        policy = (
+            rule if number % 2 == 0 else lambda state, rng, rule=rule: mistakes.passed(rule(state, rng), rng)
+        )
         session = Session(UserAgent(simulator), SystemAgent(simulator, policy))
         (meeting,) = session.play([(seed, 0, 0, number)])
         yield Dialog.from_record(dialog_record(played(meeting, simulator, number), speakers))

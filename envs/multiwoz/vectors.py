@@ -1,10 +1,12 @@
-"""Dialog states and acts as vectors: 340 bits that a policy sees and 209 bits that it sets, for MultiWOZ's vocabularies.
+"""Dialog states and acts as vectors: 340 bits that a policy sees and 209 bits that it sets, for MultiWOZ's
+vocabularies.
 
     state   user's last acts (78) | system's last acts (209) | constraints given (24) | domains booked (4) | number of rows (4 x 6) | terminated (1)
     action  one bit per token of the system's vocabulary; several may be set
     mask    1 where the bit may be set
 
-A token says "the name of the second row that fits"; `acts` looks the row up. Other worlds have other vocabularies and sizes, in the same order.
+A token says "the name of the second row that fits"; `acts` looks the row up. Other worlds have other
+vocabularies and sizes, in the same order.
 """
 
 from __future__ import annotations
@@ -35,20 +37,32 @@ MEMO = 1 << 14  # remembered masks; the memory starts anew beyond
 class Vectoriser:
     """The rule; what it remembers are masks it has built before."""
 
-    def __init__(self, database: Database, user_acts: Vocabulary, system_acts: Vocabulary, options: Options) -> None:
-        self.database, self.user_acts, self.system_acts, self.options = database, user_acts, system_acts, options
+    def __init__(
+        self, database: Database, user_acts: Vocabulary, system_acts: Vocabulary, options: Options
+    ) -> None:
+        self.database, self.user_acts, self.system_acts, self.options = (
+            database,
+            user_acts,
+            system_acts,
+            options,
+        )
         start = len(user_acts) + len(system_acts)
         given = [(domain, slot) for domain, slots in SEMI.items() for slot in slots]
         self.given = {pair: start + i for i, pair in enumerate(given)}
         self.booked = {domain: start + len(given) + i for i, domain in enumerate(ROWED)}
         degrees = start + len(given) + len(ROWED)
-        bins = {domain: TRAIN_BINS if domain == "train" and options.train_degree_bins == "paper" else VENUE_BINS for domain in ROWED}
+        bins = {
+            domain: TRAIN_BINS if domain == "train" and options.train_degree_bins == "paper" else VENUE_BINS
+            for domain in ROWED
+        }
         self.degrees = [(domain, degrees + i * DEGREES, bins[domain]) for i, domain in enumerate(ROWED)]
         self.terminated = degrees + DEGREES * len(ROWED)
         self.state_size = self.terminated + 1
         self.action_size = len(system_acts)
         tokens = "\n".join([*user_acts.tokens, "", *system_acts.tokens])
-        self.vocabulary = hashlib.sha256(tokens.encode()).hexdigest()[:16]  # of the acts that the bits stand for
+        self.vocabulary = hashlib.sha256(tokens.encode()).hexdigest()[
+            :16
+        ]  # of the acts that the bits stand for
         self._masks: dict[tuple, np.ndarray] = {}
 
     # --- the state
@@ -89,17 +103,29 @@ class Vectoriser:
         return found
 
     def acts(self, bits: np.ndarray, state: DialogState, rng: random.Random) -> Acts:
-        """What an action says in this state; nothing at all becomes "anything else?". Raises UserError for a wrong shape."""
+        """What an action says in this state; nothing at all becomes "anything else?". Raises UserError for a
+        wrong shape."""
         if np.shape(bits) != (self.action_size,):
             raise UserError(f"expected an action of shape ({self.action_size},), got {np.shape(bits)}")
         found: list[Act] = []
         entities: dict[str, list[int]] = {}
         for number in np.flatnonzero(bits).tolist():
             intent, domain, slot, index = self.system_acts.parts[number]
-            found.append((intent, domain, slot, self._value(intent, domain, slot, index, state, entities, rng)))
+            found.append(
+                (intent, domain, slot, self._value(intent, domain, slot, index, state, entities, rng))
+            )
         return tuple(found) or (SILENCE,)
 
-    def _value(self, intent: str, domain: str, slot: str, index: int, state: DialogState, entities: dict[str, list[int]], rng: random.Random) -> str:
+    def _value(
+        self,
+        intent: str,
+        domain: str,
+        slot: str,
+        index: int,
+        state: DialogState,
+        entities: dict[str, list[int]],
+        rng: random.Random,
+    ) -> str:
         if intent == "Request":
             return "?"
         if slot == NONE or domain == "general":
@@ -122,7 +148,11 @@ class Vectoriser:
         rows = entities[name]
         if index > len(rows):
             return NONE
-        value = reference(rows[index - 1]) if slot == "Ref" else self.database[name].rows[rows[index - 1]].get(long)
+        value = (
+            reference(rows[index - 1])
+            if slot == "Ref"
+            else self.database[name].rows[rows[index - 1]].get(long)
+        )
         return value if isinstance(value, str) else NONE
 
     # --- the mask
@@ -139,7 +169,10 @@ class Vectoriser:
         if found is None:
             if len(self._masks) >= MEMO:
                 self._masks.clear()
-            allowed = [self.options.action_mask == "none" or self._allowed(*parts, state) for parts in self.system_acts.parts]
+            allowed = [
+                self.options.action_mask == "none" or self._allowed(*parts, state)
+                for parts in self.system_acts.parts
+            ]
             found = self._masks[key] = np.array(allowed, np.int8)
             found.flags.writeable = False
         return found
@@ -157,7 +190,12 @@ class Vectoriser:
         long = GOAL_SLOT[domain].get(slot, slot)
         if intent == "Inform" and domain == "Booking" and slot not in (NONE, "Name", "Ref"):
             return long in state.book.get(name, ())
-        return not (intent == "Inform" and domain == "Taxi" and slot not in ("Car", "Phone") and long not in state.semi.get("taxi", ()))
+        return not (
+            intent == "Inform"
+            and domain == "Taxi"
+            and slot not in ("Car", "Phone")
+            and long not in state.semi.get("taxi", ())
+        )
 
     def masks(self, states: Sequence[DialogState]) -> np.ndarray:
         """A batch of masks, int8 # (N, 209)."""

@@ -1,11 +1,13 @@
-"""A world: databases, goal statistics, values, vocabularies and sentence templates, read from a folder or generated.
+"""A world: databases, goal statistics, values, vocabularies and sentence templates, read from a folder or
+generated.
 
     db/{attraction,hotel,restaurant,train,hospital,police}_db.json   lists of rows          db/taxi_db.json   {"taxi_types": [...], ...}
     goal/new_goal_model.json                                         the goal statistics    value_dict.json   known values
     usr_da_voc.txt, sys_da_voc.txt                                   one token per line
     nlg/{manual,auto}_{user,system}_template_nlg.json                sentences, read when first needed
 
-These are the files of ConvLab-2's `data/multiwoz`, with the goal model as JSON. Without a folder, `town.py` generates a town of the same form.
+These are the files of ConvLab-2's `data/multiwoz`, with the goal model as JSON. Without a folder, `town.py`
+generates a town of the same form.
 """
 
 from __future__ import annotations
@@ -58,18 +60,23 @@ class World:
 
     @cached_property
     def templates(self) -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
-        """Side ("user", "system") -> Domain-Intent -> slot -> sentences with #DOMAIN-INTENT-SLOT# for the value. Raises WorldError."""
+        """Side ("user", "system") -> Domain-Intent -> slot -> sentences with #DOMAIN-INTENT-SLOT# for the
+        value. Raises WorldError."""
         return self._sentences("manual") if isinstance(self.sentences, Path) else self.sentences
 
     @cached_property
     def group_templates(self) -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
-        """The same for whole groups of acts: side -> Domain-Intent -> "Area;Name;" -> sentences. The town has none. Raises WorldError."""
+        """The same for whole groups of acts: side -> Domain-Intent -> "Area;Name;" -> sentences. The town has
+        none. Raises WorldError."""
         return self._sentences("auto") if isinstance(self.sentences, Path) else {"user": {}, "system": {}}
 
     def speakers(self, templates: str = "manual") -> dict[str, Speaker]:
-        """The voices of both sides: with a sentence for each act, or with `auto_manual` one for all acts of a kind where there is one."""
+        """The voices of both sides: with a sentence for each act, or with `auto_manual` one for all acts of a
+        kind where there is one."""
         groups = self.group_templates if templates == "auto_manual" else {"user": {}, "system": {}}
-        return {side: Speaker(self.templates[side], side=side, groups=groups[side]) for side in ("user", "system")}
+        return {
+            side: Speaker(self.templates[side], side=side, groups=groups[side]) for side in ("user", "system")
+        }
 
     def _sentences(self, kind: str) -> dict[str, Any]:
         found = {}
@@ -77,24 +84,33 @@ class World:
             path = self.sentences / f"nlg/{kind}_{side}_template_nlg.json"
             found[side] = _json(path, dict)
             for key, slots in found[side].items():
-                if not isinstance(slots, dict) or not all(isinstance(x, list) and x and all(isinstance(y, str) for y in x) for x in slots.values()):
-                    raise WorldError(f"{path}, {key}: expected {{slots: [sentence, ...]}} with at least one sentence each")
+                if not isinstance(slots, dict) or not all(
+                    isinstance(x, list) and x and all(isinstance(y, str) for y in x) for x in slots.values()
+                ):
+                    raise WorldError(
+                        f"{path}, {key}: expected {{slots: [sentence, ...]}} with at least one sentence each"
+                    )
         return found
 
 
 def load_world(folder: str | Path = "") -> World:
-    """The world of a folder; the generated town for an empty name. Raises WorldError for missing and broken files."""
+    """The world of a folder; the generated town for an empty name. Raises WorldError for missing and broken
+    files."""
     if not folder:
         from envs.multiwoz.town import generate_town  # here, because the town is made of a World
 
         return generate_town()
     path = Path(folder)
     if not path.is_dir():
-        raise WorldError(f"{path}: expected a folder with world files, found {'a file' if path.exists() else 'nothing'}. {WHENCE}")
+        raise WorldError(
+            f"{path}: expected a folder with world files, found {'a file' if path.exists() else 'nothing'}. {WHENCE}"
+        )
     tables = {domain: _rows(path / f"db/{domain}_db.json", NEEDED[domain]) for domain in TABLES}
     taxi = _json(path / "db/taxi_db.json", dict)
     if not isinstance(taxi.get("taxi_types"), list) or not taxi["taxi_types"]:
-        raise WorldError(f"{path}/db/taxi_db.json: expected a list of makes under taxi_types, found the keys {sorted(taxi)}")
+        raise WorldError(
+            f"{path}/db/taxi_db.json: expected a list of makes under taxi_types, found the keys {sorted(taxi)}"
+        )
     return build_world(
         str(path),
         tables,
@@ -114,15 +130,22 @@ def build_world(source: str, tables: Mapping[str, Any], *, taxi_types: list[str]
     try:
         goals = GoalModel(goal_model, database)
     except KeyError as error:
-        raise WorldError(f"{source}/{GOAL_MODEL}: expected the key {error}, found {sorted(goal_model)} at the top") from error
+        raise WorldError(
+            f"{source}/{GOAL_MODEL}: expected the key {error}, found {sorted(goal_model)} at the top"
+        ) from error
     except (TypeError, ValueError, AttributeError) as error:
         raise WorldError(f"{source}/{GOAL_MODEL}: {error}") from error
     try:
         known = Values(values)
     except (AttributeError, TypeError) as error:
-        raise WorldError(f"{source}/value_dict.json: expected {{domain: {{slot: [value, ...]}}}}, {error}") from error
+        raise WorldError(
+            f"{source}/value_dict.json: expected {{domain: {{slot: [value, ...]}}}}, {error}"
+        ) from error
     try:
-        vocabularies = Vocabulary(user_tokens, where="usr_da_voc.txt"), Vocabulary(system_tokens, where="sys_da_voc.txt")
+        vocabularies = (
+            Vocabulary(user_tokens, where="usr_da_voc.txt"),
+            Vocabulary(system_tokens, where="sys_da_voc.txt"),
+        )
     except ActError as error:
         raise WorldError(f"{source}/{error}") from error
     return World(source, database, goals, known, *vocabularies, sentences)
@@ -136,7 +159,9 @@ def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, Any]]:
         if not isinstance(row, dict):
             raise WorldError(f"{path}, row {number}: expected an object, found {row!r:.80}")
         if missing := [slot for slot in needed if not isinstance(row.get(slot), str)]:
-            raise WorldError(f"{path}, row {number}: expected text in {missing[0]!r}, found {row.get(missing[0])!r:.80} (the row has {sorted(row)})")
+            raise WorldError(
+                f"{path}, row {number}: expected text in {missing[0]!r}, found {row.get(missing[0])!r:.80} (the row has {sorted(row)})"
+            )
     return rows
 
 
@@ -145,12 +170,18 @@ def _json(path: Path, kind: type) -> Any:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         pickled = path.with_suffix(".pkl")
-        found = f"{pickled.name}, and pickles are not read: convert it to JSON, tuple keys joined by |" if pickled.exists() else "no such file"
+        found = (
+            f"{pickled.name}, and pickles are not read: convert it to JSON, tuple keys joined by |"
+            if pickled.exists()
+            else "no such file"
+        )
         raise WorldError(f"{path}: expected a JSON file, found {found}. {WHENCE}") from error
     except (OSError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise WorldError(f"{path}: expected JSON in UTF-8, found {error}. Download the file again") from error
     if not isinstance(value, kind):
-        raise WorldError(f"{path}: expected {'an object' if kind is dict else 'a list'} at the top, found {type(value).__name__}")
+        raise WorldError(
+            f"{path}: expected {'an object' if kind is dict else 'a list'} at the top, found {type(value).__name__}"
+        )
     return value
 
 
@@ -158,9 +189,13 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").split()
     except FileNotFoundError as error:
-        raise WorldError(f"{path}: expected a vocabulary, one Domain-Intent-Slot-V a line, found no such file. {WHENCE}") from error
+        raise WorldError(
+            f"{path}: expected a vocabulary, one Domain-Intent-Slot-V a line, found no such file. {WHENCE}"
+        ) from error
     except (OSError, ValueError) as error:
         raise WorldError(f"{path}: expected text in UTF-8, found {error}") from error
     if not lines:
-        raise WorldError(f"{path}: expected a vocabulary, one Domain-Intent-Slot-V a line, found an empty file")
+        raise WorldError(
+            f"{path}: expected a vocabulary, one Domain-Intent-Slot-V a line, found an empty file"
+        )
     return lines

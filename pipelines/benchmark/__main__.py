@@ -82,8 +82,16 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     if not config.quiet:
         print(result.shown)
     machine = describe_machine() | {"load_average_before": before, "load_average_after": os.getloadavg()}
-    write_json(out / "benchmark.json", {"what": config.what, "machine": machine, "settings": asdict(config), **result.report})
-    headline = {"what": config.what, **result.headline, "load_average": os.getloadavg()[0], "output_dir": str(out)}
+    write_json(
+        out / "benchmark.json",
+        {"what": config.what, "machine": machine, "settings": asdict(config), **result.report},
+    )
+    headline = {
+        "what": config.what,
+        **result.headline,
+        "load_average": os.getloadavg()[0],
+        "output_dir": str(out),
+    }
     if result.plot is not None:
         headline["plot"] = str(out / f"{config.what}.svg")
         result.plot.savefig(headline["plot"], dpi=110)
@@ -92,20 +100,30 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
 
 def _check(config: BenchmarkConfig) -> None:
     if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.length < 2 * config.user_block:
-        sizes = "rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks"
+        sizes = (
+            "rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks"
+        )
         raise UserError(f"expected {sizes}")
     if unknown := [name for name in config.contenders if name not in CONTENDERS]:
-        raise UserError(f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}")
+        raise UserError(
+            f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}"
+        )
     if config.what == "scorers" and not (config.encoder and config.logs):
         raise UserError("scorers: expected --encoder PATH and --logs PATH")
-    if config.what == "cartpole" and (config.seeds < 1 or config.steps < 1 or config.seed < 0 or not config.priors):
+    if config.what == "cartpole" and (
+        config.seeds < 1 or config.steps < 1 or config.seed < 0 or not config.priors
+    ):
         numbers = "seeds and steps of at least 1, a seed of at least 0 and one prior or more"
         raise UserError(f"cartpole: expected {numbers}")
 
 
 def _pin_allocator() -> None:
     """Starts this process anew under `ALLOCATOR`, which glibc reads only at the start."""
-    if os.environ.get("GLIBC_TUNABLES") != ALLOCATOR and sys.platform == "linux" and not {"memory", "prepare"} & set(sys.argv):
+    if (
+        os.environ.get("GLIBC_TUNABLES") != ALLOCATOR
+        and sys.platform == "linux"
+        and not {"memory", "prepare"} & set(sys.argv)
+    ):
         os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": ALLOCATOR})
 
 

@@ -28,6 +28,11 @@ def new_lm(config: BenchmarkConfig, *, dropout: float = 0.0) -> Any:
     """A GPT-2 of the settings' shape; the same one each time."""
     torch.manual_seed(config.seed)
     context = max(config.length, config.prompt + config.new_tokens)
-    shape = {"layers": config.layers, "attention_heads": config.attention_heads, "width": config.width, "context": context}
+    shape = {
+        "layers": config.layers,
+        "attention_heads": config.attention_heads,
+        "width": config.width,
+        "context": context,
+    }
     model = ModelConfig(family="gpt2", **shape, dropout=dropout)
     return load_lm(model, _Vocabulary(config.vocabulary))

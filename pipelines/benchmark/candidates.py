@@ -27,7 +27,9 @@ def measure(config: BenchmarkConfig) -> Result:
         contenders = {
             "plain": writer.one_at_a_time,
             "batched": lambda: writer.batched(range(config.contexts)),
-            f"batched, {config.threads} processes of one thread": lambda: pool.map(_write, parts, chunksize=1),
+            f"batched, {config.threads} processes of one thread": lambda: pool.map(
+                _write, parts, chunksize=1
+            ),
         }
         seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
     setting = f"{config.replies} sampled replies to each of {config.contexts} contexts"
@@ -39,10 +41,18 @@ class _Writer:
 
     def __init__(self, config: BenchmarkConfig) -> None:
         self.config, rng = config, np.random.default_rng(config.seed)
-        words = ["".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), size=rng.integers(2, 9))) for _ in range(1000)]
-        said = [" ".join(rng.choice(words, size=rng.integers(4, config.prompt_words + 1))) for _ in range(config.contexts)]
+        words = [
+            "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), size=rng.integers(2, 9)))
+            for _ in range(1000)
+        ]
+        said = [
+            " ".join(rng.choice(words, size=rng.integers(4, config.prompt_words + 1)))
+            for _ in range(config.contexts)
+        ]
         self.tokenizer = train_tokenizer([" ".join(words)] * 3, vocab_size=config.vocabulary)
-        self.contexts = [Context((0, i), [{"role": "user", "content": text}], "") for i, text in enumerate(said)]
+        self.contexts = [
+            Context((0, i), [{"role": "user", "content": text}], "") for i, text in enumerate(said)
+        ]
         self.decoding = Decoding(max_new_tokens=32, max_prompt_length=96)
         self.policy = Policy(new_lm(replace(config, length=128)), BC(), ModelConfig()).eval()
 
@@ -50,9 +60,20 @@ class _Writer:
         """As transformers does it: the prompt of one context, several sequences returned."""
         for context in self.contexts:
             prompt = torch.tensor([encode_prompt(context.messages, self.tokenizer, max_length=96)])
-            settings = {"max_new_tokens": self.decoding.max_new_tokens, "eos_token_id": self.tokenizer.eos_token_id, "pad_token_id": 0}
+            settings = {
+                "max_new_tokens": self.decoding.max_new_tokens,
+                "eos_token_id": self.tokenizer.eos_token_id,
+                "pad_token_id": 0,
+            }
             mask = torch.ones_like(prompt)
-            self.policy.lm.generate(prompt, attention_mask=mask, do_sample=True, top_k=0, num_return_sequences=self.config.replies, **settings)
+            self.policy.lm.generate(
+                prompt,
+                attention_mask=mask,
+                do_sample=True,
+                top_k=0,
+                num_return_sequences=self.config.replies,
+                **settings,
+            )
 
     def batched(self, numbers: Sequence[int]) -> None:
         contexts = [self.contexts[i] for i in numbers]

@@ -69,14 +69,24 @@ def measure(config: BenchmarkConfig) -> Result:
     start = time.process_time()
     found = experiment(config.seeds, config.steps, priors=config.priors, seed=config.seed)
     seconds = time.process_time() - start
-    means = {buffer: {name: round(float(np.mean(values)), 1) for name, values in rows.items()} for buffer, rows in found.returns.items()}
+    means = {
+        buffer: {name: round(float(np.mean(values)), 1) for name, values in rows.items()}
+        for buffer, rows in found.returns.items()
+    }
     tables = [table(found.returns), "", table(found.causes, head="what may explain it", digits=1), ""]
     size = f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU"
     report = {"cpu_seconds": seconds, **asdict(found)}
-    return Result(report, "\n".join([*tables, f"{size}; means and 95 % intervals over seeds"]), {"returns": means}, plot(found.returns))
+    return Result(
+        report,
+        "\n".join([*tables, f"{size}; means and 95 % intervals over seeds"]),
+        {"returns": means},
+        plot(found.returns),
+    )
 
 
-def experiment(seeds: int, updates: int, *, priors: Sequence[str] = ("clone",), seed: int = 0, variants: bool = True) -> Experiment:
+def experiment(
+    seeds: int, updates: int, *, priors: Sequence[str] = ("clone",), seed: int = 0, variants: bool = True
+) -> Experiment:
     """All policies on all buffers.
 
     `seed` reaches whatever is drawn; `variants` adds WOP with one thing changed at a time, and the causes.
@@ -93,27 +103,56 @@ def experiment(seeds: int, updates: int, *, priors: Sequence[str] = ("clone",), 
     fitted = {name: makers[name]() for name in priors}
     values = _values(logs, fitted, clone, seeds, updates, seed=first, variants=variants)
     found = {"behaviour": logs.mean_return()}
-    found |= {name: returns(act, len(BUFFERS) * seeds, seed=first + 10_000) for name, act in _policies(fitted, values).items()}
+    found |= {
+        name: returns(act, len(BUFFERS) * seeds, seed=first + 10_000)
+        for name, act in _policies(fitted, values).items()
+    }
     rows = {name: value.view(len(BUFFERS), seeds).tolist() for name, value in found.items()}
     why = causes(logs, fitted, values, seed=first) if variants else {}
     return Experiment(
         {buffer: {name: row[i] for name, row in rows.items()} for i, buffer in enumerate(BUFFERS)},
-        {buffer: {name: row[i * seeds : (i + 1) * seeds] for name, row in why.items()} for i, buffer in enumerate(BUFFERS)},
+        {
+            buffer: {name: row[i * seeds : (i + 1) * seeds] for name, row in why.items()}
+            for i, buffer in enumerate(BUFFERS)
+        },
     )
 
 
 def _values(
-    logs: Transitions, priors: Mapping[str, Act], clone: Networks, seeds: int, updates: int, *, seed: int, variants: bool
+    logs: Transitions,
+    priors: Mapping[str, Act],
+    clone: Networks,
+    seeds: int,
+    updates: int,
+    *,
+    seed: int,
+    variants: bool,
 ) -> dict[str, nn.Module]:
     """What each method learned, by its name: a network per log."""
-    logp = {name: log_probability(prior, logs) for name, prior in ({"clone": sampled(clone)} | dict(priors)).items()}
+    logp = {
+        name: log_probability(prior, logs)
+        for name, prior in ({"clone": sampled(clone)} | dict(priors)).items()
+    }
 
     def train(method: WayOffPolicy, prior: str = "clone", above: Networks | None = None) -> nn.Module:
-        return learn(method, logs, columns_of(seeds, updates, seed=seed), steps=updates, seed=seed, prior_logp=logp[prior], above=above)
+        return learn(
+            method,
+            logs,
+            columns_of(seeds, updates, seed=seed),
+            steps=updates,
+            seed=seed,
+            prior_logp=logp[prior],
+            above=above,
+        )
 
-    found = {"Batch Q": train(Q_LEARNING), "DBCQ's Q": train(LOWER_Q_LEARNING)} | {f"WOP, {name}": train(WOP, name) for name in priors}
+    found = {"Batch Q": train(Q_LEARNING), "DBCQ's Q": train(LOWER_Q_LEARNING)} | {
+        f"WOP, {name}": train(WOP, name) for name in priors
+    }
     if variants:
-        found |= {"WOP, one pass": train(replace(WOP, target_passes=1)), "WOP, from the clone": train(WOP, above=clone)}
+        found |= {
+            "WOP, one pass": train(replace(WOP, target_passes=1)),
+            "WOP, from the clone": train(WOP, above=clone),
+        }
     return found
 
 
@@ -130,7 +169,12 @@ def _policies(priors: Mapping[str, Act], values: Mapping[str, nn.Module]) -> dic
     return found
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[float | tuple[float, float]]]], *, head: str = "policy", digits: int = 0) -> str:
+def table(
+    found: Mapping[str, Mapping[str, Sequence[float | tuple[float, float]]]],
+    *,
+    head: str = "policy",
+    digits: int = 0,
+) -> str:
     """Markdown: a row per policy, a column per buffer.
 
     A pair is a numerator and a denominator: a figure is the sum of those over that of these.
@@ -166,7 +210,9 @@ def plot(found: Returns) -> Figure:
     figure = Figure(figsize=(11, 1.4 + 0.28 * len(names)), layout="constrained")
     for axes, (buffer, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         behaviour = interval(rows["behaviour"])
-        axes.axvline(behaviour.value, color="#6b6b6b", linestyle="--", linewidth=1.2, label="behaviour policy")
+        axes.axvline(
+            behaviour.value, color="#6b6b6b", linestyle="--", linewidth=1.2, label="behaviour policy"
+        )
         if behaviour.low is not None:
             axes.axvspan(behaviour.low, behaviour.high, color="#6b6b6b", alpha=0.15, linewidth=0)
         for y, name in enumerate(names):
@@ -180,7 +226,10 @@ def plot(found: Returns) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.invert_yaxis()
-    figure.supxlabel("mean return (steps of 200): the policy, and hollow its best action; dashed: what wrote the buffer", fontsize=9)
+    figure.supxlabel(
+        "mean return (steps of 200): the policy, and hollow its best action; dashed: what wrote the buffer",
+        fontsize=9,
+    )
     return figure
 
 

@@ -14,7 +14,9 @@ from pipelines.benchmark.cartpole_learners import GAMMA, PASSES, Act, Transition
 PROBED = 1000  # states of each log
 MATTERS = 1.0  # steps, discounted, that the worse action costs where the choice matters
 
-Shares = dict[str, list[tuple[float, float]]]  # what -> each log's numerator and denominator: the figure of several logs is sum / sum
+Shares = dict[
+    str, list[tuple[float, float]]
+]  # what -> each log's numerator and denominator: the figure of several logs is sum / sum
 
 
 def balancing(observations: Tensor) -> Tensor:
@@ -31,7 +33,11 @@ def true_values(act: Act, states: Tensor) -> Tensor:
     """
     count, width = states.shape[:2]
     env = cart_poles_at(states[:, :, None].expand(-1, -1, 2, -1).flatten(0, 2).numpy())
-    actions, alive, found = torch.arange(2).repeat(count * width), torch.ones(count * width * 2, dtype=torch.bool), torch.zeros(count * width * 2)
+    actions, alive, found = (
+        torch.arange(2).repeat(count * width),
+        torch.ones(count * width * 2, dtype=torch.bool),
+        torch.zeros(count * width * 2),
+    )
     for t in range(LIMIT):
         found += alive * GAMMA**t
         following, _, terminated, _, _ = env.step(actions.numpy())
@@ -51,20 +57,42 @@ def causes(logs: Transitions, priors: dict[str, Act], values: dict[str, nn.Modul
     differ in what they prefer.
     """
     draws = torch.Generator().manual_seed(seed)
-    place = torch.arange(len(logs.actions))[:, None], torch.randint(0, logs.actions.shape[1], (len(logs.actions), PROBED), generator=draws)
+    place = (
+        torch.arange(len(logs.actions))[:, None],
+        torch.randint(0, logs.actions.shape[1], (len(logs.actions), PROBED), generator=draws),
+    )
     states, logged = logs.observations[place], logs.actions[place] * 2.0 - 1
     true = true_values(balancing, states).diff(dim=-1).squeeze(-1)  # above 0 where action 1 is the right one
     matter, every = (true.abs() > MATTERS).float(), torch.ones_like(true)
-    leanings = {f"p, {name}": prior(states).clamp_min(1e-8).log() for name, prior in priors.items() if name != "uniform"}  # that has no opinion
+    leanings = {
+        f"p, {name}": prior(states).clamp_min(1e-8).log()
+        for name, prior in priors.items()
+        if name != "uniform"
+    }  # that has no opinion
     leanings |= {name: networks(states) for name, networks in values.items()}
-    leanings = {"logged action": logged} | {name: scores.diff(dim=-1).squeeze(-1) for name, scores in leanings.items()}
+    leanings = {"logged action": logged} | {
+        name: scores.diff(dim=-1).squeeze(-1) for name, scores in leanings.items()
+    }
     found = {"% of states: the choice matters": (100 * matter, every)}
-    found |= {f"% right there: {name}": (100 * matter * (leaning.sign() == true.sign()), matter) for name, leaning in leanings.items()}
-    found |= {f"logged - other: {name}": (logged * leanings[name], every) for name in leanings if name.startswith(("p, ", "WOP"))}
+    found |= {
+        f"% right there: {name}": (100 * matter * (leaning.sign() == true.sign()), matter)
+        for name, leaning in leanings.items()
+    }
+    found |= {
+        f"logged - other: {name}": (logged * leanings[name], every)
+        for name in leanings
+        if name.startswith(("p, ", "WOP"))
+    }
     if psi := next((name for name in values if name.startswith("WOP")), None):
         lowered, apart = _passes(values[psi], states)
-        found |= {f"least of {PASSES} passes lowers a value by: {psi}": (lowered, every), f"passes differ in 1 - 0 by: {psi}": (apart, every)}
-    return {name: list(zip(top.sum(1).tolist(), bottom.sum(1).tolist(), strict=True)) for name, (top, bottom) in found.items()}
+        found |= {
+            f"least of {PASSES} passes lowers a value by: {psi}": (lowered, every),
+            f"passes differ in 1 - 0 by: {psi}": (apart, every),
+        }
+    return {
+        name: list(zip(top.sum(1).tolist(), bottom.sum(1).tolist(), strict=True))
+        for name, (top, bottom) in found.items()
+    }
 
 
 def _passes(networks: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:

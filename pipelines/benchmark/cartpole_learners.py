@@ -26,10 +26,16 @@ WIDTH, SAMPLES = 32, 32  # hidden units; B
 C, PASSES = 2.0, 5  # WOP's c and M as published
 # Where targets are Monte-Carlo. All values are near 1 / (1 - gamma): more would drown differences of actions.
 DROPOUT = 0.02
-GAMMA, POLYAK, RATE = 0.95, 0.005, 1e-3  # for all methods; targets that follow ten times as fast let plain Q-learning diverge
+GAMMA, POLYAK, RATE = (
+    0.95,
+    0.005,
+    1e-3,
+)  # for all methods; targets that follow ten times as fast let plain Q-learning diverge
 LATENT, MIXED = 2, 32  # numbers in z, and how many draws of it p(a|s) is the mean over
 
-Q_LEARNING = WayOffPolicy(origin="logits", state_value=False, coefficient="kl", c=0.0, gamma=GAMMA)  # r + 0 (log p - log pi) + gamma max Q'
+Q_LEARNING = WayOffPolicy(
+    origin="logits", state_value=False, coefficient="kl", c=0.0, gamma=GAMMA
+)  # r + 0 (log p - log pi) + gamma max Q'
 LOWER_Q_LEARNING = replace(Q_LEARNING, target_passes=PASSES)  # what DBCQ chooses by
 WOP = WayOffPolicy(backup="psi", origin="logits", state_value=False, c=C, gamma=GAMMA, target_passes=PASSES)
 
@@ -53,7 +59,9 @@ class Networks(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = inputs / self.scale
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            thinned = self.dropout(torch.ones_like(bias))  # one mask per network and pass: a pass is one draw of a function
+            thinned = self.dropout(
+                torch.ones_like(bias)
+            )  # one mask per network and pass: a pass is one draw of a function
             hidden = torch.relu(torch.baddbmm(bias, hidden, weight)) * thinned
         return torch.baddbmm(self.biases[-1], hidden, self.weights[-1])
 
@@ -65,7 +73,10 @@ class Added(nn.Module):
 
     def __init__(self, clone: Networks) -> None:
         super().__init__()
-        self.clone, self.added = copy.deepcopy(clone).requires_grad_(False), Networks(len(clone.weights[0]), dropout=DROPOUT)
+        self.clone, self.added = (
+            copy.deepcopy(clone).requires_grad_(False),
+            Networks(len(clone.weights[0]), dropout=DROPOUT),
+        )
         nn.init.zeros_(self.added.weights[-1])
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -85,7 +96,12 @@ class Transitions:
     @classmethod
     def empty(cls, count: int, length: int) -> Transitions:
         flags = (torch.zeros(count, length, dtype=torch.bool) for _ in range(2))
-        return cls(torch.zeros(count, length, 4), torch.zeros(count, length, dtype=torch.int64), torch.zeros(count, length, 4), *flags)
+        return cls(
+            torch.zeros(count, length, 4),
+            torch.zeros(count, length, dtype=torch.int64),
+            torch.zeros(count, length, 4),
+            *flags,
+        )
 
     @classmethod
     def stack(cls, parts: list[Transitions]) -> Transitions:
@@ -128,19 +144,27 @@ class Learner:
 
     def __init__(self, method: Method, networks: nn.Module) -> None:
         self.method, self.online = method, networks.train()
-        self.target = copy.deepcopy(networks).requires_grad_(False).train(method.target_passes > 1)  # dropout is for several passes only
+        self.target = (
+            copy.deepcopy(networks).requires_grad_(False).train(method.target_passes > 1)
+        )  # dropout is for several passes only
         self.optimizer = torch.optim.Adam(networks.parameters(), lr=RATE)
 
-    def update(self, logs: Transitions, columns: Tensor, *, progress: float, prior_logp: Tensor | None = None) -> None:
+    def update(
+        self, logs: Transitions, columns: Tensor, *, progress: float, prior_logp: Tensor | None = None
+    ) -> None:
         """One step of Adam; `progress` 0..1 lowers the learning rate to a fiftieth."""
         batch, now, then = logs.batch(columns, prior_logp)
         scores = self.online(now).flatten(0, 1)  # (N, 2)
-        unread = torch.zeros_like(scores)  # losses read online scores at decisions only, target scores at next states only
+        unread = torch.zeros_like(
+            scores
+        )  # losses read online scores at decisions only, target scores at next states only
         with torch.no_grad():
             passes = range(self.method.target_passes if self.method.heads.lm_target else 0)
             targets = tuple(Dense(torch.cat([unread, self.target(then).flatten(0, 1)])) for _ in passes)
         loss = self.method.loss(Outputs(Dense(torch.cat([scores, unread])), lm_target=targets), batch)
-        step(self.optimizer, loss.total / columns.shape[1], progress)  # the mean over each network's own decisions
+        step(
+            self.optimizer, loss.total / columns.shape[1], progress
+        )  # the mean over each network's own decisions
         with torch.no_grad():
             torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), POLYAK)
 
@@ -153,7 +177,14 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor, progress: float) -> Non
 
 
 def learn(
-    method: Method, logs: Transitions, columns: Columns, *, steps: int, seed: int, prior_logp: Tensor | None = None, above: Networks | None = None
+    method: Method,
+    logs: Transitions,
+    columns: Columns,
+    *,
+    steps: int,
+    seed: int,
+    prior_logp: Tensor | None = None,
+    above: Networks | None = None,
 ) -> nn.Module:
     """One network per log; with `above` it adds to that clone's log p. Every method starts from the same
     weights.
@@ -162,7 +193,11 @@ def learn(
     order.
     """
     torch.manual_seed(seed)
-    networks = Networks(len(logs.actions), dropout=DROPOUT if method.target_passes > 1 else 0.0) if above is None else Added(above)
+    networks = (
+        Networks(len(logs.actions), dropout=DROPOUT if method.target_passes > 1 else 0.0)
+        if above is None
+        else Added(above)
+    )
     learner = Learner(method, networks)
     for number in range(steps):
         learner.update(logs, columns(number), progress=number / steps, prior_logp=prior_logp)
@@ -187,7 +222,9 @@ def best_of(prior: Tensor, q: Tensor, draws: int) -> Tensor:
     """
     order = q.argsort(-1)
     below = prior.gather(-1, order).cumsum(-1) ** draws
-    return torch.zeros_like(below).scatter(-1, order, below.diff(dim=-1, prepend=torch.zeros_like(below[..., :1])))
+    return torch.zeros_like(below).scatter(
+        -1, order, below.diff(dim=-1, prepend=torch.zeros_like(below[..., :1]))
+    )
 
 
 def variational(logs: Transitions, columns: Columns, *, steps: int, seed: int) -> Act:
@@ -205,9 +242,16 @@ def variational(logs: Transitions, columns: Columns, *, steps: int, seed: int) -
     for number in range(steps):
         chosen = columns(number)
         observations, actions = logs.observations[place, chosen], logs.actions[place, chosen]
-        mean, log_variance = encoder(torch.cat([observations, F.one_hot(actions, 2).float()], -1)).chunk(2, -1)  # (K, B, LATENT)
+        mean, log_variance = encoder(torch.cat([observations, F.one_hot(actions, 2).float()], -1)).chunk(
+            2, -1
+        )  # (K, B, LATENT)
         z = mean + (log_variance / 2).exp() * torch.randn_like(mean)
-        log_p = decoder(torch.cat([observations, z], -1)).log_softmax(-1).gather(-1, actions[..., None]).squeeze(-1)
+        log_p = (
+            decoder(torch.cat([observations, z], -1))
+            .log_softmax(-1)
+            .gather(-1, actions[..., None])
+            .squeeze(-1)
+        )
         kl = (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1) / 2
         step(optimizer, (kl - log_p).sum() / chosen.shape[1], number / steps)
     draws = torch.randn(MIXED, LATENT)
@@ -229,4 +273,8 @@ def uniform(observations: Tensor) -> Tensor:
 def log_probability(prior: Act, logs: Transitions) -> Tensor:
     """(K, L) log p of the logged actions, never below log 1e-8."""
     parts = zip(logs.observations.split(1000, 1), logs.actions.split(1000, 1), strict=True)
-    return torch.cat([prior(now).gather(-1, actions[..., None]).squeeze(-1) for now, actions in parts], 1).clamp_min(1e-8).log()
+    return (
+        torch.cat([prior(now).gather(-1, actions[..., None]).squeeze(-1) for now, actions in parts], 1)
+        .clamp_min(1e-8)
+        .log()
+    )

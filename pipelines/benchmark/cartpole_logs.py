@@ -10,28 +10,49 @@ import torch
 from torch import Tensor
 
 from envs.cart_pole import LIMIT, cart_poles
-from pipelines.benchmark.cartpole_learners import Q_LEARNING, SAMPLES, Act, Columns, Learner, Networks, Transitions, greedy
+from pipelines.benchmark.cartpole_learners import (
+    Q_LEARNING,
+    SAMPLES,
+    Act,
+    Columns,
+    Learner,
+    Networks,
+    Transitions,
+    greedy,
+)
 
 BUFFERS = ("full", "concurrent", "expert", "noisy")
-LENGTH, WINDOW, NOISE = 10_000, 2_000, 0.3  # transitions in a buffer and in the sliding window; the noisy expert's share of random actions
+LENGTH, WINDOW, NOISE = (
+    10_000,
+    2_000,
+    0.3,
+)  # transitions in a buffer and in the sliding window; the noisy expert's share of random actions
 EPISODES = 50  # that measure a policy
 
 Seen = Callable[[Transitions, Tensor], None]  # the logs so far and the K numbers of transitions in them
 
 
-def record(act: Callable[[Tensor], Tensor], count: int, length: int, *, seed: int, seen: Seen | None = None) -> Transitions:
+def record(
+    act: Callable[[Tensor], Tensor], count: int, length: int, *, seed: int, seen: Seen | None = None
+) -> Transitions:
     """Transitions of `count` poles under act: (K, 4) -> (K,).
 
     `seen(transitions, sizes)` is called after every step.
     """
     env, first = cart_poles(count, seed=seed)
     observations = torch.from_numpy(first)
-    logs, sizes, fresh = Transitions.empty(count, length), torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.bool)
+    logs, sizes, fresh = (
+        Transitions.empty(count, length),
+        torch.zeros(count, dtype=torch.int64),
+        torch.zeros(count, dtype=torch.bool),
+    )
     while int(sizes.min()) < length:
         actions = act(observations)
         step = env.step(actions.numpy())
         following, terminated, cut = (torch.from_numpy(step[i]) for i in (0, 2, 3))
-        k = (~fresh & (sizes < length)).nonzero().squeeze(1)  # the step after an episode's end only resets, whatever the action
+        k = (
+            (~fresh & (sizes < length)).nonzero().squeeze(1)
+        )  # the step after an episode's end only resets, whatever the action
         values = observations, actions, following, terminated, terminated | cut
         for f, value in zip(fields(Transitions), values, strict=True):
             getattr(logs, f.name)[k, sizes[k]] = value[k]
@@ -69,7 +90,9 @@ def explore(seeds: int, *, seed: int) -> tuple[Transitions, Networks]:
 
     def act(observations: Tensor) -> Tensor:
         with torch.no_grad():
-            return _perturbed(greedy(learner.online)(observations[:, None])[:, 0].argmax(-1), max(0.02, 1 - step / 3000))
+            return _perturbed(
+                greedy(learner.online)(observations[:, None])[:, 0].argmax(-1), max(0.02, 1 - step / 3000)
+            )
 
     def seen(logs: Transitions, sizes: Tensor) -> None:
         nonlocal step, score
@@ -99,7 +122,9 @@ def collect(seeds: int, *, seed: int) -> Transitions:
         return lambda observations: _perturbed(greedy(expert)(observations[:, None])[:, 0].argmax(-1), share)
 
     with torch.no_grad():
-        clean, noisy = (record(acting(share), seeds, LENGTH, seed=seed + 1 + i) for i, share in enumerate((0.0, NOISE)))
+        clean, noisy = (
+            record(acting(share), seeds, LENGTH, seed=seed + 1 + i) for i, share in enumerate((0.0, NOISE))
+        )
     return Transitions.stack([full, full, clean, noisy])
 
 

@@ -20,16 +20,28 @@ def measure(config: BenchmarkConfig) -> Result:
     """New tokens of a call and its seconds, for each batch size."""
     method = ILQL(beta=config.beta, top_k=config.top_k)
     lm = new_lm(config).eval()
-    guided = {heads: Policy(new_lm(config), method, ModelConfig(heads=heads, rank=config.rank)).eval() for heads in ("mlp", "lowrank")}
+    guided = {
+        heads: Policy(new_lm(config), method, ModelConfig(heads=heads, rank=config.rank)).eval()
+        for heads in ("mlp", "lowrank")
+    }
     for policy in guided.values():
         for parameter in policy.heads.parameters():
             nn.init.normal_(parameter, std=0.02)  # new heads are zero and would steer nowhere
     measured: Measured = {}
     for batch_size in config.batch_sizes:
-        prompt = torch.randint(config.vocabulary, (batch_size, config.prompt), generator=torch.Generator().manual_seed(config.seed))
+        prompt = torch.randint(
+            config.vocabulary,
+            (batch_size, config.prompt),
+            generator=torch.Generator().manual_seed(config.seed),
+        )
         contenders = {"plain": _generation(config, lm, prompt, top_k=config.top_k)}
-        contenders |= {f"ilql {heads}": _generation(config, policy, prompt, top_k=0) for heads, policy in guided.items()}
-        measured[f"batch {batch_size}"] = prompt.shape[0] * config.new_tokens, take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
+        contenders |= {
+            f"ilql {heads}": _generation(config, policy, prompt, top_k=0) for heads, policy in guided.items()
+        }
+        measured[f"batch {batch_size}"] = (
+            prompt.shape[0] * config.new_tokens,
+            take_turns(contenders, rounds=config.rounds, warmup=config.warmup),
+        )
     return speeds(config, measured)
 
 
@@ -38,7 +50,14 @@ def _generation(config: BenchmarkConfig, model: Any, prompt: Tensor, *, top_k: i
     mask = torch.ones_like(prompt)
 
     def call() -> None:
-        ids = model.generate(prompt, attention_mask=mask, do_sample=True, top_k=top_k, max_new_tokens=config.new_tokens, use_cache=True)
+        ids = model.generate(
+            prompt,
+            attention_mask=mask,
+            do_sample=True,
+            top_k=top_k,
+            max_new_tokens=config.new_tokens,
+            use_cache=True,
+        )
         if ids.shape[1] != config.prompt + config.new_tokens:
             raise UserError(f"expected {config.new_tokens} new tokens, got {ids.shape[1] - config.prompt}")
 

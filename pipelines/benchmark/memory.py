@@ -43,7 +43,8 @@ def peak_memory(config: BenchmarkConfig, name: str) -> int:
 
 
 def peak_kib() -> int:
-    """What this process needed at most. (On Linux ru_maxrss begins at the peak of the process that started it.)"""
+    """What this process needed at most. (On Linux ru_maxrss begins at the peak of the process that started
+    it.)"""
     status = Path("/proc/self/status")
     if not status.is_file():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -16,7 +16,13 @@ from envs import control_env
 from pipelines.benchmark.measuring import Result, speeds, take_turns
 from pipelines.benchmark.settings import BenchmarkConfig
 
-ENVS, BATCH, MINIBATCH, PASSES, GAMMA = 32, 1024, 256, 4, 0.9  # of all contenders: MovingDot with positions, networks of 2 x 64
+ENVS, BATCH, MINIBATCH, PASSES, GAMMA = (
+    32,
+    1024,
+    256,
+    4,
+    0.9,
+)  # of all contenders: MovingDot with positions, networks of 2 x 64
 
 
 def measure(config: BenchmarkConfig) -> Result:
@@ -47,10 +53,20 @@ def _plain(make_envs: Callable, rounds: int) -> Callable[[], None]:
 
     probe = make_envs(1)
     config = PPOConfig().environment(
-        env="dots", observation_space=probe.single_observation_space, action_space=probe.single_action_space, disable_env_checking=True
+        env="dots",
+        observation_space=probe.single_observation_space,
+        action_space=probe.single_action_space,
+        disable_env_checking=True,
     )
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=ENVS, env_runner_cls=Runner)
-    config.training(train_batch_size_per_learner=BATCH, minibatch_size=MINIBATCH, num_epochs=PASSES, gamma=GAMMA, use_kl_loss=False, grad_clip=0.5)
+    config.training(
+        train_batch_size_per_learner=BATCH,
+        minibatch_size=MINIBATCH,
+        num_epochs=PASSES,
+        gamma=GAMMA,
+        use_kl_loss=False,
+        grad_clip=0.5,
+    )
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], vf_share_layers=False))
     config.validate()
     runner = Runner(config=config, worker_index=0)
@@ -100,7 +116,10 @@ def _ours(make_envs: Callable, rounds: int, folder: Path, *, learned: bool) -> C
     from rl_dialog.training.policy_gradient import PPO
 
     ppo = PPO(batch_size=BATCH, minibatch_size=MINIBATCH, passes=PASSES, gamma=GAMMA, max_grad_norm=0.5)
-    learner = Learner(LearnerSettings("moving_dot", make_envs, ppo, 25, envs=ENVS, learned=learned), folder / f"learned_{learned}")
+    learner = Learner(
+        LearnerSettings("moving_dot", make_envs, ppo, 25, envs=ENVS, learned=learned),
+        folder / f"learned_{learned}",
+    )
     torch.manual_seed(0)
     published = (1, RewardModel(reward_shape(make_envs))) if learned else None
 

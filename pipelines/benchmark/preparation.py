@@ -22,11 +22,33 @@ from rl_dialog.rewards import REWARDS, apply_rewards, choose_rewards
 from rl_dialog.rewards.phrases import CHEERFUL, COMPLIMENTS, POLITENESS, SUPPORTIVE
 from rl_dialog.rewards.words import QUESTION_WORDS
 
-PHRASES = {"compliments": COMPLIMENTS, "politeness": POLITENESS, "cheerful": CHEERFUL, "supportive": SUPPORTIVE}
+PHRASES = {
+    "compliments": COMPLIMENTS,
+    "politeness": POLITENESS,
+    "cheerful": CHEERFUL,
+    "supportive": SUPPORTIVE,
+}
 # The rewards of the 2019 code that need no model.
-MODEL_FREE = ["you", "answer_length", "answer_characters", "conversation_length", "vote", "question", "laughter", *PHRASES]
+MODEL_FREE = [
+    "you",
+    "answer_length",
+    "answer_characters",
+    "conversation_length",
+    "vote",
+    "question",
+    "laughter",
+    *PHRASES,
+]
 STARTED = 100  # conversations of a log that takes as long as starting does
-COLUMNS = ("Chat ID", "Chatbot ID", "Datetime", "Message", "Response", "Response Rating", "Chat Rating Quality")
+COLUMNS = (
+    "Chat ID",
+    "Chatbot ID",
+    "Datetime",
+    "Message",
+    "Response",
+    "Response Rating",
+    "Chat Rating Quality",
+)
 
 
 def measure(config: BenchmarkConfig) -> Result:
@@ -49,7 +71,9 @@ def measure(config: BenchmarkConfig) -> Result:
             seconds = take_turns(contenders, rounds=config.rounds, warmup=min(config.warmup, 1))
     started = seconds.pop("start-up")
     share = 1 - STARTED / config.conversations
-    seconds["prepare"] = [(whole - start) / share for whole, start in zip(seconds["prepare"], started, strict=True)]
+    seconds["prepare"] = [
+        (whole - start) / share for whole, start in zip(seconds["prepare"], started, strict=True)
+    ]
     setting = f"{config.conversations} conversations of {config.turns} exchanges"
     setting += f", {len(MODEL_FREE)} rewards, {config.threads} CPUs"
     memory["start_up_seconds"] = sorted(started)[len(started) // 2]
@@ -75,7 +99,12 @@ def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> No
     """
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
-    listed = [*(phrase for phrases in PHRASES.values() for phrase in phrases), *sorted(QUESTION_WORDS), "you", "haha"]
+    listed = [
+        *(phrase for phrases in PHRASES.values() for phrase in phrases),
+        *sorted(QUESTION_WORDS),
+        "you",
+        "haha",
+    ]
     began = datetime(2019, 5, 1, tzinfo=UTC)
 
     def text() -> str:
@@ -91,7 +120,9 @@ def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> No
             quality = rng.randint(1, 7)
             for turn in range(turns):
                 moment = (began + timedelta(seconds=600 * chat + 10 * turn)).isoformat()
-                writer.writerow([f"chat {chat}", "bot", moment, text(), text(), rng.choice(("", "1", "-1")), quality])
+                writer.writerow(
+                    [f"chat {chat}", "bot", moment, text(), text(), rng.choice(("", "1", "-1")), quality]
+                )
 
 
 def long_dialogs(config: BenchmarkConfig) -> dict[str, dict[str, float]]:
@@ -113,10 +144,14 @@ def long_dialogs(config: BenchmarkConfig) -> dict[str, dict[str, float]]:
         return " ".join(rng.choices(words, k=1 + characters // 4))[:characters]
 
     cases = {f"{count} exchanges": [text(40) for _ in range(2 * count)] for count in config.exchanges}
-    cases |= {f"a turn of {size} bytes": [text(size), text(size), text(40), text(40)] for size in config.turn_bytes}
+    cases |= {
+        f"a turn of {size} bytes": [text(size), text(size), text(40), text(40)] for size in config.turn_bytes
+    }
     figures = {}
     for name, turns in cases.items():
-        dialog = Dialog(name, [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)])
+        dialog = Dialog(
+            name, [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        )
         began = time.process_time()
         tokenize(dialog, tokenizer)
         between = time.process_time()
@@ -132,9 +167,13 @@ def pandas_pass(log: Path, out: Path) -> None:
 
     table = pd.read_csv(log, keep_default_na=False).sort_values(["Chat ID", "Datetime"])
     for name, phrases in PHRASES.items():
-        table[name] = table["Response"].apply(lambda text, phrases=phrases: float(any(phrase in text.lower() for phrase in phrases)))
+        table[name] = table["Response"].apply(
+            lambda text, phrases=phrases: float(any(phrase in text.lower() for phrase in phrases))
+        )
     table["you"] = table["Response"].apply(lambda text: float("you" in re.findall(r"\w+", text.lower())))
-    table["question"] = table["Response"].apply(lambda text: 0.5 * ("?" in text) + 0.5 * any(word in text.lower() for word in QUESTION_WORDS))
+    table["question"] = table["Response"].apply(
+        lambda text: 0.5 * ("?" in text) + 0.5 * any(word in text.lower() for word in QUESTION_WORDS)
+    )
     table["vote"] = pd.to_numeric(table["Response Rating"]).fillna(0)
     chats = []
     for _, chat in table.groupby("Chat ID", sort=False):

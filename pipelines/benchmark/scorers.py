@@ -25,7 +25,9 @@ def measure(config: BenchmarkConfig) -> Result:
         def call() -> None:
             scorers = make_scorers([f"encoder={config.encoder}"])  # loaded anew: it remembers texts
             chosen = choose_rewards(names, scorers=scorers)
-            for dialog in in_batches(dialogs, list(chosen.values()), [scorers["encoder"]]) if batched else dialogs:
+            for dialog in (
+                in_batches(dialogs, list(chosen.values()), [scorers["encoder"]]) if batched else dialogs
+            ):
                 apply_rewards(dialog, chosen, dict.fromkeys(names, 1.0))
 
         return call

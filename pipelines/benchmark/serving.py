@@ -49,8 +49,18 @@ def measure(config: BenchmarkConfig) -> Result:
         engine = Engine(load.policy, load.tokenizer, slots=max(config.clients), kept=0)
         stack.callback(engine.close)
         stack.enter_context(connect("local", num_cpus=config.threads))
-        settings = {"models": {"ilql": str(folder)}, "store": f"sqlite:///{folder}/chats.db", "slots": max(config.clients), "kept": 0}
-        settings |= {"needs_key": False, "threads": config.threads, "most_tokens": 2 * config.new_tokens, "max_prompt_length": load.room}
+        settings = {
+            "models": {"ilql": str(folder)},
+            "store": f"sqlite:///{folder}/chats.db",
+            "slots": max(config.clients),
+            "kept": 0,
+        }
+        settings |= {
+            "needs_key": False,
+            "threads": config.threads,
+            "most_tokens": 2 * config.new_tokens,
+            "max_prompt_length": load.room,
+        }
         serve.deploy(settings, host="127.0.0.1", port=PORT)
         stack.callback(serve.stop)
         for clients in config.clients:
@@ -63,9 +73,16 @@ def measure(config: BenchmarkConfig) -> Result:
             }
             seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
             measured[setting] = load.tokens(clients), seconds
-    overhead = {name: round(median(b / a for a, b in zip(times[ENGINE], times[SERVED], strict=True)) - 1, 3) for name, (_, times) in measured.items()}
-    tokens = {name: {who: round(1000 * median(seen), 1) for who, seen in of.items()} for name, of in first.items()}
-    return speeds(config, measured, serving={"http_and_serve_over_engine": overhead, "median_ms_to_first_token": tokens})
+    overhead = {
+        name: round(median(b / a for a, b in zip(times[ENGINE], times[SERVED], strict=True)) - 1, 3)
+        for name, (_, times) in measured.items()
+    }
+    tokens = {
+        name: {who: round(1000 * median(seen), 1) for who, seen in of.items()} for name, of in first.items()
+    }
+    return speeds(
+        config, measured, serving={"http_and_serve_over_engine": overhead, "median_ms_to_first_token": tokens}
+    )
 
 
 class Load:
@@ -79,14 +96,26 @@ class Load:
 
     def __init__(self, config: BenchmarkConfig, folder: Path) -> None:
         self.config, self.rng, self.lock = config, np.random.default_rng(config.seed), threading.Lock()
-        self.words = ["".join(self.rng.choice(list("abcdefghijklmnopqrstuvwxyz"), size=self.rng.integers(2, 9))) for _ in range(1000)]
+        self.words = [
+            "".join(self.rng.choice(list("abcdefghijklmnopqrstuvwxyz"), size=self.rng.integers(2, 9)))
+            for _ in range(1000)
+        ]
         self.tokenizer = train_tokenizer([" ".join(self.words)] * 3, vocab_size=config.vocabulary)
         self.room = 2 * config.prompt
         torch.manual_seed(config.seed)
         context = 2 * max(self.room, 2 * config.new_tokens)
-        shape = {"layers": config.layers, "attention_heads": config.attention_heads, "width": config.width, "context": context}
+        shape = {
+            "layers": config.layers,
+            "attention_heads": config.attention_heads,
+            "width": config.width,
+            "context": context,
+        }
         model = ModelConfig(family="gpt2", **shape, heads="lowrank")
-        self.policy = Policy(load_lm(model, _Larger(self.tokenizer, config.vocabulary)), ILQL(beta=config.beta, top_k=config.top_k), model).eval()
+        self.policy = Policy(
+            load_lm(model, _Larger(self.tokenizer, config.vocabulary)),
+            ILQL(beta=config.beta, top_k=config.top_k),
+            model,
+        ).eval()
         for parameter in self.policy.heads.parameters():
             nn.init.normal_(parameter, std=0.02)  # new heads are zero and would steer nowhere
         self.policy.save_pretrained(folder)
@@ -95,7 +124,9 @@ class Load:
     def lengths(self, clients: int) -> list[list[int]]:
         """The tokens that each client asks for, request by request."""
         half = self.config.new_tokens // 2
-        drawn = np.random.default_rng([self.config.seed, clients]).integers(half, 3 * half, size=(clients, self.config.requests), endpoint=True)
+        drawn = np.random.default_rng([self.config.seed, clients]).integers(
+            half, 3 * half, size=(clients, self.config.requests), endpoint=True
+        )
         return drawn.clip(1).tolist()
 
     def tokens(self, clients: int) -> int:
@@ -108,7 +139,9 @@ class Load:
     def talk(self) -> list[dict[str, str]]:
         """A prompt that nobody has sent before."""
         with self.lock:
-            return [{"role": "user", "content": " ".join(self.rng.choice(self.words, size=self.config.prompt))}]
+            return [
+                {"role": "user", "content": " ".join(self.rng.choice(self.words, size=self.config.prompt))}
+            ]
 
     def one_at_a_time(self, clients: int) -> None:
         """The policy's own `generate`, as it runs without a server."""
@@ -131,7 +164,14 @@ class Load:
                     if ends:
                         ended.set()
 
-                engine.submit(Ask(encode_prompt(self.talk(), self.tokenizer, max_length=self.room), self.decoding(length), n), deliver)
+                engine.submit(
+                    Ask(
+                        encode_prompt(self.talk(), self.tokenizer, max_length=self.room),
+                        self.decoding(length),
+                        n,
+                    ),
+                    deliver,
+                )
                 if not ended.wait(300) or failed:
                     return
                 first.append(seen[0] - began)
@@ -163,7 +203,11 @@ class Load:
             async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
                 answer.raise_for_status()
                 async for line in answer.aiter_lines():
-                    if line.startswith("data: {") and len(first) == n and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                    if (
+                        line.startswith("data: {")
+                        and len(first) == n
+                        and json.loads(line[6:])["choices"][0]["delta"].get("content")
+                    ):
                         first.append(time.perf_counter() - began)
                     done |= line == "data: [DONE]"
             if not done:
@@ -177,7 +221,11 @@ class _Larger:
 
     def __init__(self, tokenizer: Any, size: int) -> None:
         self.size = max(size, len(tokenizer))
-        self.bos_token_id, self.eos_token_id, self.pad_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
+        self.bos_token_id, self.eos_token_id, self.pad_token_id = (
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+            tokenizer.pad_token_id,
+        )
 
     def __len__(self) -> int:
         return self.size

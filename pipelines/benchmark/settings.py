@@ -17,7 +17,19 @@ class BenchmarkConfig(Output):
     """What to measure, and on which shapes."""
 
     what: tyro.conf.Positional[
-        Literal["train", "memory", "generate", "candidates", "prepare", "scorers", "tune", "serve", "simulate", "prefer", "cartpole"]
+        Literal[
+            "train",
+            "memory",
+            "generate",
+            "candidates",
+            "prepare",
+            "scorers",
+            "tune",
+            "serve",
+            "simulate",
+            "prefer",
+            "cartpole",
+        ]
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
     candidates: contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to

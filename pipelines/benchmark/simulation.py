@@ -27,7 +27,9 @@ def measure(config: BenchmarkConfig) -> Result:
     world = load_world(config.world)
     contenders = {
         "plain": _one_after_the_other(config, MultiWOZ(world)),
-        f"{config.num_envs} at once, acts as bits": _by_vectors(config, MultiWOZVector(config.num_envs, world), bits=True),
+        f"{config.num_envs} at once, acts as bits": _by_vectors(
+            config, MultiWOZVector(config.num_envs, world), bits=True
+        ),
         f"{config.num_envs} at once": _by_vectors(config, MultiWOZVector(config.num_envs, world), bits=False),
         "without state vectors": _by_acts(config, Simulator(world)),
     }
@@ -74,12 +76,19 @@ class _Stepper:
 
 def _by_workers(config: BenchmarkConfig) -> Seconds:
     """Seconds of each round in which one worker, or all, do the same chunks of work."""
-    config = replace(config, world=str(Path(config.world).absolute()) if config.world else "")  # workers do not share our working directory
+    config = replace(
+        config, world=str(Path(config.world).absolute()) if config.world else ""
+    )  # workers do not share our working directory
     chunks = [[number] for number in range(config.num_workers)]
     with ExitStack() as stack:
-        pools = {name: stack.enter_context(Workers(partial(_Stepper, config), n, cpus_per_worker=0.5)) for name, n in _pools(config.num_workers)}
+        pools = {
+            name: stack.enter_context(Workers(partial(_Stepper, config), n, cpus_per_worker=0.5))
+            for name, n in _pools(config.num_workers)
+        }
         contenders = {name: partial(_drain, pool, chunks) for name, pool in pools.items()}
-        return take_turns(contenders, rounds=config.rounds, warmup=max(1, config.warmup))  # the first round loads the worlds
+        return take_turns(
+            contenders, rounds=config.rounds, warmup=max(1, config.warmup)
+        )  # the first round loads the worlds
 
 
 def _pools(workers: int) -> list[tuple[str, int]]:
@@ -105,7 +114,10 @@ def _one_after_the_other(config: BenchmarkConfig, env: MultiWOZ) -> Callable[[],
 
 
 def _by_vectors(config: BenchmarkConfig, envs: MultiWOZVector, *, bits: bool) -> Callable[[], None]:
-    policy, vectors = RulePolicy(envs.simulator.world.database, envs.simulator.options), envs.simulator.vectors
+    policy, vectors = (
+        RulePolicy(envs.simulator.world.database, envs.simulator.options),
+        envs.simulator.vectors,
+    )
     envs.reset(seed=config.seed)
 
     def call() -> None:

@@ -31,7 +31,17 @@ def measure(config: BenchmarkConfig) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_logs(folder / "logs.jsonl", dialogs=300, seed=config.seed)
-        where = ["--logs", str(folder / "logs.jsonl"), "--output_dir", str(folder / "data"), "--vocab_size", "512", "--max_length", "512", "--quiet"]
+        where = [
+            "--logs",
+            str(folder / "logs.jsonl"),
+            "--output_dir",
+            str(folder / "data"),
+            "--vocab_size",
+            "512",
+            "--max_length",
+            "512",
+            "--quiet",
+        ]
         with connect("local", num_cpus=config.threads):
             prepare.main(load_config(prepare.PrepareConfig, [*where, "--rewards.logged", "1"]))
             side_by_side = f"tune, {config.threads} at a time"
@@ -43,7 +53,10 @@ def measure(config: BenchmarkConfig) -> Result:
             seconds = take_turns(contenders, rounds=config.rounds, warmup=0)
     setting = f"{config.trials} trials of {STEPS} steps, a 2-layer model of width 64, one core each"
     setting += "; plain: one after the other in one process"
-    added = [(tune - plain) / config.trials for tune, plain in zip(seconds["tune, one at a time"], seconds["plain"], strict=True)]
+    added = [
+        (tune - plain) / config.trials
+        for tune, plain in zip(seconds["tune, one at a time"], seconds["plain"], strict=True)
+    ]
     overhead = {"seconds_that_tune_adds_to_a_trial": round(median(added), 2)}
     return speeds(config, {setting: (config.trials, seconds)}, overhead=overhead)
 

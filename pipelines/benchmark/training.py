@@ -25,10 +25,18 @@ from rl_dialog.training.optim import make_optimizer
 def measure(config: BenchmarkConfig) -> Result:
     """Tokens of a step and its seconds, in two settings."""
     measured: Measured = {}
-    for setting, block in (("every token a decision", 0), (f"half of the tokens the user's, blocks of {config.user_block}", config.user_block)):
+    for setting, block in (
+        ("every token a decision", 0),
+        (f"half of the tokens the user's, blocks of {config.user_block}", config.user_block),
+    ):
         batch = make_batch(config, block)
-        contenders = {"plain": plain_training(config, batch)} | {name: our_training(config, name, batch) for name in config.contenders}
-        measured[setting] = batch.input_ids.numel(), take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
+        contenders = {"plain": plain_training(config, batch)} | {
+            name: our_training(config, name, batch) for name in config.contenders
+        }
+        measured[setting] = (
+            batch.input_ids.numel(),
+            take_turns(contenders, rounds=config.rounds, warmup=config.warmup),
+        )
     return speeds(config, measured)
 
 
@@ -45,7 +53,11 @@ def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[
     """The same step as the training loop takes it."""
     method, model = CONTENDERS[name]
     lm = new_lm(config, dropout=model.get("dropout", 0.0))
-    policy = Policy(lm, method, ModelConfig(**{"rank": config.rank, "value_trunk": "shared"} | model)).start_training().train()
+    policy = (
+        Policy(lm, method, ModelConfig(**{"rank": config.rank, "value_trunk": "shared"} | model))
+        .start_training()
+        .train()
+    )
     prior = Prior([new_lm(config)]) if method.prior_every_step else None
     objective, given = Objective(policy, prior), replace(batch)
     if method.uses_prior:
@@ -90,5 +102,7 @@ def make_batch(config: BenchmarkConfig, user_block: int) -> Batch:
     rows = []
     for _ in range(config.batch_size):
         ids = generator.integers(config.vocabulary, size=config.length, dtype=np.int32)
-        rows.append(Row(ids, assistant, ends, generator.normal(size=len(ends)).astype(np.float32), truncated=False))
+        rows.append(
+            Row(ids, assistant, ends, generator.normal(size=len(ends)).astype(np.float32), truncated=False)
+        )
     return collate(rows)

@@ -105,7 +105,9 @@ def _read_from(path: str) -> Any:
 def _fingerprints(directory: Path) -> dict[str, str]:
     """The hash of every file of a checkpoint that a text may depend on: weights, configs, tokenizer,
     template, method."""
-    files = (path for path in sorted(directory.iterdir()) if path.is_file() and path.name not in NOT_THE_MODEL)
+    files = (
+        path for path in sorted(directory.iterdir()) if path.is_file() and path.name not in NOT_THE_MODEL
+    )
     return {path.name: _sha256(path) for path in files}
 
 
@@ -125,7 +127,9 @@ def check_texts(work: Path, ingredients: dict[str, Any]) -> None:
     kept = json.loads((work / KEY).read_text(encoding="utf-8"))["texts"]
     if kept != ingredients["texts"]:
         changed = ", ".join(_differences(kept, ingredients["texts"]))
-        raise UserError(f"{work.parent} holds candidates of another {changed}: choose another --output_dir, or delete them with --overwrite")
+        raise UserError(
+            f"{work.parent} holds candidates of another {changed}: choose another --output_dir, or delete them with --overwrite"
+        )
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
@@ -172,7 +176,9 @@ def plan_shards(
         plan["skipped"] = {name: plan["skipped"].get(name, 0) + count for name, count in skipped.items()}
     if not any(shard["file"].startswith("train-") for shard in plan["shards"]):
         left_out = plan["skipped"]
-        raise UserError(f"{data}: expected contexts to answer in the train split, found none (left out: {left_out})")
+        raise UserError(
+            f"{data}: expected contexts to answer in the train split, found none (left out: {left_out})"
+        )
     write_json(path, plan)
     return plan
 

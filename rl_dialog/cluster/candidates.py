@@ -1,4 +1,5 @@
-"""N scored replies to each context on two pools of actors, one shard of contexts at a time, each stage's shards kept on disk.
+"""N scored replies to each context on two pools of actors, one shard of contexts at a time, each stage's
+shards kept on disk.
 
     driver       data directory -> contexts/train-00000.parquet    what was said before a reply, and the human's reply: a Dialog each
     Generator    contexts       -> texts/train-00000.parquet       the human's reply and the policy's, distinct  (key: model, data, settings)
@@ -6,8 +7,9 @@
                                                                    and what a reward model says of it, if asked  (and the model)
     tasks        scores         -> dialogs/train-00000.parquet     a Dialog per candidate, its reward thresholded (not kept)
 
-A shard is written whole or not at all and carries its key, so a killed run goes on with the missing shards, another similarity scores the same
-texts, and another model finds nothing it may use. Texts depend on the context and the seed alone: any number of workers writes the same bytes.
+A shard is written whole or not at all and carries its key, so a killed run goes on with the missing shards,
+another similarity scores the same texts, and another model finds nothing it may use. Texts depend on the
+context and the seed alone: any number of workers writes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,9 +33,15 @@ from rl_dialog.rewards.similarity import similarity
 if TYPE_CHECKING:  # importing it takes torch, which a scorer and the tasks can do without
     from rl_dialog.evaluation.generation import Decoding
 
-CONTEXTS = ARROW_SCHEMA.append(pa.field("number", pa.int64()))  # number: which reply of its split, counted from 0
-TEXTS = pa.schema([("context", pa.string()), ("candidate", pa.int32()), ("text", pa.string()), ("finished", pa.bool_())])
-SCORES = TEXTS.append(pa.field("similarity", pa.float64())).append(pa.field("learned", pa.float64()))  # learned: null without a reward model
+CONTEXTS = ARROW_SCHEMA.append(
+    pa.field("number", pa.int64())
+)  # number: which reply of its split, counted from 0
+TEXTS = pa.schema(
+    [("context", pa.string()), ("candidate", pa.int32()), ("text", pa.string()), ("finished", pa.bool_())]
+)
+SCORES = TEXTS.append(pa.field("similarity", pa.float64())).append(
+    pa.field("learned", pa.float64())
+)  # learned: null without a reward model
 KEY, SUMMARY = b"rl_dialog.key", b"rl_dialog.summary"  # in a shard's metadata
 
 PLAN = pa.schema([("file", pa.string())])
@@ -59,7 +67,9 @@ class Scoring:
 
     similarity: str
     path: str = ""  # of the similarity's model
-    reward_model: str = ""  # a directory that `fit_reward` wrote: what a reply earns, instead of its similarity
+    reward_model: str = (
+        ""  # a directory that `fit_reward` wrote: what a reply earns, instead of its similarity
+    )
 
 
 @dataclass(frozen=True)
@@ -73,10 +83,11 @@ class Keys:
 def write_contexts(
     data: Path, split: str, directory: Path, *, limit: int, total: int, size: int, openings: bool
 ) -> tuple[list[dict[str, Any]], dict]:
-    """Writes the contexts of a split, `size` a shard; returns the shards and how many contexts were left out, by reason.
+    """Writes the contexts of a split, `size` a shard; returns the shards and how many contexts were left out,
+    by reason.
 
-    With a `limit` they are taken evenly among the split's `total` replies. `openings`: whether a reply with nothing before it has a context. A reply
-    without text (a tool call) has no candidates.
+    With a `limit` they are taken evenly among the split's `total` replies. `openings`: whether a reply with
+    nothing before it has a context. A reply without text (a tool call) has no candidates.
     """
     shards: list[dict[str, Any]] = []
     skipped = {"openings": 0, "tool_calls": 0}
@@ -108,19 +119,32 @@ def generate_and_score(
     use_gpu: bool = False,
     progress: Callable[[int], Any] | None = None,
 ) -> int:
-    """Makes those shards of `files` that `folder` does not hold under these keys yet. Returns how many contexts got new texts. Raises UserError."""
+    """Makes those shards of `files` that `folder` does not hold under these keys yet. Returns how many
+    contexts got new texts. Raises UserError."""
     missing = [file for file in files if not is_current(folder / "texts" / file, keys.texts)]
     waiting = [file for file in files if not is_current(folder / file, keys.scores)]
     if not waiting:
         return 0
-    settings = {"batch_size": None, "batch_format": "pyarrow", "num_cpus": 0.5}  # a generator and its share of a scorer keep about one CPU busy
+    settings = {
+        "batch_size": None,
+        "batch_format": "pyarrow",
+        "num_cpus": 0.5,
+    }  # a generator and its share of a scorer keep about one CPU busy
     shards = dataset([pa.table({"file": [file]}, PLAN) for file in waiting])
     if missing:
         arguments = {"folder": str(folder), "drawing": drawing, "key": keys.texts}
         gpu = {"num_gpus": 1} if use_gpu else {}
-        shards = shards.map_batches(Generator, compute=pool(generators, len(missing)), fn_constructor_kwargs=arguments, **settings, **gpu)
+        shards = shards.map_batches(
+            Generator,
+            compute=pool(generators, len(missing)),
+            fn_constructor_kwargs=arguments,
+            **settings,
+            **gpu,
+        )
     arguments = {"folder": str(folder), "scoring": scoring, "keys": keys}
-    shards = shards.map_batches(Scorer, compute=pool(scorers, len(waiting)), fn_constructor_kwargs=arguments, **settings)
+    shards = shards.map_batches(
+        Scorer, compute=pool(scorers, len(waiting)), fn_constructor_kwargs=arguments, **settings
+    )
     fresh = 0
     with errors_of_workers():
         for row in rows_of(stream_tables(shards)):
@@ -134,7 +158,13 @@ class Generator:
     """An actor that draws the candidates of a shard. The policy is loaded with the first shard that needs it."""
 
     def __init__(self, folder: str, drawing: Drawing, key: str) -> None:
-        self.folder, self.drawing, self.key, self.policy, self.tokenizer = Path(folder), drawing, key, None, None
+        self.folder, self.drawing, self.key, self.policy, self.tokenizer = (
+            Path(folder),
+            drawing,
+            key,
+            None,
+            None,
+        )
 
     def __call__(self, table: pa.Table) -> pa.Table:
         [row] = table.to_pylist()
@@ -151,14 +181,18 @@ class Generator:
         rows = pq.read_table(self.folder / "contexts" / file).to_pylist()
         dialogs = [Dialog.from_row(row) for row in rows]
         contexts = [
-            Context((split, row["number"]), dialog.messages[:-1], dialog.messages[-1]["content"]) for row, dialog in zip(rows, dialogs, strict=True)
+            Context((split, row["number"]), dialog.messages[:-1], dialog.messages[-1]["content"])
+            for row, dialog in zip(rows, dialogs, strict=True)
         ]
         settings = {"count": d.count, "tries": d.tries, "seed": d.seed, "batch_size": d.batch_size}
         drawn = draw_replies(self.policy, self.tokenizer, contexts, d.decoding, **settings)
         texts = []
         for dialog, context, found in zip(dialogs, contexts, drawn, strict=True):
             said = [(context.human, True), *((reply.text, reply.finished) for reply in found.replies)]
-            texts += [{"context": dialog.id, "candidate": k, "text": text, "finished": finished} for k, (text, finished) in enumerate(said)]
+            texts += [
+                {"context": dialog.id, "candidate": k, "text": text, "finished": finished}
+                for k, (text, finished) in enumerate(said)
+            ]
         figures = {"contexts": len(contexts), "duplicates": sum(found.duplicates for found in drawn)}
         write_shard(pa.Table.from_pylist(texts, TEXTS), self.folder / "texts" / file, self.key, figures)
 
@@ -171,7 +205,9 @@ class Generator:
         from rl_dialog.evaluation.generation import load_for_decoding
         from rl_dialog.models.device import named_device
 
-        torch.set_num_threads(1)  # an actor per CPU; sums over several threads could differ in their last bits
+        torch.set_num_threads(
+            1
+        )  # an actor per CPU; sums over several threads could differ in their last bits
         self.policy, self.tokenizer = (
             load_for_decoding(self.drawing.policy).to(named_device(self.drawing.device)),
             load_tokenizer(self.drawing.policy),
@@ -182,7 +218,12 @@ class Scorer:
     """An actor that compares the candidates of a shard with the human's replies, and asks the reward model."""
 
     def __init__(self, folder: str, scoring: Scoring, keys: Keys) -> None:
-        self.folder, self.keys, self.similarity, self.reward_model = Path(folder), keys, similarity(scoring.similarity, path=scoring.path), None
+        self.folder, self.keys, self.similarity, self.reward_model = (
+            Path(folder),
+            keys,
+            similarity(scoring.similarity, path=scoring.path),
+            None,
+        )
         if scoring.path or scoring.reward_model:
             import torch
 
@@ -205,7 +246,10 @@ class Scorer:
         for r, value in zip(generated, found, strict=True):
             r["similarity"] = value
         if self.reward_model:
-            contexts = {c["id"]: Dialog.from_row(c).messages[:-1] for c in pq.read_table(self.folder / "contexts" / row["file"]).to_pylist()}
+            contexts = {
+                c["id"]: Dialog.from_row(c).messages[:-1]
+                for c in pq.read_table(self.folder / "contexts" / row["file"]).to_pylist()
+            }
             said = ([*contexts[r["context"]], {"role": "assistant", "content": r["text"]}] for r in rows)
             for r, value in zip(rows, self.reward_model.score(said), strict=True):
                 r["learned"] = value
@@ -220,40 +264,72 @@ class Scorer:
         return pa.Table.from_pylist([{"file": row["file"], "contexts": figures["contexts"]}], DONE)
 
 
-def write_dialogs(folder: Path, files: list[str], *, name: str, threshold: float | None, generator: str) -> None:
+def write_dialogs(
+    folder: Path, files: list[str], *, name: str, threshold: float | None, generator: str
+) -> None:
     """Writes the shards' candidates as Dialogs under `folder`/dialogs, one file per shard."""
     (folder / "dialogs").mkdir(exist_ok=True)
     arguments = {"folder": str(folder), "name": name, "threshold": threshold, "generator": generator}
     shards = dataset([pa.table({"file": [file]}, PLAN) for file in files])
     with errors_of_workers():
-        for _ in stream_tables(shards.map_batches(_dialogs_of_shard, batch_size=None, batch_format="pyarrow", fn_kwargs=arguments)):
+        for _ in stream_tables(
+            shards.map_batches(
+                _dialogs_of_shard, batch_size=None, batch_format="pyarrow", fn_kwargs=arguments
+            )
+        ):
             pass
 
 
-def _dialogs_of_shard(table: pa.Table, *, folder: str, name: str, threshold: float | None, generator: str) -> pa.Table:
+def _dialogs_of_shard(
+    table: pa.Table, *, folder: str, name: str, threshold: float | None, generator: str
+) -> pa.Table:
     [row] = table.to_pylist()
     contexts = {r["id"]: r for r in pq.read_table(Path(folder) / "contexts" / row["file"]).to_pylist()}
     path = Path(folder) / "dialogs" / row["file"]
     with pq.ParquetWriter(path, ARROW_SCHEMA, compression="zstd") as writer:
         for batch in pq.ParquetFile(Path(folder) / row["file"]).iter_batches(batch_size=1024):
-            made = [candidate_dialog(contexts[r["context"]], r, name=name, threshold=threshold, generator=generator) for r in batch.to_pylist()]
+            made = [
+                candidate_dialog(
+                    contexts[r["context"]], r, name=name, threshold=threshold, generator=generator
+                )
+                for r in batch.to_pylist()
+            ]
             writer.write_table(to_table(made))
     return table
 
 
-def candidate_dialog(context: dict[str, Any], candidate: dict[str, Any], *, name: str, threshold: float | None, generator: str) -> Dialog:
-    """A row of CONTEXTS and a row of SCORES to the Dialog that training reads: the context, never trained on, and the candidate with its reward."""
+def candidate_dialog(
+    context: dict[str, Any], candidate: dict[str, Any], *, name: str, threshold: float | None, generator: str
+) -> Dialog:
+    """A row of CONTEXTS and a row of SCORES to the Dialog that training reads: the context, never trained on,
+    and the candidate with its reward."""
     dialog, k = Dialog.from_row(context), candidate["candidate"]
-    rewards = {name: candidate["similarity"]} | ({} if candidate["learned"] is None else {"learned": candidate["learned"]})
-    reply = {"role": "assistant", "content": candidate["text"], "reward": reward_of(candidate, threshold), "rewards": rewards}
+    rewards = {name: candidate["similarity"]} | (
+        {} if candidate["learned"] is None else {"learned": candidate["learned"]}
+    )
+    reply = {
+        "role": "assistant",
+        "content": candidate["text"],
+        "reward": reward_of(candidate, threshold),
+        "rewards": rewards,
+    }
     meta = dialog.meta | {"context": dialog.id, "candidate": k, "generator": generator if k else "human"}
-    return Dialog(f"{dialog.id}:{k}", [*dialog.messages[:-1], reply], dialog.source, dialog.split, goal=dialog.goal, meta=meta)
+    return Dialog(
+        f"{dialog.id}:{k}",
+        [*dialog.messages[:-1], reply],
+        dialog.source,
+        dialog.split,
+        goal=dialog.goal,
+        meta=meta,
+    )
 
 
 def reward_of(candidate: dict[str, Any], threshold: float | None) -> float:
-    """The similarity, or whether it is above the threshold (0 or 1); 1 for the human's reply, 0 for an empty one of the policy's.
+    """The similarity, or whether it is above the threshold (0 or 1); 1 for the human's reply, 0 for an empty
+    one of the policy's.
 
-    With a reward model what that says of a reply, or whether it is above the threshold: of the human's and of an empty one, too.
+    With a reward model what that says of a reply, or whether it is above the threshold: of the human's and of
+    an empty one, too.
     """
     if candidate["learned"] is not None:
         return candidate["learned"] if threshold is None else float(candidate["learned"] > threshold)
@@ -268,7 +344,9 @@ def write_shard(table: pa.Table, path: Path, key: str, figures: dict[str, Any]) 
     """A shard under its key, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    pq.write_table(table.replace_schema_metadata({KEY: key, SUMMARY: json.dumps(figures)}), part, compression="zstd")
+    pq.write_table(
+        table.replace_schema_metadata({KEY: key, SUMMARY: json.dumps(figures)}), part, compression="zstd"
+    )
     os.replace(part, path)
 
 
@@ -286,7 +364,8 @@ def figures_of(path: Path) -> dict[str, Any]:
 
 
 def _chosen(data: Path, split: str, limit: int, total: int) -> Iterator[tuple[int, Dialog, int]]:
-    """(number, dialog, index of the reply): all replies of the split, or `limit` of the `total` at even distances."""
+    """(number, dialog, index of the reply): all replies of the split, or `limit` of the `total` at even
+    distances."""
     number = 0
     for dialog in read_dialogs(data, split):
         for i in dialog.replies:
@@ -296,8 +375,13 @@ def _chosen(data: Path, split: str, limit: int, total: int) -> Iterator[tuple[in
 
 
 def _context(dialog: Dialog, i: int, split: str) -> Dialog:
-    """What was said before message i, which is the last one here; of earlier rewards and votes nothing is left."""
-    before = [{key: m[key] for key in TEMPLATE_KEYS if key in m} | ({"weight": 0} if m["role"] == "assistant" else {}) for m in dialog.messages[:i]]
+    """What was said before message i, which is the last one here; of earlier rewards and votes nothing is
+    left."""
+    before = [
+        {key: m[key] for key in TEMPLATE_KEYS if key in m}
+        | ({"weight": 0} if m["role"] == "assistant" else {})
+        for m in dialog.messages[:i]
+    ]
     reply = {"role": "assistant", "content": dialog.messages[i]["content"]}
     meta = {"group": dialog.meta["group"]} if "group" in dialog.meta else {}
     return Dialog(f"{dialog.id}:{i}", [*before, reply], dialog.source, split, goal=dialog.goal, meta=meta)
@@ -310,5 +394,10 @@ def _write_contexts(rows: list[dict[str, Any]], directory: Path, split: str, num
 
 
 def describe_drawing(drawing: Drawing) -> dict[str, Any]:
-    """The settings that change a text: not where the policy lies, how many replies share a batch, or on which device."""
-    return {name: value for name, value in asdict(drawing).items() if name not in ("policy", "batch_size", "device")}
+    """The settings that change a text: not where the policy lies, how many replies share a batch, or on which
+    device."""
+    return {
+        name: value
+        for name, value in asdict(drawing).items()
+        if name not in ("policy", "batch_size", "device")
+    }

@@ -1,12 +1,14 @@
-"""What prepare's passes over the logs share: a Ray to run on, datasets of one task per table, and the errors of workers.
+"""What prepare's passes over the logs share: a Ray to run on, datasets of one task per table, and the errors
+of workers.
 
     pass 1   files -> read (tasks) -> score and split (actors) -> chunks of scored dialogs on disk, a row of figures each      (scoring.py)
     then     the figures together: statistics, and the key that the splits go by                                         (scored.py)
     pass 2   plan of shards -> tokenise (actors, a tokenizer each) -> finished shards on disk                                 (shards.py)
 
-The driver sees numbers, never texts. Every chunk is named by where it came from (group of files, position in it), and pass 2 cuts each split's
-chunks, in that order, into shards of equal size: so the shards do not depend on how many workers there were or who finished first. Files are read and
-written by the workers: on several machines the logs and the output must lie on storage that all of them mount.
+The driver sees numbers, never texts. Every chunk is named by where it came from (group of files, position in
+it), and pass 2 cuts each split's chunks, in that order, into shards of equal size: so the shards do not
+depend on how many workers there were or who finished first. Files are read and written by the workers: on
+several machines the logs and the output must lie on storage that all of them mount.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ OBJECT_STORE_BYTES = 256 << 20  # of a Ray that we start: only a few chunks are 
 
 @contextmanager
 def connect(address: str | None = None, *, num_cpus: int | None = None) -> Iterator[None]:
-    """A Ray to run on: the one this process already uses, else the cluster at `address` or RAY_ADDRESS, else a local one that ends with the block.
+    """A Ray to run on: the one this process already uses, else the cluster at `address` or RAY_ADDRESS, else
+    a local one that ends with the block.
 
     Raises UserError for one that does not start or cannot be joined.
     """
@@ -43,15 +46,25 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
-    local = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES} if address == "local" else {}
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray's C++ side warns about the arguments of Ray Data's own actors
+    local = (
+        {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        if address == "local"
+        else {}
+    )
+    os.environ.setdefault(
+        "RAY_BACKEND_LOG_LEVEL", "fatal"
+    )  # Ray's C++ side warns about the arguments of Ray Data's own actors
     try:
         if address.rpartition(":")[2].isdigit():
             _answers(address)
         with _native_stderr_held():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except Exception as error:
-        where = "Ray did not start on this machine" if local else f"expected a running Ray at {address}, could not join it"
+        where = (
+            "Ray did not start on this machine"
+            if local
+            else f"expected a running Ray at {address}, could not join it"
+        )
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where}: {reason[:500]} (RL_DIALOG_DEBUG=1 shows all that it said)") from error
     try:
@@ -93,7 +106,9 @@ def dataset(tables: list[pa.Table]) -> ray.data.Dataset:
     context.target_max_block_size = CHUNK_BYTES
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.raise_original_map_exception = True  # else what a worker raised arrives as text inside a traceback
+    context.raise_original_map_exception = (
+        True  # else what a worker raised arrives as text inside a traceback
+    )
     return dataset
 
 
@@ -103,7 +118,8 @@ def stream_tables(dataset: ray.data.Dataset) -> Iterator[pa.Table]:
 
 
 def rows_of(tables: Iterable[pa.Table], *, numpy: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """The rows one by one; the columns in `numpy` as flat arrays, copied so that they do not hold Ray's shared memory."""
+    """The rows one by one; the columns in `numpy` as flat arrays, copied so that they do not hold Ray's
+    shared memory."""
     for table in tables:
         for batch in table.to_batches():
             plain = batch.drop_columns(list(numpy)).to_pylist() if numpy else batch.to_pylist()
@@ -123,7 +139,8 @@ def joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
 
 @contextmanager
 def errors_of_workers() -> Iterator[None]:
-    """What a worker raised, as it raised it: Ray's wrappers and logs hold tracebacks of Ray's own, and a user can only fix the cause."""
+    """What a worker raised, as it raised it: Ray's wrappers and logs hold tracebacks of Ray's own, and a user
+    can only fix the cause."""
     logger = logging.getLogger("ray.data")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -135,7 +152,9 @@ def errors_of_workers() -> Iterator[None]:
             cause = getattr(cause, "cause", None) or cause.__cause__
         if cause is None:
             raise
-        message = str(cause).partition("Failed to apply UDF transform")[0].rstrip()  # Ray's advice on retries follows
+        message = (
+            str(cause).partition("Failed to apply UDF transform")[0].rstrip()
+        )  # Ray's advice on retries follows
         raise (type(cause)(message) if type(cause) in (UserError, TemplateError) else cause) from None
     finally:
         logger.setLevel(level)

@@ -31,10 +31,14 @@ from rl_dialog.rewards.choosing import scorer_names
 from rl_dialog.rewards.normalise import Normaliser, fit_normalisers
 from rl_dialog.rewards.statistics import SUM
 
-TRAINED_ON = 20_000_000  # characters of the train split, evenly taken: a tokenizer is trained on at most so many
+TRAINED_ON = (
+    20_000_000  # characters of the train split, evenly taken: a tokenizer is trained on at most so many
+)
 
 
-Progress = Callable[[str, int | None], AbstractContextManager[Callable[[int], Any]]]  # (title, total): who is told how many came
+Progress = Callable[
+    [str, int | None], AbstractContextManager[Callable[[int], Any]]
+]  # (title, total): who is told how many came
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,9 @@ def _save_tokenizer(how: Tokenising, scored: Scored, directory: Path) -> int:
     from rl_dialog.data.tokenize import load_tokenizer, train_tokenizer
 
     size, trained = how.vocab_size, how.tokenizer is None
-    tokenizer = train_tokenizer(sample_texts(scored), vocab_size=size) if trained else load_tokenizer(how.tokenizer)
+    tokenizer = (
+        train_tokenizer(sample_texts(scored), vocab_size=size) if trained else load_tokenizer(how.tokenizer)
+    )
     tokenizer.save_pretrained(directory)
     return len(tokenizer)
 
@@ -159,7 +165,9 @@ def write_pairs(directory: Path) -> None:
                 file.write(json.dumps(pair, ensure_ascii=False) + "\n")
 
 
-def _source_figures(logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored, late: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _source_figures(
+    logs: Sequence[LogFile], bad: Sequence[Bad], scored: Scored, late: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """Counts per source, and the files that it came from; a file without a record counts for its corpus."""
     counts = {**scored.counts}
     seen = {log for log, _ in counts}
@@ -188,7 +196,9 @@ def _new_source() -> dict[str, Any]:
 
 def _split_figures(shards: Sequence[Shard]) -> dict[str, Any]:
     """Totals, and the shards."""
-    totals = {key: sum(getattr(shard, key) for shard in shards) for key in ("dialogs", "replies", "rows", "tokens")}
+    totals = {
+        key: sum(getattr(shard, key) for shard in shards) for key in ("dialogs", "replies", "rows", "tokens")
+    }
     return {
         **totals,
         "shards": [{"file": shard.file, "dialogs": shard.dialogs, "rows": shard.rows} for shard in shards],
@@ -221,7 +231,9 @@ def _count_figures(scored: Scored, shards: Mapping[str, Sequence[Shard]], *, spl
     """What a user may wonder about afterwards. `split`: how the dialogs were split, hash or declared."""
     shared = shared_contexts(scored)
     if shared and split == "hash" and scored.split_by == "first_turn":
-        raise RuntimeError(f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it")
+        raise RuntimeError(
+            f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it"
+        )
     return {
         "split_by": scored.split_by,
         "split_why": scored.split_why,

@@ -1,7 +1,9 @@
-"""Sampling: an RLlib env runner that steps a vector of environments with one forward pass and makes episodes from arrays.
+"""Sampling: an RLlib env runner that steps a vector of environments with one forward pass and makes episodes
+from arrays.
 
-RLlib's own goes through connectors and lists for every environment and step. Here a step is a row of arrays over all environments, and the episodes'
-pieces are cut out of the rows when a sample is complete, as views. N environments, T rows of a sample.
+RLlib's own goes through connectors and lists for every environment and step. Here a step is a row of arrays
+over all environments, and the episodes' pieces are cut out of the rows when a sample is complete, as views. N
+environments, T rows of a sample.
 """
 
 from __future__ import annotations
@@ -20,19 +22,29 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from rl_dialog.errors import UserError
 from rl_dialog.models.trajectory import Trajectory
 
-OUTCOMES = ("success", "complete", "book_rate", "inform_f1", "turns")  # what `infos["outcome"]` of an ended episode may have
+OUTCOMES = (
+    "success",
+    "complete",
+    "book_rate",
+    "inform_f1",
+    "turns",
+)  # what `infos["outcome"]` of an ended episode may have
 STRIDE = 1_000_003  # between the seeds of neighbouring runs
 
 
 class VectorEnvRunner(SingleAgentEnvRunner):
-    """Samples from a vector of environments that is made as a whole; its chance is that of the round, so that rounds can be repeated.
+    """Samples from a vector of environments that is made as a whole; its chance is that of the round, so that
+    rounds can be repeated.
 
-    Every `renew_every` rounds all episodes start anew: a run that is resumed there goes on as if it had never stopped. 0: only the first round's do.
+    Every `renew_every` rounds all episodes start anew: a run that is resumed there goes on as if it had never
+    stopped. 0: only the first round's do.
     """
 
     def make_env(self) -> None:
         settings = self.config.env_config
-        self.env = settings["make_envs"](self.config.num_envs_per_env_runner, worker=self.worker_index + 1)  # 0: held-out goals
+        self.env = settings["make_envs"](
+            self.config.num_envs_per_env_runner, worker=self.worker_index + 1
+        )  # 0: held-out goals
         self.num_envs = self.env.num_envs
         self.round, self._needs_initial_reset = settings["first_round"], True
 
@@ -49,16 +61,26 @@ class VectorEnvRunner(SingleAgentEnvRunner):
     def _sample(self, *, num_timesteps: int | None, explore: bool, num_episodes: int | None = None, random_actions: bool = False,
                 force_reset: bool = False) -> list[SingleAgentEpisode]:  # fmt: skip
         if num_timesteps is None or random_actions:
-            raise UserError(f"expected a number of timesteps and the policy's actions, got {num_episodes} episodes, random: {random_actions}")
+            raise UserError(
+                f"expected a number of timesteps and the policy's actions, got {num_episodes} episodes, random: {random_actions}"
+            )
         if force_reset or self._needs_initial_reset:
             self._reset()
         rows: list[dict[str, Any]] = []
         taken, ends = 0, 0
         while taken < num_timesteps:
             actions, outputs = self._act(explore)
-            row = {Columns.OBS: self.observations, Columns.ACTIONS: actions, "starting": self.ended, **outputs}
+            row = {
+                Columns.OBS: self.observations,
+                Columns.ACTIONS: actions,
+                "starting": self.ended,
+                **outputs,
+            }
             self.observations, rewards, terminated, truncated, infos = self.env.step(self._for_env(actions))
-            rows.append(row | {Columns.REWARDS: rewards, Columns.TERMINATEDS: terminated, Columns.TRUNCATEDS: truncated})
+            rows.append(
+                row
+                | {Columns.REWARDS: rewards, Columns.TERMINATEDS: terminated, Columns.TRUNCATEDS: truncated}
+            )
             taken += self.num_envs - int(row["starting"].sum())
             self.returns += rewards
             self.lengths += ~row["starting"]
@@ -82,9 +104,13 @@ class VectorEnvRunner(SingleAgentEnvRunner):
     @torch.no_grad()
     def _act(self, explore: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions # (N, ...), and what the learner needs to know of how they were chosen."""
-        network = self.module.network  # not by the module's own forward: it switches to eval mode and back every time
+        network = (
+            self.module.network
+        )  # not by the module's own forward: it switches to eval mode and back every time
         device = next(network.parameters()).device
-        inputs = network.logits(*parts_of(tree.map_structure(lambda each: torch.from_numpy(each).to(device), self.observations)))
+        inputs = network.logits(
+            *parts_of(tree.map_structure(lambda each: torch.from_numpy(each).to(device), self.observations))
+        )
         distribution = network.distribution(inputs)
         actions = distribution.sample() if explore else distribution.mode()
         outputs = {Columns.ACTION_DIST_INPUTS: inputs, Columns.ACTION_LOGP: distribution.log_prob(actions)}
@@ -100,23 +126,32 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         ended = np.flatnonzero(self.ended)
         for i in ended:
             outcome = infos["outcome"][i] if "outcome" in infos else None
-            values = {name: getattr(outcome, name, None) for name in OUTCOMES} | {"return": self.returns[i], "length": self.lengths[i]}
+            values = {name: getattr(outcome, name, None) for name in OUTCOMES} | {
+                "return": self.returns[i],
+                "length": self.lengths[i],
+            }
             for name, value in values.items():
                 if value is not None:
-                    self.metrics.log_value(("outcome", name), float(value), reduce="sum")  # sums start anew each round, means do not
+                    self.metrics.log_value(
+                        ("outcome", name), float(value), reduce="sum"
+                    )  # sums start anew each round, means do not
                     self.metrics.log_value(("outcomes", name), 1, reduce="sum")
         self.returns[ended] = self.lengths[ended] = 0
         return len(ended)
 
     def _episodes(self, rows: list[dict[str, Any]]) -> list[SingleAgentEpisode]:
         """The pieces of episodes that T rows are made of; those that ended come first."""
-        columns = {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0] if name != Columns.OBS}  # (N, T, ...)
+        columns = {
+            name: np.stack([row[name] for row in rows], axis=1) for name in rows[0] if name != Columns.OBS
+        }  # (N, T, ...)
         seen = [*(row[Columns.OBS] for row in rows), self.observations]
         observations = tree.map_structure(lambda *each: np.stack(each, axis=1), *seen)  # (N, T + 1, ...)
         ended, going_on = [], []
         for i in range(self.num_envs):
             edges = np.diff(columns["starting"][i].astype(np.int8), prepend=1, append=1)
-            for first, end in zip(np.flatnonzero(edges == -1), np.flatnonzero(edges == 1), strict=True):  # runs without a start in between
+            for first, end in zip(
+                np.flatnonzero(edges == -1), np.flatnonzero(edges == 1), strict=True
+            ):  # runs without a start in between
                 if first and columns["starting"][i, first - 1]:
                     self.episodes[i] += 1
                     self.started[i] = 0
@@ -131,10 +166,15 @@ class VectorEnvRunner(SingleAgentEnvRunner):
                 self.started[i] = 0
         return [piece for _, _, piece in sorted(ended, key=lambda each: each[:2])] + going_on
 
-    def _episode(self, i: int, columns: dict[str, np.ndarray], observations: Any, first: int, end: int) -> SingleAgentEpisode:
+    def _episode(
+        self, i: int, columns: dict[str, np.ndarray], observations: Any, first: int, end: int
+    ) -> SingleAgentEpisode:
         n = end - first
         buffer = lambda data: InfiniteLookbackBuffer(data, lookback=0)  # noqa: E731
-        outputs = {name: buffer(columns[name][i, first:end]) for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)}
+        outputs = {
+            name: buffer(columns[name][i, first:end])
+            for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
+        }
         return SingleAgentEpisode(
             id_=f"{self.first_round}-{self.worker_index}-{i}-{self.episodes[i]}",
             observations=buffer(tree.map_structure(itemgetter((i, slice(first, end + 1))), observations)),
@@ -151,7 +191,11 @@ class VectorEnvRunner(SingleAgentEnvRunner):
 
 def parts_of(observations: Any) -> tuple[Any, ...]:
     """Observations, and masks of actions where there are some."""
-    return (observations["obs"], observations["action_mask"]) if isinstance(observations, dict) else (observations,)
+    return (
+        (observations["obs"], observations["action_mask"])
+        if isinstance(observations, dict)
+        else (observations,)
+    )
 
 
 def trajectory_of(episode: SingleAgentEpisode) -> Trajectory:

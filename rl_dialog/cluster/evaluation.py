@@ -31,13 +31,17 @@ def evaluate_in_turn(
 
 
 @contextmanager
-def _player(config: CheckpointConfig, make_env: MakeEnv | None, num_workers: int, address: str | None) -> Iterator[Player | None]:
+def _player(
+    config: CheckpointConfig, make_env: MakeEnv | None, num_workers: int, address: str | None
+) -> Iterator[Player | None]:
     if make_env is None or not num_workers:
         yield play_here(config, make_env)
         return
     what = {"episodes": range(config.episodes), "seed": config.seed, "batch_size": config.batch_size}
     with Rollouts(make_env, num_workers, address=address) as rollouts:
-        yield lambda policy, tokenizer, directory, beta, decoding: rollouts.play(Path(directory).absolute(), beta=beta, decoding=decoding, **what)
+        yield lambda policy, tokenizer, directory, beta, decoding: rollouts.play(
+            Path(directory).absolute(), beta=beta, decoding=decoding, **what
+        )
 
 
 def evaluate_side_by_side(
@@ -57,5 +61,7 @@ def evaluate_side_by_side(
             yield directories[position], outcome
 
 
-def _evaluate_alone(directory: str, config: CheckpointConfig, make_env: MakeEnv | None, held_out: HeldOut | None) -> RunResult:
+def _evaluate_alone(
+    directory: str, config: CheckpointConfig, make_env: MakeEnv | None, held_out: HeldOut | None
+) -> RunResult:
     return evaluate_checkpoint(directory, config, play_here(config, make_env), held_out)

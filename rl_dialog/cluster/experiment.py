@@ -42,7 +42,11 @@ def train_all(tasks: Sequence[Progress], chosen: Callable[[Run], bool], train_wo
         error = line_of(outcome) if isinstance(outcome, BaseException) else ""
         task.finished[one.name] = FinishedRun(one.method, one.seed, None if error else one.seconds, error)
         passed = (time.perf_counter() - began) / 60
-        left = f"{passed * (total - count) / count:.0f} min left" if count < total else f"{passed:.0f} min in all"
+        left = (
+            f"{passed * (total - count) / count:.0f} min left"
+            if count < total
+            else f"{passed:.0f} min in all"
+        )
         how = f"failed: {error}" if error else f"{outcome:.0f} s, {one.headline}"
         say(f"[{count}/{total}, {left}] {one.name}: {how}")
 

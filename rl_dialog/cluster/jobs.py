@@ -1,4 +1,5 @@
-"""Many independent calls on one Ray: each in a process of one core (and `gpus` GPUs), as many at a time as there are cores."""
+"""Many independent calls on one Ray: each in a process of one core (and `gpus` GPUs), as many at a time as
+there are cores."""
 
 from __future__ import annotations
 
@@ -11,12 +12,19 @@ WAITING = 300.0  # seconds without a finished call after which the caller hears 
 
 
 def each(
-    work: Callable[[Any], Any], items: Sequence[Any], *, waiting: Callable[[int], None], retries: int = 2, gpus: float = 0
+    work: Callable[[Any], Any],
+    items: Sequence[Any],
+    *,
+    waiting: Callable[[int], None],
+    retries: int = 2,
+    gpus: float = 0,
 ) -> Iterator[tuple[int, Any]]:
-    """Calls `work(item)` on every item and yields (position, what it returned) in the order of finishing. Ray must be running.
+    """Calls `work(item)` on every item and yields (position, what it returned) in the order of finishing. Ray
+    must be running.
 
-    A process that dies is replaced up to `retries` times; what `work` raises, or the last death, is yielded in place of a value, so that one item
-    does not stop the others. `waiting(unfinished)` is called whenever nothing has finished for `WAITING` seconds.
+    A process that dies is replaced up to `retries` times; what `work` raises, or the last death, is yielded
+    in place of a value, so that one item does not stop the others. `waiting(unfinished)` is called whenever
+    nothing has finished for `WAITING` seconds.
     """
     remote, shared = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=retries)(_call), ray.put(work)
     running = {remote.remote(shared, item): position for position, item in enumerate(items)}

@@ -1,6 +1,8 @@
-"""The labelling page on Ray Serve, for runs on a cluster: one replica, which Serve watches and starts anew when it dies.
+"""The labelling page on Ray Serve, for runs on a cluster: one replica, which Serve watches and starts anew
+when it dies.
 
-Leases and answers are in the label log, so a page that was open goes on with the new replica; an answer under way is sent again by the page.
+Leases and answers are in the label log, so a page that was open goes on with the new replica; an answer under
+way is sent again by the page.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ APP = "rl_dialog_labels"
 PREFIX = "/labels"
 
 
-@serve.deployment(name="label_page", num_replicas=1, max_ongoing_requests=200, health_check_period_s=5, ray_actor_options={"num_cpus": 0})
+@serve.deployment(
+    name="label_page",
+    num_replicas=1,
+    max_ongoing_requests=200,
+    health_check_period_s=5,
+    ray_actor_options={"num_cpus": 0},
+)
 @serve.ingress()
 class LabelPage:
     """The process that answers."""
@@ -30,7 +38,11 @@ class LabelPage:
         from rl_dialog.preferences.label_log import LabelLog
         from rl_dialog.preferences.segments import Segments
 
-        self.log, self.segments, self.page = LabelLog(labels), Segments(Path(folder) / "clips"), page | {"run": folder}
+        self.log, self.segments, self.page = (
+            LabelLog(labels),
+            Segments(Path(folder) / "clips"),
+            page | {"run": folder},
+        )
 
     def __serve_build_asgi_app__(self) -> Any:
         from rl_dialog.preferences.page.app import create_page
@@ -42,23 +54,32 @@ class LabelPage:
 
 
 def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page: Any) -> str:
-    """Starts the page for a run's folder, which every node must be able to read; its address, once it answers. `page`: arguments of `create_page`.
+    """Starts the page for a run's folder, which every node must be able to read; its address, once it
+    answers. `page`: arguments of `create_page`.
 
-    Raises UserError for a label log whose URL has a password: Ray shows a deployment's arguments on its dashboard.
+    Raises UserError for a label log whose URL has a password: Ray shows a deployment's arguments on its
+    dashboard.
     """
     url = database_url(labels)
     if url.password or set(SECRET) & set(url.query):
-        raise UserError("labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which Ray shows")
+        raise UserError(
+            "labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which Ray shows"
+        )
     with quiet():
         serve.start(http_options={"host": host, "port": port})
-        application = LabelPage.bind(url.render_as_string(hide_password=False), str(Path(folder).absolute()), page)
+        application = LabelPage.bind(
+            url.render_as_string(hide_password=False), str(Path(folder).absolute()), page
+        )
         serve.run(application, name=APP, route_prefix=PREFIX)
     return f"http://{host}:{port}{PREFIX}/"
 
 
 @contextmanager
-def page_on_ray(address: str, labels: str, folder: str | Path, *, host: str, port: int, **page: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """`serve_page` on the cluster at `address` while the block lasts: where it is, and whether it is still there."""
+def page_on_ray(
+    address: str, labels: str, folder: str | Path, *, host: str, port: int, **page: Any
+) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """`serve_page` on the cluster at `address` while the block lasts: where it is, and whether it is still
+    there."""
     with connect(address or None):
         url = serve_page(labels, folder, host=host, port=port, **page)
         try:

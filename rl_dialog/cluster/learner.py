@@ -2,7 +2,8 @@
 
     episodes -> LearnedRewards (where a reward is learned) -> TrainingBatch: one batch with advantages -> loss -> optimizers
 
-`PolicyModule` is around an ActPolicy or a ControlPolicy: what both have are `logits`, `values`, `distribution` and `optimized`.
+`PolicyModule` is around an ActPolicy or a ControlPolicy: what both have are `logits`, `values`,
+`distribution` and `optimized`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.learner.utils import make_target_network
-from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, TargetNetworkAPI, ValueFunctionAPI
+from ray.rllib.core.rl_module.apis import (
+    TARGET_NETWORK_ACTION_DIST_INPUTS,
+    TargetNetworkAPI,
+    ValueFunctionAPI,
+)
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from ray.rllib.evaluation.postprocessing import Postprocessing
@@ -41,7 +46,9 @@ from rl_dialog.models.trajectory import Trajectory
 from rl_dialog.training.optim import RMSprop, learning_rate_at
 from rl_dialog.training.policy_gradient import PPO, clipped_loss, generalised_advantages
 
-LearnedReward = Callable[[Sequence[Trajectory]], Sequence[np.ndarray] | None]  # rewards (n,) of each trajectory of a batch; None: none yet
+LearnedReward = Callable[
+    [Sequence[Trajectory]], Sequence[np.ndarray] | None
+]  # rewards (n,) of each trajectory of a batch; None: none yet
 
 
 class ActionDistribution(Distribution):
@@ -95,11 +102,14 @@ DISTRIBUTIONS = {each.of: each for each in (ActDistribution, CategoricalDistribu
 
 
 class PolicyModule(TorchRLModule, ValueFunctionAPI):
-    """A policy as RLlib asks for it; `model_config` has its class, config, weights as arrays, and whether values are used."""
+    """A policy as RLlib asks for it; `model_config` has its class, config, weights as arrays, and whether
+    values are used."""
 
     def setup(self) -> None:
         self.network = self.model_config["policy"](self.model_config["config"])
-        self.network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in self.model_config["weights"].items()})
+        self.network.load_state_dict(
+            {name: torch.from_numpy(np.array(value)) for name, value in self.model_config["weights"].items()}
+        )
         self.action_dist_cls = DISTRIBUTIONS[self.network.distribution]
 
     def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Tensor]:
@@ -124,59 +134,87 @@ class TargetModule(PolicyModule, TargetNetworkAPI):
 
 
 class LearnedRewards(ConnectorV2):
-    """Replaces the environment's rewards by learned ones, before advantages are computed. Raises UserError for a wrong number of rewards."""
+    """Replaces the environment's rewards by learned ones, before advantages are computed. Raises UserError
+    for a wrong number of rewards."""
 
     def __init__(self, *spaces: Any, reward: LearnedReward, **more: Any) -> None:
         super().__init__(*spaces, **more)
         self.reward = reward
 
-    def __call__(self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any) -> dict[str, Any]:
+    def __call__(
+        self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any
+    ) -> dict[str, Any]:
         found = self.reward([trajectory_of(episode) for episode in episodes])
         for episode, rewards in zip(episodes, found, strict=True) if found is not None else ():
             if np.shape(rewards) != (len(episode),):
-                raise UserError(f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape {np.shape(rewards)}")
-            episode.rewards = InfiniteLookbackBuffer(np.asarray(rewards, np.float32))  # what came from another process cannot be written to
+                raise UserError(
+                    f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape {np.shape(rewards)}"
+                )
+            episode.rewards = InfiniteLookbackBuffer(
+                np.asarray(rewards, np.float32)
+            )  # what came from another process cannot be written to
         return batch
 
 
 class TrainingBatch(ConnectorV2):
-    """Episodes to one batch of tensors with advantages, as arrays and once; RLlib's own connectors go through lists of steps."""
+    """Episodes to one batch of tensors with advantages, as arrays and once; RLlib's own connectors go through
+    lists of steps."""
 
     def __init__(self, *spaces: Any, settings: PPO, **more: Any) -> None:
         super().__init__(*spaces, **more)
         self.settings = settings
 
-    def __call__(self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any) -> dict[str, Any]:
+    def __call__(
+        self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any
+    ) -> dict[str, Any]:
         settings, steps = self.settings, [len(each) for each in episodes]
         device = next(rl_module[DEFAULT_MODULE_ID].parameters()).device
-        pieces = [each.get_observations(slice(0, n + 1)) for each, n in zip(episodes, steps, strict=True)]  # with the states after them
+        pieces = [
+            each.get_observations(slice(0, n + 1)) for each, n in zip(episodes, steps, strict=True)
+        ]  # with the states after them
         seen = tree.map_structure(lambda *each: torch.from_numpy(np.concatenate(each)).to(device), *pieces)
         ends = np.cumsum([n + 1 for n in steps])
-        parts = [tree.map_structure(itemgetter(slice(end - n - 1, end)), seen) for n, end in zip(steps, ends, strict=True)]
+        parts = [
+            tree.map_structure(itemgetter(slice(end - n - 1, end)), seen)
+            for n, end in zip(steps, ends, strict=True)
+        ]
         with torch.no_grad():
-            values = [rl_module[DEFAULT_MODULE_ID].compute_values({Columns.OBS: each}).cpu().numpy() for each in parts]  # (n + 1,) each
+            values = [
+                rl_module[DEFAULT_MODULE_ID].compute_values({Columns.OBS: each}).cpu().numpy()
+                for each in parts
+            ]  # (n + 1,) each
         rewards, ended = [each.get_rewards() for each in episodes], [each.is_terminated for each in episodes]
-        advantages = generalised_advantages(rewards, values, ended, gamma=settings.gamma, gae_lambda=settings.gae_lambda)
+        advantages = generalised_advantages(
+            rewards, values, ended, gamma=settings.gamma, gae_lambda=settings.gae_lambda
+        )
         flat, expected = np.concatenate(advantages), np.concatenate([v[:-1] for v in values])
         targets = flat + expected
         if settings.standardise:
             flat = (flat - flat.mean()) / max(flat.std(ddof=1), 1e-4)
         arrays = {
             Columns.ACTIONS: np.concatenate([each.get_actions() for each in episodes]),
-            Columns.ACTION_LOGP: np.concatenate([each.get_extra_model_outputs(Columns.ACTION_LOGP) for each in episodes]),
+            Columns.ACTION_LOGP: np.concatenate(
+                [each.get_extra_model_outputs(Columns.ACTION_LOGP) for each in episodes]
+            ),
             Postprocessing.ADVANTAGES: flat,
             Postprocessing.VALUE_TARGETS: targets,
             Columns.VF_PREDS: expected,
         }
         acted = torch.from_numpy(np.delete(np.arange(ends[-1]), ends - 1)).to(device)
         before = tree.map_structure(itemgetter(acted), seen)
-        return {DEFAULT_MODULE_ID: {Columns.OBS: before, **{name: torch.from_numpy(each).to(device) for name, each in arrays.items()}}}
+        return {
+            DEFAULT_MODULE_ID: {
+                Columns.OBS: before,
+                **{name: torch.from_numpy(each).to(device) for name, each in arrays.items()},
+            }
+        }
 
 
 class PolicyLearner(TorchLearner):
     """Optimizers, their learning rates, and the place of learned rewards.
 
-    The policy and the value network each have their optimizer where they share nothing: returns may be large numbers, and values must follow faster.
+    The policy and the value network each have their optimizer where they share nothing: returns may be large
+    numbers, and values must follow faster.
     """
 
     earlier_steps = 0  # of the environments, before this learner was made
@@ -192,14 +230,23 @@ class PolicyLearner(TorchLearner):
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """By the names that the network gives them."""
-        return {name.removeprefix(f"{DEFAULT_MODULE_ID}_"): each for name, each in self.get_optimizers_for_module(DEFAULT_MODULE_ID)}
+        return {
+            name.removeprefix(f"{DEFAULT_MODULE_ID}_"): each
+            for name, each in self.get_optimizers_for_module(DEFAULT_MODULE_ID)
+        }
 
     def configure_optimizers_for_module(self, module_id: str, config: AlgorithmConfig | None = None) -> None:
         settings: PPO = self.config.learner_config_dict["settings"]
         for name, parameters in self._module[module_id].unwrapped().network.optimized().items():
             rate = settings.learning_rate if name == "policy" else settings.value_learning_rate
-            optimizer = torch.optim.Adam(parameters, lr=rate, fused=True) if settings.optimizer == "adam" else RMSprop(parameters, lr=rate)
-            self.register_optimizer(module_id=module_id, optimizer_name=name, optimizer=optimizer, params=parameters)
+            optimizer = (
+                torch.optim.Adam(parameters, lr=rate, fused=True)
+                if settings.optimizer == "adam"
+                else RMSprop(parameters, lr=rate)
+            )
+            self.register_optimizer(
+                module_id=module_id, optimizer_name=name, optimizer=optimizer, params=parameters
+            )
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)
@@ -207,32 +254,47 @@ class PolicyLearner(TorchLearner):
         steps = self.earlier_steps + timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         for name, optimizer in self.optimizers.items() if settings.lr_zero_steps else ():
             peak = settings.learning_rate if name == "policy" else settings.value_learning_rate
-            optimizer.param_groups[0]["lr"] = learning_rate_at(steps, peak=peak, warmup=0, total=settings.lr_zero_steps, schedule="linear")
+            optimizer.param_groups[0]["lr"] = learning_rate_at(
+                steps, peak=peak, warmup=0, total=settings.lr_zero_steps, schedule="linear"
+            )
 
 
 class PPOPolicyLearner(PolicyLearner):
-    """PPO's update in one loop over tensors: of small networks RLlib's own makes half as many steps in the same time."""
+    """PPO's update in one loop over tensors: of small networks RLlib's own makes half as many steps in the
+    same time."""
 
     def build(self) -> None:
         super().build()
         self._learner_connector.append(TrainingBatch(settings=self.config.learner_config_dict["settings"]))
 
-    def update(self, *, training_data: TrainingData, timesteps: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
-        """Learns from episodes; how, the settings say and not RLlib's arguments. Raises RuntimeError for gradients that are no numbers."""
+    def update(
+        self, *, training_data: TrainingData, timesteps: dict[str, Any] | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """Learns from episodes; how, the settings say and not RLlib's arguments. Raises RuntimeError for
+        gradients that are no numbers."""
         settings: PPO = self.config.learner_config_dict["settings"]
         self.before_gradient_based_update(timesteps=timesteps or {})
         self._weights_seq_no += 1
         episodes = training_data.episodes
-        batch = self._learner_connector(rl_module=self.module, batch={}, episodes=episodes, shared_data={}, metrics=self.metrics)[DEFAULT_MODULE_ID]
+        batch = self._learner_connector(
+            rl_module=self.module, batch={}, episodes=episodes, shared_data={}, metrics=self.metrics
+        )[DEFAULT_MODULE_ID]
         if isinstance(self.network, ControlPolicy) and self.network.config.normalise_values:
             self.network.fit_values(batch[Postprocessing.VALUE_TARGETS])
         n, parts = len(batch[Columns.ACTIONS]), []
         minibatches = max(1, round(n / settings.minibatch_size)) if settings.minibatch_size else 1
         for _ in range(settings.passes):
-            for chosen in torch.randperm(n).to(batch[Columns.ACTIONS].device).tensor_split(minibatches) if minibatches > 1 else [slice(None)]:
+            for chosen in (
+                torch.randperm(n).to(batch[Columns.ACTIONS].device).tensor_split(minibatches)
+                if minibatches > 1
+                else [slice(None)]
+            ):
                 parts.append(self._step(tree.map_structure(itemgetter(chosen), batch), settings))
         names = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY)
-        metrics = {name: torch.stack(values).mean().item() for name, values in zip(names, zip(*parts, strict=True), strict=True)}
+        metrics = {
+            name: torch.stack(values).mean().item()
+            for name, values in zip(names, zip(*parts, strict=True), strict=True)
+        }
         targets = batch[Postprocessing.VALUE_TARGETS]
         unexplained = (targets - batch[Columns.VF_PREDS]).var() / targets.var().clamp(min=1e-8)
         metrics[LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY] = 1 - unexplained.item()
@@ -246,14 +308,20 @@ class PPOPolicyLearner(PolicyLearner):
         inputs, values = network(*parts_of(minibatch[Columns.OBS]))
         distribution = network.distribution(inputs)
         log_probs, entropy = distribution.log_prob(minibatch[Columns.ACTIONS]), distribution.entropy().mean()
-        policy_loss = clipped_loss(log_probs, minibatch[Columns.ACTION_LOGP], minibatch[Postprocessing.ADVANTAGES], settings.clip)
-        value_loss = (((values - minibatch[Postprocessing.VALUE_TARGETS]) / network.value_unit) ** 2).mean() * settings.baseline
+        policy_loss = clipped_loss(
+            log_probs, minibatch[Columns.ACTION_LOGP], minibatch[Postprocessing.ADVANTAGES], settings.clip
+        )
+        value_loss = (
+            ((values - minibatch[Postprocessing.VALUE_TARGETS]) / network.value_unit) ** 2
+        ).mean() * settings.baseline
         loss = policy_loss - settings.entropy_coeff * entropy + settings.value_coeff * value_loss
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
         loss.backward()
         for optimizer in self.optimizers.values():
-            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], settings.max_grad_norm, error_if_nonfinite=True)
+            nn.utils.clip_grad_norm_(
+                optimizer.param_groups[0]["params"], settings.max_grad_norm, error_if_nonfinite=True
+            )
             optimizer.step()
         return policy_loss.detach(), value_loss.detach(), entropy.detach()
 

@@ -52,9 +52,10 @@ class LearnerSettings:
 class Learner:
     """Trains the policy on the published reward, and cuts clips. Before the first version it only plays.
 
-    What is evaluated and saved is the average of the policies of all rounds, with weights that fall by `averaging` from round to round (Polyak and
-    Juditsky 1992): the most probable action of a policy that follows a changing reward changes with each update where two are about as good.
-    A folder that holds checkpoints is gone on from: policy, average, optimizers, steps and rounds.
+    What is evaluated and saved is the average of the policies of all rounds, with weights that fall by
+    `averaging` from round to round (Polyak and Juditsky 1992): the most probable action of a policy that
+    follows a changing reward changes with each update where two are about as good. A folder that holds
+    checkpoints is gone on from: policy, average, optimizers, steps and rounds.
     """
 
     def __init__(self, settings: LearnerSettings, folder: str | Path) -> None:
@@ -69,13 +70,20 @@ class Learner:
             torch.manual_seed(settings.seed)
             start = source / "trainer" / "current" if source else settings.checkpoint
             policy = ControlPolicy.from_pretrained(start, expected=shape) if start else ControlPolicy(shape)
-        self.average = AveragedModel(policy, multi_avg_fn=get_ema_multi_avg_fn(settings.averaging), use_buffers=True)
+        self.average = AveragedModel(
+            policy, multi_avg_fn=get_ema_multi_avg_fn(settings.averaging), use_buffers=True
+        )
         if source:
             progress = json.loads((source / "trainer" / "progress.json").read_text(encoding="utf-8"))
             self.round, self.gathered = progress["round"], progress["gathered"]
             self.average.module.load_state_dict(ControlPolicy.from_pretrained(source).state_dict())
             self.average.n_averaged.fill_(1)
-        self.reward = LearnedReward(settings.clip_length, environment=settings.environment, keep=settings.clips_per_round, device=settings.device)
+        self.reward = LearnedReward(
+            settings.clip_length,
+            environment=settings.environment,
+            keep=settings.clips_per_round,
+            device=settings.device,
+        )
         more = {
             "workers": settings.workers,
             "envs": settings.envs,
@@ -84,7 +92,9 @@ class Learner:
             "renew_every": settings.save_every,
             "device": settings.device,
         }
-        self.trainer = PolicyTrainer(policy, settings.make_envs, settings.ppo, reward=self.reward if settings.learned else None, **more)
+        self.trainer = PolicyTrainer(
+            policy, settings.make_envs, settings.ppo, reward=self.reward if settings.learned else None, **more
+        )
         if source:
             self.trainer.load(source / "trainer")
 
@@ -94,7 +104,8 @@ class Learner:
         return self.trainer.steps
 
     def step(self, published: Published | None = None) -> tuple[dict[str, float], list[Clip]]:
-        """One round with this version of the reward, or the one before if None; its metrics and the clips cut from it."""
+        """One round with this version of the reward, or the one before if None; its metrics and the clips cut
+        from it."""
         if self.round % self.settings.save_every == 0:
             self.reward.renew(self.settings.seed * 1_000_003 + self.round)
         if published and published[0] > self.reward.version:
@@ -109,17 +120,28 @@ class Learner:
         else:
             metrics = {f"train/{name}": value for name, value in self.trainer.train().items()}
             self.average.update_parameters(self.trainer.policy())
-        if self.settings.eval_every and before // self.settings.eval_every != self.steps // self.settings.eval_every:
+        if (
+            self.settings.eval_every
+            and before // self.settings.eval_every != self.steps // self.settings.eval_every
+        ):
             metrics |= {"eval/return": self.evaluate(), "eval/return_sampled": self.evaluate(greedy=False)}
         metrics |= {f"pref/{name}": value for name, value in self.reward.metrics.items()}
-        metrics |= {"steps": self.steps, "due": self.due(), "pref/gathered_steps": self.gathered, "pref/reward_version": self.reward.version}
+        metrics |= {
+            "steps": self.steps,
+            "due": self.due(),
+            "pref/gathered_steps": self.gathered,
+            "pref/reward_version": self.reward.version,
+        }
         return metrics, self.reward.take_clips()
 
     def run(self, steps: int, log: Log) -> None:
         """On the environment's own reward, until it has learned from so many steps."""
         while self.steps < steps:
             metrics, _ = self.step()
-            log(int(metrics.pop("steps")), {name: value for name, value in metrics.items() if name.startswith(("train/", "eval/"))})
+            log(
+                int(metrics.pop("steps")),
+                {name: value for name, value in metrics.items() if name.startswith(("train/", "eval/"))},
+            )
             if metrics["due"]:
                 self.save()
         self.save()
@@ -147,19 +169,33 @@ class Learner:
             self.average.module.save_pretrained(directory)
             self.trainer.save(directory / "trainer")
             self.trainer.policy().save_pretrained(directory / "trainer" / "current")
-            progress = {"round": self.round, "gathered": self.gathered, "steps": self.steps, "reward_version": self.reward.version}
+            progress = {
+                "round": self.round,
+                "gathered": self.gathered,
+                "steps": self.steps,
+                "reward_version": self.reward.version,
+            }
             write_json(directory / "trainer" / "progress.json", progress)
 
         write_atomically(self.folder / name, fill)
         write_text_atomically(self.folder / "latest", name)
-        for old in sorted(self.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))[: -self.settings.save_total_limit]:
+        for old in sorted(
+            self.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1])
+        )[: -self.settings.save_total_limit]:
             shutil.rmtree(old)
         return str(self.folder / name)
 
 
 def reward_shape(make_envs: MakeEnvs, *, hidden: tuple[int, ...] = (), **more: Any) -> RewardModelConfig:
-    """The shape of a reward model for an environment. `more`: other fields. Without `hidden` it is (64, 64), after convolutions (64,)."""
+    """The shape of a reward model for an environment. `more`: other fields. Without `hidden` it is (64, 64),
+    after convolutions (64,)."""
     envs = make_envs(1, worker=0)
     policy = shape_of(envs)
     envs.close()
-    return RewardModelConfig(policy.observation, policy.actions, policy.discrete, hidden=hidden or ((64,) if policy.pixels else (64, 64)), **more)
+    return RewardModelConfig(
+        policy.observation,
+        policy.actions,
+        policy.discrete,
+        hidden=hidden or ((64,) if policy.pixels else (64, 64)),
+        **more,
+    )

@@ -19,7 +19,9 @@ from rl_dialog.preferences.segments import Segments
 from rl_dialog.preferences.settings import PreferenceRun, R
 
 
-def plan_of(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, gpus: float = 0.0, person: str | None = None) -> Plan:
+def plan_of(
+    run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, gpus: float = 0.0, person: str | None = None
+) -> Plan:
     """The roles of a run, which has all its numbers.
 
     Args:
@@ -29,7 +31,10 @@ def plan_of(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, gpus: float =
     """
     run = placed(run, make_envs, gpus)
     total = AnnotationSchedule(run.budget, run.steps, run.initial_labels, run.schedule, run.schedule_scale)
-    labellers = {"oracle": partial(make_oracle, run, out), "page": partial(make_page, run, make_envs, out, person)}
+    labellers = {
+        "oracle": partial(make_oracle, run, out),
+        "page": partial(make_page, run, make_envs, out, person),
+    }
     return Plan(
         learner=partial(make_learner, run, make_envs, out),
         asker=partial(make_asker, run, make_envs, out),
@@ -81,7 +86,12 @@ def make_teacher(run: PreferenceRun, make_envs: MakeEnvs, out: Path) -> Teacher:
     """Fits the reward to the initial labels, or to whatever there is where these are not waited for."""
     shape = reward_shape(make_envs, **vars(run.model))
     enough = 1 if run.labels_from or run.mode == "pretrain" else run.initial_labels
-    passes = {"enough": enough, "first_epochs": run.first_epochs, "epochs": run.epochs, "start": run.reward_model}
+    passes = {
+        "enough": enough,
+        "first_epochs": run.first_epochs,
+        "epochs": run.epochs,
+        "start": run.reward_model,
+    }
     more = {**passes, "seed": run.seed, "device": run.device}
     return Teacher(LabelLog(run.labels), Segments(out / "clips"), out / "reward", shape, run.reward, **more)
 

@@ -1,14 +1,17 @@
-"""A preference run: its roles called in turn in one process, or as Ray actors of their own, which nobody waits for.
+"""A preference run: its roles called in turn in one process, or as Ray actors of their own, which nobody
+waits for.
 
     synchronous    learner, asker, labeller, teacher, learner, ...; the same settings give the same labels, losses and weights
     asynchronous   each role in an actor; the supervisor gives each its next step when the last one is done
 
-In the asynchronous run what passes between roles goes through Ray's object store: a version of the reward is one immutable object, of which nobody
-ever sees half. Queues, by what may be lost: of clips there is one load in flight, and what comes while the asker is busy is dropped and counted;
-labels go to the log, which acknowledges none before it is on disk; the learner has one round in flight.
+In the asynchronous run what passes between roles goes through Ray's object store: a version of the reward is
+one immutable object, of which nobody ever sees half. Queues, by what may be lost: of clips there is one load
+in flight, and what comes while the asker is busy is dropped and counted; labels go to the log, which
+acknowledges none before it is on disk; the learner has one round in flight.
 
-A role whose process dies, or does not answer for `HEARTBEAT` seconds, is reported in events.jsonl and on stderr, and made again from what it keeps in
-the run's folder; after RESTARTS times without a step in between the run ends with an error.
+A role whose process dies, or does not answer for `HEARTBEAT` seconds, is reported in events.jsonl and on
+stderr, and made again from what it keeps in the run's folder; after RESTARTS times without a step in between
+the run ends with an error.
 """
 
 from __future__ import annotations
@@ -45,15 +48,21 @@ class Plan:
     learner: Callable[[], Any] | None  # None: nothing is played or learned, only what is there is taught
     asker: Callable[[], Any]
     teacher: Callable[[], Any] | None  # None: labels are gathered only
-    labellers: Mapping[str, Callable[[], Any]]  # oracles, and pages on which people answer; the synchronous run has oracles only
+    labellers: Mapping[
+        str, Callable[[], Any]
+    ]  # oracles, and pages on which people answer; the synchronous run has oracles only
     wanted: Callable[[int], int]  # labels in all, after so many steps
     steps: int  # that the policy learns from
     budget: int
     clips: int = 1000  # at hand, of the policy as it begins: more are not played before there is a reward
     gather: int = 0  # stop when there are so many labels; 0: when the policy has learned
-    max_staleness: int = 0  # labels that the reward in use may not know yet before the learner waits for a new version; 0: it never waits
+    # labels that the reward in use may not know yet before the learner waits for a new version; 0: it never
+    # waits
+    max_staleness: int = 0
     gpus: float = 0.0  # of the learner and of the teacher, each
-    paced: bool = False  # labels come as fast as they are wanted: the learner waits for those that are wanted, not only for those that are there
+    # labels come as fast as they are wanted: the learner waits for those that are wanted, not only for those
+    # that are there
+    paced: bool = False
 
 
 def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
@@ -75,7 +84,9 @@ def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
             asker.forget()
         fruitless = 0 if answered or steps else fruitless + 1
         if fruitless == FRUITLESS:
-            raise UserError(f"{FRUITLESS} rounds were played and no label came of them: {asked['clips']} different clips at hand")
+            raise UserError(
+                f"{FRUITLESS} rounds were played and no label came of them: {asked['clips']} different clips at hand"
+            )
         if plan.gather and asked["labels"] >= plan.gather:
             break
     learner.save()
@@ -118,7 +129,8 @@ class Role:
 
 
 class Supervisor:
-    """The asynchronous run, of the actors of one Plan. Raises UserError where a role cannot be kept alive, and what a role raised."""
+    """The asynchronous run, of the actors of one Plan. Raises UserError where a role cannot be kept alive,
+    and what a role raised."""
 
     def __init__(self, plan: Plan, folder: Path, log: Log) -> None:
         self.plan, self.folder, self.log = plan, folder, log
@@ -162,7 +174,9 @@ class Supervisor:
         now = time.monotonic()
         for role in self.roles.values():
             if role.running is None and now >= role.next:
-                {"learner": self._give_learner, "asker": self._give_asker, "teacher": self._give_teacher}.get(role.name, self._give)(role)
+                {"learner": self._give_learner, "asker": self._give_asker, "teacher": self._give_teacher}.get(
+                    role.name, self._give
+                )(role)
 
     def _give(self, role: Role) -> None:
         role.running = role.actor.call.remote("step")
@@ -183,7 +197,9 @@ class Supervisor:
     def _give_asker(self, role: Role) -> None:
         clips, self.clips = self.clips, None
         wanted = self.plan.wanted(self.steps)
-        role.running = role.actor.call.remote("step", clips if clips is not None else [], wanted=wanted, published=self.published)
+        role.running = role.actor.call.remote(
+            "step", clips if clips is not None else [], wanted=wanted, published=self.published
+        )
 
     def _give_teacher(self, role: Role) -> None:
         role.running, role.rest = role.actor.call.options(num_returns=2).remote("teach")
@@ -199,7 +215,9 @@ class Supervisor:
             cause = error.cause if isinstance(error.cause, UserError | OSError) else error
             raise cause from error
         role.failures, role.heard = 0, time.monotonic()
-        take = {"learner": self._take_learner, "asker": self._take_asker, "teacher": self._take_teacher}.get(role.name)
+        take = {"learner": self._take_learner, "asker": self._take_asker, "teacher": self._take_teacher}.get(
+            role.name
+        )
         if take:
             take(role, state, rest)
         else:
@@ -220,9 +238,16 @@ class Supervisor:
         if self.clips is not None:
             self.dropped += 1
         self.clips = clips  # the newest load; the one before was not fetched in time
-        counts, taught = self.roles["asker"].state, self.roles["teacher"].state if "teacher" in self.roles else {}
+        counts, taught = (
+            self.roles["asker"].state,
+            self.roles["teacher"].state if "teacher" in self.roles else {},
+        )
         told = {f"pref/{name}": value for name, value in (counts | taught).items()}
-        newer = {"pref/staleness": counts.get("labels", 0) - self.known, "pref/loads_dropped": self.dropped, "pref/label_rate": self._rate(counts)}
+        newer = {
+            "pref/staleness": counts.get("labels", 0) - self.known,
+            "pref/loads_dropped": self.dropped,
+            "pref/label_rate": self._rate(counts),
+        }
         self.log(self.steps, state | told | newer)
         if self.steps >= self.plan.steps:
             self.over = True
@@ -268,7 +293,9 @@ class Supervisor:
         role.restarts += 1
         self._report(role.name, role.pid, why, role.restarts)
         if role.failures > RESTARTS:
-            raise UserError(f"the role {role.name} died {role.failures} times without a step in between ({why}); RL_DIALOG_DEBUG=1 shows Ray's log")
+            raise UserError(
+                f"the role {role.name} died {role.failures} times without a step in between ({why}); RL_DIALOG_DEBUG=1 shows Ray's log"
+            )
         ray.kill(role.actor)
         self._start(role)
         if role.name == "learner":
@@ -306,7 +333,12 @@ class Supervisor:
         self.told = time.monotonic()
         now = time.monotonic()
         roles = {
-            role.name: {"pid": role.pid, "restarts": role.restarts, "busy": role.running is not None, "silent": round(max(0.0, now - role.heard), 1)}
+            role.name: {
+                "pid": role.pid,
+                "restarts": role.restarts,
+                "busy": role.running is not None,
+                "silent": round(max(0.0, now - role.heard), 1),
+            }
             for role in self.roles.values()
         }
         counts = self.roles["asker"].state
@@ -324,5 +356,11 @@ class Supervisor:
 def write_status(folder: Path, plan: Plan, steps: int, more: Mapping[str, Any], *, over: bool) -> None:
     """Replaces status.json."""
     wanted = max(0, plan.wanted(steps) - int(more.get("labels", 0)))
-    known = {"time": time.time(), "steps": steps, "total_steps": plan.steps, "label_budget": plan.budget, "over": over}
+    known = {
+        "time": time.time(),
+        "steps": steps,
+        "total_steps": plan.steps,
+        "label_budget": plan.budget,
+        "over": over,
+    }
     write_json(folder / "status.json", {**more, **known, "labels_wanted": 0 if over else wanted})

@@ -5,9 +5,10 @@
     learner       rewards are replaced if a learned one is given, advantages by GAE, updates of both networks       (learner.py)
        | weights back to the env runners
 
-An environment comes as a constructor `make_envs(num_envs, worker=i)` of a gymnasium VectorEnv that starts its next episode one step after an end
-(AutoresetMode.NEXT_STEP) and returns new arrays: observations that an ActPolicy ({"obs", "action_mask"}, MultiBinary actions) or a ControlPolicy
-(arrays; Discrete or Box) understands. `PolicyTrainer.train()` is one round of all this; the losses are described in
+An environment comes as a constructor `make_envs(num_envs, worker=i)` of a gymnasium VectorEnv that starts its
+next episode one step after an end (AutoresetMode.NEXT_STEP) and returns new arrays: observations that an
+ActPolicy ({"obs", "action_mask"}, MultiBinary actions) or a ControlPolicy (arrays; Discrete or Box)
+understands. `PolicyTrainer.train()` is one round of all this; the losses are described in
 rl_dialog/training/policy_gradient.py.
 """
 
@@ -32,7 +33,14 @@ from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rl_dialog.cluster.env_runner import STRIDE, VectorEnvRunner, trajectory_of
-from rl_dialog.cluster.learner import APPOPolicyLearner, LearnedReward, PolicyLearner, PolicyModule, PPOPolicyLearner, TargetModule
+from rl_dialog.cluster.learner import (
+    APPOPolicyLearner,
+    LearnedReward,
+    PolicyLearner,
+    PolicyModule,
+    PPOPolicyLearner,
+    TargetModule,
+)
 from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy
 from rl_dialog.models.control_policy import ControlPolicy
@@ -61,10 +69,18 @@ class PolicyTrainer:
     def __init__(self, policy: Policy, make_envs: MakeEnvs, settings: PPO, *, reward: LearnedReward | None = None, workers: int = 1,
                  envs: int = 64, device: str = "cpu", seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
         if workers < 0 or envs < 1:
-            raise UserError(f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}")
+            raise UserError(
+                f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}"
+            )
         if not workers and isinstance(settings, APPO):
             raise UserError("appo samples while it learns: expected at least one worker, got 0")
-        self.kind, self.shape, self.settings, self.seed, self.round = type(policy), policy.config, settings, seed, first_round
+        self.kind, self.shape, self.settings, self.seed, self.round = (
+            type(policy),
+            policy.config,
+            settings,
+            seed,
+            first_round,
+        )
         self.steps = 0  # of the environments, learned from
         run = {"make_envs": make_envs, "seed": seed, "first_round": first_round, "renew_every": renew_every}
         config = algorithm_config(policy, run, settings)
@@ -91,9 +107,10 @@ class PolicyTrainer:
     def train(self) -> dict[str, float]:
         """One round. Raises UserError if nothing came back.
 
-        Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended the mean `return` and `length` with the
-        environment's own rewards, and other outcomes that it tells. Where no episode ended there are none of these. With workers `worker_restarts`:
-        how many were made again because their process died.
+        Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended
+        the mean `return` and `length` with the environment's own rewards, and other outcomes that it tells.
+        Where no episode ended there are none of these. With workers `worker_restarts`: how many were made
+        again because their process died.
         """
         seed = self.seed * STRIDE + self.round
         self.round += 1
@@ -103,34 +120,50 @@ class PolicyTrainer:
         return self._metrics(self.algorithm.train())
 
     def sample(self) -> list[Trajectory]:
-        """One round of sampling that nothing is learned from: what the policy does as it is now. Raises UserError if nothing came back."""
+        """One round of sampling that nothing is learned from: what the policy does as it is now. Raises
+        UserError if nothing came back."""
         self.round += 1
         if self.algorithm:
             size = self.settings.batch_size
             self.algorithm.restore_env_runners(self.algorithm.env_runner_group)
             episodes, _ = synchronous_parallel_sample(  # with its metrics, or the next round would count them
-                worker_set=self.algorithm.env_runner_group, max_env_steps=size, _uses_new_env_runners=True, _return_metrics=True
+                worker_set=self.algorithm.env_runner_group,
+                max_env_steps=size,
+                _uses_new_env_runners=True,
+                _return_metrics=True,
             )
         else:
             episodes = self.runner.sample(num_timesteps=self.settings.batch_size)
             self.runner.get_metrics()
         if not episodes:
-            raise UserError("expected episodes from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log")
+            raise UserError(
+                "expected episodes from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log"
+            )
         return [trajectory_of(each) for each in episodes]
 
     def policy(self) -> Policy:
         """A copy of the policy as it is now."""
         found = self.kind(self.shape)
         found.load_state_dict(
-            self._on_learner(lambda each: {name: value.detach().cpu().clone() for name, value in each.network.state_dict().items()})
+            self._on_learner(
+                lambda each: {
+                    name: value.detach().cpu().clone() for name, value in each.network.state_dict().items()
+                }
+            )
         )
         return found.eval()
 
     def save(self, directory: Path) -> None:
-        """Writes what a resumed run needs besides the policy: the state of its optimizers, and the number of steps."""
+        """Writes what a resumed run needs besides the policy: the state of its optimizers, and the number of
+        steps."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "trainer.json").write_text(json.dumps({"steps": self.steps}) + "\n", encoding="utf-8")
-        self._on_learner(lambda learner: [save_optimizer(each, directory / f"{name}.safetensors") for name, each in learner.optimizers.items()])
+        self._on_learner(
+            lambda learner: [
+                save_optimizer(each, directory / f"{name}.safetensors")
+                for name, each in learner.optimizers.items()
+            ]
+        )
 
     def load(self, directory: Path) -> None:
         """The inverse of `save`."""
@@ -151,8 +184,13 @@ class PolicyTrainer:
             training_data=TrainingData(episodes=episodes),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.steps - self.learner.earlier_steps + steps},
         )
-        self._on_learner(lambda learner: self.runner.module.network.load_state_dict(learner.network.state_dict()))
-        return {"env_runners": {**self.runner.get_metrics(), "num_env_steps_sampled": steps}, "learners": learned}
+        self._on_learner(
+            lambda learner: self.runner.module.network.load_state_dict(learner.network.state_dict())
+        )
+        return {
+            "env_runners": {**self.runner.get_metrics(), "num_env_steps_sampled": steps},
+            "learners": learned,
+        }
 
     def _metrics(self, result: Mapping[str, Any]) -> dict[str, float]:
         metrics = metrics_of(result)
@@ -162,7 +200,11 @@ class PolicyTrainer:
         return {"steps": self.steps, **metrics}
 
     def _on_learner(self, use: Callable[[PolicyLearner], Any]) -> Any:
-        return self.algorithm.learner_group.foreach_learner(use).result_or_errors[0].get() if self.algorithm else use(self.learner)
+        return (
+            self.algorithm.learner_group.foreach_learner(use).result_or_errors[0].get()
+            if self.algorithm
+            else use(self.learner)
+        )
 
 
 def _seed_minibatches(seed: int) -> None:
@@ -179,14 +221,27 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
     spaces = {"observation_space": probe.single_observation_space, "action_space": probe.single_action_space}
     probe.close()
     weights = {name: value.detach().cpu().numpy() for name, value in policy.state_dict().items()}
-    model = {"policy": type(policy), "config": policy.config, "weights": weights, "baseline": settings.baseline}
+    model = {
+        "policy": type(policy),
+        "config": policy.config,
+        "weights": weights,
+        "baseline": settings.baseline,
+    }
     config.environment(env="ours", env_config=dict(run), disable_env_checking=True, **spaces)
     config.env_runners(env_runner_cls=VectorEnvRunner)
-    config.rl_module(rl_module_spec=RLModuleSpec(module_class=TargetModule if asynchronous else PolicyModule, model_config=model))
+    config.rl_module(
+        rl_module_spec=RLModuleSpec(
+            module_class=TargetModule if asynchronous else PolicyModule, model_config=model
+        )
+    )
     config.fault_tolerance(restart_failed_env_runners=True)
     config.debugging(seed=run["seed"], log_level="ERROR")
     config.reporting(min_time_s_per_iteration=0)
-    config.training(train_batch_size_per_learner=settings.batch_size, num_epochs=settings.passes, minibatch_size=settings.minibatch_size or None)
+    config.training(
+        train_batch_size_per_learner=settings.batch_size,
+        num_epochs=settings.passes,
+        minibatch_size=settings.minibatch_size or None,
+    )
     if asynchronous:
         config.env_runners(rollout_fragment_length=settings.fragment)
         config.training(
@@ -213,13 +268,27 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a round in RLlib's result. Raises UserError where no env runner returned anything."""
     sampled, learned = result.get("env_runners", {}), result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
     if not sampled.get("num_env_steps_sampled"):  # an asynchronous learner may have nothing to say yet
-        raise UserError("expected steps from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log")
-    names = {"policy_loss": "policy_loss", "vf_loss": "value_loss", "entropy": "entropy", "vf_explained_var": "explained_variance"}
+        raise UserError(
+            "expected steps from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log"
+        )
+    names = {
+        "policy_loss": "policy_loss",
+        "vf_loss": "value_loss",
+        "entropy": "entropy",
+        "vf_explained_var": "explained_variance",
+    }
     names |= {"policy_learning_rate": "learning_rate"}
     metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
     sums, counts = sampled.get("outcome", {}), sampled.get("outcomes", {})
-    outcomes = {name: _number(sums[name]) / ended for name in sums if (ended := _number(counts[name])) > 0}  # NaN where none ended
-    return {"new_steps": _number(sampled["num_env_steps_sampled"]), "episodes": _number(counts.get("return", 0)), **metrics, **outcomes}
+    outcomes = {
+        name: _number(sums[name]) / ended for name in sums if (ended := _number(counts[name])) > 0
+    }  # NaN where none ended
+    return {
+        "new_steps": _number(sampled["num_env_steps_sampled"]),
+        "episodes": _number(counts.get("return", 0)),
+        **metrics,
+        **outcomes,
+    }
 
 
 def _number(value: Any) -> float:

@@ -32,9 +32,15 @@ CHUNKS = pa.schema(
         ("split", pa.list_(pa.uint8())),  # per dialog, in the order written: by split, then as read
         ("place", pa.list_(pa.uint32())),  # the how-manieth it was when read
         ("by_dialog", pa.list_(pa.uint8())),  # the split it has by dialog, where `choose_split` may want it
-        ("id", pa.list_(pa.uint64())),  # 64-bit hashes: exact enough to find equal ids and contexts in 8 bytes per dialog
+        (
+            "id",
+            pa.list_(pa.uint64()),
+        ),  # 64-bit hashes: exact enough to find equal ids and contexts in 8 bytes per dialog
         ("context", pa.list_(pa.uint64())),
-        ("ranked", pa.list_(pa.float64())),  # the training values of the ranked components, one component after the other
+        (
+            "ranked",
+            pa.list_(pa.float64()),
+        ),  # the training values of the ranked components, one component after the other
         ("ranked_by_dialog", pa.list_(pa.float64())),
         ("summary", pa.large_string()),
     ]
@@ -43,12 +49,15 @@ CHUNKS = pa.schema(
 
 @dataclass
 class Scored:
-    """What pass 1 found. `chunks` lists (path, dialogs) per split; the arrays have one entry per dialog in the same order."""
+    """What pass 1 found. `chunks` lists (path, dialogs) per split; the arrays have one entry per dialog in
+    the same order."""
 
     chunks: dict[str, list[tuple[str, int]]]
     ids: dict[str, np.ndarray]  # (dialogs,) uint64 per split
     contexts: dict[str, np.ndarray]
-    order: dict[str, np.ndarray]  # (dialogs,) int64: the chunk each dialog lies in, for who came first across splits
+    order: dict[
+        str, np.ndarray
+    ]  # (dialogs,) int64: the chunk each dialog lies in, for who came first across splits
     counts: dict[tuple[int, str], Counter]  # (log, source) -> dialogs, replies, turns, no_reply, quarantined
     files: dict[str, dict[str, Any]]  # path -> fingerprint
     statistics: Statistics | None
@@ -67,7 +76,8 @@ class Scored:
 
 
 def gather(tables: Iterable[pa.Table], progress: Callable[[int], Any] | None) -> list[Row]:
-    """The chunks' figures in the order of the chunks, whatever order they arrived in: float sums come out the same every time."""
+    """The chunks' figures in the order of the chunks, whatever order they arrived in: float sums come out the
+    same every time."""
     rows = []
     for row in rows_of(tables, numpy=ARRAYS):
         row["summary"] = json.loads(row["summary"])
@@ -125,19 +135,27 @@ def _cut_by_dialog(row: Row, directory: Path) -> Row:
 
 def merge(rows: Sequence[Row], directory: Path, ranked: Sequence[str], *, split_by: SplitBy) -> Scored:
     """The figures of all chunks together; their files lie in `directory`/<split>."""
-    scored = Scored({s: [] for s in SPLITS}, {}, {}, {}, {}, {}, None, None, {}, dict.fromkeys(SPLITS, 0), 0, 0)
+    scored = Scored(
+        {s: [] for s in SPLITS}, {}, {}, {}, {}, {}, None, None, {}, dict.fromkeys(SPLITS, 0), 0, 0
+    )
     scored.split_by = split_by
     for row in rows:
         _add(scored, row["summary"])
         for code, split in enumerate(SPLITS):
             if count := int((row["split"] == code).sum()):
                 scored.chunks[split].append((str(directory / split / chunk_name(row)), count))
-    values = [np.split(row["ranked"], np.cumsum(row["summary"]["ranked"])[:-1]) for row in rows] if ranked else []
-    scored.ranked = {name: np.concatenate(parts) for name, parts in zip(ranked, zip(*values, strict=True), strict=True)}
+    values = (
+        [np.split(row["ranked"], np.cumsum(row["summary"]["ranked"])[:-1]) for row in rows] if ranked else []
+    )
+    scored.ranked = {
+        name: np.concatenate(parts) for name, parts in zip(ranked, zip(*values, strict=True), strict=True)
+    }
     for code, split in enumerate(SPLITS):
         chosen = [row["split"] == code for row in rows]
         scored.ids[split] = joined([row["id"][c] for row, c in zip(rows, chosen, strict=True)], np.uint64)
-        scored.contexts[split] = joined([row["context"][c] for row, c in zip(rows, chosen, strict=True)], np.uint64)
+        scored.contexts[split] = joined(
+            [row["context"][c] for row, c in zip(rows, chosen, strict=True)], np.uint64
+        )
         scored.order[split] = joined([np.full(int(c.sum()), i) for i, c in enumerate(chosen)], np.int64)
     return scored
 

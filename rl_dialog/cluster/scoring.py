@@ -67,12 +67,19 @@ class Scoring:
 
 
 def score_logs(
-    logs: Sequence[LogFile], scoring: Scoring, directory: Path, *, concurrency: int | None = None, progress: Callable[[int], Any] | None = None
+    logs: Sequence[LogFile],
+    scoring: Scoring,
+    directory: Path,
+    *,
+    concurrency: int | None = None,
+    progress: Callable[[int], Any] | None = None,
 ) -> Scored:
-    """Pass 1: reads, scores and splits every dialog into chunks under `directory`; `progress` is told how many dialogs arrived.
+    """Pass 1: reads, scores and splits every dialog into chunks under `directory`; `progress` is told how
+    many dialogs arrived.
 
-    Chunks that an earlier run left there are taken as they are: `directory` must be one of the same logs and the same scoring.
-    Raises what the user can fix (a strict run's first bad record, a reward that fails) as it was raised in the worker.
+    Chunks that an earlier run left there are taken as they are: `directory` must be one of the same logs and
+    the same scoring. Raises what the user can fix (a strict run's first bad record, a reward that fails) as
+    it was raised in the worker.
     """
     for name in (*SPLITS, "quarantine", FIGURES):
         (directory / name).mkdir(parents=True, exist_ok=True)
@@ -82,13 +89,18 @@ def score_logs(
     with errors_of_workers():
         left = [table for number, table in enumerate(group_tables(logs)) if number not in whole]
         records = dataset(left).map_batches(
-            read_group, batch_size=None, batch_format="pyarrow", num_cpus=0.6 if small else 0.4, fn_kwargs={"scoring": scoring}
+            read_group,
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=0.6 if small else 0.4,
+            fn_kwargs={"scoring": scoring},
         )
         chunks = records.map_batches(
             Scorer,
             batch_size=None,
             batch_format="pyarrow",
-            num_cpus=0.6,  # with a reader's 0.4 the two fit one CPU; with equal shares Ray fuses them into one process
+            # with a reader's 0.4 the two fit one CPU; with equal shares Ray fuses them into one process
+            num_cpus=0.6,
             compute=pool(concurrency, 1 + size // GROUP_BYTES),
             fn_constructor_kwargs={"scoring": scoring, "directory": str(directory)},
         )
@@ -100,7 +112,8 @@ def score_logs(
 
 
 def _whole_groups(directory: Path) -> dict[int, list[pa.Table]]:
-    """group -> the figures of all its chunks, for the groups that an earlier run has read and scored to the end."""
+    """group -> the figures of all its chunks, for the groups that an earlier run has read and scored to the
+    end."""
     found: dict[int, list[pa.Table]] = {}
     for path in sorted((directory / FIGURES).glob("*.parquet")):  # by group, then position
         table = pq.read_table(path)
@@ -108,7 +121,10 @@ def _whole_groups(directory: Path) -> dict[int, list[pa.Table]]:
     whole = {}
     for group, tables in found.items():
         ends = itertools.accumulate((table["records"][0].as_py() for table in tables), initial=0)
-        if tables[-1]["last"][0].as_py() and [table["position"][0].as_py() for table in tables] == list(ends)[:-1]:
+        if (
+            tables[-1]["last"][0].as_py()
+            and [table["position"][0].as_py() for table in tables] == list(ends)[:-1]
+        ):
             whole[group] = tables
     return whole
 
@@ -127,13 +143,15 @@ def group_logs(logs: Sequence[LogFile]) -> list[list[int]]:
 
 
 def _shares(logs: Sequence[LogFile]) -> list[float]:
-    """Bytes on disk of each log, a file's shared equally by its members. A database server's are not known: each piece counts as a group."""
+    """Bytes on disk of each log, a file's shared equally by its members. A database server's are not known:
+    each piece counts as a group."""
     members = Counter(log.path for log in logs)
     return [GROUP_BYTES if log.url else os.path.getsize(log.path) / members[log.path] for log in logs]
 
 
 def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
-    """A read task: the records of a group of files, a chunk at a time. Kinds: dialog, bad, file (its hash), worker (its peak memory)."""
+    """A read task: the records of a group of files, a chunk at a time. Kinds: dialog, bad, file (its hash),
+    worker (its peak memory)."""
     [row] = table.to_pylist()
     chunk = _Records(row["group"])
     for entry in json.loads(row["logs"]):
@@ -143,7 +161,9 @@ def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
         for number, item in enumerate(read_log(log, max_line_bytes=scoring.max_line_bytes), 1):
             if isinstance(item, Bad):
                 if scoring.strict:
-                    raise UserError(f"{item} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
+                    raise UserError(
+                        f"{item} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)"
+                    )
                 chunk.add(entry["index"], "bad", json.dumps(asdict(item), ensure_ascii=False))
             else:
                 chunk.add(entry["index"], "dialog", item.to_json(), file=log.name, record=number)
@@ -176,13 +196,18 @@ class _Records:
 
 
 class Scorer:
-    """An actor of pass 1: scores a chunk, decides its splits, writes it, and returns one row of figures about it."""
+    """An actor of pass 1: scores a chunk, decides its splits, writes it, and returns one row of figures about
+    it."""
 
     def __init__(self, scoring: Scoring, directory: str) -> None:
         self.scoring, self.directory = scoring, Path(directory)
         scorers = make_scorers(scoring.scorers, label_weights=scoring.label_weights)
-        self.models = [scorer for name, scorer in scorers.items() if scorer is not BUILT_IN[name]]  # the built-in ones gain nothing from batches
-        self.rewards = choose_rewards(scoring.weights, rating_name=scoring.rating, compat=scoring.compat, scorers=scorers)
+        self.models = [
+            scorer for name, scorer in scorers.items() if scorer is not BUILT_IN[name]
+        ]  # the built-in ones gain nothing from batches
+        self.rewards = choose_rewards(
+            scoring.weights, rating_name=scoring.rating, compat=scoring.compat, scorers=scorers
+        )
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
@@ -246,7 +271,9 @@ class Scorer:
     def _quarantine(self, dialog: Dialog, row: dict[str, Any], reason: str, chunk: _Chunk) -> None:
         bad = Bad(row["file"], f"record {row['record']}", reason, dialog.source, shown(row["json"]))
         if self.scoring.strict:
-            raise UserError(f"{bad} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)")
+            raise UserError(
+                f"{bad} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)"
+            )
         chunk.bad.append(json.dumps(asdict(bad), ensure_ascii=False))
         chunk.counts[row["log"], dialog.source, "quarantined"] += 1
 
@@ -331,12 +358,23 @@ def hash64(text: str) -> int:
 
 
 def group_tables(logs: Sequence[LogFile]) -> list[pa.Table]:
-    """One table per read task: its number and its logs; the first log of a path is the one that hashes the file."""
+    """One table per read task: its number and its logs; the first log of a path is the one that hashes the
+    file."""
     first: dict[str, int] = {}
     tables = []
     for number, group in enumerate(group_logs(logs)):
-        entries = [{"index": i, "first": first.setdefault(logs[i].path, i) == i, "log": asdict(logs[i])} for i in group]
-        tables.append(pa.table({"group": pa.array([number], pa.int32()), "logs": pa.array([json.dumps(entries)], pa.large_string())}))
+        entries = [
+            {"index": i, "first": first.setdefault(logs[i].path, i) == i, "log": asdict(logs[i])}
+            for i in group
+        ]
+        tables.append(
+            pa.table(
+                {
+                    "group": pa.array([number], pa.int32()),
+                    "logs": pa.array([json.dumps(entries)], pa.large_string()),
+                }
+            )
+        )
     return tables
 
 

@@ -1,8 +1,10 @@
-"""The chat server on Ray Serve: replicas of the application, one rate per API key for all of them, models replaced in place.
+"""The chat server on Ray Serve: replicas of the application, one rate per API key for all of them, models
+replaced in place.
 
-A replica holds the whole application (serving/api.py) and an engine per model. Models and split are Serve's `user_config`: deploying another one
-reaches running replicas through `reconfigure`, which loads the new models beside the old, switches, and lets the old finish; no request is dropped.
-Everything else (store, limits, sizes) belongs to the replica: changing it makes Serve start a new replica before it stops an old one.
+A replica holds the whole application (serving/api.py) and an engine per model. Models and split are Serve's
+`user_config`: deploying another one reaches running replicas through `reconfigure`, which loads the new
+models beside the old, switches, and lets the old finish; no request is dropped. Everything else (store,
+limits, sizes) belongs to the replica: changing it makes Serve start a new replica before it stops an old one.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ if TYPE_CHECKING:
 
 APP = "rl_dialog"
 BOARD = "rl_dialog_serve"  # the name of the actor that all replicas share
-PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rl_dialog.cluster.serve:proxy_errors"}  # Serve reads it when a node of the cluster starts
+PROXY = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rl_dialog.cluster.serve:proxy_errors"
+}  # Serve reads it when a node of the cluster starts
 IN_PLACE = ("models", "split")  # settings that running replicas take over
 
 
-@serve.deployment(name="chat", health_check_period_s=5, health_check_timeout_s=30, max_constructor_retry_count=2)
+@serve.deployment(
+    name="chat", health_check_period_s=5, health_check_timeout_s=30, max_constructor_retry_count=2
+)
 @serve.ingress()
 class Replica:
     """One process that answers."""
@@ -47,12 +53,16 @@ class Replica:
     def __init__(self, settings: dict[str, Any]) -> None:
         from rl_dialog.data.store import Store
 
-        # A replica whose engine died goes too: it would answer before all others, with errors, and so get most requests.
+        # A replica whose engine died goes too: it would answer before all others, with errors, and so get
+        # most requests.
         self.models = Models(ServeSettings(**settings | {"apart": True}), died=lambda: os._exit(1))
         self.store = Store(settings["store"])
         self.name = serve.get_replica_context().replica_tag
         self.local = RateLimit()
-        self.state: tuple[dict[str, Any], str] = {}, ""  # the models it was told to have, and why it does not have them
+        self.state: tuple[dict[str, Any], str] = (
+            {},
+            "",
+        )  # the models it was told to have, and why it does not have them
         self.replacing, self.replacements = asyncio.Lock(), set[asyncio.Task[None]]()
         self.board = _board()
 
@@ -62,7 +72,8 @@ class Replica:
         return create_app(self.models, self.store, take=self.take)
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
-        """Takes over other models and another split. Returns at once in a replica that serves: until it returns, Serve sends it no requests."""
+        """Takes over other models and another split. Returns at once in a replica that serves: until it
+        returns, Serve sends it no requests."""
         if not self.models.served:
             await self._replace(config)
             return
@@ -91,7 +102,8 @@ class Replica:
             raise RuntimeError("an engine does not step any more")
 
     async def take(self, key: str, per_minute: int) -> float:
-        """A request of this key, counted for all replicas together; for this one alone while the board is away."""
+        """A request of this key, counted for all replicas together; for this one alone while the board is
+        away."""
         try:
             return await asyncio.wait_for(self.board.take.remote(key, per_minute), timeout=2.0)
         except (ray.exceptions.RayError, TimeoutError):
@@ -102,8 +114,9 @@ class Replica:
 class Board:
     """What replicas share: the rates of the keys, and which models each of them has.
 
-    Its methods are coroutines because Ray then runs calls in any order. In order, each call waits for the one before, and a call that was cancelled
-    on its way (its client left) never comes: no later one would be answered.
+    Its methods are coroutines because Ray then runs calls in any order. In order, each call waits for the one
+    before, and a call that was cancelled on its way (its client left) never comes: no later one would be
+    answered.
     """
 
     def __init__(self) -> None:
@@ -128,9 +141,11 @@ def _board() -> Any:
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The Serve application. args: the fields of ServeSettings, `replicas` (a number, or "1-4" to follow the load) and `cpus_per_replica`.
+    """The Serve application. args: the fields of ServeSettings, `replicas` (a number, or "1-4" to follow the
+    load) and `cpus_per_replica`.
 
-    This is what a Serve config names (`import_path: rl_dialog.cluster.serve:build`); there the models stand in the deployment's user_config.
+    This is what a Serve config names (`import_path: rl_dialog.cluster.serve:build`); there the models stand
+    in the deployment's user_config.
     """
     args = dict(args)
     replicas, cpus = str(args.pop("replicas", 1)), args.pop("cpus_per_replica", 1)
@@ -139,19 +154,28 @@ def build(args: dict[str, Any]) -> serve.Application:
     least, _, most = replicas.partition("-")
     if not (least.isdigit() and int(least) and (not most or most.isdigit() and int(most) >= int(least))):
         raise UserError(f"replicas: expected a number or a range such as 1-4, got {replicas!r}")
-    scale = {"min_replicas": int(least), "max_replicas": int(most), "target_ongoing_requests": settings["slots"]} if most else None
+    scale = (
+        {"min_replicas": int(least), "max_replicas": int(most), "target_ongoing_requests": settings["slots"]}
+        if most
+        else None
+    )
     gpus = 1 if settings["device"].startswith("cuda") else 0
     own = {name: value for name, value in settings.items() if name not in IN_PLACE}
     chat = Replica.options(
         num_replicas=None if scale else int(least),
         autoscaling_config=scale,
-        max_ongoing_requests=2 * ongoing + 100,  # the engine says 429 itself; votes and health checks need room beside the chats
+        max_ongoing_requests=2 * ongoing
+        + 100,  # the engine says 429 itself; votes and health checks need room beside the chats
         graceful_shutdown_timeout_s=settings["drain"] + 5,
-        max_surge_percent=25,  # a replica of other settings takes over from one that serves until then; needs room for one more
+        # a replica of other settings takes over from one that serves until then; needs room for one more
+        max_surge_percent=25,
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
         user_config={name: settings[name] for name in IN_PLACE} if settings["models"] else None,
-        version=hashlib.sha256(json.dumps([own, cpus, gpus], sort_keys=True).encode()).hexdigest()[:16],  # else each deployment means new replicas
-        _internal=True,  # for `version`: Serve has no public way to say that replicas stay and take over a new user_config
+        version=hashlib.sha256(json.dumps([own, cpus, gpus], sort_keys=True).encode()).hexdigest()[
+            :16
+        ],  # else each deployment means new replicas
+        # for `version`: Serve has no public way to say that replicas stay and take over a new user_config
+        _internal=True,
     )
     return chat.bind(own)
 
@@ -159,10 +183,20 @@ def build(args: dict[str, Any]) -> serve.Application:
 def serve_config(args: dict[str, Any], *, host: str, port: int) -> dict[str, Any]:
     """A config for `serve deploy`: `build` with these arguments behind HTTP proxies on every node."""
     build(args)
-    http = {"host": host, "port": port, "request_timeout_s": args.get("request_timeout", ServeSettings.request_timeout) + 30}
+    http = {
+        "host": host,
+        "port": port,
+        "request_timeout_s": args.get("request_timeout", ServeSettings.request_timeout) + 30,
+    }
     chat = {"name": "chat", "user_config": {name: args.get(name, {}) for name in IN_PLACE}}
     own = {name: value for name, value in args.items() if name not in IN_PLACE}
-    application = {"name": APP, "route_prefix": "/", "import_path": "rl_dialog.cluster.serve:build", "args": own, "deployments": [chat]}
+    application = {
+        "name": APP,
+        "route_prefix": "/",
+        "import_path": "rl_dialog.cluster.serve:build",
+        "args": own,
+        "deployments": [chat],
+    }
     return {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
 
 
@@ -177,16 +211,22 @@ def running() -> bool:
 
 
 def deploy(args: dict[str, Any], *, host: str, port: int, patience: float = 300.0) -> None:
-    """Starts the application, or takes the one that runs over to these arguments. Returns when every replica has the models.
+    """Starts the application, or takes the one that runs over to these arguments. Returns when every replica
+    has the models.
 
-    Raises UserError with what a replica said of a model it could not load (what ran before is put back), RuntimeError when it takes too long.
+    Raises UserError with what a replica said of a model it could not load (what ran before is put back),
+    RuntimeError when it takes too long.
     """
-    settings = ServeSettings(**{name: value for name, value in args.items() if name in ServeSettings.__dataclass_fields__})
+    settings = ServeSettings(
+        **{name: value for name, value in args.items() if name in ServeSettings.__dataclass_fields__}
+    )
     http = {"host": host, "port": port, "request_timeout_s": settings.request_timeout + 30}
     try:
         with quiet():
             serve.start(proxy_location="EveryNode", http_options=http)
-    except ray.exceptions.RayActorError:  # a proxy that was slow to start, on a busy machine; Serve starts another, which `_deploy` waits for
+    except (
+        ray.exceptions.RayActorError
+    ):  # a proxy that was slow to start, on a busy machine; Serve starts another, which `_deploy` waits for
         logging.getLogger("ray.serve").warning("an HTTP proxy did not start in time; waiting for the next")
     before = _config()
     try:
@@ -202,17 +242,26 @@ def deploy(args: dict[str, Any], *, host: str, port: int, patience: float = 300.
 def _deploy(args: dict[str, Any], patience: float) -> None:
     config = {name: args.get(name, {}) for name in IN_PLACE}
     board, noted = _board(), {}
-    ray.get(board.forget.remote(), timeout=30)  # what was said of the same models before; replicas say every few seconds what they have
+    ray.get(
+        board.forget.remote(), timeout=30
+    )  # what was said of the same models before; replicas say every few seconds what they have
     with quiet():
         target = serve.RunTarget(build(args), name=APP, route_prefix="/")
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        serve.run_many(
+            [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         noted = ray.get(board.noted.remote(), timeout=30)
         if problems := [problem for had, problem in noted.values() if problem and had == config]:
             raise UserError(f"a replica could not load the models: {problems[-1]}")
         replicas = _replicas()
-        if replicas and _settled() and _listens() and all(noted.get(replica) == (config, "") for replica in replicas):
+        if (
+            replicas
+            and _settled()
+            and _listens()
+            and all(noted.get(replica) == (config, "") for replica in replicas)
+        ):
             return
         time.sleep(0.2)
     raise UserError(
@@ -222,39 +271,52 @@ def _deploy(args: dict[str, Any], patience: float) -> None:
 
 
 def proxy_errors() -> list[Middleware]:
-    """What Serve's HTTP proxies put around every application, where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function."""
+    """What Serve's HTTP proxies put around every application, where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
+    names this function."""
     return [Middleware(ProxyErrors)]
 
 
 class ProxyErrors:
-    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies or is not there yet becomes an error in OpenAI's form, which
-    clients take as a reason to try again. A stream that has begun just ends, without its last event."""
+    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies or is not there yet
+    becomes an error in OpenAI's form, which clients take as a reason to try again. A stream that has begun
+    just ends, without its last event."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         started = replaced = False
-        error = {"message": "no replica could answer; try again", "type": "server_error", "param": None, "code": "replica_failed"}
+        error = {
+            "message": "no replica could answer; try again",
+            "type": "server_error",
+            "param": None,
+            "code": "replica_failed",
+        }
         ours = JSONResponse({"error": error}, 503, {"Retry-After": "1"})
 
         async def in_form(message: dict[str, Any]) -> None:
             nonlocal started, replaced
             if message["type"] == "http.response.start":
                 kind = dict(message["headers"]).get(b"content-type", b"")
-                started, replaced = True, message["status"] >= 500 and not kind.startswith(b"application/json")
+                started, replaced = (
+                    True,
+                    message["status"] >= 500 and not kind.startswith(b"application/json"),
+                )
                 if replaced:
                     await ours(scope, receive, send)
             if not replaced:
                 await send(message)
 
         await self.app(scope, receive, in_form)
-        if not started and scope["type"] == "http":  # the replica died before its first byte: Serve says nothing at all
+        if (
+            not started and scope["type"] == "http"
+        ):  # the replica died before its first byte: Serve says nothing at all
             await ours(scope, receive, send)
 
 
 def stop() -> None:
-    """Ends the application once its running requests are answered. Serve itself goes on, as it may carry others; `serve shutdown` ends it."""
+    """Ends the application once its running requests are answered. Serve itself goes on, as it may carry
+    others; `serve shutdown` ends it."""
     with quiet():
         serve.delete(APP)
     with suppress(ValueError):
@@ -333,7 +395,8 @@ def stop_when(end: threading.Event) -> None:
 
 
 def require_place(host: str, port: int) -> None:
-    """Raises UserError where the address is not free, or where Serve listens at another one: it stays where it began."""
+    """Raises UserError where the address is not free, or where Serve listens at another one: it stays where
+    it began."""
     here = place()
     if here is None:
         listening(host, port).close()
@@ -347,4 +410,6 @@ def require_shared_store(url: str) -> None:
     """Raises UserError for a database in a file when replicas may run on several machines."""
     machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if url.startswith("sqlite") and len(machines) > 1:
-        raise UserError(f"store: expected postgresql://..., which all {len(machines)} machines of the cluster can reach, got an SQLite file")
+        raise UserError(
+            f"store: expected postgresql://..., which all {len(machines)} machines of the cluster can reach, got an SQLite file"
+        )

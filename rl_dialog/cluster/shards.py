@@ -27,7 +27,9 @@ from rl_dialog.rewards.normalise import Normaliser, weighted_sum
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-ACTOR_DIALOGS = 2000  # dialogs that are worth starting another tokenising actor for: it takes seconds to start
+ACTOR_DIALOGS = (
+    2000  # dialogs that are worth starting another tokenising actor for: it takes seconds to start
+)
 ROW_GROUP_TOKENS = 1 << 20  # a shard is written in row groups of about this size
 
 SHARDS = pa.schema([("split", pa.string()), ("number", pa.int32()), ("summary", pa.large_string())])
@@ -44,8 +46,12 @@ class Shard:
     tokens: int = 0
     cut_replies: int = 0
     worker_kib: int = 0
-    late: list[dict[str, Any]] = field(default_factory=list)  # quarantined, because tokenising them took too long
-    rewards: dict[str, Any] | None = None  # Statistics of the replies' rewards, where normalisers made them anew
+    late: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # quarantined, because tokenising them took too long
+    rewards: dict[str, Any] | None = (
+        None  # Statistics of the replies' rewards, where normalisers made them anew
+    )
 
 
 def write_shards(
@@ -62,10 +68,11 @@ def write_shards(
     concurrency: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> dict[str, list[Shard]]:
-    """Pass 2: tokenises every chunk into `directory`, `shard_rows` dialogs a shard. Returns the shards per split, in order. Raises TemplateError.
+    """Pass 2: tokenises every chunk into `directory`, `shard_rows` dialogs a shard. Returns the shards per
+    split, in order. Raises TemplateError.
 
-    A shard that a killed run has finished there is taken as it is.
-    With `normalisers` a reply's reward is the weighted sum of its normalised components; pass 1 could not know them yet.
+    A shard that a killed run has finished there is taken as it is. With `normalisers` a reply's reward is the
+    weighted sum of its normalised components; pass 1 could not know them yet.
     """
     plan = [json.dumps(entry) for entry in plan_shards(scored, shard_rows)]
     tables = [pa.table({"plan": pa.array([entry], pa.large_string())}) for entry in plan]
@@ -92,11 +99,14 @@ def write_shards(
             found[row["split"]].append((row["number"], shard))
             if progress:
                 progress(shard.dialogs)
-    return {split: [shard for _, shard in sorted(entries, key=lambda e: e[0])] for split, entries in found.items()}
+    return {
+        split: [shard for _, shard in sorted(entries, key=lambda e: e[0])] for split, entries in found.items()
+    }
 
 
 def occurrences(scored: Scored) -> dict[str, np.ndarray]:
-    """Per split and dialog: 1 for the first dialog with its id in reading order (chunks, then splits), 2 for the second, ..."""
+    """Per split and dialog: 1 for the first dialog with its id in reading order (chunks, then splits), 2 for
+    the second, ..."""
     lengths = [len(scored.ids[split]) for split in SPLITS]
     ids = joined([scored.ids[split] for split in SPLITS], np.uint64)
     read = np.argsort(joined([scored.order[split] for split in SPLITS], np.int64), kind="stable")
@@ -122,21 +132,32 @@ def largest_context(scored: Scored) -> float:
 
 
 def plan_shards(scored: Scored, shard_rows: int) -> Iterator[dict[str, Any]]:
-    """Which dialogs of which chunks make up each shard, and the new ids of those whose id was taken: `id#2`, or `id##2` where ids already end so."""
+    """Which dialogs of which chunks make up each shard, and the new ids of those whose id was taken: `id#2`,
+    or `id##2` where ids already end so."""
     copies = occurrences(scored)
     for split in SPLITS:
         starts = np.cumsum([0, *(count for _, count in scored.chunks[split])])
         for number, begin in enumerate(range(0, int(starts[-1]), shard_rows)):
             end = min(begin + shard_rows, int(starts[-1]))
-            touched = range(int(np.searchsorted(starts, begin, "right")) - 1, int(np.searchsorted(starts, end, "left")))
-            parts = [[scored.chunks[split][c][0], max(begin - int(starts[c]), 0), min(end, int(starts[c + 1])) - int(starts[c])] for c in touched]
+            touched = range(
+                int(np.searchsorted(starts, begin, "right")) - 1, int(np.searchsorted(starts, end, "left"))
+            )
+            parts = [
+                [
+                    scored.chunks[split][c][0],
+                    max(begin - int(starts[c]), 0),
+                    min(end, int(starts[c + 1])) - int(starts[c]),
+                ]
+                for c in touched
+            ]
             renamed = np.flatnonzero(copies[split][begin:end] > 1)
             suffixes = {int(i): "#" * (scored.hashes + 1) + str(copies[split][begin + i]) for i in renamed}
             yield {"split": split, "number": number, "parts": parts, "suffixes": suffixes}
 
 
 class ShardWriter:
-    """An actor of pass 2: tokenises the dialogs of one planned shard and writes it, with its own tokenizer (shared ones are "Already borrowed")."""
+    """An actor of pass 2: tokenises the dialogs of one planned shard and writes it, with its own tokenizer
+    (shared ones are "Already borrowed")."""
 
     def __init__(
         self,
@@ -149,7 +170,11 @@ class ShardWriter:
         strict: bool = False,
     ) -> None:
         self.record_seconds, self.strict = record_seconds, strict
-        self.tokenizer, self.directory, self.max_length = _saved_tokenizer(tokenizer_dir), Path(directory), max_length
+        self.tokenizer, self.directory, self.max_length = (
+            _saved_tokenizer(tokenizer_dir),
+            Path(directory),
+            max_length,
+        )
         self.weights, self.normalisers = weights, normalisers
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -159,7 +184,16 @@ class ShardWriter:
         figures = self.directory / WORK / f"{name}.json"
         if not figures.is_file():  # else a run that was killed later has written the shard
             write_text(json.dumps(asdict(self._write(name, plan))), figures)
-        return pa.Table.from_pylist([{"split": plan["split"], "number": plan["number"], "summary": figures.read_text(encoding="utf-8")}], SHARDS)
+        return pa.Table.from_pylist(
+            [
+                {
+                    "split": plan["split"],
+                    "number": plan["number"],
+                    "summary": figures.read_text(encoding="utf-8"),
+                }
+            ],
+            SHARDS,
+        )
 
     def _write(self, name: str, plan: dict[str, Any]) -> Shard:
         shard, path = Shard(name), self.directory / name
@@ -171,7 +205,8 @@ class ShardWriter:
         return shard
 
     def _row_groups(self, plan: dict[str, Any], shard: Shard) -> Iterator[pa.Table]:
-        """Tables of about ROW_GROUP_TOKENS tokens; a chunk is held as Arrow, its dialogs become objects one at a time."""
+        """Tables of about ROW_GROUP_TOKENS tokens; a chunk is held as Arrow, its dialogs become objects one
+        at a time."""
         pending: list[pa.Table] = []
         tokens = 0
         for path, start, stop in plan["parts"]:
@@ -194,11 +229,15 @@ class ShardWriter:
         for dialog in dialogs:
             for i in dialog.replies:
                 message = dialog.messages[i]
-                known = {name: message["rewards"][name] for name in self.weights if name in message["rewards"]}
+                known = {
+                    name: message["rewards"][name] for name in self.weights if name in message["rewards"]
+                }
                 message["reward"] = weighted_sum(known, self.weights, self.normalisers)
                 totals.append(message["reward"])
         found = Statistics.of(np.array(totals, dtype=float)[:, None])  # None becomes NaN
-        shard.rewards = (found if shard.rewards is None else Statistics.from_dict(shard.rewards).merge(found)).to_dict()
+        shard.rewards = (
+            found if shard.rewards is None else Statistics.from_dict(shard.rewards).merge(found)
+        ).to_dict()
         return to_table(dialogs)
 
     def _tokenised(self, part: pa.Table, suffixes: dict[str, str], shard: Shard) -> pa.Table:
@@ -208,7 +247,9 @@ class ShardWriter:
         for i in range(len(part)):
             [row] = part.slice(i, 1).to_pylist()
             dialog = Dialog.from_row(row)
-            for message in dialog.messages:  # no template shows these, and transformers copies all it is given for every prefix it renders
+            for message in (
+                dialog.messages
+            ):  # no template shows these, and transformers copies all it is given for every prefix it renders
                 message.pop("rewards", None), message.pop("feedback", None)
             name = dialog.id + suffixes.get(str(shard.dialogs + len(shard.late)), "")
             try:
@@ -231,7 +272,11 @@ class ShardWriter:
 
     def _late(self, name: str, dialog: Dialog) -> Bad:
         late = Bad(
-            dialog.source, f"dialog {name!r}", too_long(self.record_seconds, "tokenised"), dialog.source, shown(dialog.messages[0]["content"] or "")
+            dialog.source,
+            f"dialog {name!r}",
+            too_long(self.record_seconds, "tokenised"),
+            dialog.source,
+            shown(dialog.messages[0]["content"] or ""),
         )
         if self.strict:
             raise UserError(f"{late} (a strict run stops at the first bad record)")
@@ -239,12 +284,18 @@ class ShardWriter:
 
 
 def _saved_tokenizer(directory: str) -> PreTrainedTokenizerFast:
-    """A tokenizer saved by `save_pretrained`, without AutoTokenizer where it has no class of its own: that imports torch, which takes seconds."""
+    """A tokenizer saved by `save_pretrained`, without AutoTokenizer where it has no class of its own: that
+    imports torch, which takes seconds."""
     from transformers import PreTrainedTokenizerFast
 
     from rl_dialog.data.tokenize import load_tokenizer
 
-    name = json.loads((Path(directory) / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
-    if name in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # the second is the first's name since transformers 5
+    name = json.loads((Path(directory) / "tokenizer_config.json").read_text(encoding="utf-8")).get(
+        "tokenizer_class"
+    )
+    if name in (
+        "PreTrainedTokenizerFast",
+        "TokenizersBackend",
+    ):  # the second is the first's name since transformers 5
         return PreTrainedTokenizerFast.from_pretrained(directory)
     return load_tokenizer(directory)

@@ -61,7 +61,10 @@ def train_by_reinforcement(
             began = time.perf_counter()
             sampled = trainer.train() | getattr(reward, "metrics", {})
             metrics = {f"train/{name}": value for name, value in sampled.items()}
-            metrics |= {"train/seconds": time.perf_counter() - began, "train/progress": epoch / settings.epochs}
+            metrics |= {
+                "train/seconds": time.perf_counter() - began,
+                "train/progress": epoch / settings.epochs,
+            }
             if epoch % settings.eval_every == 0 or epoch == settings.epochs:
                 policy = trainer.policy()
                 metrics |= training.validate(policy)
@@ -75,4 +78,6 @@ def _learned_reward(training: TaskTraining, method: PPO) -> AdversarialReward | 
     if not isinstance(method, GDPL):
         return None
     experts = training.experts()
-    return AdversarialReward(experts.states, experts.actions, experts.dialogs, method.reward, seed=training.seed)
+    return AdversarialReward(
+        experts.states, experts.actions, experts.dialogs, method.reward, seed=training.seed
+    )

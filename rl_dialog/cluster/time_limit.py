@@ -1,4 +1,5 @@
-"""How long a worker may spend on one record: what takes longer goes to quarantine instead of holding up the run."""
+"""How long a worker may spend on one record: what takes longer goes to quarantine instead of holding up the
+run."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class TookTooLong(BaseException):
 def time_limit(seconds: float) -> Iterator[None]:
     """Raises TookTooLong inside the block after so many seconds of the clock; 0 is no limit.
 
-    By a signal, which only a main thread gets (Ray runs a worker's tasks there), and between two steps of Python: one call of a library that takes an
-    hour is not interrupted.
+    By a signal, which only a main thread gets (Ray runs a worker's tasks there), and between two steps of
+    Python: one call of a library that takes an hour is not interrupted.
     """
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,5 @@
-"""Training on Ray Train (V2): N workers in one process group, restarted from the latest checkpoint when one of them dies."""
+"""Training on Ray Train (V2): N workers in one process group, restarted from the latest checkpoint when one
+of them dies."""
 
 from __future__ import annotations
 
@@ -28,17 +29,31 @@ class WorkerGroup:
     max_failures: int = 3
 
 
-def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, output_dir: str | Path, *, callbacks: Sequence[Any] = ()) -> None:
-    """Runs `train_worker(config)` on every worker of the group, to the end. `callbacks` hear what it reports to Ray Train.
+def fit(
+    train_worker: Callable[[Any], Any],
+    config: Any,
+    group: WorkerGroup,
+    output_dir: str | Path,
+    *,
+    callbacks: Sequence[Any] = (),
+) -> None:
+    """Runs `train_worker(config)` on every worker of the group, to the end. `callbacks` hear what it reports
+    to Ray Train.
 
-    A worker that dies takes the group down; it is started again up to `max_failures` times and `train_worker` continues from its latest checkpoint.
-    `output_dir` must be storage that all nodes see. Raises what a worker raised.
+    A worker that dies takes the group down; it is started again up to `max_failures` times and `train_worker`
+    continues from its latest checkpoint. `output_dir` must be storage that all nodes see. Raises what a
+    worker raised.
     """
     per_worker = {"CPU": group.cpus_per_worker, **({"GPU": 1} if group.use_gpu else {})}
     trainer = TorchTrainer(
         _worker_loop,
-        train_loop_config={"call": cloudpickle.dumps((train_worker, config)), "threads": max(1, int(group.cpus_per_worker))},
-        scaling_config=ScalingConfig(num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker),
+        train_loop_config={
+            "call": cloudpickle.dumps((train_worker, config)),
+            "threads": max(1, int(group.cpus_per_worker)),
+        },
+        scaling_config=ScalingConfig(
+            num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker
+        ),
         torch_config=TorchConfig(backend="nccl" if group.use_gpu else "gloo"),
         run_config=RunConfig(
             name="ray_train",
@@ -54,7 +69,9 @@ def fit(train_worker: Callable[[Any], Any], config: Any, group: WorkerGroup, out
         raise _cause(error) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, interrupt)  # Ray leaves its own behind, which after the training does nothing: Ctrl-C would end nothing
+            signal.signal(
+                signal.SIGINT, interrupt
+            )  # Ray leaves its own behind, which after the training does nothing: Ctrl-C would end nothing
 
 
 def wants_gpus(device: str, workers: int) -> bool:
@@ -64,7 +81,9 @@ def wants_gpus(device: str, workers: int) -> bool:
     """
     there = ray.cluster_resources().get("GPU", 0)
     if device.startswith("cuda") and there < workers:
-        raise UserError(f"--device {device}: expected a GPU for each of {workers} workers, the cluster has {there:g}")
+        raise UserError(
+            f"--device {device}: expected a GPU for each of {workers} workers, the cluster has {there:g}"
+        )
     return device.startswith("cuda") or (device == "auto" and there >= workers)
 
 
@@ -75,7 +94,9 @@ def device() -> torch.device:
 
 def _worker_loop(settings: dict[str, Any]) -> None:
     torch.set_num_threads(settings["threads"])
-    work, config = cloudpickle.loads(settings["call"])  # opened here only: Ray's controller would import all of transformers for it
+    work, config = cloudpickle.loads(
+        settings["call"]
+    )  # opened here only: Ray's controller would import all of transformers for it
     work(config)
 
 

@@ -86,7 +86,9 @@ def _note_end(one: Run, how: str) -> None:
         write_text_atomically(one.folder / ERROR, "its process died\n")
 
 
-def _run_trial(one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources) -> dict[str, float] | None:
+def _run_trial(
+    one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources
+) -> dict[str, float] | None:
     """One trial from where it is to its end; what it reported before is reported again first, so that halving
     knows it."""
     folder, rows = one.folder, reports_of(one)
@@ -109,7 +111,9 @@ def _run_trial(one: Run, report: Report, *, train_worker: Callable[..., Any], re
         if resources.in_trial:
             train_worker(one.config, report=tell)
         else:
-            group = WorkerGroup(resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0)
+            group = WorkerGroup(
+                resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0
+            )
             work = partial(train_worker, report=partial(_tell_tune, folder))
             fit(work, one.config, group, folder, callbacks=tune_callbacks())
     except Exception:
@@ -168,9 +172,15 @@ def trial_of(point: Point, one: Run) -> Trial:
 
 def _error(one: Run) -> str:
     path = one.folder / ERROR
-    return path.read_text(encoding="utf-8").strip().splitlines()[-1][:300] if path.is_file() else "its process died"
+    return (
+        path.read_text(encoding="utf-8").strip().splitlines()[-1][:300]
+        if path.is_file()
+        else "its process died"
+    )
 
 
 def _scale(normaliser: dict[str, Any], component: dict[str, Any]) -> float:
     """What it divides a reward by; a rank, on average, by all that the reward spans."""
-    return (component["max"] - component["min"]) or 1.0 if normaliser["kind"] == "rank" else normaliser["scale"]
+    return (
+        (component["max"] - component["min"]) or 1.0 if normaliser["kind"] == "rank" else normaliser["scale"]
+    )

@@ -1,4 +1,5 @@
-"""A sweep on Ray Tune: trials that report as they go, and successive halving that stops the ones that fall behind."""
+"""A sweep on Ray Tune: trials that report as they go, and successive halving that stops the ones that fall
+behind."""
 
 from __future__ import annotations
 
@@ -40,12 +41,17 @@ class Resources:
         return self.workers == 1 and not self.use_gpu
 
     def trials_at_once(self) -> int:
-        """How many fit the cluster now. Raises UserError if none does: Ray would wait for them without a word."""
+        """How many fit the cluster now. Raises UserError if none does: Ray would wait for them without a
+        word."""
         here = ray.cluster_resources()
-        wanted = {"CPU": self.workers * self.cpus_per_worker} | ({"GPU": float(self.workers)} if self.use_gpu else {})
+        wanted = {"CPU": self.workers * self.cpus_per_worker} | (
+            {"GPU": float(self.workers)} if self.use_gpu else {}
+        )
         if lacking := [name for name, amount in wanted.items() if amount > here.get(name, 0.0)]:
             name = lacking[0]
-            raise UserError(f"a trial takes {wanted[name]:g} {name}s ({self.workers} workers), the cluster has {here.get(name, 0.0):g}")
+            raise UserError(
+                f"a trial takes {wanted[name]:g} {name}s ({self.workers} workers), the cluster has {here.get(name, 0.0):g}"
+            )
         return int(min(here[name] // amount for name, amount in wanted.items() if amount))
 
 
@@ -70,12 +76,15 @@ def run_trials(
     retries: int = 2,
     ended: Callable[[int, str, float], None],
 ) -> None:
-    """Runs `work(trial, report)` for every trial, as many at a time as fit. Ray must be running, `folder` is Tune's.
+    """Runs `work(trial, report)` for every trial, as many at a time as fit. Ray must be running, `folder` is
+    Tune's.
 
-    `work` returns its last metrics instead of reporting them, since nothing is left to be stopped; or None for a trial that an earlier start stopped.
-    With one worker and no GPU it runs in the trial's own process, else it starts workers itself (`train.fit` with `tune_callbacks`).
-    `ended(position, how, seconds)` hears of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
-    once). After `seconds` the rest is left as it is. Raises UserError for a metric that is not among the first report.
+    `work` returns its last metrics instead of reporting them, since nothing is left to be stopped; or None
+    for a trial that an earlier start stopped. With one worker and no GPU it runs in the trial's own process,
+    else it starts workers itself (`train.fit` with `tune_callbacks`). `ended(position, how, seconds)` hears
+    of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
+    once). After `seconds` the rest is left as it is. Raises UserError for a metric that is not among the
+    first report.
     """
     began, taken, limit, heard, unreported = time.monotonic(), {}, seconds or math.inf, set(), []
 
@@ -117,11 +126,18 @@ def run_trials(
         if last := work(trials[config["position"]], report):
             report({**last, LAST: True})
 
-    driver = {"CPU": resources.cpus_per_worker} if resources.in_trial else {"memory": 1}  # Tune wants something
+    driver = (
+        {"CPU": resources.cpus_per_worker} if resources.in_trial else {"memory": 1}
+    )  # Tune wants something
     scheduler = None
     if halving:
-        scheduler = _Halving(time_attr=STEP, max_t=10**12, grace_period=halving.grace, reduction_factor=halving.factor)
-    os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}  # we say what is worth saying
+        scheduler = _Halving(
+            time_attr=STEP, max_t=10**12, grace_period=halving.grace, reduction_factor=halving.factor
+        )
+    os.environ |= {
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "RAY_AIR_NEW_OUTPUT": "0",
+    }  # we say what is worth saying
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     tuner = tune.Tuner(
         tune.with_resources(trainable, driver),
@@ -132,7 +148,8 @@ def run_trials(
             scheduler=scheduler,
             max_concurrent_trials=resources.trials_at_once(),
             time_budget_s=seconds or None,
-            reuse_actors=resources.in_trial,  # a process that starts and imports torch takes as long as a small trial
+            # a process that starts and imports torch takes as long as a small trial
+            reuse_actors=resources.in_trial,
         ),
         run_config=tune.RunConfig(
             name=folder.name,

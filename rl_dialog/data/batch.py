@@ -1,6 +1,8 @@
-"""The alignment rule, written once. Letters: B dialogs, T tokens, N decisions, S states, V vocabulary, H hidden width.
+"""The alignment rule, written once. Letters: B dialogs, T tokens, N decisions, S states, V vocabulary, H
+hidden width.
 
-Position t is a decision: state = tokens[0..t], action = tokens[t+1]. A dialog of two replies (a1 a2 and b1), which then ends:
+Position t is a decision: state = tokens[0..t], action = tokens[t+1]. A dialog of two replies (a1 a2 and b1),
+which then ends:
 
     t          0      1      2     3      4     5      6      7
     token      <u>    hi     <a>   a1     a2    <u>    <a>    b1
@@ -9,13 +11,15 @@ Position t is a decision: state = tokens[0..t], action = tokens[t+1]. A dialog o
     nxt        .      .      3     6      .     .      -      .       the next decision: user tokens are skipped
     done       .      .      0     0      .     .      1      .       only the last action of a finished conversation
 
-A truncated conversation has no `done`: its last action's `nxt` is the row's last token, a state without an action that only bootstraps.
-Padding is `attention_mask`, never `done`. Rewards are float32 in raw units. A missing one (NaN in a Row:
-nobody rated the reply) is 0 in `reward` and `rewards`, and `rated` is false at every decision of its reply.
-Each method says what it makes of such a reply; to take the 0 for what it earned is wrong.
+A truncated conversation has no `done`: its last action's `nxt` is the row's last token, a state without an
+action that only bootstraps. Padding is `attention_mask`, never `done`. Rewards are float32 in raw units. A
+missing one (NaN in a Row: nobody rated the reply) is 0 in `reward` and `rewards`, and `rated` is false at
+every decision of its reply. Each method says what it makes of such a reply; to take the 0 for what it earned
+is wrong.
 
-Everything a method needs is also gathered: `states` lists the flat positions b*T + t of the N decisions in reading order, then of the states that
-only bootstrap, so a vocabulary-wide head runs on S rows and never on user tokens; `next_state` indexes into `states`.
+Everything a method needs is also gathered: `states` lists the flat positions b*T + t of the N decisions in
+reading order, then of the states that only bootstrap, so a vocabulary-wide head runs on S rows and never on
+user tokens; `next_state` indexes into `states`.
 """
 
 from __future__ import annotations
@@ -50,10 +54,20 @@ class Batch:
     turn_end: Tensor  # (N,) bool: this action ends its reply
     rows: Tensor  # (N,) int64: which of the B rows
     progress: float = 1.0  # share of the training run that is done, 0 at its start
-    measured: Tensor | None = None  # what `Method.measure` found in the whole update, where the method asks for it
-    prior_logp: Tensor | None = None  # (N,) float32: log p(action) under the frozen prior, where the method asks for it
-    prior_lse: Tensor | None = None  # (S,) float32: log sum exp of the frozen prior's logits in each state, likewise
-    proposals: Tensor | None = None  # (R, n, H) float32: features of n proposed replies to the context of each reply, where the method asks for them
+    measured: Tensor | None = (
+        None  # what `Method.measure` found in the whole update, where the method asks for it
+    )
+    prior_logp: Tensor | None = (
+        None  # (N,) float32: log p(action) under the frozen prior, where the method asks for it
+    )
+    prior_lse: Tensor | None = (
+        None  # (S,) float32: log sum exp of the frozen prior's logits in each state, likewise
+    )
+    proposals: Tensor | None = (
+        # (R, n, H) float32: features of n proposed replies to the context of each reply, where the method
+        # asks for them
+        None
+    )
     proposal_logp: Tensor | None = None  # (R, n) float32: their log-probabilities
 
     @property
@@ -92,21 +106,37 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value for name, value in values.items()}
+        moved = {
+            name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
         return Batch(**moved)
 
 
-def collate(rows: Sequence[Row], *, pad_id: int = 0, spread: str = "reply_end", prior_logp: Sequence[np.ndarray] | None = None) -> Batch:
-    """B rows to a Batch. `spread="every_token"` repeats a reply's reward on each of its actions, as the 2019 code did.
+def collate(
+    rows: Sequence[Row],
+    *,
+    pad_id: int = 0,
+    spread: str = "reply_end",
+    prior_logp: Sequence[np.ndarray] | None = None,
+) -> Batch:
+    """B rows to a Batch. `spread="every_token"` repeats a reply's reward on each of its actions, as the 2019
+    code did.
 
-    Raises UserError for an empty list, an unknown `spread`, or a row whose first token is an action (it has no state).
+    Raises UserError for an empty list, an unknown `spread`, or a row whose first token is an action (it has
+    no state).
     """
     if not rows:
         raise UserError("expected at least one row to collate, got none")
     if spread not in ("reply_end", "every_token"):
         raise UserError(f"expected spread 'reply_end' or 'every_token', got {spread!r}")
     shape = (len(rows), max(len(row.input_ids) for row in rows))
-    ids, mask, act, done = np.full(shape, pad_id, np.int64), np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+    ids, mask, act, done = (
+        np.full(shape, pad_id, np.int64),
+        np.zeros(shape, bool),
+        np.zeros(shape, bool),
+        np.zeros(shape, bool),
+    )
     reward, nxt = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
     turn_end, tail, rated = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
     for b, row in enumerate(rows):
@@ -171,5 +201,7 @@ def _gathered(
         dones=ends,
         turn_end=turn_end.flatten()[decisions],
         rows=rows,
-        prior_logp=None if prior_logp is None else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32)),
+        prior_logp=None
+        if prior_logp is None
+        else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32)),
     )

@@ -56,7 +56,9 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise UserError(f"{out} exists and is not empty: choose another --output_dir, or replace the data directory there with --overwrite")
+        raise UserError(
+            f"{out} exists and is not empty: choose another --output_dir, or replace the data directory there with --overwrite"
+        )
     try:
         load_manifest(out)
     except UserError as error:
@@ -102,11 +104,15 @@ def recipe_of(
 
     `paths` are what it reads beside the logs: files, folders, or names of a hub.
     """
-    stores = {log.path: log for log in logs if log.reader == "served"}  # reading one may tidy its file, which changes the file's time
+    stores = {
+        log.path: log for log in logs if log.reader == "served"
+    }  # reading one may tidy its file, which changes the file's time
     read = {path: _stamps(Path(path)) for path in [*(log.path for log in logs), *paths] if path not in stores}
     for log in stores.values():
         read |= fingerprint(log)
-    return json.dumps({"version": VERSION, "settings": settings, "weights": weights, "files": read}, default=str)
+    return json.dumps(
+        {"version": VERSION, "settings": settings, "weights": weights, "files": read}, default=str
+    )
 
 
 def _stamps(path: Path) -> list[tuple[str, int, int]]:

@@ -1,7 +1,9 @@
-"""The database behind a store or log: which one a URL means, how it is opened, its tables, made once however many processes start at the same moment.
+"""The database behind a store or log: which one a URL means, how it is opened, its tables, made once however
+many processes start at the same moment.
 
-SQLite runs in WAL mode, so readers never wait for a writer, and every commit reaches the disk before it returns. WAL needs memory that the processes
-share: an SQLite store belongs on a disk of the machine that serves. Servers on several machines share a PostgreSQL store.
+SQLite runs in WAL mode, so readers never wait for a writer, and every commit reaches the disk before it
+returns. WAL needs memory that the processes share: an SQLite store belongs on a disk of the machine that
+serves. Servers on several machines share a PostgreSQL store.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from rl_dialog.errors import UserError
 
 WAIT = 30  # seconds that a writer waits for others, and a request for a free connection
 CONNECT = 10  # seconds that a PostgreSQL server has to answer
-LOCK = 0x726C_6469_616C  # held while tables are made: PostgreSQL's CREATE TABLE IF NOT EXISTS fails when two processes run it at once
+# held while tables are made: PostgreSQL's CREATE TABLE IF NOT EXISTS fails when two processes run it at once
+LOCK = 0x726C_6469_616C
 FORMS = "sqlite:///chats.db, sqlite:////folder/chats.db or postgresql://user:password@host/database"
 DRIVERS = {
     "sqlite": "sqlite",
@@ -45,8 +48,15 @@ def database_url(url: str | URL) -> URL:
     parsed = parsed.set(drivername=DRIVERS[parsed.drivername])
     if parsed.drivername != "sqlite":
         return parsed
-    if not parsed.database or parsed.database.startswith((":memory:", "file:")) or parsed.query or parsed.host:
-        raise UserError(f"expected a file's path and no options (sqlite:///chats.db, sqlite:////folder/chats.db), got {shown!r}")
+    if (
+        not parsed.database
+        or parsed.database.startswith((":memory:", "file:"))
+        or parsed.query
+        or parsed.host
+    ):
+        raise UserError(
+            f"expected a file's path and no options (sqlite:///chats.db, sqlite:////folder/chats.db), got {shown!r}"
+        )
     return URL.create("sqlite", database=str(Path(parsed.database).absolute()))
 
 
@@ -54,21 +64,26 @@ def shown_url(url: URL) -> str:
     """The URL for people, manifests and logs: without passwords."""
     if url.drivername == "sqlite":
         return f"sqlite:///{url.database}"
-    return url.set(drivername="postgresql").difference_update_query(SECRET).render_as_string(hide_password=True)
+    return (
+        url.set(drivername="postgresql").difference_update_query(SECRET).render_as_string(hide_password=True)
+    )
 
 
 def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "store of chats") -> Engine:
-    """The engine of a database that holds the tables of `metadata`: with `create` they are made where they are missing, without it nothing is.
-    `what` they are is for the errors.
+    """The engine of a database that holds the tables of `metadata`: with `create` they are made where they
+    are missing, without it nothing is. `what` they are is for the errors.
 
-    Raises UserError where it cannot be reached or holds something else. Of an engine's connections those with the execution option `writes` begin
-    their transactions with SQLite's write lock, so that no transaction fails half-way because another one wrote in between.
+    Raises UserError where it cannot be reached or holds something else. Of an engine's connections those with
+    the execution option `writes` begin their transactions with SQLite's write lock, so that no transaction
+    fails half-way because another one wrote in between.
     """
     path = Path(url.database) if url.drivername == "sqlite" else None
     if path and not create and not path.is_file():
         raise UserError(f"expected an SQLite file with a {what}, found nothing at {path}")
     if path and not path.parent.is_dir():
-        raise UserError(f"expected a folder for the SQLite file {path}, found none: make the folder {path.parent}, or name another one")
+        raise UserError(
+            f"expected a folder for the SQLite file {path}, found none: make the folder {path.parent}, or name another one"
+        )
     engine = _sqlite_engine(url) if path else _postgresql_engine(url)
     try:
         if path and create:
@@ -106,17 +121,25 @@ def _without_secrets(text: str) -> str:
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    engine = create_engine(url, hide_parameters=True, json_serializer=_dump, pool_timeout=WAIT, connect_args={"timeout": WAIT})
+    engine = create_engine(
+        url, hide_parameters=True, json_serializer=_dump, pool_timeout=WAIT, connect_args={"timeout": WAIT}
+    )
 
     @event.listens_for(engine, "connect")
     def connected(connection: sqlite3.Connection, record: Any) -> None:
         connection.isolation_level = None  # transactions begin below, not where Python's driver thinks best
-        for pragma in ("foreign_keys = ON", "synchronous = FULL", "secure_delete = ON"):  # secure: deleted text is overwritten, not only unlinked
+        for pragma in (
+            "foreign_keys = ON",
+            "synchronous = FULL",
+            "secure_delete = ON",
+        ):  # secure: deleted text is overwritten, not only unlinked
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
+        connection.exec_driver_sql(
+            "BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN"
+        )
 
     return engine
 
@@ -124,13 +147,21 @@ def _sqlite_engine(url: URL) -> Engine:
 def _postgresql_engine(url: URL) -> Engine:
     waits = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT}
     try:
-        return create_engine(url, hide_parameters=True, json_serializer=_dump, pool_timeout=WAIT, pool_pre_ping=True, connect_args=waits)
+        return create_engine(
+            url,
+            hide_parameters=True,
+            json_serializer=_dump,
+            pool_timeout=WAIT,
+            pool_pre_ping=True,
+            connect_args=waits,
+        )
     except ImportError as error:
         raise UserError('a PostgreSQL store needs psycopg: pip install "psycopg[binary]"') from error
 
 
 def _begin_wal(engine: Engine) -> None:
-    """WAL mode is a property of the file. Where two processes switch a new file at once SQLite refuses one of them without waiting."""
+    """WAL mode is a property of the file. Where two processes switch a new file at once SQLite refuses one of
+    them without waiting."""
     deadline = time.monotonic() + WAIT
     while True:
         try:

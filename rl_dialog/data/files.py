@@ -11,7 +11,8 @@ from typing import Any
 
 
 def write_atomically(directory: Path, fill: Callable[[Path], Any]) -> None:
-    """Calls `fill(temporary directory)` and renames it to `directory`, so that a killed process never leaves half a checkpoint."""
+    """Calls `fill(temporary directory)` and renames it to `directory`, so that a killed process never leaves
+    half a checkpoint."""
     temporary = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -29,4 +30,10 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, values: Any) -> None:
     """Readable JSON; NaN and infinity become null."""
-    write_text_atomically(path, json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None), indent=1, ensure_ascii=False) + "\n")
+    write_text_atomically(
+        path,
+        json.dumps(
+            json.loads(json.dumps(values), parse_constant=lambda _: None), indent=1, ensure_ascii=False
+        )
+        + "\n",
+    )

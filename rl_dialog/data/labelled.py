@@ -1,11 +1,14 @@
-"""Turns with the dialogue acts in them, and where in the text the acts' values stand: what language understanding is trained on.
+"""Turns with the dialogue acts in them, and where in the text the acts' values stand: what language
+understanding is trained on.
 
-An act is `(intent, domain, slot, value)`. Annotations give values without places, so `located` looks for them:
+An act is `(intent, domain, slot, value)`. Annotations give values without places, so `located` looks for
+them:
 
     located("Two rooms in the east , please", [("Inform", "Hotel", "Area", "east"), ("Inform", "Hotel", "Parking", "yes")])
     -> spans [(17, 21, ("Inform", "Hotel", "Area"))], whole [("Inform", "Hotel", "Parking", "yes")]
 
-Acts whose value is not in the text, or is none at all (requests, goodbyes), are about the sentence as a whole.
+Acts whose value is not in the text, or is none at all (requests, goodbyes), are about the sentence as a
+whole.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ class LabelledTurn:
 
 
 def labelled_turns(
-    dialogs: Iterable[Dialog], acts_of: Callable[[Mapping[str, Any]], Iterable[Act] | None], *, without: re.Pattern[str]
+    dialogs: Iterable[Dialog],
+    acts_of: Callable[[Mapping[str, Any]], Iterable[Act] | None],
+    *,
+    without: re.Pattern[str],
 ) -> Iterator[LabelledTurn]:
     """The turns of the users and assistants for which `acts_of` knows acts, with what was said before each.
 
@@ -55,9 +61,11 @@ def labelled_turns(
 
 
 def located(text: str, acts: Iterable[Act]) -> tuple[list[Span], list[Act]]:
-    """(spans in order of their place, acts about the whole sentence). Longer values are placed first; equal ones in the order of the acts.
+    """(spans in order of their place, acts about the whole sentence). Longer values are placed first; equal
+    ones in the order of the acts.
 
-    A value is found as whole words, else as the beginning of a word ("moderate" in "moderately"), which the span then covers.
+    A value is found as whole words, else as the beginning of a word ("moderate" in "moderately"), which the
+    span then covers.
     """
     spans: list[Span] = []
     whole: list[Act] = []

@@ -13,8 +13,12 @@ from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import MANIFEST
 
 COUNTS = ("dialogs", "replies", "turns", "no_reply", "quarantined")  # of a source
-LARGE_CONTEXT = 0.05  # share of dialogs with one split key from which the sizes of the splits are a matter of luck
-MOST_SHOWN = 9  # components whose correlations fit a terminal; manifest.json and the report have those of more
+LARGE_CONTEXT = (
+    0.05  # share of dialogs with one split key from which the sizes of the splits are a matter of luck
+)
+MOST_SHOWN = (
+    9  # components whose correlations fit a terminal; manifest.json and the report have those of more
+)
 HEADLINES = (
     *("split_by", "quarantined", "no_reply", "renamed_ids", "cut_replies", "shared_contexts"),
     *("seconds", "dialogs_per_second", "peak_memory_mib"),
@@ -27,7 +31,10 @@ def headline(manifest: dict[str, Any], out: Path) -> dict[str, Any]:
     return {
         "output_dir": str(out),
         "manifest": str(out / MANIFEST),
-        **{key: sum(split[key] for split in splits.values()) for key in ("dialogs", "replies", "rows", "tokens")},
+        **{
+            key: sum(split[key] for split in splits.values())
+            for key in ("dialogs", "replies", "rows", "tokens")
+        },
         "splits": {split: splits[split]["dialogs"] for split in SPLITS},
         "reward": {key: manifest["rewards"]["sum"][key] for key in ("mean", "std", "coverage")},
         **{key: manifest[key] for key in HEADLINES},
@@ -55,7 +62,9 @@ def _source_table(manifest: dict[str, Any]) -> Any:
         table.add_column(name.replace("_", " "), justify="right")
     for name, source in manifest["sources"].items():
         readers = ", ".join(sorted({file["reader"] for file in source["files"]}))
-        table.add_row(name or "(none)", readers, str(len(source["files"])), *(f"{source[key]:,}" for key in COUNTS))
+        table.add_row(
+            name or "(none)", readers, str(len(source["files"])), *(f"{source[key]:,}" for key in COUNTS)
+        )
     splits = ", ".join(f"{split} {figures['dialogs']:,}" for split, figures in manifest["splits"].items())
     tokens = sum(figures["tokens"] for figures in manifest["splits"].values())
     table.caption = f"{splits} dialogs; {tokens:,} tokens"
@@ -67,12 +76,18 @@ def _reward_tables(rewards: dict[str, Any]) -> Iterator[Any]:
     from rich.table import Table
 
     figures = ("mean", "std", "min", "max")
-    table = Table("reward", title="Rewards per reply (over the replies a component applies to)", title_justify="left")
+    table = Table(
+        "reward", title="Rewards per reply (over the replies a component applies to)", title_justify="left"
+    )
     for name in ("weight", *figures, "coverage"):
         table.add_column(name, justify="right")
     for name, row in rewards["components"].items():
-        table.add_row(name, f"{row['weight']:g}", *(_number(row[key]) for key in figures), f"{row['coverage']:.1%}")
-    table.add_row("sum", "", *(_number(rewards["sum"][key]) for key in figures), f"{rewards['sum']['coverage']:.1%}")
+        table.add_row(
+            name, f"{row['weight']:g}", *(_number(row[key]) for key in figures), f"{row['coverage']:.1%}"
+        )
+    table.add_row(
+        "sum", "", *(_number(rewards["sum"][key]) for key in figures), f"{rewards['sum']['coverage']:.1%}"
+    )
     yield table
     if 1 < len(rewards["components"]) <= MOST_SHOWN:
         names = list(rewards["correlation"])

@@ -1,6 +1,8 @@
-"""Preference pairs out of rewarded dialogs: two different replies to the same messages, one of which earned more. In TRL's format.
+"""Preference pairs out of rewarded dialogs: two different replies to the same messages, one of which earned
+more. In TRL's format.
 
-{"prompt": [messages], "chosen": [reply], "rejected": [reply], "chosen_reward": 1.0, "rejected_reward": 0.0, "ids": [dialog of each]}
+{"prompt": [messages], "chosen": [reply], "rejected": [reply], "chosen_reward": 1.0, "rejected_reward": 0.0,
+"ids": [dialog of each]}
 """
 
 from __future__ import annotations
@@ -22,15 +24,22 @@ R = TypeVar("R", bound=tuple)
 
 
 def mine_pairs(
-    read: Callable[[], Iterable[Dialog]], *, by: Literal["reply", "to_go"] = "reply", margin: float = 0.0, most_per_context: int = 8
+    read: Callable[[], Iterable[Dialog]],
+    *,
+    by: Literal["reply", "to_go"] = "reply",
+    margin: float = 0.0,
+    most_per_context: int = 8,
 ) -> Iterator[dict[str, Any]]:
-    """The pairs of the dialogs that `read` gives, largest differences first within a context; `read` is called twice, to hold only what recurs.
+    """The pairs of the dialogs that `read` gives, largest differences first within a context; `read` is
+    called twice, to hold only what recurs.
 
     `by` says what a reply earned: its own reward, or the sum of the known rewards from it to the end of its
     dialog. Replies whose reward (or all rewards from there on) is missing are left out.
     """
     count = Counter(keys[i] for dialog in read() for keys in (context_keys(dialog),) for i in dialog.replies)
-    at: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(dict)  # context -> text -> the first reply of that text
+    at: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(
+        dict
+    )  # context -> text -> the first reply of that text
     for dialog in read():
         keys = context_keys(dialog)
         for i, earned in _earned(dialog, by):
@@ -42,9 +51,11 @@ def mine_pairs(
 
 
 def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tuple[R, R]]:
-    """(better, worse) of tuples that begin with a reward: the `most` pairs that differ most, and by more than `margin`, the widest first.
+    """(better, worse) of tuples that begin with a reward: the `most` pairs that differ most, and by more than
+    `margin`, the widest first.
 
-    They are among the `most` best and the `most` worst, so that a context with thousands of replies ("hi") does not make millions of pairs.
+    They are among the `most` best and the `most` worst, so that a context with thousands of replies ("hi")
+    does not make millions of pairs.
     """
     if len(replies) > 2 * most:
         order = sorted(replies, key=lambda reply: -reply[0])
@@ -55,7 +66,8 @@ def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tupl
 
 
 def context_keys(dialog: Dialog) -> dict[int, bytes]:
-    """Reply -> the messages before it, as 16 bytes; the dialog's length stands for a reply that is still to come."""
+    """Reply -> the messages before it, as 16 bytes; the dialog's length stands for a reply that is still to
+    come."""
     digest, found = hashlib.sha256(), {}
     replies = {*dialog.replies, len(dialog.messages)}
     for i, message in enumerate([*dialog.messages, None]):
@@ -78,5 +90,15 @@ def _earned(dialog: Dialog, by: str) -> Iterator[tuple[int, float]]:
 def _as_trl(better: tuple[float, Dialog, int], worse: tuple[float, Dialog, int]) -> dict[str, Any]:
     (high, one, i), (low, other, j) = better, worse
     plain = [{"role": message["role"], "content": message["content"] or ""} for message in one.messages[:i]]
-    chosen, rejected = ([{"role": "assistant", "content": dialog.messages[k]["content"] or ""}] for dialog, k in ((one, i), (other, j)))
-    return {"prompt": plain, "chosen": chosen, "rejected": rejected, "chosen_reward": high, "rejected_reward": low, "ids": [one.id, other.id]}
+    chosen, rejected = (
+        [{"role": "assistant", "content": dialog.messages[k]["content"] or ""}]
+        for dialog, k in ((one, i), (other, j))
+    )
+    return {
+        "prompt": plain,
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_reward": high,
+        "rejected_reward": low,
+        "ids": [one.id, other.id],
+    }

@@ -1,7 +1,9 @@
-"""Logs of any known format to Dialogs: `find_logs` says what to read and with which reader, `read_log` reads one file (of a store, one piece).
+"""Logs of any known format to Dialogs: `find_logs` says what to read and with which reader, `read_log` reads
+one file (of a store, one piece).
 
-The reader is chosen by what a file's beginning holds, not by its extension. A malformed file, row or message never stops the reading and never
-disappears: it comes out as a `Bad` with file, place and reason. Files known not to be dialogs come out as `Skipped`.
+The reader is chosen by what a file's beginning holds, not by its extension. A malformed file, row or message
+never stops the reading and never disappears: it comes out as a `Bad` with file, place and reason. Files known
+not to be dialogs come out as `Skipped`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from rl_dialog.data.database import database_url, shown_url
-from rl_dialog.data.formats import abcd, convlab, deal_or_not, dialog, multiwoz, neural_chat, openai, served, taskmaster, trl
+from rl_dialog.data.formats import (
+    abcd,
+    convlab,
+    deal_or_not,
+    dialog,
+    multiwoz,
+    neural_chat,
+    openai,
+    served,
+    taskmaster,
+    trl,
+)
 from rl_dialog.data.formats.head import Head, look
 from rl_dialog.data.formats.json_stream import JsonError
 from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, open_log, shown
@@ -30,7 +43,17 @@ from rl_dialog.data.schema import Dialog, DialogError
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
-__all__ = ["READERS", "Bad", "LogFile", "Skipped", "find_logs", "read_log", "dialogs_of_logs", "read_logs", "write_quarantine"]
+__all__ = [
+    "READERS",
+    "Bad",
+    "LogFile",
+    "Skipped",
+    "find_logs",
+    "read_log",
+    "dialogs_of_logs",
+    "read_logs",
+    "write_quarantine",
+]
 
 READERS = {  # the first one that matches reads the file
     "dialog": dialog,
@@ -45,7 +68,8 @@ READERS = {  # the first one that matches reads the file
     "served": served,
 }
 
-# Skipped by name alone: text about the data, which may quote a record. A data file may well be called notice.jsonl.
+# Skipped by name alone: text about the data, which may quote a record. A data file may well be called
+# notice.jsonl.
 DOCUMENTS = re.compile(
     r"(?:readme|licen[cs]e|notice|copying|changelog|citation|authors)\b(?!.*\.(?:jsonl?|csv|parquet|zip|gz)$).*"
     r"|.*\.(?:md|rst|py|ipynb|html?|pdf|png|jpe?g|gif|svg|ya?ml|toml|sh)"
@@ -59,13 +83,25 @@ AUXILIARY = (
     (r"(?:db|database)/[^/]+|[a-z]+_db\.(?:json|db)|postcode\.json", "a database of entities"),
     (r"goal/[^/]+\.json|[^/]*goal_model\.json", "a goal model"),
     (r"nlg/[^/]+\.json|[^/]*_template_nlg\.json", "templates for language generation"),
-    (r"[^/]*voc\.txt|[^/]*value_dict\.json|all_value\.json|da_slot_cnt\.json|trackable_intent\.json", "a vocabulary or count table"),
-    (r"(?:dialog_acts|dialogue_acts|system_acts|slot_descriptions|attraction_phrases)\.json", "annotations without the talk"),
+    (
+        r"[^/]*voc\.txt|[^/]*value_dict\.json|all_value\.json|da_slot_cnt\.json|trackable_intent\.json",
+        "a vocabulary or count table",
+    ),
+    (
+        r"(?:dialog_acts|dialogue_acts|system_acts|slot_descriptions|attraction_phrases)\.json",
+        "annotations without the talk",
+    ),
     (r"[^/]+-(?:wal|shm|journal)", "part of the SQLite database beside it"),
     (r"(?:val|test)listfile\.(?:json|txt)", "a list of dialog ids, read together with data.json"),
     (r"selfplay\.txt", "negotiation scenarios without dialogs"),
-    (r"(?:splits?|train-dev-test)/.*\.(?:tsv|csv)", "ids or derived pairs of dialogs that stand in the corpus's JSON files"),
-    (r"(?:(?:manifest|results|tasks)\.json|quarantine\.jsonl|rl_dialog\.yaml|metrics\.jsonl?)", "written by this project about other files"),
+    (
+        r"(?:splits?|train-dev-test)/.*\.(?:tsv|csv)",
+        "ids or derived pairs of dialogs that stand in the corpus's JSON files",
+    ),
+    (
+        r"(?:(?:manifest|results|tasks)\.json|quarantine\.jsonl|rl_dialog\.yaml|metrics\.jsonl?)",
+        "written by this project about other files",
+    ),
 )
 
 # A file that repeats records of another one in the same folder or zip: (file, the other).
@@ -78,12 +114,14 @@ REPEATS = (
 )
 
 
-def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[LogFile], list[Bad], list[Skipped]]:
-    """What to read among files, folders (searched recursively, in sorted order) and the URLs of stores, what is broken, and what is known not to be
-    dialogs.
+def find_logs(
+    paths: Sequence[str], *, reader: str | None = None
+) -> tuple[list[LogFile], list[Bad], list[Skipped]]:
+    """What to read among files, folders (searched recursively, in sorted order) and the URLs of stores, what
+    is broken, and what is known not to be dialogs.
 
-    `reader` forces one reader for every file. Raises UserError for an unknown reader, a missing path, a folder without any log and a store that
-    cannot be reached.
+    `reader` forces one reader for every file. Raises UserError for an unknown reader, a missing path, a
+    folder without any log and a store that cannot be reached.
     """
     if reader is not None:
         _reader(reader)
@@ -96,14 +134,21 @@ def find_logs(paths: Sequence[str], *, reader: str | None = None) -> tuple[list[
         logs += [result for result in results if isinstance(result, LogFile)]
         bad += [result for result in results if isinstance(result, Bad)]
         skipped += [result for result in results if isinstance(result, Skipped)]
-        if Path(path).is_dir() and all(isinstance(result, Skipped) and "also given as" not in result.reason for result in results):
-            among = ", ".join(sorted({PurePosixPath(result.file).name for result in results})[:5]) or "nothing"
-            raise UserError(f"expected logs in the folder {path}, found {among}; the readers are {', '.join(READERS)}")
+        if Path(path).is_dir() and all(
+            isinstance(result, Skipped) and "also given as" not in result.reason for result in results
+        ):
+            among = (
+                ", ".join(sorted({PurePosixPath(result.file).name for result in results})[:5]) or "nothing"
+            )
+            raise UserError(
+                f"expected logs in the folder {path}, found {among}; the readers are {', '.join(READERS)}"
+            )
     return _distinct(logs), bad, skipped
 
 
 def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog | Bad]:
-    """The dialogs of one file in its order, and a Bad for everything in it that is not one. Memory stays flat however long the file is."""
+    """The dialogs of one file in its order, and a Bad for everything in it that is not one. Memory stays flat
+    however long the file is."""
     reader, count = _reader(log.reader), 0
     try:
         for item in reader.read(log, max_line_bytes=max_line_bytes):
@@ -112,7 +157,12 @@ def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog
     except ConnectionError:  # nothing is damaged
         raise
     except Exception as error:  # the file is damaged from here on; what came before is already out
-        yield Bad(log.name, f"after record {count}" if count else "", f"reading stopped here: {_plain(error)}", log.corpus)
+        yield Bad(
+            log.name,
+            f"after record {count}" if count else "",
+            f"reading stopped here: {_plain(error)}",
+            log.corpus,
+        )
         return
     if not count:
         yield Bad(log.name, "", "expected dialogs, got a file without any record", log.corpus)
@@ -142,7 +192,10 @@ class _Own:
 
     def read(self, log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
         with open_log(log.path, log.member) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as file:
-            given = (Record(record, f"record {number}", number) for number, record in enumerate(self.function(file), 1))
+            given = (
+                Record(record, f"record {number}", number)
+                for number, record in enumerate(self.function(file), 1)
+            )
             yield from dialogs(log, given, lambda record: [self._dialog(log, record)])
 
     def _dialog(self, log: LogFile, record: Record) -> Dialog:
@@ -152,7 +205,8 @@ class _Own:
 
 
 def read_logs(paths: Iterable[str | Path]) -> tuple[list[Dialog], list[Bad]]:
-    """All dialogs of files and folders, and what could not be read. Raises UserError for paths where there is nothing."""
+    """All dialogs of files and folders, and what could not be read. Raises UserError for paths where there is
+    nothing."""
     logs, bad, _ = find_logs([str(path) for path in paths])
     items = [item for log in logs for item in read_log(log)]
     dialogs = [item for item in items if isinstance(item, Dialog)]
@@ -160,7 +214,8 @@ def read_logs(paths: Iterable[str | Path]) -> tuple[list[Dialog], list[Bad]]:
 
 
 def write_quarantine(bad: Iterable[Bad], folder: Path) -> None:
-    """What could not be read, one record per line, in the folder's quarantine.jsonl; an earlier one there is replaced."""
+    """What could not be read, one record per line, in the folder's quarantine.jsonl; an earlier one there is
+    replaced."""
     lines = (json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in bad)
     (folder / "quarantine.jsonl").write_text("".join(lines), encoding="utf-8")
 
@@ -170,7 +225,9 @@ def dialogs_of_logs(paths: Sequence[str]) -> Iterator[Dialog]:
     logs, bad, _ = find_logs(paths)
     for item in chain(bad, *map(read_log, logs)):
         if isinstance(item, Bad):
-            raise UserError(f"{item.file} {item.where}: {item.reason} (`prepare` puts such records into quarantine)")
+            raise UserError(
+                f"{item.file} {item.where}: {item.reason} (`prepare` puts such records into quarantine)"
+            )
         yield item
 
 
@@ -181,7 +238,9 @@ class _Found:
     path: str
     member: str | None
     corpus: str  # for logs of the user's own: the folder, or the stem of a file that was named itself
-    siblings: frozenset[str] = field(default=frozenset(), repr=False)  # every name in the same folder or zip, for REPEATS
+    siblings: frozenset[str] = field(
+        default=frozenset(), repr=False
+    )  # every name in the same folder or zip, for REPEATS
     problem: str = ""
     named: bool = False  # given itself, not found in a folder or zip
 
@@ -199,7 +258,9 @@ def _judged(path: str, reader: str | None, seen: dict[Path, str]) -> list[LogFil
         return _judged(str(url.database), reader, seen)
     name = shown_url(url)
     if reader not in (None, "served"):
-        raise UserError(f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read stores and files together")
+        raise UserError(
+            f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read stores and files together"
+        )
     if Path(name) in seen:
         return [Skipped(name, f"also given as {seen[Path(name)]}")]
     seen[Path(name)] = name
@@ -215,7 +276,9 @@ def _search(path: Path) -> Iterator[_Found]:
         files = sorted(_files(path))
         names = frozenset(file.as_posix() for file in files)
         for file in files:
-            corpus = (PurePosixPath(path.resolve().name) / file.parent.relative_to(path).as_posix()).as_posix()
+            corpus = (
+                PurePosixPath(path.resolve().name) / file.parent.relative_to(path).as_posix()
+            ).as_posix()
             yield from _unpacked(_Found(str(file), None, corpus, names))
     elif path.exists():
         stem = LogFile(str(path), "").stem
@@ -226,7 +289,8 @@ def _search(path: Path) -> Iterator[_Found]:
 
 
 def _files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Every file below a folder that is not hidden; links to folders are followed, except back to one we came from."""
+    """Every file below a folder that is not hidden; links to folders are followed, except back to one we came
+    from."""
     here = os.path.realpath(folder)
     for entry in sorted(folder.iterdir()) if here not in above else ():
         if _hidden([entry.name]):
@@ -275,20 +339,30 @@ def _judge(found: _Found, reader: str | None, seen: dict[Path, str]) -> LogFile 
         return Bad(found.name, "", found.problem, found.corpus)
     try:
         head = look(found.path, found.member)
-        recognised = None if head.problem else next((name for name, form in READERS.items() if form.matches(head)), None)
+        recognised = (
+            None
+            if head.problem
+            else next((name for name, form in READERS.items() if form.matches(head)), None)
+        )
         return _by_content(found, head, recognised, reader)
     except Exception as error:
         return Bad(found.name, "", _plain(error), found.corpus)
 
 
-def _by_content(found: _Found, head: Head, recognised: str | None, forced: str | None) -> LogFile | Bad | Skipped:
-    known = next((what for pattern, what in AUXILIARY if re.search(f"(?:^|/)(?:{pattern})$", found.name.lower())), None)
+def _by_content(
+    found: _Found, head: Head, recognised: str | None, forced: str | None
+) -> LogFile | Bad | Skipped:
+    known = next(
+        (what for pattern, what in AUXILIARY if re.search(f"(?:^|/)(?:{pattern})$", found.name.lower())), None
+    )
     if known and (recognised is None and forced is None or forced and not found.named):
         return Skipped(found.name, known)
     if name := forced or recognised:
         return LogFile(found.path, name, found.member, _reader(name).corpus(head) or found.corpus)
     if set(head.columns) >= neural_chat.RATINGS_ONLY:
-        return Skipped(found.name, "conversation ratings without messages; the export of the chats carries them too")
+        return Skipped(
+            found.name, "conversation ratings without messages; the export of the chats carries them too"
+        )
     return Bad(found.name, "", head.problem or _unrecognised(head), found.corpus, shown(head.text))
 
 
@@ -314,7 +388,11 @@ def _hidden(parts: Sequence[str]) -> bool:
 def _unrecognised(head: Head) -> str:
     holds = f"text of the kind {head.kind!r}"
     if head.kind == "sqlite":
-        holds = f"an SQLite database with the tables {', '.join(head.tables[:12])}" if head.tables else "an SQLite database without tables"
+        holds = (
+            f"an SQLite database with the tables {', '.join(head.tables[:12])}"
+            if head.tables
+            else "an SQLite database without tables"
+        )
     elif head.kind in ("csv", "parquet"):
         holds = f"the columns {', '.join(head.columns)}"
     elif head.records:
@@ -323,10 +401,14 @@ def _unrecognised(head: Head) -> str:
 
 
 def _distinct(logs: list[LogFile]) -> list[LogFile]:
-    """Ids of records without one are made of corpus and stem: logs that share both carry their full name as corpus."""
+    """Ids of records without one are made of corpus and stem: logs that share both carry their full name as
+    corpus."""
     shared = Counter((log.corpus, log.stem) for log in logs)
     generic = {"dialog", "trl", "openai", "neural_chat"}
-    return [replace(log, corpus=log.name) if shared[log.corpus, log.stem] > 1 and log.reader in generic else log for log in logs]
+    return [
+        replace(log, corpus=log.name) if shared[log.corpus, log.stem] > 1 and log.reader in generic else log
+        for log in logs
+    ]
 
 
 def _suggestion(word: str, known: Sequence[str] | dict) -> str:

@@ -1,7 +1,8 @@
-"""The Dialog: one record that is a log line, a Parquet row, an offline trajectory, a rollout and a served chat.
+"""The Dialog: one record that is a log line, a Parquet row, an offline trajectory, a rollout and a served
+chat.
 
-A message is a plain dict in OpenAI's form, `{"role", "content"}`, so that chat templates and clients take it as it is.
-Assistant messages may also carry
+A message is a plain dict in OpenAI's form, `{"role", "content"}`, so that chat templates and clients take it
+as it is. Assistant messages may also carry
 
     reward    float or null    what this reply earned: the data's own reward, or the weighted sum that
                                `prepare` wrote. Null or absent: nobody knows, which is not 0
@@ -9,7 +10,8 @@ Assistant messages may also carry
     feedback  {...}            what a human said about this reply: {"vote": -1 | 0 | 1}, an edit, ...
     weight    0 or 1           OpenAI's field: 0 keeps the reply as context and never trains on it
 
-Other keys are kept untouched. A Dialog is written as one JSON line (`to_json`) or one Parquet row (`to_row`) and comes back equal.
+Other keys are kept untouched. A Dialog is written as one JSON line (`to_json`) or one Parquet row (`to_row`)
+and comes back equal.
 """
 
 from __future__ import annotations
@@ -30,15 +32,19 @@ ROLES = ("system", "user", "assistant", "tool")
 SPLITS = ("train", "validation", "test")
 TEXT = "text that UTF-8 and JSON can hold (no lone surrogate, NaN or value that is not JSON)"
 
-# Column names equal the JSON keys. Free-form values (goal, meta, and what a message carries beyond its text) are JSON text inside Parquet, because
-# Arrow's structs would turn absent keys into nulls and mixed types into errors.
+# Column names equal the JSON keys. Free-form values (goal, meta, and what a message carries beyond its text)
+# are JSON text inside Parquet, because Arrow's structs would turn absent keys into nulls and mixed types into
+# errors.
 ARROW_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
         ("source", pa.string()),
         ("split", pa.string()),
         ("truncated", pa.bool_()),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("extra", pa.string())]))),
+        (
+            "messages",
+            pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("extra", pa.string())])),
+        ),
         ("goal", pa.string()),
         ("meta", pa.string()),
     ]
@@ -59,14 +65,26 @@ class Dialog:
     split: str | None = None  # as declared by the data; `prepare` decides the final one
     truncated: bool = False  # True: cut off, not finished, so the value after the last reply is bootstrapped
     goal: Any = None  # what the user wanted (task-oriented corpora)
-    meta: dict[str, Any] = field(default_factory=dict)  # {"ratings": {"quality": 5, ...}, "outcome": 8.0, "group": ..., anything}
+    meta: dict[str, Any] = field(
+        default_factory=dict
+    )  # {"ratings": {"quality": 5, ...}, "outcome": 8.0, "group": ..., anything}
 
     def __post_init__(self) -> None:
         where = f"dialog {self.id!r}"
         _expect(isinstance(self.id, str) and self.id != "", where, "a non-empty string as `id`", self.id)
-        _expect(isinstance(self.messages, list) and self.messages, where, "a non-empty list as `messages`", self.messages)
+        _expect(
+            isinstance(self.messages, list) and self.messages,
+            where,
+            "a non-empty list as `messages`",
+            self.messages,
+        )
         _expect(isinstance(self.source, str), where, "a string as `source`", self.source)
-        _expect(self.split is None or self.split in SPLITS, where, f"`split` to be one of {SPLITS} or null", self.split)
+        _expect(
+            self.split is None or self.split in SPLITS,
+            where,
+            f"`split` to be one of {SPLITS} or null",
+            self.split,
+        )
         _expect(isinstance(self.truncated, bool), where, "true or false as `truncated`", self.truncated)
         _expect(isinstance(self.meta, dict), where, "an object as `meta`", self.meta)
         for number, message in enumerate(self.messages):
@@ -77,18 +95,24 @@ class Dialog:
             _expect(_encodable(around), where, TEXT, around)
             number = next(number for number, message in enumerate(self.messages) if not _encodable(message))
             _expect(False, f"{where}, message {number}", TEXT, self.messages[number])
-        self.messages = [m if "content" in m else {**m, "content": None} for m in self.messages]  # OpenAI leaves it out beside tool_calls
+        self.messages = [
+            m if "content" in m else {**m, "content": None} for m in self.messages
+        ]  # OpenAI leaves it out beside tool_calls
 
     @property
     def replies(self) -> list[int]:
         """Indices of the assistant messages that count as replies (`weight` 0 marks context)."""
-        return [i for i, m in enumerate(self.messages) if m["role"] == "assistant" and m.get("weight", 1) != 0]
+        return [
+            i for i, m in enumerate(self.messages) if m["role"] == "assistant" and m.get("weight", 1) != 0
+        ]
 
     def to_json(self) -> str:
         """One JSON line, without the fields that hold their default."""
         record: dict[str, Any] = {"id": self.id, "messages": self.messages}
         defaults = {"source": "", "split": None, "truncated": False, "goal": None, "meta": {}}
-        record |= {key: getattr(self, key) for key, default in defaults.items() if getattr(self, key) != default}
+        record |= {
+            key: getattr(self, key) for key, default in defaults.items() if getattr(self, key) != default
+        }
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -96,7 +120,10 @@ class Dialog:
         """The inverse of `to_json`. Raises DialogError for anything else."""
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError, and so is a number of 5000 digits
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # JSONDecodeError is a ValueError, and so is a number of 5000 digits
             raise DialogError(f"expected one JSON object per line, got invalid JSON: {error}") from error
         return cls.from_record(record)
 
@@ -106,9 +133,16 @@ class Dialog:
         _expect(isinstance(record, dict), "record", "a JSON object", record)
         known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
         missing = [key for key in ("id", "messages") if key not in known]
-        _expect(not missing, f"record {record.get('id', '?')!r}", "the keys `id` and `messages`", list(record))
+        _expect(
+            not missing, f"record {record.get('id', '?')!r}", "the keys `id` and `messages`", list(record)
+        )
         extra = {key: value for key, value in record.items() if key not in known}
-        _expect(isinstance(known.get("meta", {}), dict), f"dialog {known['id']!r}", "an object as `meta`", known.get("meta"))
+        _expect(
+            isinstance(known.get("meta", {}), dict),
+            f"dialog {known['id']!r}",
+            "an object as `meta`",
+            known.get("meta"),
+        )
         return cls(**{**known, "meta": known.get("meta", {}) | extra})
 
     def to_row(self) -> dict[str, Any]:
@@ -127,7 +161,9 @@ class Dialog:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Dialog:
         """The inverse of `to_row`; other columns of the row are ignored."""
-        messages = [{"role": m["role"], "content": m["content"], **json.loads(m["extra"])} for m in row["messages"]]
+        messages = [
+            {"role": m["role"], "content": m["content"], **json.loads(m["extra"])} for m in row["messages"]
+        ]
         return cls(
             id=row["id"],
             messages=messages,
@@ -141,11 +177,16 @@ class Dialog:
 
 def said(message: Mapping[str, Any]) -> str:
     """What a message says: its text, or where it only calls tools the JSON of the calls."""
-    return message["content"] if message["content"] is not None else json.dumps(message["tool_calls"], ensure_ascii=False)
+    return (
+        message["content"]
+        if message["content"] is not None
+        else json.dumps(message["tool_calls"], ensure_ascii=False)
+    )
 
 
 def to_table(dialogs: Sequence[Dialog]) -> pa.Table:
-    """Many dialogs as rows of `ARROW_SCHEMA`, what `to_row` gives of each, but a column at a time, which is faster."""
+    """Many dialogs as rows of `ARROW_SCHEMA`, what `to_row` gives of each, but a column at a time, which is
+    faster."""
     messages = [message for dialog in dialogs for message in dialog.messages]
     columns = {
         "role": [message["role"] for message in messages],
@@ -153,9 +194,15 @@ def to_table(dialogs: Sequence[Dialog]) -> pa.Table:
         "extra": [_extra(message) for message in messages],
     }
     told = ARROW_SCHEMA.field("messages").type
-    structs = pa.StructArray.from_arrays([pa.array(column, pa.string()) for column in columns.values()], fields=list(told.value_type))
-    starts = pa.array(itertools.accumulate((len(dialog.messages) for dialog in dialogs), initial=0), pa.int32())
-    values = {name: [getattr(dialog, name) for dialog in dialogs] for name in ("id", "source", "split", "truncated")}
+    structs = pa.StructArray.from_arrays(
+        [pa.array(column, pa.string()) for column in columns.values()], fields=list(told.value_type)
+    )
+    starts = pa.array(
+        itertools.accumulate((len(dialog.messages) for dialog in dialogs), initial=0), pa.int32()
+    )
+    values = {
+        name: [getattr(dialog, name) for dialog in dialogs] for name in ("id", "source", "split", "truncated")
+    }
     values |= {name: [_dump(getattr(dialog, name)) for dialog in dialogs] for name in ("goal", "meta")}
     arrays = {name: pa.array(column, ARROW_SCHEMA.field(name).type) for name, column in values.items()}
     arrays["messages"] = pa.ListArray.from_arrays(starts, structs, type=told)
@@ -173,7 +220,8 @@ def write_jsonl(dialogs: Iterable[Dialog], path: str | Path) -> int:
 
 
 def read_jsonl(path: str | Path) -> Iterator[Dialog]:
-    """Reads what `write_jsonl` wrote; the first bad line raises DialogError (logs of unknown quality go through `data/readers.py`)."""
+    """Reads what `write_jsonl` wrote; the first bad line raises DialogError (logs of unknown quality go
+    through `data/readers.py`)."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -193,7 +241,9 @@ def _wrong_with(message: Any) -> tuple[str, Any] | None:
         return "a string as `content`", content
     if not _number_or_none(message.get("reward")):
         return "a finite number or null as `reward`", message["reward"]
-    if "rewards" in message and not (isinstance(rewards, dict) and all(map(_number_or_none, rewards.values()))):
+    if "rewards" in message and not (
+        isinstance(rewards, dict) and all(map(_number_or_none, rewards.values()))
+    ):
         return "{name: finite number} as `rewards`", rewards
     if "feedback" in message and not isinstance(message["feedback"], dict):
         return "an object as `feedback`", message["feedback"]
@@ -206,7 +256,11 @@ def _wrong_with(message: Any) -> tuple[str, Any] | None:
 
 def _extra(message: dict[str, Any]) -> str:
     """What a message carries beyond its text."""
-    return "{}" if len(message) == 2 else _dump({key: value for key, value in message.items() if key not in ("role", "content")})
+    return (
+        "{}"
+        if len(message) == 2
+        else _dump({key: value for key, value in message.items() if key not in ("role", "content")})
+    )
 
 
 def _number_or_none(value: Any) -> bool:
@@ -236,4 +290,6 @@ def _dump(value: Any) -> str:
 def _expect(condition: Any, where: str, expected: str, got: Any) -> None:
     if not condition:
         shown = "NaN" if isinstance(got, float) and math.isnan(got) else repr(got)  # as JSON writes it
-        raise DialogError(f"{where}: expected {expected}, got {shown if len(shown) <= 200 else shown[:200] + '...'}")
+        raise DialogError(
+            f"{where}: expected {expected}, got {shown if len(shown) <= 200 else shown[:200] + '...'}"
+        )

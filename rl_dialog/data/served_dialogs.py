@@ -1,13 +1,14 @@
 """The turns of a served chat to Dialogs.
 
-A turn is what was said since its parent's reply (`prompt`) and the `reply` to it. Regenerated replies, edited messages and n > 1 choices make
-the turns of a chat a tree:
+A turn is what was said since its parent's reply (`prompt`) and the `reply` to it. Regenerated replies, edited
+messages and n > 1 choices make the turns of a chat a tree:
 
     turn 1: hi -> Hello ----- turn 2: joke? -> No.          Dialog chat-1      hi, Hello, joke?, No.
                          '--- turn 3: joke? -> Knock knock  Dialog chat-1#2    hi, Hello (weight 0), joke?, Knock knock
 
-Every leaf is a Dialog, and every reply is trained on once: in the first Dialog that holds it. Assistant messages of a prompt are the client's words
-(weight 0). An edit, a human's better reply, makes one more Dialog, in which it is the only reply.
+Every leaf is a Dialog, and every reply is trained on once: in the first Dialog that holds it. Assistant
+messages of a prompt are the client's words (weight 0). An edit, a human's better reply, makes one more
+Dialog, in which it is the only reply.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Turn(Protocol):
 
 
 def chat_dialogs(chat: Chat, turns: Sequence[Turn]) -> Iterator[Dialog]:
-    """One Dialog per leaf in the order in which the leaves were served, then one per edit. Ratings and comments stand in the newest branch alone:
-    it is the conversation that was rated, and a rating counts once."""
+    """One Dialog per leaf in the order in which the leaves were served, then one per edit. Ratings and
+    comments stand in the newest branch alone: it is the conversation that was rated, and a rating counts
+    once."""
     known = {turn.number: turn for turn in turns}
     inner = {turn.parent for turn in turns}
     newest = [turn.number for turn in newest_branch(turns)[-1:]]
@@ -64,7 +66,9 @@ def chat_dialogs(chat: Chat, turns: Sequence[Turn]) -> Iterator[Dialog]:
         path = branch(leaf, known)
         yield Dialog(
             id=chat.id if count == 1 else f"{chat.id}#{count}",
-            messages=[message for turn in path for message in _exchange(turn, context=turn.number in trained)],
+            messages=[
+                message for turn in path for message in _exchange(turn, context=turn.number in trained)
+            ],
             source=SOURCE,
             meta=_meta(chat, leaf, rated=leaf.number in newest),
         )
@@ -73,11 +77,14 @@ def chat_dialogs(chat: Chat, turns: Sequence[Turn]) -> Iterator[Dialog]:
 
 
 def newest_branch(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns of the conversation as it stands: those that lead to the reply served last (of several choices the first)."""
+    """The turns of the conversation as it stands: those that lead to the reply served last (of several
+    choices the first)."""
     if not turns:
         return []
     newest = max(turns, key=lambda turn: turn.number)
-    first = min((turn for turn in turns if turn.completion == newest.completion), key=lambda turn: turn.choice)
+    first = min(
+        (turn for turn in turns if turn.completion == newest.completion), key=lambda turn: turn.choice
+    )
     return branch(first, {turn.number: turn for turn in turns})
 
 
@@ -105,7 +112,9 @@ def _exchange(turn: Turn, *, context: bool) -> Iterator[dict[str, Any]]:
 
 
 def _prompt(turn: Turn) -> list[dict[str, Any]]:
-    return [{**message, "weight": 0} if message["role"] == "assistant" else message for message in turn.prompt]
+    return [
+        {**message, "weight": 0} if message["role"] == "assistant" else message for message in turn.prompt
+    ]
 
 
 def _edited(chat: Chat, turn: Turn, known: dict[int, Turn]) -> Dialog:
@@ -113,7 +122,12 @@ def _edited(chat: Chat, turn: Turn, known: dict[int, Turn]) -> Dialog:
     context = [message for earlier in before for message in _exchange(earlier, context=True)]
     reply = {"role": "assistant", "content": turn.edit, "feedback": {"vote": 1, "edited": True}}
     meta = _meta(chat, turn, rated=False)
-    return Dialog(id=f"{chat.id}#edit-{turn.number}", messages=[*context, *_prompt(turn), reply], source=SOURCE, meta=meta)
+    return Dialog(
+        id=f"{chat.id}#edit-{turn.number}",
+        messages=[*context, *_prompt(turn), reply],
+        source=SOURCE,
+        meta=meta,
+    )
 
 
 def _meta(chat: Chat, leaf: Turn, *, rated: bool) -> dict[str, Any]:

@@ -44,26 +44,34 @@ SHARD_SCHEMA = ARROW_SCHEMA.append(pa.field("rows", pa.list_(TOKENS)))
 
 
 def load_manifest(data_dir: str | Path) -> dict[str, Any]:
-    """manifest.json of a prepared directory. Raises UserError for anything else, and for one written by another version of the format."""
+    """manifest.json of a prepared directory. Raises UserError for anything else, and for one written by
+    another version of the format."""
     path = Path(data_dir) / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         what = "no manifest.json in it" if Path(data_dir).is_dir() else "no such directory"
-        raise UserError(f"{data_dir}: expected a directory written by `python -m pipelines.prepare`, got {what}") from None
+        raise UserError(
+            f"{data_dir}: expected a directory written by `python -m pipelines.prepare`, got {what}"
+        ) from None
     except ValueError as error:
-        raise UserError(f"{path}: expected the JSON that `python -m pipelines.prepare` writes, got {error}") from None
+        raise UserError(
+            f"{path}: expected the JSON that `python -m pipelines.prepare` writes, got {error}"
+        ) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{path}: expected a manifest of format {FORMAT!r}, got one of another program")
     if manifest.get("version") != VERSION:
         version = manifest.get("version")
         why = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
-        raise UserError(f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare` again{why}")
+        raise UserError(
+            f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare` again{why}"
+        )
     return manifest
 
 
 def read_rows(data_dir: str | Path, split: str) -> Iterator[Row]:
-    """The token rows of a split, in the order of its shards. Their arrays are views into the record batch they came in: read-only and compact."""
+    """The token rows of a split, in the order of its shards. Their arrays are views into the record batch
+    they came in: read-only and compact."""
     for batch in _batches(data_dir, split, ["rows"]):
         yield from unpack_rows(batch.column("rows"))
 
@@ -123,7 +131,9 @@ def _batches(data_dir: str | Path, split: str, columns: list[str]) -> Iterator[p
         try:
             file = pq.ParquetFile(path)
         except (OSError, pa.ArrowInvalid) as error:
-            raise UserError(f"{path}: expected the Parquet shard that manifest.json lists, got {error}") from error
+            raise UserError(
+                f"{path}: expected the Parquet shard that manifest.json lists, got {error}"
+            ) from error
         with file:
             yield from file.iter_batches(batch_size=BATCH_DIALOGS, columns=columns)
 

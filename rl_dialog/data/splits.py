@@ -1,4 +1,5 @@
-"""Train, validation or test? A stable hash decides, so the answer never depends on order, machine or the other dialogs."""
+"""Train, validation or test? A stable hash decides, so the answer never depends on order, machine or the
+other dialogs."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ SplitBy = Literal["first_turn", "dialog"]
 
 
 def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
-    """What must stay on one side: `meta["group"]` where a reader set it, else everything up to and including the first user turn.
+    """What must stay on one side: `meta["group"]` where a reader set it, else everything up to and including
+    the first user turn.
 
-    Two replies with the same context share its first user turn, so they get the same key and never straddle splits, whether they come from one
-    conversation stored as many rows (rated replies, preference pairs) or from two. System prompts are left out: they often hold per-user details.
-    Case, punctuation and spacing of that turn make no difference ("What's up?", "whats up"), except where it has nothing else.
-    By dialog, for logs that all begin alike: all of its messages, so that only equal ones stay together. Groups, turns and dialogs have keys apart.
+    Two replies with the same context share its first user turn, so they get the same key and never straddle
+    splits, whether they come from one conversation stored as many rows (rated replies, preference pairs) or
+    from two. System prompts are left out: they often hold per-user details. Case, punctuation and spacing of
+    that turn make no difference ("What's up?", "whats up"), except where it has nothing else. By dialog, for
+    logs that all begin alike: all of its messages, so that only equal ones stay together. Groups, turns and
+    dialogs have keys apart.
     """
     if "group" in dialog.meta:
         return f"group\0{dialog.meta['group']}"
@@ -44,9 +48,12 @@ def assign_split(
     seed: int = 0,
     by: SplitBy = "first_turn",
 ) -> str:
-    """One of SPLITS. `validation` and `test` are shares of the keys (0..1); raises UserError when they leave nothing to train on."""
+    """One of SPLITS. `validation` and `test` are shares of the keys (0..1); raises UserError when they leave
+    nothing to train on."""
     if not (validation >= 0 and test >= 0 and validation + test < 1):
-        raise UserError(f"expected shares >= 0 with validation + test < 1, got validation={validation} and test={test}")
+        raise UserError(
+            f"expected shares >= 0 with validation + test < 1, got validation={validation} and test={test}"
+        )
     draw = drawn(split_key(dialog, by), seed=seed)
     train, held_out, final = SPLITS
     return final if draw < test else held_out if draw < test + validation else train

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
 METADATA = MetaData()
-NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in a column of exactly this type
+NUMBER = BigInteger().with_variant(
+    Integer, "sqlite"
+)  # SQLite counts up only in a column of exactly this type
 
 CHATS = Table(
     "chats",
@@ -31,7 +47,9 @@ TURNS = Table(
     Column("completion", Text, nullable=False),  # "chatcmpl-..."
     Column("choice", Integer, nullable=False),
     Column("chat", NUMBER, ForeignKey("chats.number", ondelete="CASCADE"), nullable=False, index=True),
-    Column("parent", NUMBER, ForeignKey("turns.number"), index=True),  # the turn whose reply `prompt` answers, null: `prompt` begins the conversation
+    Column(
+        "parent", NUMBER, ForeignKey("turns.number"), index=True
+    ),  # the turn whose reply `prompt` answers, null: `prompt` begins the conversation
     Column("model", Text, nullable=False),
     Column("checkpoint", Text, nullable=False),
     Column("method", Text, nullable=False),
@@ -41,12 +59,19 @@ TURNS = Table(
     Column("finish_reason", Text, nullable=False),
     Column("tokens", JSON, nullable=False),  # {"prompt": n, "completion": n}
     Column("seconds", Double, nullable=False),
-    Column("conversation", Text, nullable=False, index=True),  # `conversation_hash` of all that was said, this reply included
+    Column(
+        "conversation", Text, nullable=False, index=True
+    ),  # `conversation_hash` of all that was said, this reply included
     Column("vote", Integer),  # -1, 0, 1
     Column("edit", Text),  # what the reply should have been
     Column("created", Double, nullable=False),
     UniqueConstraint("completion", "choice"),
-    Index("turns_with_a_vote", "vote", sqlite_where=text("vote IS NOT NULL"), postgresql_where=text("vote IS NOT NULL")),  # to count them
+    Index(
+        "turns_with_a_vote",
+        "vote",
+        sqlite_where=text("vote IS NOT NULL"),
+        postgresql_where=text("vote IS NOT NULL"),
+    ),  # to count them
     sqlite_autoincrement=True,
 )
 KEYS = Table(

@@ -1,14 +1,17 @@
-"""From a Dialog to token rows: the chat template is rendered prefix by prefix, so the mask is exact for any template.
+"""From a Dialog to token rows: the chat template is rendered prefix by prefix, so the mask is exact for any
+template.
 
     messages      [user: "hi"]            [assistant: "hello"]
     rendered      <|user|> hi <|end|>     <|assistant|> hello <|end|>
     written by us    0      0    0             0          1      1        <- `assistant`: tokens the policy wrote, end of turn included
 
-A template whose rendering of the first n messages is not a prefix of the rendering of n+1 messages cannot be masked, and raises TemplateError.
+A template whose rendering of the first n messages is not a prefix of the rendering of n+1 messages cannot be
+masked, and raises TemplateError.
 
-Prefix by prefix, a long dialog takes time in the square of its length. There each message is rendered behind the few before it, and what it adds
-is looked for in the one rendering of the whole; whole prefixes are checked at the powers of two and at the end. Where what a message adds depends
-on messages further back, the long way is taken.
+Prefix by prefix, a long dialog takes time in the square of its length. There each message is rendered behind
+the few before it, and what it adds is looked for in the one rendering of the whole; whole prefixes are
+checked at the powers of two and at the end. Where what a message adds depends on messages further back, the
+long way is taken.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ CHAT_TEMPLATE = (
 )
 
 LONG_TOKEN = 8  # characters: a text has seldom so many for each of its tokens
-LEAST_VOCABULARY = 256 + 2 + len(ROLE_TOKENS)  # every byte and the special tokens: then each character (of English) is a token
+LEAST_VOCABULARY = (
+    256 + 2 + len(ROLE_TOKENS)
+)  # every byte and the special tokens: then each character (of English) is a token
 LONG_DIALOG = 24  # messages from which the quick way is shorter
 
 TEMPLATE_KEYS = (
@@ -83,18 +88,27 @@ class Row:
     def of_reply(cls, context: Sequence[int], reply: Sequence[int], *, reward: float = math.nan) -> Row:
         """One reply, its end of turn included, as the last and only one behind a context; both as ids."""
         ids = np.array([*context, *reply], dtype=np.int32)
-        return cls(ids, np.arange(len(ids)) >= len(context), np.array([len(ids) - 1], np.int32), np.array([reward], np.float32), False)
+        return cls(
+            ids,
+            np.arange(len(ids)) >= len(context),
+            np.array([len(ids) - 1], np.int32),
+            np.array([reward], np.float32),
+            False,
+        )
 
 
-# English endings, words with at most one capital letter, words of scripts without case, single signs, spaces; a space belongs to what follows it.
+# English endings, words with at most one capital letter, words of scripts without case, single signs, spaces;
+# a space belongs to what follows it.
 WORDS = r"'(?i:s|t|re|ve|m|ll|d)(?!\p{L})| ?\p{Lu}?[\p{Ll}\p{M}]+| ?[\p{Lo}\p{Lm}\p{M}]+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of vocabulary.
+    """A byte-level BPE tokenizer with our chat template, from an iterator over texts. Nothing is ever out of
+    vocabulary.
 
-    Tokens are made of words only: each digit, mark and capital letter without a word of its own is one token, so that the fifth place of `X..O.....`
-    is always the fifth token. With LEAST_VOCABULARY each byte is one. Raises UserError for less: what has no token would be lost.
+    Tokens are made of words only: each digit, mark and capital letter without a word of its own is one token,
+    so that the fifth place of `X..O.....` is always the fifth token. With LEAST_VOCABULARY each byte is one.
+    Raises UserError for less: what has no token would be lost.
     """
     if vocab_size < LEAST_VOCABULARY:
         raise UserError(
@@ -106,22 +120,30 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrain
 
     bpe = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(WORDS), "isolated")
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     bpe.decoder = decoders.ByteLevel()
     special = [PAD, END, *ROLE_TOKENS]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=END, additional_special_tokens=list(ROLE_TOKENS))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token=PAD, eos_token=END, additional_special_tokens=list(ROLE_TOKENS)
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
-    """A hub name or local path. One without a chat template gets ours (and its special tokens); one without a padding token gets one.
+    """A hub name or local path. One without a chat template gets ours (and its special tokens); one without a
+    padding token gets one.
 
-    Its end-of-sequence token becomes the one that ends a reply in its template: that is what a policy learns to write and where generation stops.
-    Raises UserError when the name is neither a local directory nor a reachable hub name, or the tokenizer is not a fast one.
+    Its end-of-sequence token becomes the one that ends a reply in its template: that is what a policy learns
+    to write and where generation stops. Raises UserError when the name is neither a local directory nor a
+    reachable hub name, or the tokenizer is not a fast one.
     """
     from transformers import AutoTokenizer
 
@@ -129,9 +151,13 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(name_or_path))
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"no tokenizer at {str(name_or_path)!r}: expected a hub name or a directory with tokenizer files ({error})") from error
+        raise UserError(
+            f"no tokenizer at {str(name_or_path)!r}: expected a hub name or a directory with tokenizer files ({error})"
+        ) from error
     if not tokenizer.is_fast:
-        raise UserError(f"{name_or_path}: expected a fast tokenizer (tokenizer.json), because masks need character offsets")
+        raise UserError(
+            f"{name_or_path}: expected a fast tokenizer (tokenizer.json), because masks need character offsets"
+        )
     if tokenizer.chat_template is None:
         tokenizer.add_special_tokens({"additional_special_tokens": list(ROLE_TOKENS), "eos_token": END})
         tokenizer.chat_template = CHAT_TEMPLATE
@@ -142,22 +168,30 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def require_hub_name_or_directory(name_or_path: str | Path) -> None:
-    """Raises UserError for what is meant as a path and is not there: a hub would be asked for it, and without network only after a minute."""
+    """Raises UserError for what is meant as a path and is not there: a hub would be asked for it, and without
+    network only after a minute."""
     first, *others = str(name_or_path).split("/")
     hub_name = len(others) < 2 and first not in ("", ".", "..", "~") and not (others and Path(first).is_dir())
     if not hub_name and not Path(name_or_path).exists():
-        raise UserError(f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found nothing there")
+        raise UserError(
+            f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found nothing there"
+        )
 
 
 def _stop_at_the_end_of_a_reply(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Some chat models end a turn with another token (<|im_end|>) than their tokenizer calls the end of a sequence (<|endoftext|>)."""
+    """Some chat models end a turn with another token (<|im_end|>) than their tokenizer calls the end of a
+    sequence (<|endoftext|>)."""
     marker = "\ue000"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": marker}]
     try:
         behind = _text(tokenizer, turns).partition(marker)[2]
-    except TemplateError:  # a template for other roles; tokenize tells what is wrong with it, with the dialog at hand
+    except (
+        TemplateError
+    ):  # a template for other roles; tokenize tells what is wrong with it, with the dialog at hand
         return
-    special = next((token for token in _encode(tokenizer, behind) if token in tokenizer.all_special_ids), None)
+    special = next(
+        (token for token in _encode(tokenizer, behind) if token in tokenizer.all_special_ids), None
+    )
     if special is not None and special != tokenizer.eos_token_id:
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(special)
 
@@ -175,9 +209,10 @@ class _Rendered:
 def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: int = 1024) -> list[Row]:
     """The rows of a dialog: one, or several windows when it is longer than `max_length` tokens.
 
-    Each reply is trained on in exactly one row, with up to half a window of whole messages before the first one (the tail of a longer message) and
-    the system prompt in front unless it takes a quarter of the window. A row that the conversation outlasts ends in the state before the next reply.
-    A reply that alone is too long loses its tail (`cut_replies` counts it).
+    Each reply is trained on in exactly one row, with up to half a window of whole messages before the first
+    one (the tail of a longer message) and the system prompt in front unless it takes a quarter of the window.
+    A row that the conversation outlasts ends in the state before the next reply. A reply that alone is too
+    long loses its tail (`cut_replies` counts it).
 
     A reward that is null or absent is NaN. Raises TemplateError.
     """
@@ -190,7 +225,10 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
     if len(rendered.input_ids) <= max_length:
         return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length, later=None)]
     rendered = rendered if rendered.starts else _render(dialog, replies, tokenizer, every=True)
-    states_after = [*(rendered.actions[i] for i in replies[1:]), len(rendered.input_ids) if dialog.truncated else rendered.action_ends[replies[-1]]]
+    states_after = [
+        *(rendered.actions[i] for i in replies[1:]),
+        len(rendered.input_ids) if dialog.truncated else rendered.action_ends[replies[-1]],
+    ]
     rows, done = [], 0
     while done < len(replies):
         system, start = _context_start(dialog, rendered, replies[done], max_length // 2)
@@ -198,21 +236,32 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
         taken = replies[done : done + max(1, fitting)]
         done += len(taken)
         later = replies[done] if done < len(replies) else None
-        rows.append(_window(dialog, rendered, system, start, taken, rewards, max_length=max_length, later=later))
+        rows.append(
+            _window(dialog, rendered, system, start, taken, rewards, max_length=max_length, later=later)
+        )
     return rows
 
 
 def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> int:
     """How many replies of these rows lost their tail because they alone were longer than a window."""
     end = tokenizer.eos_token_id
-    return sum(1 for row in rows for last in row.reply_ends if row.truncated and last == len(row.input_ids) - 1 and row.input_ids[last] != end)
+    return sum(
+        1
+        for row in rows
+        for last in row.reply_ends
+        if row.truncated and last == len(row.input_ids) - 1 and row.input_ids[last] != end
+    )
 
 
-def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> list[int]:
-    """Token ids a policy continues: the rendered messages and the generation prompt, at most `max_length` of them.
+def encode_prompt(
+    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int
+) -> list[int]:
+    """Token ids a policy continues: the rendered messages and the generation prompt, at most `max_length` of
+    them.
 
-    When they are longer, the system prompt and the latest whole messages stay (the rule of `tokenize`: a policy acts on what it was trained on).
-    Without messages, the assistant is to open the conversation. Raises TemplateError where the template cannot ask for that.
+    When they are longer, the system prompt and the latest whole messages stay (the rule of `tokenize`: a
+    policy acts on what it was trained on). Without messages, the assistant is to open the conversation.
+    Raises TemplateError where the template cannot ask for that.
     """
     if not messages:  # transformers renders no empty conversation
         first = {"role": "assistant", "content": "\ue000"}
@@ -220,56 +269,93 @@ def encode_prompt(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizer
     return _latest(messages, tokenizer, max_length=max_length, prompt=True)
 
 
-def encode_conversation(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> list[int]:
-    """Token ids of messages as they stand, the last one's end of turn included, cut by the rule of `encode_prompt`. Raises TemplateError."""
+def encode_conversation(
+    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int
+) -> list[int]:
+    """Token ids of messages as they stand, the last one's end of turn included, cut by the rule of
+    `encode_prompt`. Raises TemplateError."""
     return _latest(messages, tokenizer, max_length=max_length, prompt=False)
 
 
-def _latest(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int, prompt: bool) -> list[int]:
+def _latest(
+    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int, prompt: bool
+) -> list[int]:
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
 
     @lru_cache
     def without(drop: int) -> list[int]:
         return _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=prompt))
 
-    drops = range(max(1, len(messages) - lead))  # 0 to all but the last message; the more are left out, the shorter the prompt
+    drops = range(
+        max(1, len(messages) - lead)
+    )  # 0 to all but the last message; the more are left out, the shorter the prompt
     least, characters = drops[-1], 0
-    while least and characters < LONG_TOKEN * max_length:  # rendering all of a conversation at every turn would take time in the square of its turns
+    while (
+        least and characters < LONG_TOKEN * max_length
+    ):  # rendering all of a conversation at every turn would take time in the square of its turns
         least -= 1
-        characters += len(str(messages[lead + least].get("content") or messages[lead + least].get("tool_calls")))
+        characters += len(
+            str(messages[lead + least].get("content") or messages[lead + least].get("tool_calls"))
+        )
     least = least if least and len(without(least)) > max_length else 0
     fits = not least and len(without(0)) <= max_length
-    first = 0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= max_length)
+    first = (
+        0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= max_length)
+    )
     return without(min(first, drops[-1]))[-max_length:]
 
 
-def _render(dialog: Dialog, replies: list[int], tokenizer: PreTrainedTokenizerFast, *, every: bool = False) -> _Rendered:
-    """`every` asks for the starts of all messages (a dialog that must be cut needs them); of a long dialog they are known anyway."""
+def _render(
+    dialog: Dialog, replies: list[int], tokenizer: PreTrainedTokenizerFast, *, every: bool = False
+) -> _Rendered:
+    """`every` asks for the starts of all messages (a dialog that must be cut needs them); of a long dialog
+    they are known anyway."""
     messages = _defused(dialog.messages, _any_of(tuple(tokenizer.all_special_tokens)))
     whole = _text(tokenizer, messages)
     found = _lengths(messages, replies, whole, tokenizer) if len(messages) >= LONG_DIALOG else None
     ends, prompts = found or _lengths_by_prefixes(messages, replies, whole, tokenizer, dialog.id, every=every)
-    final = _text(tokenizer, messages, prompt=True) if dialog.truncated and messages[-1]["role"] != "assistant" else whole
+    final = (
+        _text(tokenizer, messages, prompt=True)
+        if dialog.truncated and messages[-1]["role"] != "assistant"
+        else whole
+    )
     encoded = tokenizer(final, add_special_tokens=False, return_offsets_mapping=True)
     ids = np.asarray(encoded["input_ids"], dtype=np.int32)
     token_starts = np.asarray([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
 
     def positions(characters: dict[int, int]) -> dict[int, int]:
-        return dict(zip(characters, np.searchsorted(token_starts, list(characters.values()), side="left").tolist(), strict=True))
+        return dict(
+            zip(
+                characters,
+                np.searchsorted(token_starts, list(characters.values()), side="left").tolist(),
+                strict=True,
+            )
+        )
 
     stops, actions = positions(ends), positions(prompts)
-    action_ends = {n: _end_of_turn(ids, start, stops[n], tokenizer.eos_token_id) for n, start in actions.items()}
+    action_ends = {
+        n: _end_of_turn(ids, start, stops[n], tokenizer.eos_token_id) for n, start in actions.items()
+    }
     starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or found else []
     return _Rendered(ids, starts, actions, action_ends)
 
 
-Lengths = tuple[dict[int, int], dict[int, int]]  # message -> characters up to and including it; reply -> characters of the prompt that it continues
+Lengths = tuple[
+    dict[int, int], dict[int, int]
+]  # message -> characters up to and including it; reply -> characters of the prompt that it continues
 
 
 def _lengths_by_prefixes(
-    messages: list[dict[str, Any]], replies: list[int], whole: str, tokenizer: PreTrainedTokenizerFast, dialog: str, *, every: bool
+    messages: list[dict[str, Any]],
+    replies: list[int],
+    whole: str,
+    tokenizer: PreTrainedTokenizerFast,
+    dialog: str,
+    *,
+    every: bool,
 ) -> Lengths:
-    """Renders the prefixes that end at a trained reply or begin one; with `every`, those of all messages. Raises TemplateError."""
+    """Renders the prefixes that end at a trained reply or begin one; with `every`, those of all messages.
+    Raises TemplateError."""
     ends: dict[int, int] = {}
     prompts: dict[int, int] = {}
     trained, last = set(replies), ""
@@ -278,7 +364,9 @@ def _lengths_by_prefixes(
             continue
         text = _text(tokenizer, messages[: n + 1]) if n < len(messages) - 1 else whole
         if n in trained:
-            prompt = _text(tokenizer, messages[:n], prompt=True) if n else _opening(text, messages[n], tokenizer)
+            prompt = (
+                _text(tokenizer, messages[:n], prompt=True) if n else _opening(text, messages[n], tokenizer)
+            )
             _require_prefix(prompt, text, n, dialog)
             prompts[n] = len(prompt)
         _require_prefix(last, text, n, dialog)
@@ -286,43 +374,68 @@ def _lengths_by_prefixes(
     return ends, prompts
 
 
-def _lengths(messages: list[dict[str, Any]], replies: list[int], whole: str, tokenizer: PreTrainedTokenizerFast) -> Lengths | None:
-    """The same of every message, in linear time; None where the template needs the long way (which may find that it cannot be masked).
+def _lengths(
+    messages: list[dict[str, Any]], replies: list[int], whole: str, tokenizer: PreTrainedTokenizerFast
+) -> Lengths | None:
+    """The same of every message, in linear time; None where the template needs the long way (which may find
+    that it cannot be masked).
 
-    What message n adds is its text behind the assistant message before it, the user message before that and the leading system messages (roles that
-    alternate go on alternating), less the text without it. `whole` must be these pieces and nothing else, each reply's piece must begin with
-    the generation prompt behind the same messages, and prefixes as they are must end there too at the powers of two and at the last reply.
+    What message n adds is its text behind the assistant message before it, the user message before that and
+    the leading system messages (roles that alternate go on alternating), less the text without it. `whole`
+    must be these pieces and nothing else, each reply's piece must begin with the generation prompt behind the
+    same messages, and prefixes as they are must end there too at the powers of two and at the last reply.
     """
     near = _contexts(messages)
     trained = [n for n in replies if n]
     try:
-        behind = _texts(tokenizer, [[*context, message] for context, message in zip(near, messages, strict=True)])
+        behind = _texts(
+            tokenizer, [[*context, message] for context, message in zip(near, messages, strict=True)]
+        )
         alone = ["", *_texts(tokenizer, near[1:])]
         asked = dict(zip(trained, _texts(tokenizer, [near[n] for n in trained], prompt=True), strict=True))
         ends, prompts, at = {}, {}, 0
         for n, (before, text) in enumerate(zip(alone, behind, strict=True)):
             prompt = asked.get(n, before)
-            if not (text.startswith(prompt) and prompt.startswith(before) and whole.startswith(text[len(before) :], at)):
+            if not (
+                text.startswith(prompt)
+                and prompt.startswith(before)
+                and whole.startswith(text[len(before) :], at)
+            ):
                 return None
             prompts |= {n: at + len(prompt) - len(before)} if n in asked else {}
             at = ends[n] = at + len(text) - len(before)
         if 0 in replies:
             prompts[0] = len(_opening(behind[0], messages[0], tokenizer))
         checked = {2**k for k in range(len(messages).bit_length())} | {replies[-1]}
-        agrees = at == len(whole) and all(_text(tokenizer, messages[: n + 1]) == whole[: ends[n]] for n in checked if n < len(messages))
-        agrees = agrees and all(_text(tokenizer, messages[:n], prompt=True) == whole[: prompts[n]] for n in checked & set(trained))
+        agrees = at == len(whole) and all(
+            _text(tokenizer, messages[: n + 1]) == whole[: ends[n]] for n in checked if n < len(messages)
+        )
+        agrees = agrees and all(
+            _text(tokenizer, messages[:n], prompt=True) == whole[: prompts[n]] for n in checked & set(trained)
+        )
     except TemplateError:  # of a few messages on their own; all of them together it may render
         return None
     return (ends, prompts) if agrees else None
 
 
 def _contexts(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Of each message the few before it that decide what it adds: see `_lengths`. The first messages have all of them."""
+    """Of each message the few before it that decide what it adds: see `_lengths`. The first messages have all
+    of them."""
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
     found: list[list[dict[str, Any]]] = []
-    user, asked, spoke = lead, lead, lead  # the latest user message; that before the latest assistant message; the latter
+    user, asked, spoke = (
+        lead,
+        lead,
+        lead,
+    )  # the latest user message; that before the latest assistant message; the latter
     for n, message in enumerate(messages):
-        found.append([*messages[: min(n, lead)], *(messages[asked : asked + 1] if asked < spoke else ()), *messages[spoke:n]])
+        found.append(
+            [
+                *messages[: min(n, lead)],
+                *(messages[asked : asked + 1] if asked < spoke else ()),
+                *messages[spoke:n],
+            ]
+        )
         if message["role"] == "user":
             user = n
         elif message["role"] == "assistant":
@@ -331,24 +444,42 @@ def _contexts(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _window(
-    dialog: Dialog, r: _Rendered, system: int, start: int, replies: list[int], rewards: dict[int, float], *, max_length: int, later: int | None
+    dialog: Dialog,
+    r: _Rendered,
+    system: int,
+    start: int,
+    replies: list[int],
+    rewards: dict[int, float],
+    *,
+    max_length: int,
+    later: int | None,
 ) -> Row:
-    """Tokens `start`..(state before the reply `later`, the next after the last of `replies`), behind the first `system` tokens."""
+    """Tokens `start`..(state before the reply `later`, the next after the last of `replies`), behind the
+    first `system` tokens."""
     stop = len(r.input_ids) if later is None else r.actions[later]
     ends_here = later is None and not dialog.truncated
     shift = system - start
-    stop = min(stop, max(r.action_ends[replies[-1]], start + max_length - system))  # a long user turn after the last reply may not fit
+    stop = min(
+        stop, max(r.action_ends[replies[-1]], start + max_length - system)
+    )  # a long user turn after the last reply may not fit
     whole = np.concatenate([r.input_ids[:system], r.input_ids[start:stop]])
     ids = whole[:max_length]
     assistant = np.zeros(len(ids), dtype=bool)
     for i in replies:
         assistant[r.actions[i] + shift : r.action_ends[i] + shift] = True
     last = np.asarray([min(r.action_ends[i] + shift, len(ids)) - 1 for i in replies], dtype=np.int32)
-    return Row(ids, assistant, last, np.asarray([rewards[i] for i in replies], dtype=np.float32), len(whole) > len(ids) or not ends_here)
+    return Row(
+        ids,
+        assistant,
+        last,
+        np.asarray([rewards[i] for i in replies], dtype=np.float32),
+        len(whole) > len(ids) or not ends_here,
+    )
 
 
 def _context_start(dialog: Dialog, r: _Rendered, reply: int, budget: int) -> tuple[int, int]:
-    """(tokens of the leading system messages, first token kept behind them): the whole messages before `reply` that fit `budget` tokens."""
+    """(tokens of the leading system messages, first token kept behind them): the whole messages before
+    `reply` that fit `budget` tokens."""
     lead = next((n for n, m in enumerate(dialog.messages) if m["role"] != "system"), 0)
     system = r.starts[lead] if r.starts[lead] <= budget // 2 else 0
     first = reply
@@ -360,20 +491,25 @@ def _context_start(dialog: Dialog, r: _Rendered, reply: int, budget: int) -> tup
 
 
 def _opening(text: str, message: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
-    """The generation prompt of a dialog that the assistant opens: what does not depend on the reply (not every template renders an empty list)."""
+    """The generation prompt of a dialog that the assistant opens: what does not depend on the reply (not
+    every template renders an empty list)."""
     other = "\ue000" if not (message["content"] or "").startswith("\ue000") else "\ue001"
     return os.path.commonprefix([text, _text(tokenizer, [{**message, "content": other}])])
 
 
 def _end_of_turn(ids: np.ndarray, start: int, end: int, eos: int | None) -> int:
-    """One past the last end-of-turn token in ids[start:end]; what follows it (a newline in ChatML) is the template's, not the policy's."""
+    """One past the last end-of-turn token in ids[start:end]; what follows it (a newline in ChatML) is the
+    template's, not the policy's."""
     found = np.flatnonzero(ids[start:end] == eos) if eos is not None else ()
     return start + int(found[-1]) + 1 if len(found) else end
 
 
 def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
     if not text.startswith(prefix):
-        at = next((i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b), min(len(prefix), len(text)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b),
+            min(len(prefix), len(text)),
+        )
         raise TemplateError(
             f"dialog {dialog!r}: the chat template changes earlier text when message {number} is added: "
             f"expected {prefix[at : at + 40]!r} at character {at}, "
@@ -383,19 +519,31 @@ def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
 
 
 def _text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
-    return _texts(tokenizer, [_defused(messages, _any_of(tuple(tokenizer.all_special_tokens)))], prompt=prompt)[0]
+    return _texts(
+        tokenizer, [_defused(messages, _any_of(tuple(tokenizer.all_special_tokens)))], prompt=prompt
+    )[0]
 
 
-def _texts(tokenizer: PreTrainedTokenizerFast, conversations: list[list[dict[str, Any]]], *, prompt: bool = False) -> list[str]:
+def _texts(
+    tokenizer: PreTrainedTokenizerFast, conversations: list[list[dict[str, Any]]], *, prompt: bool = False
+) -> list[str]:
     """The rendering of each."""
     from jinja2 import TemplateError as JinjaError
 
-    shown = [[{key: m[key] for key in TEMPLATE_KEYS if key in m} for m in messages] for messages in conversations]
+    shown = [
+        [{key: m[key] for key in TEMPLATE_KEYS if key in m} for m in messages] for messages in conversations
+    ]
     try:
-        return tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=prompt) if shown else []
+        return (
+            tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=prompt)
+            if shown
+            else []
+        )
     except JinjaError as error:
         roles = ", ".join(dict.fromkeys(m["role"] for m in conversations[0]))
-        raise TemplateError(f"expected a chat template that renders messages of the roles {roles}, got its error: {error}") from error
+        raise TemplateError(
+            f"expected a chat template that renders messages of the roles {roles}, got its error: {error}"
+        ) from error
 
 
 @lru_cache
@@ -404,9 +552,14 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _defused(value: Any, special: re.Pattern[str]) -> Any:
-    """`value` with a word joiner (invisible) inside whatever would become a special token: someone who types <|end|> must not end the turn."""
+    """`value` with a word joiner (invisible) inside whatever would become a special token: someone who types
+    <|end|> must not end the turn."""
     if isinstance(value, str):
-        return special.sub(lambda found: f"{found[0][0]}\u2060{found[0][1:]}", value) if special.search(value) else value
+        return (
+            special.sub(lambda found: f"{found[0][0]}\u2060{found[0][1:]}", value)
+            if special.search(value)
+            else value
+        )
     if isinstance(value, dict):
         return {key: _defused(item, special) for key, item in value.items()}
     return [_defused(item, special) for item in value] if isinstance(value, list | tuple) else value

@@ -1,13 +1,15 @@
 """Served models compared by what their users said of them: an A/B test, read from the chats of a store.
 
-The server draws a model for each new chat, so chats, not replies, are what intervals draw again. What counts for which model:
+The server draws a model for each new chat, so chats, not replies, are what intervals draw again. What counts
+for which model:
 
     chat 1   drawn bc      bc: Hi! (up)     bc: Why? (down)      everything counts for bc
     chat 2   drawn ilql    ilql: Hi! (up)   bc: Why? (down)      ilql was taken out of service meanwhile: its own reply counts, what follows does not
     chat 3   asked for ilql                                      shown apart: those who ask for a model are no random part of the users
 
-A model under another checkpoint is another model. Two models are compared by the chats that began while both got new ones: before a rollout there was
-nothing to draw, and other users on other days are no control group. README.md defines the figures.
+A model under another checkpoint is another model. Two models are compared by the chats that began while both
+got new ones: before a rollout there was nothing to draw, and other users on other days are no control group.
+README.md defines the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from rl_dialog.evaluation.summary import Group, RunResult, as_json, figure_of, s
 from rl_dialog.rewards.words import words
 
 VOTES, TEXTS = ("replies", "voted", "up", "down", "vote"), ("words", "repeated", "seconds")
-Known = Mapping[str, Mapping[str, float]]  # figure -> chat id -> its value, for what is known of chats and does not stand in the store
+Known = Mapping[
+    str, Mapping[str, float]
+]  # figure -> chat id -> its value, for what is known of chats and does not stand in the store
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,14 @@ class Chat:
     def counted(self) -> list[Said]:
         """The replies that tell something of the chat's model: those before another one spoke."""
         wanted = self.drawn or self.replies[0].model
-        first = next((said.checkpoint for said in self.replies if said.model == wanted and not said.mixed), "")
-        return [said for said in self.replies if not said.mixed and (said.model, said.checkpoint) == (wanted, first)]
+        first = next(
+            (said.checkpoint for said in self.replies if said.model == wanted and not said.mixed), ""
+        )
+        return [
+            said
+            for said in self.replies
+            if not said.mixed and (said.model, said.checkpoint) == (wanted, first)
+        ]
 
 
 @dataclass
@@ -104,7 +114,8 @@ class Comparison:
 
 
 def read_chats(dialogs: Iterable[Dialog]) -> list[Chat]:
-    """The chats behind the Dialogs of a store: branches are put together again, and the Dialogs of edits are left out, which no model said."""
+    """The chats behind the Dialogs of a store: branches are put together again, and the Dialogs of edits are
+    left out, which no model said."""
     found: dict[str, Chat] = {}
     for dialog in dialogs:
         name, _, branch = dialog.id.partition("#")
@@ -131,22 +142,41 @@ def _said(dialog: Dialog) -> Iterator[Said]:
             if message.get("weight", 1) != 0:
                 vote, seconds = message.get("feedback", {}).get("vote"), message.get("seconds")
                 how = dialog.meta.get("method", "")
-                yield Said(*speaker, how, len(speakers) > 1, vote, len(words(text)), repeats(earlier, text), seconds)
+                yield Said(
+                    *speaker, how, len(speakers) > 1, vote, len(words(text)), repeats(earlier, text), seconds
+                )
         earlier.append(text)
 
 
-def compare_served(chats: Sequence[Chat], *, baseline: str = "", known: Known | None = None, replicates: int = 2000, seed: int = 0) -> Comparison:
-    """Figures per model and their differences to `baseline`, by default the model whose first chat is the earliest.
+def compare_served(
+    chats: Sequence[Chat],
+    *,
+    baseline: str = "",
+    known: Known | None = None,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> Comparison:
+    """Figures per model and their differences to `baseline`, by default the model whose first chat is the
+    earliest.
 
     Raises UserError without any chat, and for a baseline that was never drawn.
     """
     if not chats:
-        raise UserError("expected served chats with replies, found none: talk to a model first (python -m pipelines.serve --help)")
-    drawn, asked = ([chat for chat in chats if bool(chat.drawn) is wanted and chat.counted] for wanted in (True, False))
-    arms, apart = (sorted(_arms(part, known or {}, replicates, seed), key=lambda arm: arm.began[0]) for part in (drawn, asked))
+        raise UserError(
+            "expected served chats with replies, found none: talk to a model first (python -m pipelines.serve --help)"
+        )
+    drawn, asked = (
+        [chat for chat in chats if bool(chat.drawn) is wanted and chat.counted] for wanted in (True, False)
+    )
+    arms, apart = (
+        sorted(_arms(part, known or {}, replicates, seed), key=lambda arm: arm.began[0])
+        for part in (drawn, asked)
+    )
     names = [arm.name for arm in arms]
     if baseline and baseline not in names:
-        raise UserError(f"--baseline: expected a model that the server drew, {', '.join(names) or 'of which there are none'}, got {baseline!r}")
+        raise UserError(
+            f"--baseline: expected a model that the server drew, {', '.join(names) or 'of which there are none'}, got {baseline!r}"
+        )
     arms.sort(key=lambda arm: arm.name != baseline)  # stable: the others stay in the order of time
     differences = [_difference(arm, arms[0], known or {}, replicates, seed) for arm in arms[1:]]
     return Comparison(arms, differences, apart, _notes(chats, arms, differences))
@@ -168,20 +198,37 @@ def _arms(chats: Sequence[Chat], known: Known, replicates: int, seed: int) -> li
 
 
 def measures(chats: Sequence[Chat], known: Known) -> dict[str, Measure]:
-    """Every figure as a ratio of sums; one unit per chat. A chat whose model changed has neither a rating nor anything else that is of the whole."""
+    """Every figure as a ratio of sums; one unit per chat. A chat whose model changed has neither a rating nor
+    anything else that is of the whole."""
     found: dict[str, list[tuple[float, float]]] = {}
     for chat in chats:
         said, whole = chat.counted, len(chat.counted) == len(chat.replies)
-        votes, seconds = ([value for value in values if value is not None] for values in ([s.vote for s in said], [s.seconds for s in said]))
-        pairs = {"replies": (len(said), 1), "voted": (len(votes), len(said)), "vote": (sum(votes), len(votes))}
-        pairs |= {"up": (votes.count(1), len(votes)), "down": (votes.count(-1), len(votes)), "words": (sum(s.words for s in said), len(said))}
-        pairs |= {"repeated": (sum(s.repeated for s in said), len(said)), "seconds": (sum(seconds), len(seconds))}
+        votes, seconds = (
+            [value for value in values if value is not None]
+            for values in ([s.vote for s in said], [s.seconds for s in said])
+        )
+        pairs = {
+            "replies": (len(said), 1),
+            "voted": (len(votes), len(said)),
+            "vote": (sum(votes), len(votes)),
+        }
+        pairs |= {
+            "up": (votes.count(1), len(votes)),
+            "down": (votes.count(-1), len(votes)),
+            "words": (sum(s.words for s in said), len(said)),
+        }
+        pairs |= {
+            "repeated": (sum(s.repeated for s in said), len(said)),
+            "seconds": (sum(seconds), len(seconds)),
+        }
         of_whole = {f"rating/{scale}": value for scale, value in chat.ratings.items()}
         of_whole |= {name: values[chat.id] for name, values in known.items() if chat.id in values}
         pairs |= {name: (value, 1) for name, value in of_whole.items() if whole}
         for name, pair in pairs.items():
             found.setdefault(name, []).append(pair)
-    units = {name: pairs + [(0.0, 0.0)] * (len(chats) - len(pairs)) for name, pairs in found.items()}  # those that it does not apply to
+    units = {
+        name: pairs + [(0.0, 0.0)] * (len(chats) - len(pairs)) for name, pairs in found.items()
+    }  # those that it does not apply to
     return {name: _measure(pairs) for name, pairs in units.items()}
 
 
@@ -193,10 +240,22 @@ def _measure(pairs: Sequence[tuple[float, float]]) -> Measure:
 def _difference(arm: Arm, baseline: Arm, known: Known, replicates: int, seed: int) -> Difference:
     (first, last), (other_first, other_last) = arm.began, baseline.began
     began = max(first, other_first), min(last, other_last)
-    chats = [[chat for chat in side.chats if began[0] <= chat.started <= began[1]] for side in (arm, baseline)]
+    chats = [
+        [chat for chat in side.chats if began[0] <= chat.started <= began[1]] for side in (arm, baseline)
+    ]
     ours, theirs = (measures(members, known) for members in chats)
-    found = {name: unpaired_difference(ours[name], theirs[name], replicates=replicates, seed=seed) for name in ours if name in theirs}
-    return Difference(arm, baseline, began, (len(chats[0]), len(chats[1])), {name: change for name, change in found.items() if change is not None})
+    found = {
+        name: unpaired_difference(ours[name], theirs[name], replicates=replicates, seed=seed)
+        for name in ours
+        if name in theirs
+    }
+    return Difference(
+        arm,
+        baseline,
+        began,
+        (len(chats[0]), len(chats[1])),
+        {name: change for name, change in found.items() if change is not None},
+    )
 
 
 def _notes(chats: Sequence[Chat], arms: Sequence[Arm], differences: Sequence[Difference]) -> list[str]:
@@ -204,9 +263,13 @@ def _notes(chats: Sequence[Chat], arms: Sequence[Arm], differences: Sequence[Dif
     notes = []
     for change in differences:
         if not all(change.chats):
-            notes.append(f"{change.arm.name} and {change.baseline.name} never got new chats at the same time: there is no comparison")
+            notes.append(
+                f"{change.arm.name} and {change.baseline.name} never got new chats at the same time: there is no comparison"
+            )
         elif left := sum(len(side.chats) for side in (change.arm, change.baseline)) - sum(change.chats):
-            notes.append(f"{change.arm.name} - {change.baseline.name}: {left} chats began when only one of the two got new ones and do not count")
+            notes.append(
+                f"{change.arm.name} - {change.baseline.name}: {left} chats began when only one of the two got new ones and do not count"
+            )
     switched = [chat for chat in chats if len(chat.counted) < len(chat.replies)]
     if switched:
         lost = sum(len(chat.replies) - len(chat.counted) for chat in switched)
@@ -215,7 +278,9 @@ def _notes(chats: Sequence[Chat], arms: Sequence[Arm], differences: Sequence[Dif
         )
     named = [chat.user for arm in arms for chat in arm.chats if chat.user]
     if len(set(named)) < len(named):
-        notes.append(f"{len(named)} chats are by {len(set(named))} users: the intervals take a user's chats for those of different people")
+        notes.append(
+            f"{len(named)} chats are by {len(set(named))} users: the intervals take a user's chats for those of different people"
+        )
     return notes
 
 
@@ -225,13 +290,25 @@ def sections(comparison: Comparison) -> list[Section]:
     names = list(dict.fromkeys(name for arm in every for name in arm.group.estimates))
     ratings = [name for name in names if name.startswith("rating/")]
     first = [*VOTES, *(name for name in names if name not in (*VOTES, *ratings, *TEXTS))]
-    png = plots.panels([arm.group for arm in arms], {name: figure_of(name).title for name in [*first[2:], *ratings]})
+    png = plots.panels(
+        [arm.group for arm in arms], {name: figure_of(name).title for name in [*first[2:], *ratings]}
+    )
     found = [
-        Section("Votes", [VOTES_TEXT], _table(arms, first), comparison.notes, ("votes.png", png) if png else None),
+        Section(
+            "Votes", [VOTES_TEXT], _table(arms, first), comparison.notes, ("votes.png", png) if png else None
+        ),
         _differences(comparison, [*first, *ratings, *TEXTS]),
-        Section("Ratings", ["Of whole chats, by their users; the mean over the chats that have one."], _table(arms, ratings)) if ratings else None,
+        Section(
+            "Ratings",
+            ["Of whole chats, by their users; the mean over the chats that have one."],
+            _table(arms, ratings),
+        )
+        if ratings
+        else None,
         Section("Replies", [TEXTS_TEXT], _table(arms, TEXTS)),
-        Section("Not part of the comparison", [APART_TEXT], _table(comparison.apart, first)) if comparison.apart else None,
+        Section("Not part of the comparison", [APART_TEXT], _table(comparison.apart, first))
+        if comparison.apart
+        else None,
         _models(every),
     ]
     return [section for section in found if section is not None]
@@ -265,9 +342,21 @@ def _differences(comparison: Comparison, names: Sequence[str]) -> Section | None
     changes = comparison.differences
     having = [name for name in names if any(name in change.figures for change in changes)]
     rows = [["chats", *(f"{change.chats[0]} and {change.chats[1]}" for change in changes)]]
-    rows += [[figure_of(name).title, *(shown(change.figures.get(name), figure_of(name), signed=True) for change in changes)] for name in having]
-    text = ["Over the chats that began while both got new ones. Where the interval leaves out 0, the luck of the draw hardly explains it."]
-    return Section("Difference", text, Table(["figure", *(f"{change.arm.name} - {change.baseline.name}" for change in changes)], rows))
+    rows += [
+        [
+            figure_of(name).title,
+            *(shown(change.figures.get(name), figure_of(name), signed=True) for change in changes),
+        ]
+        for name in having
+    ]
+    text = [
+        "Over the chats that began while both got new ones. Where the interval leaves out 0, the luck of the draw hardly explains it."
+    ]
+    return Section(
+        "Difference",
+        text,
+        Table(["figure", *(f"{change.arm.name} - {change.baseline.name}" for change in changes)], rows),
+    )
 
 
 def _models(arms: Sequence[Arm]) -> Section:
@@ -290,11 +379,22 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
     def described(arm: Arm) -> dict[str, Any]:
         counts = {"chats": len(arm.chats), "replies": sum(len(chat.counted) for chat in arm.chats)}
-        about = {"model": arm.name, "checkpoint": arm.model.checkpoint, "method": arm.model.method, "began": arm.began}
+        about = {
+            "model": arm.name,
+            "checkpoint": arm.model.checkpoint,
+            "method": arm.model.method,
+            "began": arm.began,
+        }
         return about | counts | {"figures": figures(arm.group.estimates)}
 
     changes = [
-        {"model": d.arm.name, "baseline": d.baseline.name, "began": d.began, "chats": d.chats, "figures": figures(d.figures)}
+        {
+            "model": d.arm.name,
+            "baseline": d.baseline.name,
+            "began": d.began,
+            "chats": d.chats,
+            "figures": figures(d.figures),
+        }
         for d in comparison.differences
     ]
     models, apart = ([described(arm) for arm in arms] for arms in (comparison.arms, comparison.apart))
@@ -308,7 +408,9 @@ def headline(comparison: Comparison, names: Sequence[str]) -> dict[str, Any]:
         vote = arm.group.estimates.get("vote")
         models[arm.name] = {"chats": len(arm.chats), "vote": vote and vote.triple}
     differences = {
-        f"{change.arm.name} - {change.baseline.name}": {name: change.figures[name].triple for name in names if name in change.figures}
+        f"{change.arm.name} - {change.baseline.name}": {
+            name: change.figures[name].triple for name in names if name in change.figures
+        }
         for change in comparison.differences
     }
     return {"models": models, "differences": differences}

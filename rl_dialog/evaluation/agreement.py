@@ -1,4 +1,5 @@
-"""How well rewards tell the replies that people called good from those they called bad: the AUC over all labelled replies, and within each source.
+"""How well rewards tell the replies that people called good from those they called bad: the AUC over all
+labelled replies, and within each source.
 
 A mixed set has its trap: where one source is mostly good and another mostly bad, a reward that only tells
 the two apart looks like a judge of replies.
@@ -15,7 +16,9 @@ import numpy as np
 from rl_dialog.data.pairs import context_keys
 from rl_dialog.data.schema import Dialog
 
-TOGETHER = 16  # dialogs that answer the same messages are one unit; more of them have only a common opening ("hi")
+TOGETHER = (
+    16  # dialogs that answer the same messages are one unit; more of them have only a common opening ("hi")
+)
 Z95 = 1.959964
 APART = 0.02  # how far the AUC within sources may be from the one over all before it is worth a warning
 
@@ -50,7 +53,9 @@ class RewardAgreement:
     """One reward against the labels."""
 
     whole: Agreement
-    within: Agreement | None  # the mean of the sources' AUCs by their pairs of a good and a bad reply; None without such a source
+    within: (
+        Agreement | None
+    )  # the mean of the sources' AUCs by their pairs of a good and a bad reply; None without such a source
     of_source: dict[str, Agreement]  # the sources with both kinds of replies
     separates: bool  # the AUC over all is another than within sources, by more than chance
 
@@ -58,7 +63,8 @@ class RewardAgreement:
 def labelled_replies(dialogs: Iterable[Dialog], names: Sequence[str]) -> Labelled | None:
     """Every reply with a label, and its rewards `names`. None without good and bad ones.
 
-    Labels are votes other than 0 where a source has some, else its `logged` rewards if they are of two values.
+    Labels are votes other than 0 where a source has some, else its `logged` rewards if they are of two
+    values.
     """
     vote, logged, source, number, values = array("d"), array("d"), array("q"), array("q"), array("d")
     sources: dict[str, int] = {}
@@ -82,8 +88,17 @@ def labelled_replies(dialogs: Iterable[Dialog], names: Sequence[str]) -> Labelle
         return None
     table = np.array(values).reshape(len(vote), len(names))[known]
     unit = _units(np.array(context_of, dtype=np.int64))[dialog[known]]
-    told, place = np.unique(np.array([name or "(no source)" for name in sources])[of_source[known]], return_inverse=True)
-    return Labelled(kinds, good[known], place, tuple(told.tolist()), unit, {name: table[:, k] for k, name in enumerate(names) if name not in kinds})
+    told, place = np.unique(
+        np.array([name or "(no source)" for name in sources])[of_source[known]], return_inverse=True
+    )
+    return Labelled(
+        kinds,
+        good[known],
+        place,
+        tuple(told.tolist()),
+        unit,
+        {name: table[:, k] for k, name in enumerate(names) if name not in kinds},
+    )
 
 
 def opening(dialog: Dialog) -> bytes:
@@ -92,16 +107,22 @@ def opening(dialog: Dialog) -> bytes:
 
 
 def _units(context: np.ndarray) -> np.ndarray:
-    """(D,) -> (D,): the context, or a number of its own for a dialog whose context is that of more than TOGETHER."""
+    """(D,) -> (D,): the context, or a number of its own for a dialog whose context is that of more than
+    TOGETHER."""
     crowded = np.bincount(context)[context] > TOGETHER
     return np.where(crowded, context.max(initial=0) + 1 + np.arange(len(context)), context)
 
 
-def _labels(vote: np.ndarray, logged: np.ndarray, source: np.ndarray, sources: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """(good (R,), known (R,), which rewards say so). One logged value says which it is if all sources of at most two values have two together."""
+def _labels(
+    vote: np.ndarray, logged: np.ndarray, source: np.ndarray, sources: int
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """(good (R,), known (R,), which rewards say so). One logged value says which it is if all sources of at
+    most two values have two together."""
     good, known = vote > 0, np.zeros(len(vote), bool)
     found = {s: np.unique(logged[(source == s) & ~np.isnan(logged)]) for s in range(sources)}
-    common = np.unique(np.concatenate([np.empty(0), *(values for values in found.values() if len(values) <= 2)]))
+    common = np.unique(
+        np.concatenate([np.empty(0), *(values for values in found.values() if len(values) <= 2)])
+    )
     kinds = []
     for s, values in found.items():
         here = source == s
@@ -120,7 +141,9 @@ def _labels(vote: np.ndarray, logged: np.ndarray, source: np.ndarray, sources: i
 def agreement(labelled: Labelled, name: str) -> RewardAgreement | None:
     """Of one reward, over the labelled replies that it applies to; None where these are not of both kinds."""
     applies = ~np.isnan(labelled.scores[name])
-    scores, good, source, unit = (values[applies] for values in (labelled.scores[name], labelled.good, labelled.source, labelled.unit))
+    scores, good, source, unit = (
+        values[applies] for values in (labelled.scores[name], labelled.good, labelled.source, labelled.unit)
+    )
     if len(set(good.tolist())) < 2:
         return None
     value, influence = _influence(scores, good)
@@ -139,7 +162,9 @@ def agreement(labelled: Labelled, name: str) -> RewardAgreement | None:
     middle, within = middle / pairs, within / pairs
     change = abs(value - middle)
     separates = change > APART and change > Z95 * _spread(influence - within, unit)
-    return RewardAgreement(whole, Agreement(*_interval(middle, within, unit), len(scores)), of_source, bool(separates))
+    return RewardAgreement(
+        whole, Agreement(*_interval(middle, within, unit), len(scores)), of_source, bool(separates)
+    )
 
 
 def auc(scores: np.ndarray, good: np.ndarray) -> float:
@@ -148,12 +173,14 @@ def auc(scores: np.ndarray, good: np.ndarray) -> float:
 
 
 def auc_with_interval(scores: np.ndarray, good: np.ndarray, unit: np.ndarray) -> tuple[float, float, float]:
-    """(AUC, low, high) with a 95 % interval over units (dialogs, contexts); scores, good and the number of the unit are (R,) each."""
+    """(AUC, low, high) with a 95 % interval over units (dialogs, contexts); scores, good and the number of
+    the unit are (R,) each."""
     return _interval(*_influence(scores, good), unit)
 
 
 def _influence(scores: np.ndarray, good: np.ndarray) -> tuple[float, np.ndarray]:
-    """The AUC and what each reply moves it by: the share of the other kind that it beats, minus the AUC, over the number of its own kind."""
+    """The AUC and what each reply moves it by: the share of the other kind that it beats, minus the AUC, over
+    the number of its own kind."""
     values, place = np.unique(scores, return_inverse=True)
     positives, negatives = np.bincount(place, good, len(values)), np.bincount(place, ~good, len(values))
     p, n = positives.sum(), negatives.sum()
@@ -166,9 +193,12 @@ def _influence(scores: np.ndarray, good: np.ndarray) -> tuple[float, np.ndarray]
 
 
 def _spread(influence: np.ndarray, unit: np.ndarray) -> float:
-    """Standard error over units (DeLong's for replies one by one, Obuchowski's 1997 for groups of them); infinite with one unit."""
+    """Standard error over units (DeLong's for replies one by one, Obuchowski's 1997 for groups of them);
+    infinite with one unit."""
     sums = np.bincount(np.unique(unit, return_inverse=True)[1], influence)
-    return float(np.sqrt(len(sums) / (len(sums) - 1) * np.square(sums).sum())) if len(sums) > 1 else float("inf")
+    return (
+        float(np.sqrt(len(sums) / (len(sums) - 1) * np.square(sums).sum())) if len(sums) > 1 else float("inf")
+    )
 
 
 def _interval(value: float, influence: np.ndarray, unit: np.ndarray) -> tuple[float, float, float]:

@@ -1,7 +1,9 @@
-"""N replies to each held-out context: how near they come to the logged one, and whether the policy's critic would have chosen better than chance.
+"""N replies to each held-out context: how near they come to the logged one, and whether the policy's critic
+would have chosen better than chance.
 
-After Sodhi et al. 2023 (arXiv 2307.12425, section on evaluation): a similarity at top-k is the largest over the first k candidates, a click is a
-similarity above a threshold, and a critic ranks the same candidates anew. README.md has the definitions.
+After Sodhi et al. 2023 (arXiv 2307.12425, section on evaluation): a similarity at top-k is the largest over
+the first k candidates, a click is a similarity above a threshold, and a critic ranks the same candidates
+anew. README.md has the definitions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ import numpy as np
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, encode_prompt
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, prompt_room, sample_replies, stop_ids, stream
+from rl_dialog.evaluation.generation import (
+    Decoding,
+    Message,
+    Reply,
+    beams_of,
+    prompt_room,
+    sample_replies,
+    stop_ids,
+    stream,
+)
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.models.policy import Policy
@@ -34,7 +45,8 @@ WORDS = ("token_f1", "chrf", "bleu")  # similarities that read no files
 
 @dataclass(frozen=True)
 class Candidates:
-    """N replies of a policy to each of C held-out contexts, in the order of generation, and how they were scored."""
+    """N replies of a policy to each of C held-out contexts, in the order of generation, and how they were
+    scored."""
 
     contexts: list[tuple[Dialog, int]]  # C: a held-out dialog, and which of its messages is the logged reply
     replies: list[list[Reply]]  # (C, N)
@@ -54,7 +66,8 @@ class Candidates:
 
 
 def read_similarities(names: Sequence[str], path: str = "") -> dict[str, Similarity]:
-    """Name -> function. `path` is the model of those that need one, unless a name brings its own: `bleurt=models/bleurt`. Raises UserError."""
+    """Name -> function. `path` is the model of those that need one, unless a name brings its own:
+    `bleurt=models/bleurt`. Raises UserError."""
     found: dict[str, Similarity] = {}
     for given in names:
         name, _, own = given.partition("=")
@@ -80,21 +93,28 @@ def make_candidates(
     seed: int = 0,
     batch_size: int = 128,
 ) -> Candidates:
-    """Generates `count` replies to each context and scores them; `ranker`, another policy's critic, and a `reward_model` rank them too.
+    """Generates `count` replies to each context and scores them; `ranker`, another policy's critic, and a
+    `reward_model` rank them too.
 
     Raises UserError without a context, for fewer than one reply, or for a ranker with other tokens.
     """
     if not contexts or count < 1:
-        raise UserError(f"expected at least one context and one candidate, got {len(contexts)} contexts and {count} candidates")
+        raise UserError(
+            f"expected at least one context and one candidate, got {len(contexts)} contexts and {count} candidates"
+        )
     conversations = [dialog.messages[:i] for dialog, i in contexts]
-    replies = candidate_replies(policy, tokenizer, conversations, decoding, count=count, seed=seed, batch_size=batch_size)
+    replies = candidate_replies(
+        policy, tokenizer, conversations, decoding, count=count, seed=seed, batch_size=batch_size
+    )
     references = [dialog.messages[i]["content"] or "" for dialog, i in contexts]
     near = {name: similarity_table(function, replies, references) for name, function in similarities.items()}
     critic = critic_table(policy, tokenizer, conversations, replies, decoding)
     if ranker is not None:
         sizes = [model.get_output_embeddings().weight.shape[0] for model in (policy, ranker)]
         if sizes[0] != sizes[1]:
-            raise UserError(f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it ranks, got {sizes[1]}")
+            raise UserError(
+                f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it ranks, got {sizes[1]}"
+            )
         table = critic_table(ranker, tokenizer, conversations, replies, decoding)
         critic |= {f"ranker's {way}": values for way, values in table.items()}
     if reward_model is not None:
@@ -114,8 +134,9 @@ def candidate_replies(
 ) -> list[list[Reply]]:
     """(C, N) replies in the order of generation.
 
-    Sampling: candidate k of context c draws from the stream (seed, c, k), so a reply depends on neither the batch nor N. Otherwise as in the paper:
-    the greedy reply, then the best N - 1 of a beam search of N - 1 beams (or of `num_beams`, if that is more). Duplicates are kept.
+    Sampling: candidate k of context c draws from the stream (seed, c, k), so a reply depends on neither the
+    batch nor N. Otherwise as in the paper: the greedy reply, then the best N - 1 of a beam search of N - 1
+    beams (or of `num_beams`, if that is more). Duplicates are kept.
     """
     room = prompt_room(policy, decoding)
     prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
@@ -130,7 +151,9 @@ def candidate_replies(
     return [[*first, *others[: count - 1]] for first, others in zip(greedy, beams, strict=True)]
 
 
-def similarity_table(function: Similarity, replies: Sequence[Sequence[Reply]], references: Sequence[str]) -> np.ndarray:
+def similarity_table(
+    function: Similarity, replies: Sequence[Sequence[Reply]], references: Sequence[str]
+) -> np.ndarray:
     """(C, N) similarity of each candidate to its context's logged reply."""
     texts = [reply.text for row in replies for reply in row]
     against = [reference for row, reference in zip(replies, references, strict=True) for _ in row]
@@ -138,23 +161,36 @@ def similarity_table(function: Similarity, replies: Sequence[Sequence[Reply]], r
 
 
 def critic_table(
-    policy: Policy, tokenizer: PreTrainedTokenizerFast, conversations: Sequence[list[Message]], replies: Sequence[Sequence[Reply]], decoding: Decoding
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Sequence[list[Message]],
+    replies: Sequence[Sequence[Reply]],
+    decoding: Decoding,
 ) -> dict[str, np.ndarray]:
-    """Way to rank -> (C, N). Scores the very tokens that were generated, behind the prompt that they continued."""
+    """Way to rank -> (C, N). Scores the very tokens that were generated, behind the prompt that they
+    continued."""
     room = prompt_room(policy, decoding)
     stops = stop_ids(policy, tokenizer)
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else stops[0] if stops else None
     rows = []
     for messages, candidates in zip(conversations, replies, strict=True):
         prompt = encode_prompt(messages, tokenizer, max_length=room)
-        rows += [Row.of_reply(prompt, [*reply.tokens, *([end] if reply.finished else [])]) for reply in candidates]
+        rows += [
+            Row.of_reply(prompt, [*reply.tokens, *([end] if reply.finished else [])]) for reply in candidates
+        ]
     scores = score_replies(policy, LoggedReplies(rows, np.arange(len(rows)), len(rows)))
     return {way: values.reshape(len(replies), -1) for way, values in critic_scores(scores).items()}
 
 
-def reward_table(reward_model: ReplyReward, conversations: Sequence[list[Message]], replies: Sequence[Sequence[Reply]]) -> np.ndarray:
+def reward_table(
+    reward_model: ReplyReward, conversations: Sequence[list[Message]], replies: Sequence[Sequence[Reply]]
+) -> np.ndarray:
     """(C, N) score of each candidate behind its context."""
-    said = [[*messages, {"role": "assistant", "content": reply.text}] for messages, row in zip(conversations, replies, strict=True) for reply in row]
+    said = [
+        [*messages, {"role": "assistant", "content": reply.text}]
+        for messages, row in zip(conversations, replies, strict=True)
+        for reply in row
+    ]
     return np.asarray(reward_model.score(said)).reshape(len(replies), -1)
 
 
@@ -169,12 +205,15 @@ def ranked(scores: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 
 def candidate_measures(found: Candidates) -> dict[str, Measure]:
-    """Every figure of the candidates; one unit per held-out dialog, so that several contexts of one dialog do not pass for independent.
+    """Every figure of the candidates; one unit per held-out dialog, so that several contexts of one dialog do
+    not pass for independent.
 
-    `top/<metric>@<k>` in the order of generation, `ranked/<way>/<metric>@<k>` in the critic's, `gain/...` the second minus the first.
-    Ways besides the critic's own have k = 1 only.
+    `top/<metric>@<k>` in the order of generation, `ranked/<way>/<metric>@<k>` in the critic's, `gain/...` the
+    second minus the first. Ways besides the critic's own have k = 1 only.
     """
-    names = {dialog.id: n for n, dialog in enumerate({dialog.id: dialog for dialog, _ in found.contexts}.values())}
+    names = {
+        dialog.id: n for n, dialog in enumerate({dialog.id: dialog for dialog, _ in found.contexts}.values())
+    }
     owner = np.array([names[dialog.id] for dialog, _ in found.contexts])
 
     def mean(values: np.ndarray) -> Measure:
@@ -197,12 +236,23 @@ def candidate_measures(found: Candidates) -> dict[str, Measure]:
 
 
 def write_candidates(path: Path, found: Candidates) -> None:
-    """The paper's CSV: index, context, true_response, then for r = 1..N response_r and <metric>_r for every similarity."""
-    columns = [column for r in range(1, found.count + 1) for column in (f"response_{r}", *(f"{name}_{r}" for name in found.similarity))]
+    """The paper's CSV: index, context, true_response, then for r = 1..N response_r and <metric>_r for every
+    similarity."""
+    columns = [
+        column
+        for r in range(1, found.count + 1)
+        for column in (f"response_{r}", *(f"{name}_{r}" for name in found.similarity))
+    ]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["index", "context", "true_response", *columns])
         for c, ((dialog, i), replies) in enumerate(zip(found.contexts, found.replies, strict=True)):
-            context = "\n".join(f"{message['role']}: {message['content'] or ''}" for message in dialog.messages[:i])
-            cells = [cell for n, reply in enumerate(replies) for cell in (reply.text, *(float(t[c, n]) for t in found.similarity.values()))]
+            context = "\n".join(
+                f"{message['role']}: {message['content'] or ''}" for message in dialog.messages[:i]
+            )
+            cells = [
+                cell
+                for n, reply in enumerate(replies)
+                for cell in (reply.text, *(float(t[c, n]) for t in found.similarity.values()))
+            ]
             writer.writerow([c, context, dialog.messages[i]["content"] or "", *cells])

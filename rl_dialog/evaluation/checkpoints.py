@@ -20,7 +20,9 @@ from rl_dialog.rewards import REWARDS, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
 
 MakeEnv = Callable[[], Any]
-Player = Callable[[Policy, Any, str, float | None, Decoding], list[Episode]]  # policy, tokenizer, its checkpoint, beta
+Player = Callable[
+    [Policy, Any, str, float | None, Decoding], list[Episode]
+]  # policy, tokenizer, its checkpoint, beta
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,15 @@ class CheckpointConfig(HeldOutConfig):
     best_of: int = 0
     """also play them with the reply of the highest Q among so many draws, for policies that have a Q;
     0 does not"""
-    rewards: tuple[str, ...] = ("vote", "rating", "logged", "sentiment", "answer_length", "question", "repetition")
+    rewards: tuple[str, ...] = (
+        "vote",
+        "rating",
+        "logged",
+        "sentiment",
+        "answer_length",
+        "question",
+        "repetition",
+    )
     """rewards of the generated dialogs to report, besides those that the data was prepared with"""
     beta: float | None = None
     """another beta at decoding time, for checkpoints whose method has one"""
@@ -71,10 +81,14 @@ def play_here(config: CheckpointConfig, make_env: MakeEnv | None) -> Player | No
     if make_env is None:
         return None
     what = {"episodes": range(config.episodes), "seed": config.seed, "batch_size": config.batch_size}
-    return lambda policy, tokenizer, _, __, decoding: play_episodes(policy, tokenizer, make_env, decoding=decoding, **what)
+    return lambda policy, tokenizer, _, __, decoding: play_episodes(
+        policy, tokenizer, make_env, decoding=decoding, **what
+    )
 
 
-def evaluate_checkpoint(directory: str, config: CheckpointConfig, play: Player | None, held_out: HeldOut | None) -> RunResult:
+def evaluate_checkpoint(
+    directory: str, config: CheckpointConfig, play: Player | None, held_out: HeldOut | None
+) -> RunResult:
     """Everything about one checkpoint."""
     beta = config.beta if read_method(directory).acts_with_beta else None
     policy = load_for_decoding(directory, beta=beta).to(named_device(config.device))
@@ -94,7 +108,9 @@ def evaluate_checkpoint(directory: str, config: CheckpointConfig, play: Player |
     scorers = make_scorers([f"reward_model={config.reward_model}"] if config.reward_model else [])
     asked = ["learned"] if config.reward_model else []
     if "learned" in trained and not asked:
-        result.notes["learned"] = "the reward model that the data was prepared with is not known here: --reward_model"
+        result.notes["learned"] = (
+            "the reward model that the data was prepared with is not known here: --reward_model"
+        )
     result.score(choose_rewards([*trained, *config.rewards, *asked], scorers=scorers))
     return result
 

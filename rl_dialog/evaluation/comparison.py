@@ -1,4 +1,5 @@
-"""The results table: what `evaluate` found on several tasks side by side, one row per method, as Markdown and as a plot.
+"""The results table: what `evaluate` found on several tasks side by side, one row per method, as Markdown and
+as a plot.
 
 Nothing here measures: every figure comes from a task's `metrics.json`, every time from the runs.
 """
@@ -40,7 +41,9 @@ class FinishedRun:
 
     method: str
     seed: int
-    seconds: float | None = None  # None for a run that was killed and resumed: nobody watched the clock all the time
+    seconds: float | None = (
+        None  # None for a run that was killed and resumed: nobody watched the clock all the time
+    )
     error: str = ""
 
 
@@ -84,15 +87,25 @@ def to_markdown(tasks: Sequence[ComparedTask], methods: Sequence[str], header: s
         headline, *others = (figure_of(name).title for name in task.figures)
         columns += [f"{task.title}: {headline}, best", "last", *(f"{other}, last" for other in others)]
     columns += ["seeds", "minutes per run"]
-    rows = [[f"`{method}`", *(cell for task in tasks for cell in _cells(task, method)), *_runs_of(tasks, method)] for method in methods]
+    rows = [
+        [f"`{method}`", *(cell for task in tasks for cell in _cells(task, method)), *_runs_of(tasks, method)]
+        for method in methods
+    ]
     rows += _references(tasks)
     table = [columns, ["---"] * len(columns), *rows]
-    lines = [header, "", *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table), "", *_notes(tasks)]
+    lines = [
+        header,
+        "",
+        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table),
+        "",
+        *_notes(tasks),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _cells(task: ComparedTask, method: str) -> list[str]:
-    """The headline at the best and the last checkpoint with its difference to bc, then the other figures at the last one."""
+    """The headline at the best and the last checkpoint with its difference to bc, then the other figures at
+    the last one."""
     headline, *others = task.figures
     cells = []
     for which in ("best", "last"):
@@ -112,7 +125,9 @@ def _references(tasks: Sequence[ComparedTask]) -> list[list[str]]:
     """The policies that a task's environment brings along to say what a return means, below the methods."""
     rows = []
     for number, task in enumerate(tasks):
-        before, after = (sum(1 + len(other.figures) for other in part) for part in (tasks[:number], tasks[number + 1 :]))
+        before, after = (
+            sum(1 + len(other.figures) for other in part) for part in (tasks[:number], tasks[number + 1 :])
+        )
         for name, value in (task.metrics["references"] if task.metrics else {}).items():
             cells = ["", shown(_estimate(value), figure_of(task.figures[0])), *[""] * (len(task.figures) - 1)]
             rows.append([name, *[""] * before, *cells, *[""] * after, "", ""])
@@ -148,7 +163,11 @@ def _notes(tasks: Sequence[ComparedTask]) -> list[str]:
     for task in tasks:
         if task.problem:
             notes.append(f"{task.title} is missing: {task.problem}")
-        notes += [f"{task.title}, `{run.method}`, seed {run.seed} failed: {run.error}" for run in task.runs if run.error]
+        notes += [
+            f"{task.title}, `{run.method}`, seed {run.seed} failed: {run.error}"
+            for run in task.runs
+            if run.error
+        ]
     return [f"- {note}" for note in notes]
 
 
@@ -162,7 +181,8 @@ def write_comparison(
     readme: str = "",
     picture: str = "",
 ) -> tuple[dict[str, str], str]:
-    """compare.md, compare.json (the record and the tasks) and compare.svg in `out`, the table in `readme` too and the plot in `picture`.
+    """compare.md, compare.json (the record and the tasks) and compare.svg in `out`, the table in `readme` too
+    and the plot in `picture`.
 
     Returns the paths and the table.
     """
@@ -180,21 +200,29 @@ def write_comparison(
 
 
 def replace_table(text: str, table: str) -> str:
-    """`text` with the table between its two marks. Raises UserError where the marks are missing, or not one pair in order."""
+    """`text` with the table between its two marks. Raises UserError where the marks are missing, or not one
+    pair in order."""
     before, found, rest = text.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not found or not closed or BEGIN in rest or END in after:
-        raise UserError(f"expected the line {BEGIN} and below it the line {END}, once each: put them where the table shall stand")
+        raise UserError(
+            f"expected the line {BEGIN} and below it the line {END}, once each: put them where the table shall stand"
+        )
     return f"{before}{BEGIN}\n{table}{END}{after}"
 
 
 def to_svg(tasks: Sequence[ComparedTask], methods: Sequence[str]) -> str:
-    """One panel per task, one line per method: best full, last hollow, each with its interval; the dashed line is the last checkpoint of bc."""
-    having = [task for task in tasks if any(task.estimate(method, "last", task.figures[0]) for method in methods)]
+    """One panel per task, one line per method: best full, last hollow, each with its interval; the dashed
+    line is the last checkpoint of bc."""
+    having = [
+        task for task in tasks if any(task.estimate(method, "last", task.figures[0]) for method in methods)
+    ]
     if not having:
         raise UserError("expected at least one evaluated task to draw, got none")
     figure = Figure(figsize=(1.6 + 3.4 * len(having), 1.3 + 0.36 * len(methods)), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(having), sharey=True, squeeze=False)[0], having, strict=True):
+    for axes, task in zip(
+        figure.subplots(1, len(having), sharey=True, squeeze=False)[0], having, strict=True
+    ):
         _panel(axes, task, methods)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
@@ -205,16 +233,32 @@ def _panel(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:
     name = task.figures[0]
     baseline = task.estimate(BASELINE, "last", name)
     if baseline and math.isfinite(baseline.value):
-        axes.axvline(baseline.value, color=GREY, linestyle="--", linewidth=1, zorder=1, label=f"{BASELINE}, last")
-    for which, shift, colour, face in (("best", -0.16, COLOURS[0], COLOURS[0]), ("last", 0.16, COLOURS[1], "white")):
+        axes.axvline(
+            baseline.value, color=GREY, linestyle="--", linewidth=1, zorder=1, label=f"{BASELINE}, last"
+        )
+    for which, shift, colour, face in (
+        ("best", -0.16, COLOURS[0], COLOURS[0]),
+        ("last", 0.16, COLOURS[1], "white"),
+    ):
         label = {"best": "best checkpoint", "last": "last checkpoint"}[which]
         axes.plot([], [], "o-", color=colour, markerfacecolor=face, markersize=5, linewidth=2, label=label)
         for y, method in enumerate(methods):
             value = task.estimate(method, which, name)
-            if value is None or not math.isfinite(value.value) or (which == "best" and task.one_checkpoint(method)):
+            if (
+                value is None
+                or not math.isfinite(value.value)
+                or (which == "best" and task.one_checkpoint(method))
+            ):
                 continue
             if value.low is not None and value.high is not None:
-                axes.plot([value.low, value.high], [y + shift, y + shift], color=colour, linewidth=2, solid_capstyle="butt", zorder=2)
+                axes.plot(
+                    [value.low, value.high],
+                    [y + shift, y + shift],
+                    color=colour,
+                    linewidth=2,
+                    solid_capstyle="butt",
+                    zorder=2,
+                )
             axes.plot(value.value, y + shift, "o", color=colour, markerfacecolor=face, markersize=5, zorder=3)
     axes.set_yticks(range(len(methods)), list(methods), fontsize=9)
     axes.set_ylim(len(methods) - 0.5, -0.5)
@@ -230,7 +274,8 @@ def _panel(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:
 
 
 def _estimate(value: Mapping[str, Any] | None) -> Estimate | None:
-    """As `evaluate` wrote it: a figure without a number is not written at all, so null is an infinity, and only perplexities have one."""
+    """As `evaluate` wrote it: a figure without a number is not written at all, so null is an infinity, and
+    only perplexities have one."""
     if value is None:
         return None
     found = Estimate(**value)

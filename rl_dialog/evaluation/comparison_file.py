@@ -38,7 +38,9 @@ class Comparison:
     search_seeds: tuple[int, ...] = (100,)
 
 
-def read_comparison(path: str, *, tasks: Sequence[str] = (), methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> Comparison:
+def read_comparison(
+    path: str, *, tasks: Sequence[str] = (), methods: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Comparison:
     """The YAML file, cut down to these tasks and methods (and bc), with other seeds if given.
 
     Raises UserError for what is not in it.
@@ -46,7 +48,9 @@ def read_comparison(path: str, *, tasks: Sequence[str] = (), methods: Sequence[s
     try:
         values = read_yaml(path)
         entries = values["tasks"].items()
-        values["tasks"] = {name: from_dict(Task, task, where=f"{path}: tasks: {name}") for name, task in entries}
+        values["tasks"] = {
+            name: from_dict(Task, task, where=f"{path}: tasks: {name}") for name, task in entries
+        }
     except (KeyError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: expected YAML with methods and tasks, got {got}") from error
@@ -61,15 +65,21 @@ def read_comparison(path: str, *, tasks: Sequence[str] = (), methods: Sequence[s
             raise ConfigError(f"{path}: unknown method {name!r}: expected one of {', '.join(METHODS)}.{near}")
     for name, task in whole.tasks.items():
         if unknown := next((method for method in task.methods if method not in METHODS), None):
-            raise ConfigError(f"tasks: {name}: methods: unknown method {unknown!r}.{nearest(unknown, METHODS)}")
-    return replace(whole, methods=kept, tasks=_chosen(tasks, whole.tasks, "tasks"), seeds=tuple(seeds) or whole.seeds)
+            raise ConfigError(
+                f"tasks: {name}: methods: unknown method {unknown!r}.{nearest(unknown, METHODS)}"
+            )
+    return replace(
+        whole, methods=kept, tasks=_chosen(tasks, whole.tasks, "tasks"), seeds=tuple(seeds) or whole.seeds
+    )
 
 
 def _chosen(names: Sequence[str], among: dict[str, Any], what: str) -> dict[str, Any]:
     """The entries of these names in the order of the file; all of them without names."""
     for name in names:
         if name not in among:
-            raise UserError(f"--{what}: unknown name {name!r}: the file has {', '.join(among)}.{nearest(name, among)}")
+            raise UserError(
+                f"--{what}: unknown name {name!r}: the file has {', '.join(among)}.{nearest(name, among)}"
+            )
     return {name: value for name, value in among.items() if not names or name in names}
 
 
@@ -85,7 +95,9 @@ def search_of(comparison: Comparison, name: str) -> dict[str, Any]:
             fixed = {flag: [value] for flag, value in _pairs(f"{flags} {here}").items() if flag not in drawn}
             spaces.append({"method": [method]} | fixed | drawn)
     if not spaces:
-        raise ConfigError(f"tasks: {name}: search: expected a space for at least one of the methods, got none")
+        raise ConfigError(
+            f"tasks: {name}: search: expected a space for at least one of the methods, got none"
+        )
     return {
         "title": f"Settings for {task.title}",
         "about": f"{comparison.samples} draws for each method.",
@@ -106,7 +118,9 @@ def _pairs(flags: str) -> dict[str, Any]:
     """`--method.samples 5` as {method.samples: "5"}. Raises ConfigError for a flag without one value."""
     words = shlex.split(flags)
     if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
-        raise ConfigError(f"methods: where settings are searched, expected flags with one value each, got {flags!r}")
+        raise ConfigError(
+            f"methods: where settings are searched, expected flags with one value each, got {flags!r}"
+        )
     return {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
 
 
@@ -125,7 +139,9 @@ def with_taken_over(comparison: Comparison, searched: Settings) -> Settings:
     settings = dict(searched)
     for name, task in comparison.tasks.items():
         if task.settings_of and task.settings_of not in searched:
-            raise ConfigError(f"tasks: {name}: settings_of: expected a task with a search, got {task.settings_of!r}")
+            raise ConfigError(
+                f"tasks: {name}: settings_of: expected a task with a search, got {task.settings_of!r}"
+            )
         if task.settings_of:
             settings[name] = {
                 method: {flag: value for flag, value in values.items() if flag.startswith("method.")}
@@ -140,7 +156,9 @@ def how_chosen(comparison: Comparison, name: str, settings: Settings) -> str:
     if name not in settings:
         return ""
     chosen = "; ".join(
-        f"`{method}` {', '.join(f'{flag} {value}' for flag, value in values.items())}" for method, values in settings[name].items() if values
+        f"`{method}` {', '.join(f'{flag} {value}' for flag, value in values.items())}"
+        for method, values in settings[name].items()
+        if values
     )
     if other := comparison.tasks[name].settings_of:
         title = comparison.tasks[other].title

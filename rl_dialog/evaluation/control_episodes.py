@@ -1,4 +1,5 @@
-"""Episodes of a policy in a vector of environments: what it did, the true rewards, and what a reward model would have given."""
+"""Episodes of a policy in a vector of environments: what it did, the true rewards, and what a reward model
+would have given."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class ControlEpisode:
     actions: np.ndarray  # (n,) int64 or (n, A) float32, as the policy chose them
     rewards: np.ndarray  # (n,) of the environment
     predicted: np.ndarray | None  # (n,) of the reward model, normalised
-    frames: list[np.ndarray]  # what was seen before each action, bytes (H, W, 3); none, or the first ones where there is a limit
+    frames: list[
+        np.ndarray
+    ]  # what was seen before each action, bytes (H, W, 3); none, or the first ones where there is a limit
 
     @property
     def true_return(self) -> float:
@@ -40,14 +43,17 @@ class ControlEpisode:
 def first_episodes(
     policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = True
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Steps of all N environments until each has ended its first episode: observations before them (N, ...), actions, true rewards (N,), and
-    which environments are still in that episode (N,): of the others a step does not count. Sampled actions come from torch's generator.
+    """Steps of all N environments until each has ended its first episode: observations before them (N, ...),
+    actions, true rewards (N,), and which environments are still in that episode (N,): of the others a step
+    does not count. Sampled actions come from torch's generator.
     """
     observations, _ = envs.reset(seed=seed)
     running, space = np.ones(envs.num_envs, bool), envs.action_space
     while running.any():
         actions = policy.act(observations, greedy=greedy)
-        taken = actions if policy.config.discrete else np.clip(actions, space.low, space.high)  # a Gaussian knows no bounds
+        taken = (
+            actions if policy.config.discrete else np.clip(actions, space.low, space.high)
+        )  # a Gaussian knows no bounds
         after, rewards, terminated, truncated, _ = envs.step(taken)
         yield observations, actions, rewards, running
         observations, running = after, running & ~(terminated | truncated)
@@ -56,13 +62,16 @@ def first_episodes(
 def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = True, reward: RewardModel | None = None,
                  draw: Callable[[np.ndarray], np.ndarray] | None = None, drawn: int = 0, most_frames: int = 3000,
                  quiet: bool = True) -> list[ControlEpisode]:  # fmt: skip
-    """One episode in each environment; of the first `drawn` ones there are frames, drawn by `draw`, up to `most_frames` of each."""
+    """One episode in each environment; of the first `drawn` ones there are frames, drawn by `draw`, up to
+    `most_frames` of each."""
     count, rows = envs.num_envs, []
     frames: list[list[np.ndarray]] = [[] for _ in range(count)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         steps = first_episodes(policy, envs, seed=seed, greedy=greedy)
-        for observations, actions, rewards, running in tqdm(steps, desc="playing", unit=" steps", disable=quiet):
+        for observations, actions, rewards, running in tqdm(
+            steps, desc="playing", unit=" steps", disable=quiet
+        ):
             predicted = np.zeros(count, np.float32)
             if reward:
                 predicted[running] = reward.predict(observations[running], actions[running])
@@ -70,7 +79,9 @@ def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = 
             for i in np.flatnonzero(running[:drawn]):
                 if len(frames[i]) < most_frames:
                     frames[i].append(draw(observations[i]))
-    actions, rewards, predicted, running = (np.stack(column) for column in zip(*rows, strict=True))  # (T, N, ...)
+    actions, rewards, predicted, running = (
+        np.stack(column) for column in zip(*rows, strict=True)
+    )  # (T, N, ...)
     lengths = running.sum(0)
     return [
         ControlEpisode(actions[:n, i], rewards[:n, i], predicted[:n, i] if reward else None, frames[i])
@@ -79,15 +90,22 @@ def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = 
 
 
 def headline(episodes: Sequence[ControlEpisode]) -> dict[str, Any]:
-    """The mean true return with its 95 % interval, the predicted one, and correlations over all steps and over episodes."""
+    """The mean true return with its 95 % interval, the predicted one, and correlations over all steps and
+    over episodes."""
     returns = [each.true_return for each in episodes]
     mean = estimate([Measure.mean(returns)])
-    figures = {"episodes": len(episodes), "steps": sum(len(each.rewards) for each in episodes), "return": round(mean.value, 3)}
+    figures = {
+        "episodes": len(episodes),
+        "steps": sum(len(each.rewards) for each in episodes),
+        "return": round(mean.value, 3),
+    }
     figures["return_interval"] = None if mean.low is None else [round(mean.low, 3), round(mean.high, 3)]
     if episodes[0].predicted is None:
         return figures
     predicted = np.array([each.predicted_return for each in episodes])
-    true_steps, predicted_steps = (np.concatenate([getattr(each, name) for each in episodes]) for name in ("rewards", "predicted"))
+    true_steps, predicted_steps = (
+        np.concatenate([getattr(each, name) for each in episodes]) for name in ("rewards", "predicted")
+    )
     figures["predicted_return"] = round(float(predicted.mean()), 3)
     steps, whole = correlation(true_steps, predicted_steps), correlation(np.array(returns), predicted)
     for name, value in (("step_correlation", steps), ("return_correlation", whole)):

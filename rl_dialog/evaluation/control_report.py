@@ -43,6 +43,8 @@ def write_steps(path: Path, episodes: Sequence[ControlEpisode], names: Sequence[
         rows = csv.writer(file)
         rows.writerow(["episode", "step", "action", *columns])
         for i, episode in enumerate(episodes):
-            values = [(episode.rewards if name == "reward" else episode.predicted).tolist() for name in columns]
+            values = [
+                (episode.rewards if name == "reward" else episode.predicted).tolist() for name in columns
+            ]
             for step, of_step in enumerate(zip(*values, strict=True)):
                 rows.writerow([i, step + 1, action_text(episode.actions[step], names), *of_step])

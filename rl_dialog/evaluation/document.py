@@ -1,4 +1,5 @@
-"""A report as a list of sections, and how it is written: Markdown with its plots beside it, and one HTML file that needs nothing else."""
+"""A report as a list of sections, and how it is written: Markdown with its plots beside it, and one HTML file
+that needs nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class Section:
     commands: list[str] = field(default_factory=list)  # what to type, below the text
 
 
-def write_document(title: str, found: Sequence[Section], directory: Path, *, name: str = "report") -> tuple[Path, Path]:
+def write_document(
+    title: str, found: Sequence[Section], directory: Path, *, name: str = "report"
+) -> tuple[Path, Path]:
     """report.md (or another name) with plots/*.png, and report.html."""
     (directory / "plots").mkdir(parents=True, exist_ok=True)
     for section in found:
@@ -68,14 +71,22 @@ def terminal() -> Console:
     return Console(highlight=False, width=None if Console().is_terminal else 150)
 
 
-def print_tables(sections: Sequence[Section], titles: Collection[str], *, wrapped: Collection[str] = (), notes: bool = False) -> None:
+def print_tables(
+    sections: Sequence[Section],
+    titles: Collection[str],
+    *,
+    wrapped: Collection[str] = (),
+    notes: bool = False,
+) -> None:
     """The tables of the sections with these titles; where `wrapped`, an interval has a line of its own."""
     console = terminal()
     for section in sections:
         if section.table and section.table.rows and section.title in titles:
             table = ShownTable(*section.table.columns, title=section.title)
             for row in section.table.rows:
-                table.add_row(*(cell.replace(" [", "\n[") if section.title in wrapped else cell for cell in row))
+                table.add_row(
+                    *(cell.replace(" [", "\n[") if section.title in wrapped else cell for cell in row)
+                )
             console.print(table, markup=False)
         for note in section.notes if notes else ():
             console.print(f"- {note}", markup=False)
@@ -107,7 +118,9 @@ def _md_table(table: Table) -> str:
 def _md_sample(sample: Sample) -> str:
     parts = [f"### {_md(sample.title)}"]
     for column in sample.columns:
-        lines = [f"- **{role}**: {_md(text)}" + (f" ({note})" if note else "") for role, text, note in column.lines]
+        lines = [
+            f"- **{role}**: {_md(text)}" + (f" ({note})" if note else "") for role, text, note in column.lines
+        ]
         parts.append(f"**{_md(column.title)}**\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
@@ -152,19 +165,31 @@ def to_html(title: str, found: Sequence[Section]) -> str:
         if section.table:
             parts.append(_html_table(section.table))
         if section.notes:
-            parts.append('<ul class="notes">' + "".join(f"<li>{html.escape(note)}</li>" for note in section.notes) + "</ul>")
+            parts.append(
+                '<ul class="notes">'
+                + "".join(f"<li>{html.escape(note)}</li>" for note in section.notes)
+                + "</ul>"
+            )
         if section.plot:
             data = base64.b64encode(section.plot[1]).decode()
-            parts.append(f'<div><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></div>')
+            parts.append(
+                f'<div><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></div>'
+            )
         parts += [_html_sample(sample) for sample in section.samples]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n'
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
 
 
 def _html_table(table: Table) -> str:
     texts = (i and any(len(row[i]) > WIDE for row in table.rows) for i in range(len(table.columns)))
     kinds = [' class="text"' if text else "" for text in texts]
-    head = "".join(f"<th{kind}>{html.escape(column)}</th>" for column, kind in zip(table.columns, kinds, strict=True))
+    head = "".join(
+        f"<th{kind}>{html.escape(column)}</th>" for column, kind in zip(table.columns, kinds, strict=True)
+    )
     rows = "".join("<tr>" + "".join(map(_html_cell, row, kinds)) + "</tr>\n" for row in table.rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
 
@@ -172,11 +197,18 @@ def _html_table(table: Table) -> str:
 def _html_cell(cell: str, kind: str) -> str:
     """An interval stands below its estimate, so that wide tables fit."""
     value, bracket, interval = html.escape(cell).partition(" [")
-    return f"<td{kind}>{value}<br><small>[{interval}</small></td>" if bracket and not kind else f"<td{kind}>{html.escape(cell)}</td>"
+    return (
+        f"<td{kind}>{value}<br><small>[{interval}</small></td>"
+        if bracket and not kind
+        else f"<td{kind}>{html.escape(cell)}</td>"
+    )
 
 
 def _html_sample(sample: Sample) -> str:
-    columns = "".join(f'<div class="column"><h4>{html.escape(c.title)}</h4>{"".join(map(_html_line, c.lines))}</div>' for c in sample.columns)
+    columns = "".join(
+        f'<div class="column"><h4>{html.escape(c.title)}</h4>{"".join(map(_html_line, c.lines))}</div>'
+        for c in sample.columns
+    )
     if sample.folded:
         return f'<details><summary>{html.escape(sample.title)}</summary><div class="sample">{columns}</div></details>'
     return f'<h3>{html.escape(sample.title)}</h3><div class="sample">{columns}</div>'
@@ -185,4 +217,8 @@ def _html_sample(sample: Sample) -> str:
 def _html_line(line: tuple[str, str, str]) -> str:
     role, text, note = line
     said = html.escape(text) if text.strip() else '<span class="empty">(empty)</span>'
-    return f'<div class="line {html.escape(role)}">{said}' + (f' <span class="note">{html.escape(note)}</span>' if note else "") + "</div>"
+    return (
+        f'<div class="line {html.escape(role)}">{said}'
+        + (f' <span class="note">{html.escape(note)}</span>' if note else "")
+        + "</div>"
+    )

@@ -1,7 +1,7 @@
 """Several replies to each context, distinct from each other and from what the human said.
 
-Each draw has its own random stream, named by (seed, context, number of the draw): what is said to a context depends neither on the batch size nor on
-the other contexts.
+Each draw has its own random stream, named by (seed, context, number of the draw): what is said to a context
+depends neither on the batch size nor on the other contexts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 class Context:
     """What was said before a reply, and the human's reply."""
 
-    stream: tuple[int, ...]  # names its random streams: stable numbers, so that the same context draws the same replies in any selection
+    stream: tuple[
+        int, ...
+    ]  # names its random streams: stable numbers, so that the same context draws the same replies in any selection
     messages: list[Message]
     human: str
 
@@ -49,22 +51,34 @@ def draw_replies(
 ) -> list[Drawn]:
     """Up to `count` distinct replies to each context; `batch_size` replies are generated together.
 
-    Sampling draws `count`, and then up to `tries` - 1 times as many as duplicates left missing; a beam search keeps its best distinct ones.
-    Texts are compared without the spaces around them. Raises UserError for settings that contradict each other.
+    Sampling draws `count`, and then up to `tries` - 1 times as many as duplicates left missing; a beam search
+    keeps its best distinct ones. Texts are compared without the spaces around them. Raises UserError for
+    settings that contradict each other.
     """
     check_draws(decoding, count=count, tries=tries)
     room = prompt_room(policy, decoding)
     prompts = [encode_prompt(context.messages, tokenizer, max_length=room) for context in contexts]
     drawn = [Drawn([]) for _ in contexts]
     if not decoding.do_sample:
-        for i, replies in zip(range(len(contexts)), beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size), strict=True):
+        for i, replies in zip(
+            range(len(contexts)),
+            beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size),
+            strict=True,
+        ):
             _keep(drawn[i], contexts[i].human, replies, count)
         return drawn
     asked = [0] * len(contexts)
     for _ in range(tries):
-        missing = [range(begin, begin + count - len(d.replies)) for begin, d in zip(asked, drawn, strict=True)]
-        seeds = [[stream(seed, *context.stream, k) for k in numbers] for context, numbers in zip(contexts, missing, strict=True)]
-        for i, replies in enumerate(draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)):
+        missing = [
+            range(begin, begin + count - len(d.replies)) for begin, d in zip(asked, drawn, strict=True)
+        ]
+        seeds = [
+            [stream(seed, *context.stream, k) for k in numbers]
+            for context, numbers in zip(contexts, missing, strict=True)
+        ]
+        for i, replies in enumerate(
+            draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
+        ):
             _keep(drawn[i], contexts[i].human, replies, count)
             asked[i] += len(replies)
     return drawn
@@ -74,7 +88,9 @@ def check_draws(decoding: Decoding, *, count: int, tries: int) -> None:
     """Raises UserError for settings that contradict each other."""
     decoding.check()
     if decoding.num_generations > 1 or decoding.rank_by:
-        raise UserError("expected no num_generations and rank_by: candidates are drawn one by one, and none is chosen among several")
+        raise UserError(
+            "expected no num_generations and rank_by: candidates are drawn one by one, and none is chosen among several"
+        )
     if count < 1 or tries < 1:
         raise UserError(f"expected at least one candidate and one try, got {count} and {tries}")
     if not decoding.do_sample and decoding.num_beams < count:

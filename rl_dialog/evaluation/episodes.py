@@ -1,4 +1,5 @@
-"""Conversations of a policy in an environment: Gymnasium's reset/step with message lists as observations and reply texts as actions."""
+"""Conversations of a policy in an environment: Gymnasium's reset/step with message lists as observations and
+reply texts as actions."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MAX_TURNS = 64  # replies after which a conversation that its environment does n
 
 @dataclass
 class Episode:
-    """One conversation in an environment: the dialog with the environment's reward and votes on its replies, and the replies as generated."""
+    """One conversation in an environment: the dialog with the environment's reward and votes on its replies,
+    and the replies as generated."""
 
     index: int
     dialog: Dialog
@@ -44,9 +46,11 @@ def play_episodes(
     batch_size: int = 128,
     max_turns: int = MAX_TURNS,
 ) -> list[Episode]:
-    """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order given.
+    """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order
+    given.
 
-    Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays it and whatever else is played.
+    Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays
+    it and whatever else is played.
     """
     played: list[Episode] = []
     for start in range(0, len(episodes), batch_size):
@@ -54,7 +58,14 @@ def play_episodes(
         turn = 0
         while running := [table for table in tables if not table.finished]:
             seeds = [stream(seed, table.index, 1 + turn) for table in running]
-            replies = generate_replies(policy, tokenizer, [table.messages for table in running], decoding, seeds=seeds, batch_size=batch_size)
+            replies = generate_replies(
+                policy,
+                tokenizer,
+                [table.messages for table in running],
+                decoding,
+                seeds=seeds,
+                batch_size=batch_size,
+            )
             turn += 1
             for table, reply in zip(running, replies, strict=True):
                 table.step(reply, last=turn == max_turns)
@@ -73,8 +84,11 @@ def env_return(
     decoding: Decoding | None = None,
     batch_size: int = 128,
 ) -> dict[str, float]:
-    """The mean return and what guards against hollow ones, for the training loop: the same episodes at every `step`, which is therefore not used."""
-    played = play_episodes(policy, tokenizer, make_env, range(episodes), decoding or Decoding(), seed=seed, batch_size=batch_size)
+    """The mean return and what guards against hollow ones, for the training loop: the same episodes at every
+    `step`, which is therefore not used."""
+    played = play_episodes(
+        policy, tokenizer, make_env, range(episodes), decoding or Decoding(), seed=seed, batch_size=batch_size
+    )
     replies = [reply for episode in played for reply in episode.replies]
     totals = np.array([episode.total for episode in played])
     return {
@@ -108,7 +122,9 @@ class _Table:
         grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
         if not grown or self.messages[len(before)]["role"] != "assistant":
             got = str(self.messages[-2:])[:200]
-            raise UserError(f"{self.name}: expected step to return the conversation so far with the reply added, got {got}")
+            raise UserError(
+                f"{self.name}: expected step to return the conversation so far with the reply added, got {got}"
+            )
         self.rewards[len(before)] = float(reward), info.get("vote")
         self.replies.append(reply)
         self.finished, self.truncated = terminated or truncated or last, not terminated
@@ -122,5 +138,11 @@ class _Table:
             elif message["role"] == "assistant":
                 message["weight"] = 0  # the environment's own words, not the policy's
         meta = {"episode": self.index, "seed": self.seed}
-        dialog = Dialog(id=f"{self.name}-{self.index:06d}", messages=messages, source=self.name, truncated=self.truncated, meta=meta)
+        dialog = Dialog(
+            id=f"{self.name}-{self.index:06d}",
+            messages=messages,
+            source=self.name,
+            truncated=self.truncated,
+            meta=meta,
+        )
         return Episode(self.index, dialog, self.replies)

@@ -83,7 +83,9 @@ class Run:
         """What training itself measured last."""
         last = self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
         metrics = json.loads((last / "metrics.json").read_text(encoding="utf-8"))
-        name = next((name for name in ("eval/return", "eval/perplexity", "eval/loss") if name in metrics), "step")
+        name = next(
+            (name for name in ("eval/return", "eval/perplexity", "eval/loss") if name in metrics), "step"
+        )
         return f"{name} {metrics[name]:.4g}"
 
     def recipe(self, start: Run | None) -> dict[str, Any]:

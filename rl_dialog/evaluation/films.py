@@ -1,6 +1,8 @@
-"""Films of episodes: each frame enlarged, and below it the step, the action, and the true and the predicted reward with their sums so far.
+"""Films of episodes: each frame enlarged, and below it the step, the action, and the true and the predicted
+reward with their sums so far.
 
-A GIF is written by Pillow, an MP4 (H.264) by PyAV, which is not needed otherwise. Frames are made one by one: an episode may have thousands.
+A GIF is written by Pillow, an MP4 (H.264) by PyAV, which is not needed otherwise. Frames are made one by one:
+an episode may have thousands.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ def film(episode: ControlEpisode, action_names: Sequence[str] = ()) -> Iterator[
         values = [("true", COLOURS[0], episode.rewards[i], true[i])]
         if predicted is not None:
             values.append(("predicted", COLOURS[1], episode.predicted[i], predicted[i]))
-        yield _shown(frame, f"step {i + 1} of {len(episode.rewards)}", action_text(episode.actions[i], action_names), values)
+        yield _shown(
+            frame,
+            f"step {i + 1} of {len(episode.rewards)}",
+            action_text(episode.actions[i], action_names),
+            values,
+        )
 
 
 def action_text(action: np.ndarray, names: Sequence[str] = ()) -> str:
@@ -45,7 +52,9 @@ def action_text(action: np.ndarray, names: Sequence[str] = ()) -> str:
 def save_gif(path: Path, frames: Iterable[Image.Image], fps: float) -> None:
     """Writes an endless GIF. Raises UserError for more frames per second than players show."""
     if not 0 < fps <= MOST_GIF_FPS:
-        raise UserError(f"a GIF has at most {MOST_GIF_FPS} frames per second, got {fps:g}: expected fewer, or mp4")
+        raise UserError(
+            f"a GIF has at most {MOST_GIF_FPS} frames per second, got {fps:g}: expected fewer, or mp4"
+        )
     images = (each.quantize(GIF_COLOURS, dither=Image.Dither.NONE) for each in frames)
     next(images).save(path, "gif", save_all=True, append_images=images, duration=round(1000 / fps), loop=0)
 
@@ -71,7 +80,9 @@ def mp4_library() -> ModuleType:
     return av
 
 
-def _shown(frame: np.ndarray, step: str, action: str, values: Sequence[tuple[str, str, float, float]]) -> Image.Image:
+def _shown(
+    frame: np.ndarray, step: str, action: str, values: Sequence[tuple[str, str, float, float]]
+) -> Image.Image:
     """A frame above its strip; `values`: heading, colour, reward and sum of each column."""
     height, width = frame.shape[:2]
     factor = max(1, -(-LEAST_WIDTH // width))

@@ -1,4 +1,5 @@
-"""Fitted Q evaluation (Le et al. 2019; Paine et al. 2020): learn Q of a given policy from logs, with the policy's language model as it is.
+"""Fitted Q evaluation (Le et al. 2019; Paine et al. 2020): learn Q of a given policy from logs, with the
+policy's language model as it is.
 
     y(s,a) = r + gamma sum_a' pi(a'|s') Q'(s',a')      0 after `done`; a truncated row bootstraps from its last state
     L      = (Q(s,a) - y)^2                            at logged tokens; Q' is a Polyak average of Q
@@ -6,7 +7,8 @@
 Where r is missing (the last token of a reply that nobody rated) there is no y: L is over the other tokens,
 and Q knows what such a reply earns from those that were rated.
 
-Q is a small head on frozen hidden states, so the language model runs once over the data. The sum over a' is exact, over the whole vocabulary.
+Q is a small head on frozen hidden states, so the language model runs once over the data. The sum over a' is
+exact, over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -46,16 +48,25 @@ class FQE:
     alpha: float = 0.1
     """Polyak rate of the target, once per update"""
     heads: Literal["lowrank", "mlp"] = "lowrank"
-    """shape of the Q head; lowrank gives tokens that the logs never took the value of their state, mlp starts them at 0"""
+    """shape of the Q head; lowrank gives tokens that the logs never took the value of their state, mlp starts
+    them at 0"""
     rank: int = 64
     """rank of a lowrank head"""
     dialogs: int = 2000
-    """most training dialogs; 0 takes all. Hidden states and critic features of their replies are held in memory"""
+    """most training dialogs; 0 takes all. Hidden states and critic features of their replies are held in
+    memory"""
 
     def check(self) -> None:
         """Raises UserError for settings that make no sense."""
-        if min(self.steps, self.batch_size, self.rank) < 1 or self.dialogs < 0 or self.learning_rate <= 0 or not 0 < self.alpha <= 1:
-            raise UserError(f"--fqe: expected steps, batch_size, rank >= 1, dialogs >= 0, learning_rate > 0 and 0 < alpha <= 1, got {self}")
+        if (
+            min(self.steps, self.batch_size, self.rank) < 1
+            or self.dialogs < 0
+            or self.learning_rate <= 0
+            or not 0 < self.alpha <= 1
+        ):
+            raise UserError(
+                f"--fqe: expected steps, batch_size, rank >= 1, dialogs >= 0, learning_rate > 0 and 0 < alpha <= 1, got {self}"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,8 @@ class FittedQ:
 
 @torch.no_grad()
 def read_pieces(policy: Policy, rows: Sequence[Row], *, batch_size: int) -> list[Piece]:
-    """`rows` in their order, `batch_size` at a time, through the frozen policy once. Online Q heads, which no policy acts by, are dropped."""
+    """`rows` in their order, `batch_size` at a time, through the frozen policy once. Online Q heads, which no
+    policy acts by, are dropped."""
     pieces = []
     for start in range(0, len(rows), batch_size):
         batch = collate(rows[start : start + batch_size]).to(policy.device)
@@ -87,16 +99,26 @@ def read_pieces(policy: Policy, rows: Sequence[Row], *, batch_size: int) -> list
 
 
 def fit(
-    pieces: Sequence[Piece], decode: Decode, settings: FQE, *, gamma: float = 1.0, discount: str = "token", seed: int = 0, quiet: bool = True
+    pieces: Sequence[Piece],
+    decode: Decode,
+    settings: FQE,
+    *,
+    gamma: float = 1.0,
+    discount: str = "token",
+    seed: int = 0,
+    quiet: bool = True,
 ) -> nn.Module:
-    """The averaged Q head of the policy that samples from softmax(decode). Deterministic given `seed`; global random state stays as it was."""
+    """The averaged Q head of the policy that samples from softmax(decode). Deterministic given `seed`; global
+    random state stays as it was."""
     settings.check()
     q = new_head(pieces[0].out, settings, seed=seed)
     target = copy.deepcopy(q).requires_grad_(False)
     optimizer = torch.optim.Adam(q.parameters(), lr=settings.learning_rate)
     order = np.random.default_rng([seed, 1])
     waiting: list[int] = []
-    for step in trange(settings.steps, desc="fqe", unit=" updates", disable=True if quiet else None, leave=False):
+    for step in trange(
+        settings.steps, desc="fqe", unit=" updates", disable=True if quiet else None, leave=False
+    ):
         waiting = waiting or order.permutation(len(pieces)).tolist()
         piece = pieces[waiting.pop()]
         for group in optimizer.param_groups:
@@ -115,11 +137,17 @@ def new_head(out: Outputs, settings: FQE, *, seed: int) -> nn.Module:
     vocabulary, hidden = out.lm.weight.shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = MLPHead(hidden, vocabulary) if settings.heads == "mlp" else LowRankHead(hidden, vocabulary, settings.rank)
+        head = (
+            MLPHead(hidden, vocabulary)
+            if settings.heads == "mlp"
+            else LowRankHead(hidden, vocabulary, settings.rank)
+        )
     return head.to(out.lm.weight.device)
 
 
-def td_errors(q: nn.Module, target: nn.Module, piece: Piece, decode: Decode, *, gamma: float, discount: str) -> Tensor:
+def td_errors(
+    q: nn.Module, target: nn.Module, piece: Piece, decode: Decode, *, gamma: float, discount: str
+) -> Tensor:
     """(N,) Q(s,a) - r - gamma E_pi Q'(s',.) of the logged decisions, 0 where r is missing.
 
     The gradient goes into Q(s,a) only.
@@ -145,13 +173,19 @@ def expected(table: Table, out: Outputs, decode: Decode) -> Tensor:
     """(S,) sum_a pi(a|s) Q(s,a), exact over the vocabulary, a chunk of states at a time."""
     found = []
     for part in out.lm.parts():
-        states = Outputs(out.lm.rows(part), q_target=tuple(head.rows(part) for head in out.q_target), v=None if out.v is None else out.v[part])
+        states = Outputs(
+            out.lm.rows(part),
+            q_target=tuple(head.rows(part) for head in out.q_target),
+            v=None if out.v is None else out.v[part],
+        )
         found.append((decode(states).float().softmax(1) * table(states)).sum(1))
     return torch.cat(found)
 
 
 @torch.no_grad()
-def evaluate_q(q: nn.Module, pieces: Sequence[Piece], decode: Decode, *, gamma: float = 1.0, discount: str = "token") -> FittedQ:
+def evaluate_q(
+    q: nn.Module, pieces: Sequence[Piece], decode: Decode, *, gamma: float = 1.0, discount: str = "token"
+) -> FittedQ:
     """The value of first states, and the TD errors, of rows that were left out of the fit."""
     first, squares, counts = [], [], []
     for piece in pieces:

@@ -1,7 +1,9 @@
-"""Replies of a policy, in batches, such that what is said in one conversation never depends on the others in its batch.
+"""Replies of a policy, in batches, such that what is said in one conversation never depends on the others in
+its batch.
 
-Sampling draws from one random stream per reply: a Gumbel-max draw inside `generate` (`RowSampler`) instead of the global generator that all rows
-share. So the same seed gives the same replies for any batch size and number of workers, and no global random state is read or changed.
+Sampling draws from one random stream per reply: a Gumbel-max draw inside `generate` (`RowSampler`) instead of
+the global generator that all rows share. So the same seed gives the same replies for any batch size and
+number of workers, and no global random state is read or changed.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Decoding:
     num_generations: int = 0
     """draw so many replies and say the best of them; 0 is what the method wants, one for most"""
     rank_by: str = ""
-    """what best means (evaluation/README.md has the ways); by default the method's own, else mean Q, else the mean log-probability"""
+    """what best means (evaluation/README.md has the ways); by default the method's own, else mean Q, else the
+    mean log-probability"""
 
     @staticmethod
     def of(config: Decoding) -> Decoding:
@@ -71,15 +74,23 @@ class Decoding:
         """Raises UserError for settings that contradict each other or make no sense."""
         finite(self, "decoding")
         if self.do_sample and self.num_beams > 1:
-            raise UserError(f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false")
+            raise UserError(
+                f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false"
+            )
         if self.num_generations < 0 or (self.num_generations > 1 and not self.do_sample):
-            raise UserError(f"expected num_generations of at least 0, and sampling to draw several different replies, got {self}")
+            raise UserError(
+                f"expected num_generations of at least 0, and sampling to draw several different replies, got {self}"
+            )
         if self.rank_by not in ("", *WAYS):
             raise UserError(f"unknown rank_by {self.rank_by!r}: expected one of {', '.join(WAYS)}")
         if self.max_new_tokens < 1 or self.max_prompt_length < 1 or self.num_beams < 1:
-            raise UserError(f"expected max_new_tokens, max_prompt_length and num_beams of at least 1, got {self}")
+            raise UserError(
+                f"expected max_new_tokens, max_prompt_length and num_beams of at least 1, got {self}"
+            )
         if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise UserError(f"expected temperature > 0, 0 < top_p <= 1 and top_k >= 0, got {self}; for the likeliest reply set do_sample false")
+            raise UserError(
+                f"expected temperature > 0, 0 < top_p <= 1 and top_k >= 0, got {self}; for the likeliest reply set do_sample false"
+            )
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,8 @@ class Choice:
 
 
 class RowSampler(LogitsProcessor):
-    """Sampling as greedy decoding: argmax(log p + Gumbel noise) is distributed as p, and each row has its own stream of noise."""
+    """Sampling as greedy decoding: argmax(log p + Gumbel noise) is distributed as p, and each row has its own
+    stream of noise."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -126,13 +138,16 @@ def stream(seed: int, *keys: int) -> int:
 
 
 def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Policy:
-    """A checkpoint's policy in eval mode, decoding with another `beta` if given. Raises UserError when its method has no beta."""
+    """A checkpoint's policy in eval mode, decoding with another `beta` if given. Raises UserError when its
+    method has no beta."""
     place = resolve(directory)
     method = read_method(place)
     if beta is None:
         return Policy.from_pretrained(place)
     if not method.acts_with_beta:
-        raise UserError(f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out")
+        raise UserError(
+            f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out"
+        )
     return Policy.from_pretrained(place, method=finite(replace(method, beta=beta), method_name(method)))
 
 
@@ -149,7 +164,12 @@ def generate_replies(
     room = prompt_room(policy, decoding)
     prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
     if decoding.do_sample:
-        return [reply for (reply,) in sample_replies(policy, tokenizer, prompts, decoding, seeds=[[seed] for seed in seeds], batch_size=batch_size)]
+        return [
+            reply
+            for (reply,) in sample_replies(
+                policy, tokenizer, prompts, decoding, seeds=[[seed] for seed in seeds], batch_size=batch_size
+            )
+        ]
     return [best for best, *_ in beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size)]
 
 
@@ -162,7 +182,8 @@ def sample_replies(
     seeds: Sequence[Sequence[int]],
     batch_size: int,
 ) -> list[list[Reply]]:
-    """Reply k to prompt i from the stream seeds[i][k], or where the best of n is said, the best of the streams (seeds[i][k], 0 to n - 1)."""
+    """Reply k to prompt i from the stream seeds[i][k], or where the best of n is said, the best of the
+    streams (seeds[i][k], 0 to n - 1)."""
     decoding.check()
     if generations(policy, decoding) == 1 or not prompts:
         return draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
@@ -170,10 +191,19 @@ def sample_replies(
     return [[choice.replies[choice.chosen] for choice in of_prompt] for of_prompt in choices]
 
 
-def choose_reply(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding, *, seed: int) -> Choice:
+def choose_reply(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    messages: list[Message],
+    decoding: Decoding,
+    *,
+    seed: int,
+) -> Choice:
     """What `generate_replies` chooses among where the best of several is said."""
     prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
-    ((choice,),) = choices_of(policy, tokenizer, [prompt], decoding, seeds=[[seed]], batch_size=generations(policy, decoding))
+    ((choice,),) = choices_of(
+        policy, tokenizer, [prompt], decoding, seeds=[[seed]], batch_size=generations(policy, decoding)
+    )
     return choice
 
 
@@ -192,9 +222,19 @@ def choices_of(
     drawn = draw(policy, tokenizer, prompts, decoding, seeds=streams, batch_size=batch_size)
     behind = [prompt for prompt, replies in zip(prompts, drawn, strict=True) for _ in replies]
     with evaluating(policy):
-        scores = reply_scores(policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding)
-    parts = iter([{name: values[at : at + count] for name, values in scores.items()} for at in range(0, len(behind), count)])
-    return [[Choice(replies[k * count : (k + 1) * count], next(parts)) for k in range(len(of))] for replies, of in zip(drawn, seeds, strict=True)]
+        scores = reply_scores(
+            policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding
+        )
+    parts = iter(
+        [
+            {name: values[at : at + count] for name, values in scores.items()}
+            for at in range(0, len(behind), count)
+        ]
+    )
+    return [
+        [Choice(replies[k * count : (k + 1) * count], next(parts)) for k in range(len(of))]
+        for replies, of in zip(drawn, seeds, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -207,7 +247,8 @@ def draw(
     seeds: Sequence[Sequence[int]],
     batch_size: int,
 ) -> list[list[Reply]]:
-    """Reply k to prompt i from the stream seeds[i][k]. A prompt is read once for all its replies, prompts of similar length share a batch."""
+    """Reply k to prompt i from the stream seeds[i][k]. A prompt is read once for all its replies, prompts of
+    similar length share a batch."""
     found: list[list[Reply]] = [[] for _ in prompts]
     order = sorted((i for i in range(len(prompts)) if seeds[i]), key=lambda i: (len(prompts[i]), i))
     with evaluating(policy):
@@ -216,7 +257,9 @@ def draw(
             while order and (not part or rows + len(seeds[order[0]]) <= batch_size):
                 part.append(order.pop(0))
                 rows += len(seeds[part[-1]])
-            produced = iter(_continue(policy, tokenizer, [prompts[i] for i in part], decoding, [seeds[i] for i in part]))
+            produced = iter(
+                _continue(policy, tokenizer, [prompts[i] for i in part], decoding, [seeds[i] for i in part])
+            )
             for i in part:
                 found[i] = [read_reply(next(produced), policy, tokenizer) for _ in seeds[i]]
     return found
@@ -232,7 +275,9 @@ def _continue(
 ) -> list[list[int]]:
     """The new tokens of len(seeds[i]) replies to prompt i, one after the other."""
     ids, mask = left_padded(prompts, pad_id(tokenizer), policy.device)
-    rows = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor([len(of_prompt) for of_prompt in seeds])).to(policy.device)
+    rows = torch.repeat_interleave(
+        torch.arange(len(prompts)), torch.tensor([len(of_prompt) for of_prompt in seeds])
+    ).to(policy.device)
     produced = policy.generate(
         input_ids=ids[rows],
         attention_mask=mask[rows],
@@ -246,14 +291,20 @@ def _continue(
 
 
 def generations(policy: Policy, decoding: Decoding) -> int:
-    """How many replies to choose among. A method that chooses needs sampling; greedy and beam search ask for its likeliest reply instead."""
+    """How many replies to choose among. A method that chooses needs sampling; greedy and beam search ask for
+    its likeliest reply instead."""
     return (decoding.num_generations or policy.method.num_generations) if decoding.do_sample else 1
 
 
 def reply_scores(
-    policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], replies: list[Reply], decoding: Decoding
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    replies: list[Reply],
+    decoding: Decoding,
 ) -> dict[str, np.ndarray]:
-    """How good the policy finds each reply: its `score`, and what that is made of, a value and where the method wants it the log-probability."""
+    """How good the policy finds each reply: its `score`, and what that is made of, a value and where the
+    method wants it the log-probability."""
     method, end = policy.method, [tokenizer.eos_token_id]
     ids = [[*reply.tokens, *(end if reply.finished or not reply.tokens else [])] for reply in replies]
     way = decoding.rank_by or method.rank_by or ("mean Q" if method.heads.q else "mean log-probability")
@@ -265,27 +316,49 @@ def reply_scores(
     return {way: found[way], "log-probability": logp, "score": found[way] + weight * logp}
 
 
-def beam_replies(policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding) -> list[Reply]:
-    """All `num_beams` results of a beam search, best first, with their scores (sum of log-probabilities / number of tokens)."""
+def beam_replies(
+    policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding
+) -> list[Reply]:
+    """All `num_beams` results of a beam search, best first, with their scores (sum of log-probabilities /
+    number of tokens)."""
     prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
     return next(beams_of(policy, tokenizer, [prompt], decoding, batch_size=decoding.num_beams))
 
 
 @torch.no_grad()
 def beams_of(
-    policy: Policy, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[list[int]], decoding: Decoding, *, batch_size: int
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[list[int]],
+    decoding: Decoding,
+    *,
+    batch_size: int,
 ) -> Iterator[list[Reply]]:
-    """`beam_replies` to each prompt, given as tokens, in the order given; `batch_size` beams share a batch, prompts of similar length."""
+    """`beam_replies` to each prompt, given as tokens, in the order given; `batch_size` beams share a batch,
+    prompts of similar length."""
     beams = replace(decoding, do_sample=False)
     beams.check()
     width, found = beams.num_beams, {}
-    settings = {"num_beams": width, "num_return_sequences": width, "return_dict_in_generate": True, "output_scores": True}
+    settings = {
+        "num_beams": width,
+        "num_return_sequences": width,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
     with evaluating(policy):
         for part in batches([len(prompt) for prompt in prompts], max(1, batch_size // width)):
             ids, mask = left_padded([prompts[i] for i in part], pad_id(tokenizer), policy.device)
-            result = policy.generate(input_ids=ids, attention_mask=mask, do_sample=False, **limits(policy, tokenizer, beams), **settings)
+            result = policy.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=False,
+                **limits(policy, tokenizer, beams),
+                **settings,
+            )
             scores = result.sequences_scores.tolist() if width > 1 else [None] * len(part)
-            rows = [read_reply(row, policy, tokenizer) for row in result.sequences[:, ids.shape[1] :].tolist()]
+            rows = [
+                read_reply(row, policy, tokenizer) for row in result.sequences[:, ids.shape[1] :].tolist()
+            ]
             replies = [replace(reply, score=score) for reply, score in zip(rows, scores, strict=True)]
             found |= {i: replies[n * width : (n + 1) * width] for n, i in enumerate(part)}
     yield from (found[i] for i in range(len(prompts)))
@@ -293,12 +366,20 @@ def beams_of(
 
 @torch.no_grad()
 def stream_reply(
-    policy: Policy, tokenizer: PreTrainedTokenizerFast, messages: list[Message], decoding: Decoding, *, seed: int, streamer: Any = None
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    messages: list[Message],
+    decoding: Decoding,
+    *,
+    seed: int,
+    streamer: Any = None,
 ) -> Reply:
     """One reply, its tokens handed to a transformers `streamer` as they come."""
     decoding.check()
     prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
-    if generations(policy, decoding) > 1 or decoding.num_beams > 1:  # nothing can be shown before the best reply is known
+    if (
+        generations(policy, decoding) > 1 or decoding.num_beams > 1
+    ):  # nothing can be shown before the best reply is known
         (reply,) = generate_replies(policy, tokenizer, [messages], decoding, seeds=[seed])
         for tokens in (prompt, reply.tokens) if streamer else ():
             streamer.put(torch.tensor([tokens]))
@@ -306,7 +387,9 @@ def stream_reply(
             streamer.end()
         return reply
     with evaluating(policy):
-        return read_reply(_continue(policy, tokenizer, [prompt], decoding, [[seed]], streamer)[0], policy, tokenizer)
+        return read_reply(
+            _continue(policy, tokenizer, [prompt], decoding, [[seed]], streamer)[0], policy, tokenizer
+        )
 
 
 def sampler(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
@@ -327,7 +410,8 @@ def warpers(decoding: Decoding) -> list[LogitsProcessor]:
 
 
 def rank_weights(count: int) -> list[float]:
-    """How likely each of `count` beams is chosen, best first: proportional to count - 1 - rank, so the last one never is; a single one always."""
+    """How likely each of `count` beams is chosen, best first: proportional to count - 1 - rank, so the last
+    one never is; a single one always."""
     if count == 1:
         return [1.0]
     total = count * (count - 1) / 2
@@ -335,10 +419,15 @@ def rank_weights(count: int) -> list[float]:
 
 
 def choose_beam(replies: Sequence[Reply], rng: np.random.Generator) -> tuple[int, list[float]]:
-    """The index of the chosen beam and the probability that each had: empty replies are dropped; if none is left, all are equally likely."""
+    """The index of the chosen beam and the probability that each had: empty replies are dropped; if none is
+    left, all are equally likely."""
     kept = [i for i, reply in enumerate(replies) if reply.text.strip()]
     odds = [0.0] * len(replies)
-    chosen = zip(kept, rank_weights(len(kept)), strict=True) if kept else enumerate([1 / len(replies)] * len(replies))
+    chosen = (
+        zip(kept, rank_weights(len(kept)), strict=True)
+        if kept
+        else enumerate([1 / len(replies)] * len(replies))
+    )
     for i, weight in chosen:
         odds[i] = weight
     return int(rng.choice(len(replies), p=odds)), odds
@@ -357,12 +446,15 @@ def prompt_room(policy: Policy, decoding: Decoding) -> int:
     context = policy.context or decoding.max_prompt_length + decoding.max_new_tokens
     room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
     if room < 1:
-        raise UserError(f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions")
+        raise UserError(
+            f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions"
+        )
     return room
 
 
 def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The tokens that end a reply: the tokenizer's end of turn and those that the model's generation config names."""
+    """The tokens that end a reply: the tokenizer's end of turn and those that the model's generation config
+    names."""
     named = policy.generation_config.eos_token_id
     found = [named] if isinstance(named, int) else list(named or [])
     return sorted({*found, tokenizer.eos_token_id} - {None})
@@ -380,7 +472,11 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
 
 
 def limits(policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding) -> dict[str, Any]:
-    return {"max_new_tokens": decoding.max_new_tokens, "eos_token_id": stop_ids(policy, tokenizer), "pad_token_id": pad_id(tokenizer)}
+    return {
+        "max_new_tokens": decoding.max_new_tokens,
+        "eos_token_id": stop_ids(policy, tokenizer),
+        "pad_token_id": pad_id(tokenizer),
+    }
 
 
 def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:

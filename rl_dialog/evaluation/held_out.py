@@ -1,4 +1,5 @@
-"""What is measured of one policy on held-out logs: scores of logged replies, candidates beside them, answers, the return estimated from logs."""
+"""What is measured of one policy on held-out logs: scores of logged replies, candidates beside them, answers,
+the return estimated from logs."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ from rl_dialog.evaluation.ope import (
     read_behaviour,
 )
 from rl_dialog.evaluation.runs import existing, nearest
-from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, critic_scores, held_out_measures, logged_replies, score_replies
+from rl_dialog.evaluation.scoring import (
+    LoggedReplies,
+    ReplyScores,
+    critic_scores,
+    held_out_measures,
+    logged_replies,
+    score_replies,
+)
 from rl_dialog.evaluation.summary import Answer, RunResult
 from rl_dialog.models.checkpoint import load_prior, resolve
 from rl_dialog.models.device import named_device
@@ -48,24 +56,27 @@ class HeldOutConfig(Decoding):
     contexts: int = 32
     """held-out contexts to answer; 0 answers none"""
     context_replies: Literal["last", "all", "good"] = "last"
-    """what a context comes before: the last reply of a dialog, or any of its replies (a random choice of `contexts` of them), or any that earned more
-    than 0, which nobody knows of replies without a reward"""
+    """what a context comes before: the last reply of a dialog, or any of its replies (a random choice of
+    `contexts` of them), or any that earned more than 0, which nobody knows of replies without a reward"""
     candidates: int = 0
     """replies per context to compare with the logged one, and to let the policy's critic rank; 0 makes none"""
     similarities: tuple[str, ...] = WORDS
-    """how replies are compared (rl_dialog/rewards/README.md has them all); clicks are judged by the first. NAME=PATH gives one a model of its own"""
+    """how replies are compared (rl_dialog/rewards/README.md has them all); clicks are judged by the first.
+    NAME=PATH gives one a model of its own"""
     similarity_path: str = ""
     """model folder of the similarities that need one"""
     click_threshold: float = 0.6
     """a candidate more similar than this counts as a click"""
     ranker: str = ""
-    """checkpoint whose critic ranks every policy's candidates too (Sodhi et al. 2023 let ilql's V rank those of others)"""
+    """checkpoint whose critic ranks every policy's candidates too (Sodhi et al. 2023 let ilql's V rank those
+    of others)"""
     reward_model: str = ""
     """a model of `fit_reward`: it ranks the candidates, too, and is the reward `learned`"""
     ope: tuple[str, ...] = ()
     """estimates of the return from logs alone: fqe, dm, wis, pdwis"""
     behaviour: str = ""
-    """checkpoint that stands for the policy that wrote the logs (wis, pdwis): a bc run, or a run's prior folder"""
+    """checkpoint that stands for the policy that wrote the logs (wis, pdwis): a bc run, or a run's prior
+    folder"""
     gamma: float = 1.0
     """discount of the estimates from logs; 1 estimates what an environment's return measures"""
     discount: Literal["token", "turn"] = "token"
@@ -104,17 +115,25 @@ class HeldOut:
 def check_held_out(config: HeldOutConfig) -> None:
     """What can be known to fail before anything is loaded. Raises UserError."""
     if (config.candidates or config.ope) and not config.data:
-        raise UserError(f"--{'candidates' if config.candidates else 'ope'}: expected --data, the prepared directory whose held-out dialogs to use")
+        raise UserError(
+            f"--{'candidates' if config.candidates else 'ope'}: expected --data, the prepared directory whose held-out dialogs to use"
+        )
     if config.ranker and not config.candidates:
         raise UserError("--ranker: expected --candidates, the number of replies to rank")
     if config.candidates < 0 or config.contexts < 0 or (config.candidates and not config.contexts):
-        raise UserError(f"expected candidates and contexts of at least 0, and contexts for candidates, got {config.candidates} and {config.contexts}")
+        raise UserError(
+            f"expected candidates and contexts of at least 0, and contexts for candidates, got {config.candidates} and {config.contexts}"
+        )
     for name in config.ope:
         if name not in ESTIMATORS:
-            raise UserError(f"unknown estimate {name!r}: expected --ope with any of {', '.join(ESTIMATORS)}.{nearest(name, ESTIMATORS)}")
+            raise UserError(
+                f"unknown estimate {name!r}: expected --ope with any of {', '.join(ESTIMATORS)}.{nearest(name, ESTIMATORS)}"
+            )
     weighted = [name for name in config.ope if name in ("wis", "pdwis")]
     if weighted and not config.behaviour:
-        raise UserError(f"--ope {' '.join(weighted)}: expected --behaviour, a checkpoint that stands for the policy that wrote the logs (a bc run)")
+        raise UserError(
+            f"--ope {' '.join(weighted)}: expected --behaviour, a checkpoint that stands for the policy that wrote the logs (a bc run)"
+        )
     if weighted:
         resolve(existing(config.behaviour))
     if not 0 <= config.gamma <= 1:
@@ -140,49 +159,86 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     weights = {name: row["weight"] for name, row in manifest["rewards"]["components"].items()}
     contexts = _contexts(dialogs, config.contexts, which=config.context_replies, seed=config.seed)
     if config.candidates and not contexts:
-        raise UserError(f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split {split!r} of {config.data}")
-    found = HeldOut(split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight])
+        raise UserError(
+            f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split {split!r} of {config.data}"
+        )
+    found = HeldOut(
+        split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight]
+    )
     if config.candidates:
         found.similarities = read_similarities(config.similarities, config.similarity_path)
-        found.ranker = load_for_decoding(existing(config.ranker)).to(named_device(config.device)) if config.ranker else None
-        found.reward_model = load_reward_model(config.reward_model, device=named_device(config.device)) if config.reward_model else None
+        found.ranker = (
+            load_for_decoding(existing(config.ranker)).to(named_device(config.device))
+            if config.ranker
+            else None
+        )
+        found.reward_model = (
+            load_reward_model(config.reward_model, device=named_device(config.device))
+            if config.reward_model
+            else None
+        )
     if "fqe" in config.ope:
         found.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
     if {"wis", "pdwis"} & set(config.ope):
-        found.behaviour = read_behaviour(existing(config.behaviour), dialogs, max_length=config.max_length, device=named_device(config.device))
+        found.behaviour = read_behaviour(
+            existing(config.behaviour),
+            dialogs,
+            max_length=config.max_length,
+            device=named_device(config.device),
+        )
     return found
 
 
-def _contexts(dialogs: Sequence[Dialog], count: int, *, which: str = "last", seed: int = 0) -> list[tuple[Dialog, int]]:
-    """The first `count` last replies of dialogs, or so many of all (or all good) replies, drawn by `seed` and in their order; every context once."""
+def _contexts(
+    dialogs: Sequence[Dialog], count: int, *, which: str = "last", seed: int = 0
+) -> list[tuple[Dialog, int]]:
+    """The first `count` last replies of dialogs, or so many of all (or all good) replies, drawn by `seed` and
+    in their order; every context once."""
     found: dict[str, tuple[Dialog, int]] = {}
     for dialog in dialogs:
         for i in dialog.replies[-1:] if which == "last" else dialog.replies:
             reward = dialog.messages[i].get("reward")
             if i and (which != "good" or (reward is not None and reward > 0)):
-                found.setdefault(json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i))
+                found.setdefault(
+                    json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i)
+                )
     every = list(found.values())
     if which == "last" or len(every) <= count:
         return every[:count]
-    return [every[n] for n in sorted(np.random.default_rng([seed, len(every)]).choice(len(every), count, replace=False))]
+    return [
+        every[n]
+        for n in sorted(np.random.default_rng([seed, len(every)]).choice(len(every), count, replace=False))
+    ]
 
 
-def score_held_out(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig) -> None:
+def score_held_out(
+    result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig
+) -> None:
     """Fills `result` with everything that needs logs and no environment."""
     logged = _logged(policy, tokenizer, held_out, config)
     scores = _score_replies(result, policy, logged, held_out)
     if config.ope:
         _estimate_return(result, policy, tokenizer, scores, logged, held_out, config)
     if config.candidates:
-        how = {"similarities": held_out.similarities, "ranker": held_out.ranker, "reward_model": held_out.reward_model}
-        how |= {"click_threshold": config.click_threshold, "seed": config.seed, "batch_size": config.batch_size}
+        how = {
+            "similarities": held_out.similarities,
+            "ranker": held_out.ranker,
+            "reward_model": held_out.reward_model,
+        }
+        how |= {
+            "click_threshold": config.click_threshold,
+            "seed": config.seed,
+            "batch_size": config.batch_size,
+        }
         how |= {"count": config.candidates}
         result.candidates = make_candidates(policy, tokenizer, held_out.contexts, Decoding.of(config), **how)
         result.measures |= candidate_measures(result.candidates)
     result.answers = _answer(result, policy, tokenizer, held_out, config)
 
 
-def _score_replies(result: RunResult, policy: Policy, logged: LoggedReplies, held_out: HeldOut) -> ReplyScores:
+def _score_replies(
+    result: RunResult, policy: Policy, logged: LoggedReplies, held_out: HeldOut
+) -> ReplyScores:
     """Perplexity, KL and the critic."""
     missing = ""
     try:
@@ -204,19 +260,32 @@ def _score_replies(result: RunResult, policy: Policy, logged: LoggedReplies, hel
 
 
 def _estimate_return(
-    result: RunResult, policy: Policy, tokenizer: Any, scores: ReplyScores, logged: LoggedReplies, held_out: HeldOut, config: HeldOutConfig
+    result: RunResult,
+    policy: Policy,
+    tokenizer: Any,
+    scores: ReplyScores,
+    logged: LoggedReplies,
+    held_out: HeldOut,
+    config: HeldOutConfig,
 ) -> None:
     """What the policy would earn, from the logs alone."""
     sources = {"dialogs": held_out.dialogs, "behaviour": held_out.behaviour}
     if "fqe" in config.ope:
         sources["train"] = known_outcomes(_logged(policy, tokenizer, held_out, config, part="train")).rows
-    how = {"discount": Discount(config.gamma, config.discount), "fqe": config.fqe, "seed": config.seed, "quiet": config.quiet}
+    how = {
+        "discount": Discount(config.gamma, config.discount),
+        "fqe": config.fqe,
+        "seed": config.seed,
+        "quiet": config.quiet,
+    }
     found = all_estimates(config.ope, policy, scores, logged, **sources, **how)
     result.measures |= found.measures
     result.notes |= found.notes
 
 
-def _logged(policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig, *, part: str = "held out") -> LoggedReplies:
+def _logged(
+    policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig, *, part: str = "held out"
+) -> LoggedReplies:
     """The held-out dialogs, or the train part, as a policy's tokenizer cuts them."""
     max_length = min(config.max_length, policy.context or config.max_length)
     key = tokenizer.backend_tokenizer.to_str() + tokenizer.chat_template, max_length, part
@@ -226,7 +295,9 @@ def _logged(policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutCo
     return held_out.rows[key]
 
 
-def _answer(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig) -> list[Answer]:
+def _answer(
+    result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig
+) -> list[Answer]:
     """A reply to each held-out context: the first candidate, where that is what `config` would draw anyway."""
     conversations = [dialog.messages[:i] for dialog, i in held_out.contexts]
     seeds = [stream(config.seed, n, 0) for n in range(len(conversations))]
@@ -237,7 +308,21 @@ def _answer(result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut
         replies = generate_replies(policy, tokenizer, conversations, Decoding.of(config), **how)
     answers = []
     for (dialog, i), messages, reply in zip(held_out.contexts, conversations, replies, strict=True):
-        context = [{"role": m["role"], "content": m["content"], **({"weight": 0} if m["role"] == "assistant" else {})} for m in messages]
+        context = [
+            {
+                "role": m["role"],
+                "content": m["content"],
+                **({"weight": 0} if m["role"] == "assistant" else {}),
+            }
+            for m in messages
+        ]
         said = [*context, {"role": "assistant", "content": reply.text}]
-        answers.append(Answer(dialog.id, Dialog(f"{dialog.id}:{i}", said, dialog.source, truncated=True), reply, dialog.messages[i]["content"] or ""))
+        answers.append(
+            Answer(
+                dialog.id,
+                Dialog(f"{dialog.id}:{i}", said, dialog.source, truncated=True),
+                reply,
+                dialog.messages[i]["content"] or "",
+            )
+        )
     return answers

@@ -1,8 +1,10 @@
-"""Figures with intervals: every figure of a report is a ratio of sums over units (episodes, dialogs, contexts), so one bootstrap serves them all.
+"""Figures with intervals: every figure of a report is a ratio of sums over units (episodes, dialogs,
+contexts), so one bootstrap serves them all.
 
-All runs of all policies meet the same units, so runs (seeds) and units are crossed, not nested: a lucky conversation is lucky for every run. A
-bootstrap replicate therefore draws units once for everybody and runs within each policy. Out of n, n - 1 are drawn with replacement (Rao and Wu
-1988): drawing n would make the intervals of three runs a fifth too narrow.
+All runs of all policies meet the same units, so runs (seeds) and units are crossed, not nested: a lucky
+conversation is lucky for every run. A bootstrap replicate therefore draws units once for everybody and runs
+within each policy. Out of n, n - 1 are drawn with replacement (Rao and Wu 1988): drawing n would make the
+intervals of three runs a fifth too narrow.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Measure:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of a group of runs (or a difference of two groups) with its 95 % interval; both ends are None where nothing varies."""
+    """A figure of a group of runs (or a difference of two groups) with its 95 % interval; both ends are None
+    where nothing varies."""
 
     value: float
     low: float | None
@@ -60,7 +63,8 @@ class Estimate:
 
 
 def estimate(runs: Sequence[Measure], *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
-    """The figure over all runs with the interval over runs and units; None when it applies to nothing. One run: the interval covers units only."""
+    """The figure over all runs with the interval over runs and units; None when it applies to nothing. One
+    run: the interval covers units only."""
     numerator, denominator, exponential = _stack(runs)
     value = float(_ratio(numerator.sum(), denominator.sum(), exponential))
     if np.isnan(value):
@@ -72,12 +76,19 @@ def estimate(runs: Sequence[Measure], *, replicates: int = REPLICATES, seed: int
     return _with_interval(value, draws, len(runs), numerator.shape[1])
 
 
-def difference(runs: Sequence[Measure], baseline: Sequence[Measure], *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
-    """`runs` minus `baseline`, paired by unit. Raises UserError when the two did not meet the same number of units."""
+def difference(
+    runs: Sequence[Measure], baseline: Sequence[Measure], *, replicates: int = REPLICATES, seed: int = 0
+) -> Estimate | None:
+    """`runs` minus `baseline`, paired by unit. Raises UserError when the two did not meet the same number of
+    units."""
     ours, theirs = _stack(runs), _stack(baseline)
     if ours[0].shape[1] != theirs[0].shape[1]:
-        raise UserError(f"expected two policies that met the same units, got {ours[0].shape[1]} and {theirs[0].shape[1]}")
-    value = float(_ratio(ours[0].sum(), ours[1].sum(), ours[2]) - _ratio(theirs[0].sum(), theirs[1].sum(), theirs[2]))
+        raise UserError(
+            f"expected two policies that met the same units, got {ours[0].shape[1]} and {theirs[0].shape[1]}"
+        )
+    value = float(
+        _ratio(ours[0].sum(), ours[1].sum(), ours[2]) - _ratio(theirs[0].sum(), theirs[1].sum(), theirs[2])
+    )
     if np.isnan(value):
         return None
     if not all(run.interval for run in (*runs, *baseline)):
@@ -87,8 +98,11 @@ def difference(runs: Sequence[Measure], baseline: Sequence[Measure], *, replicat
     return _with_interval(value, draws, min(len(runs), len(baseline)), ours[0].shape[1])
 
 
-def unpaired_difference(ours: Measure, theirs: Measure, *, replicates: int = REPLICATES, seed: int = 0) -> Estimate | None:
-    """`ours` minus `theirs` where each met units of its own, which are therefore drawn by themselves; one unit has no spread, so no interval."""
+def unpaired_difference(
+    ours: Measure, theirs: Measure, *, replicates: int = REPLICATES, seed: int = 0
+) -> Estimate | None:
+    """`ours` minus `theirs` where each met units of its own, which are therefore drawn by themselves; one
+    unit has no spread, so no interval."""
     value = ours.value - theirs.value
     if np.isnan(value):
         return None
@@ -110,10 +124,20 @@ def _stack(runs: Sequence[Measure]) -> tuple[np.ndarray, np.ndarray, bool]:
     sizes = sorted({len(run.numerator) for run in runs})
     if len(sizes) > 1:
         raise UserError(f"expected runs that met the same units, got {sizes} units")
-    return np.stack([run.numerator for run in runs]), np.stack([run.denominator for run in runs]), runs[0].exponential
+    return (
+        np.stack([run.numerator for run in runs]),
+        np.stack([run.denominator for run in runs]),
+        runs[0].exponential,
+    )
 
 
-def _replicate(numerator: np.ndarray, denominator: np.ndarray, exponential: bool, units: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _replicate(
+    numerator: np.ndarray,
+    denominator: np.ndarray,
+    exponential: bool,
+    units: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """(replicates,) figures; `units` (replicates, U) says how often each unit was drawn."""
     runs = _draws(len(numerator), len(units), rng)  # (replicates, R)
     with np.errstate(invalid="ignore"):  # an infinite numerator that was not drawn

@@ -20,7 +20,8 @@ NEAR = 0.8  # two replies whose sets of words have this Jaccard similarity say t
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Different n-grams of words / all n-grams, over all texts together; NaN without any. It falls as more texts are counted."""
+    """Different n-grams of words / all n-grams, over all texts together; NaN without any. It falls as more
+    texts are counted."""
     grams = [gram for text in texts for gram in ngrams(words(text), n)]
     return len(set(grams)) / len(grams) if grams else float("nan")
 
@@ -37,7 +38,8 @@ def inner_repetition(text: str, n: int = 3) -> tuple[int, int]:
 
 
 def repeats(earlier: Sequence[str], text: str) -> bool:
-    """Is `text` the same as one of the `earlier` replies, or nearly (Jaccard similarity of their sets of words at least NEAR)?"""
+    """Is `text` the same as one of the `earlier` replies, or nearly (Jaccard similarity of their sets of
+    words at least NEAR)?"""
     said = set(words(text))
     return any(before == text or _jaccard(said, set(words(before))) >= NEAR for before in earlier)
 
@@ -46,8 +48,11 @@ def _jaccard(a: set[str], b: set[str]) -> float:
     return len(a & b) / len(a | b) if a and b else 0.0
 
 
-def text_measures(dialogs: Sequence[Dialog], tokens: Sequence[Sequence[int]], finished: Sequence[Sequence[bool]]) -> dict[str, Measure]:
-    """Length, repetition and diversity of generated replies; one unit per dialog. `tokens` and `finished` have one number per reply."""
+def text_measures(
+    dialogs: Sequence[Dialog], tokens: Sequence[Sequence[int]], finished: Sequence[Sequence[bool]]
+) -> dict[str, Measure]:
+    """Length, repetition and diversity of generated replies; one unit per dialog. `tokens` and `finished`
+    have one number per reply."""
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     texts = [[dialog.messages[i]["content"] or "" for i in dialog.replies] for dialog in dialogs]
     for said, lengths, ended in zip(texts, tokens, finished, strict=True):
@@ -66,7 +71,8 @@ def text_measures(dialogs: Sequence[Dialog], tokens: Sequence[Sequence[int]], fi
 
 
 def reward_measures(values: Mapping[str, Sequence[Sequence[float | None]]]) -> dict[str, Measure]:
-    """Mean of each reward over the replies it applies to; one unit per dialog. `values`: reward -> dialog -> one number per reply, or None."""
+    """Mean of each reward over the replies it applies to; one unit per dialog. `values`: reward -> dialog ->
+    one number per reply, or None."""
     found = {}
     for name, dialogs in values.items():
         applied = [[value for value in row if value is not None] for row in dialogs]
@@ -76,7 +82,8 @@ def reward_measures(values: Mapping[str, Sequence[Sequence[float | None]]]) -> d
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of replies to one context with different outcomes. P pairs; replies are numbered through all dialogs in order."""
+    """Pairs of replies to one context with different outcomes. P pairs; replies are numbered through all
+    dialogs in order."""
 
     better: np.ndarray  # (P,) int64
     worse: np.ndarray  # (P,) int64
@@ -114,7 +121,8 @@ def _pairs_of(replies: Sequence[tuple[float, str, int]]) -> Iterator[tuple[int, 
 
 
 def pairwise_accuracy(scores: np.ndarray, pairs: Pairs) -> Measure:
-    """Share of pairs whose better reply has the higher score, ties counting half; one unit per context. `scores` has one number per reply."""
+    """Share of pairs whose better reply has the higher score, ties counting half; one unit per context.
+    `scores` has one number per reply."""
     better, worse = scores[pairs.better], scores[pairs.worse]
     known = ~(np.isnan(better) | np.isnan(worse))
     right = np.where(better == worse, 0.5, (better > worse).astype(float))

@@ -1,7 +1,9 @@
-"""A policy's return estimated from logs alone, without letting it talk: fitted Q evaluation, the direct method, weighted importance sampling.
+"""A policy's return estimated from logs alone, without letting it talk: fitted Q evaluation, the direct
+method, weighted importance sampling.
 
-The decision process is that of data/batch.py: one action per token, rewards at the end of a reply, `gamma` per token or per turn. The policy is pi =
-softmax(decode), sampled at temperature 1. README.md has the formulas and what each estimate cannot know; `notes` say what went wrong in a run.
+The decision process is that of data/batch.py: one action per token, rewards at the end of a reply, `gamma`
+per token or per turn. The policy is pi = softmax(decode), sampled at temperature 1. README.md has the
+formulas and what each estimate cannot know; `notes` say what went wrong in a run.
 
 A missing reward is unknown, never 0. A dialog with one has no return: it is left out, and counted in the
 notes. Fitted Q evaluation leaves out the TD errors that would need it. Only where nothing but last replies is
@@ -28,7 +30,9 @@ from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
 
 ESTIMATORS = ("fqe", "dm", "wis", "pdwis")
-NUDGE = 0.25  # standard errors that the mass outside the logs may move an estimate by; more, and an interval would cover too seldom (README.md)
+# standard errors that the mass outside the logs may move an estimate by; more, and an interval would cover
+# too seldom (README.md)
+NUDGE = 0.25
 FEW = 40.0  # effective dialogs below which bootstrap intervals of weighted means cover too seldom (README.md)
 
 
@@ -63,8 +67,11 @@ class Estimates:
         self.notes |= {figure: said} if said else {}
 
 
-def read_behaviour(directory: str | Path, dialogs: Sequence[Dialog], *, max_length: int, device: object = "cpu") -> Behaviour:
-    """A checkpoint, or a plain language model with its tokenizer (a run's prior/ folder), as mu. Raises UserError for neither."""
+def read_behaviour(
+    directory: str | Path, dialogs: Sequence[Dialog], *, max_length: int, device: object = "cpu"
+) -> Behaviour:
+    """A checkpoint, or a plain language model with its tokenizer (a run's prior/ folder), as mu. Raises
+    UserError for neither."""
     place = resolve(directory)
     policy = load_for_decoding(place).to(device)
     length = min(max_length, policy.context or max_length)
@@ -102,7 +109,8 @@ def _rewards(logged: LoggedReplies) -> np.ndarray:
 
 
 def _discounts(logged: LoggedReplies, tokens: np.ndarray, discount: Discount) -> np.ndarray:
-    """(R,) what a reward at the end of each reply counts in the dialog's first state: gamma to the actions (or turn ends) before its last action."""
+    """(R,) what a reward at the end of each reply counts in the dialog's first state: gamma to the actions
+    (or turn ends) before its last action."""
     steps = tokens if discount.per == "token" else np.ones(len(tokens))
     before = np.concatenate([np.empty(0), *(np.cumsum(part) for part in _by_dialog(steps, logged))]) - 1
     return discount.gamma**before
@@ -114,7 +122,8 @@ def _by_dialog(values: np.ndarray, logged: LoggedReplies) -> list[np.ndarray]:
 
 
 def _first_rows(logged: LoggedReplies) -> tuple[np.ndarray, np.ndarray]:
-    """(the dialogs with replies, the row that each begins in): a later window does not begin where a conversation does."""
+    """(the dialogs with replies, the row that each begins in): a later window does not begin where a
+    conversation does."""
     first_reply = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows[:-1])])
     return np.unique(logged.dialog[first_reply], return_index=True)
 
@@ -124,23 +133,42 @@ def _first_rows(logged: LoggedReplies) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fitted_q(
-    policy: Policy, train: Sequence[Row], logged: LoggedReplies, settings: FQE, discount: Discount, *, seed: int = 0, quiet: bool = True
+    policy: Policy,
+    train: Sequence[Row],
+    logged: LoggedReplies,
+    settings: FQE,
+    discount: Discount,
+    *,
+    seed: int = 0,
+    quiet: bool = True,
 ) -> Estimates:
-    """`ope/fqe`: E_pi Q in the first state of each held-out dialog, Q learned from `train`; `ope/fqe_td`: its mean squared TD error there."""
+    """`ope/fqe`: E_pi Q in the first state of each held-out dialog, Q learned from `train`; `ope/fqe_td`: its
+    mean squared TD error there."""
     if not train:
-        raise UserError("--ope fqe: expected replies in the train split to learn from, found none; other estimators need no training data")
+        raise UserError(
+            "--ope fqe: expected replies in the train split to learn from, found none; other estimators need no training data"
+        )
     rewards = np.concatenate([row.rewards for row in train])
     if np.isnan(rewards).all():
         nothing = f"Undefined: none of the {len(rewards):,} training replies has a reward."
         return Estimates(notes={"ope/fqe": nothing})
     shuffled = [train[i] for i in np.random.default_rng([seed, 2]).permutation(len(train))]
     decode, how = policy.method.decode, {"gamma": discount.gamma, "discount": discount.per}
-    q = fit(read_pieces(policy, shuffled, batch_size=settings.batch_size), decode, settings, seed=seed, quiet=quiet, **how)
+    q = fit(
+        read_pieces(policy, shuffled, batch_size=settings.batch_size),
+        decode,
+        settings,
+        seed=seed,
+        quiet=quiet,
+        **how,
+    )
     found = evaluate_q(q, read_pieces(policy, logged.rows, batch_size=settings.batch_size), decode, **how)
     dialogs, rows = _first_rows(logged)
     values = np.full(logged.dialogs, np.nan)
     values[dialogs] = found.first[rows]
-    estimates = Estimates({"ope/fqe": Measure.mean(values), "ope/fqe_td": Measure(found.td_error, found.decisions)})
+    estimates = Estimates(
+        {"ope/fqe": Measure.mean(values), "ope/fqe_td": Measure(found.td_error, found.decisions)}
+    )
     estimates.add_note("ope/fqe", _all_equal(rewards), _unrated(rewards), _cut(train))
     return estimates
 
@@ -161,10 +189,16 @@ def _unrated(rewards: np.ndarray) -> str:
 
 def _cut(rows: Sequence[Row]) -> str:
     share = np.mean([row.truncated for row in rows])
-    return f"{share:.0%} of the training rows end before their conversation does; what follows them is Q's own guess." if share else ""
+    return (
+        f"{share:.0%} of the training rows end before their conversation does; what follows them is Q's own guess."
+        if share
+        else ""
+    )
 
 
-def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, batch_size: int = 32) -> Estimates:
+def direct_method(
+    policy: Policy, logged: LoggedReplies, discount: Discount, *, batch_size: int = 32
+) -> Estimates:
     """`ope/dm`: E_pi of the policy's own critic in the first state of each held-out dialog."""
     estimates, method = Estimates(), policy.method
     if not method.has_critic:
@@ -173,14 +207,21 @@ def direct_method(policy: Policy, logged: LoggedReplies, discount: Discount, *, 
     dialogs, rows = _first_rows(logged)
     pieces = read_pieces(policy, [logged.rows[row] for row in rows], batch_size=batch_size)
     values = np.full(logged.dialogs, np.nan)
-    first = [at_first(p, expected(method.critic, p.out, method.decode)).double().cpu().numpy() for p in pieces]
+    first = [
+        at_first(p, expected(method.critic, p.out, method.decode)).double().cpu().numpy() for p in pieces
+    ]
     values[dialogs] = np.concatenate(first) * policy.value_unit
     estimates.measures["ope/dm"] = Measure.mean(values)
-    estimates.add_note("ope/dm", "The critic's own opinion of its policy, which was made to maximise it: optimistic.")
+    estimates.add_note(
+        "ope/dm", "The critic's own opinion of its policy, which was made to maximise it: optimistic."
+    )
     estimates.add_note("ope/dm", method.about_q)
     gamma, per = method.gamma, method.discount
     if gamma != discount.gamma or (per != discount.per and gamma != 1):
-        estimates.add_note("ope/dm", f"Discounted as it was trained, by {gamma:g} per {per}, not by {discount.gamma:g} per {discount.per}.")
+        estimates.add_note(
+            "ope/dm",
+            f"Discounted as it was trained, by {gamma:g} per {per}, not by {discount.gamma:g} per {discount.per}.",
+        )
     return estimates
 
 
@@ -198,7 +239,8 @@ def importance_sampling(
     dialogs: Sequence[Dialog] = (),
     policy: Policy | None = None,
 ) -> Estimates:
-    """`ope/wis`, `ope/pdwis`, and how far to believe them: `ope/n_eff`, `ope/weight` (the mean weight), `ope/outside` (the mass outside the logs).
+    """`ope/wis`, `ope/pdwis`, and how far to believe them: `ope/n_eff`, `ope/weight` (the mean weight),
+    `ope/outside` (the mass outside the logs).
 
     Over the dialogs whose replies all have a reward. Undefined, with a note instead of a figure, where there
     are none, or where mu is 0 at a logged token or pi at one in every dialog. Without the `policy`, or the
@@ -230,7 +272,9 @@ def importance_sampling(
     outside = Measure.whole(max(0.0, 1 - plain.mean()))
     if seen := policy is not None and behaviour.policy is not None:
         decisions = decisions_outside(policy, behaviour.policy, logged, behaviour.logged)
-        outside = Measure.mean(mass_outside([part for part, use in zip(decisions, rated, strict=True) if use]))
+        outside = Measure.mean(
+            mass_outside([part for part, use in zip(decisions, rated, strict=True) if use])
+        )
     estimates.measures["ope/outside"] = outside
     _keep_intervals(estimates, which, w, plain, returns, seen=seen)
     estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
@@ -238,8 +282,17 @@ def importance_sampling(
     return estimates
 
 
-def _keep_intervals(estimates: Estimates, which: Sequence[str], w: np.ndarray, plain: np.ndarray, returns: np.ndarray, *, seen: bool) -> None:
-    """No interval where too few dialogs carry the weight, or where what the logs cannot hold could move the estimate by NUDGE standard errors.
+def _keep_intervals(
+    estimates: Estimates,
+    which: Sequence[str],
+    w: np.ndarray,
+    plain: np.ndarray,
+    returns: np.ndarray,
+    *,
+    seen: bool,
+) -> None:
+    """No interval where too few dialogs carry the weight, or where what the logs cannot hold could move the
+    estimate by NUDGE standard errors.
 
     The mass outside is what was `seen` in the policies' probabilities, or what the mean weight is certainly
     short of 1 by, whichever is more. It could earn anything that was earned in the logs.
@@ -269,7 +322,10 @@ def _keep_intervals(estimates: Estimates, which: Sequence[str], w: np.ndarray, p
         estimates.add_note("ope/outside", text)
     if np.isfinite(error) and abs(1 - mean) > 2 * error + 1e-6:
         side = "the logs do not hold all that the policy says, or " if mean < 1 else ""
-        estimates.add_note("ope/weight", f"It should be 1 and is {mean:.2g}: {side}the behaviour policy is not the one that wrote them.")
+        estimates.add_note(
+            "ope/weight",
+            f"It should be 1 and is {mean:.2g}: {side}the behaviour policy is not the one that wrote them.",
+        )
 
 
 def _impossible(known: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], behaviour: str) -> str:
@@ -284,15 +340,17 @@ def _impossible(known: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], beha
 
 
 def effective(w: np.ndarray) -> float:
-    """n_eff = (sum w)^2 / sum w^2: as many dialogs of equal weight would be as exact. Between 1 and the number of dialogs."""
+    """n_eff = (sum w)^2 / sum w^2: as many dialogs of equal weight would be as exact. Between 1 and the
+    number of dialogs."""
     return float(w.sum() ** 2 / np.square(w).sum())
 
 
 def per_decision(weights: Sequence[np.ndarray], earned: Sequence[np.ndarray]) -> np.ndarray:
-    """(D,) numbers whose mean is the per-decision estimate J = sum_k J_k, J_k = sum_i w_ik r_ik / sum_i w_ik, and whose spread is its spread.
+    """(D,) numbers whose mean is the per-decision estimate J = sum_k J_k, J_k = sum_i w_ik r_ik / sum_i w_ik,
+    and whose spread is its spread.
 
-    w_ik is the weight of dialog i up to its k-th reply, its last one where it has ended; a dialog's number is J plus n times its influence
-    sum_k w_ik (r_ik - J_k) / sum_j w_jk (the infinitesimal jackknife).
+    w_ik is the weight of dialog i up to its k-th reply, its last one where it has ended; a dialog's number is
+    J plus n times its influence sum_k w_ik (r_ik - J_k) / sum_j w_jk (the infinitesimal jackknife).
     """
     turns = range(max(map(len, weights)))
     log_w = np.array([[part[min(k, len(part) - 1)] for k in turns] for part in weights])  # (D, K)
@@ -310,7 +368,8 @@ def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Se
     windows, unrated = len(logged.rows) - count, count - len(w)
     found = {
         f"{unrated} of {count} dialogs have a reply without a reward and are left out.": unrated,
-        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on importance sampling here.": n_eff < FEW,
+        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on importance sampling here.": n_eff
+        < FEW,
         f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count nothing.": none,
         f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation there.": windows,
         f"{cut} dialogs are logged up to a cut only; what they earned later counts as 0.": cut,
@@ -319,7 +378,10 @@ def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Se
 
 
 def _check_same_tokens(logged: LoggedReplies, behaviour: Behaviour) -> None:
-    ours, theirs = (np.concatenate([row.input_ids[row.assistant] for row in each.rows]) for each in (logged, behaviour.logged))
+    ours, theirs = (
+        np.concatenate([row.input_ids[row.assistant] for row in each.rows])
+        for each in (logged, behaviour.logged)
+    )
     if not np.array_equal(ours, theirs) or not np.array_equal(logged.dialog, behaviour.logged.dialog):
         raise UserError(
             f"--behaviour {behaviour.name}: expected a policy whose tokenizer cuts the logged replies into the tokens of the evaluated one, "
@@ -356,7 +418,8 @@ def all_estimates(
     seed: int = 0,
     quiet: bool = True,
 ) -> Estimates:
-    """Every estimate asked for, and `ope/logged`, what the logs earned. `scores` are those of `logged`, the tokens of the held-out `dialogs`."""
+    """Every estimate asked for, and `ope/logged`, what the logs earned. `scores` are those of `logged`, the
+    tokens of the held-out `dialogs`."""
     if not logged.rows:
         raise UserError("--ope: expected replies in the held-out dialogs, found none")
     found = [_as_logged(logged, scores, discount)]
@@ -366,12 +429,17 @@ def all_estimates(
     if "dm" in which:
         found.append(direct_method(policy, logged, discount, batch_size=fqe.batch_size))
     if behaviour is not None and (weighted := [name for name in which if name in ("wis", "pdwis")]):
-        found.append(importance_sampling(weighted, scores, logged, behaviour, discount, dialogs=dialogs, policy=policy))
+        found.append(
+            importance_sampling(weighted, scores, logged, behaviour, discount, dialogs=dialogs, policy=policy)
+        )
     together = Estimates()
     for each in found:
         together.measures |= each.measures
         together.notes |= each.notes
     if policy.method.num_generations > 1:
         for name in which:
-            together.add_note(f"ope/{name}", f"The policy says the best of {policy.method.num_generations} replies; this is the return of one draw.")
+            together.add_note(
+                f"ope/{name}",
+                f"The policy says the best of {policy.method.num_generations} replies; this is the return of one draw.",
+            )
     return together

@@ -1,4 +1,5 @@
-"""The report's plots as PNG bytes, drawn on objects of their own: no global state of matplotlib is touched and no display is needed."""
+"""The report's plots as PNG bytes, drawn on objects of their own: no global state of matplotlib is touched
+and no display is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from rl_dialog.evaluation.summary import Group, figure_of, shown
 
 COLOURS = ("#4269d0", "#e0731d", "#3a9b5c", "#b5468c", "#7a6ad8", "#8a6d3b", "#2a9fb5", "#c23b3b")
 GREY = "#6b6b6b"
-CURVES = ("eval/return", "eval/nll", "eval/loss", "train/loss", "train/q_loss", "train/nll")  # learning curves in order of interest
+CURVES = (
+    "eval/return",
+    "eval/nll",
+    "eval/loss",
+    "train/loss",
+    "train/q_loss",
+    "train/nll",
+)  # learning curves in order of interest
 MOST_PANELS = 4
 
 
@@ -31,13 +39,18 @@ def colours(groups: Sequence[Group]) -> dict[str, str]:
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
-def interval_plot(groups: Sequence[Group], name: str, *, title: str, references: Mapping[str, Estimate] | None = None) -> bytes | None:
-    """One line per group: the estimate with its interval, its runs as dots, references as vertical lines. None when no group has the figure."""
+def interval_plot(
+    groups: Sequence[Group], name: str, *, title: str, references: Mapping[str, Estimate] | None = None
+) -> bytes | None:
+    """One line per group: the estimate with its interval, its runs as dots, references as vertical lines.
+    None when no group has the figure."""
     having = [group for group in groups if name in group.estimates]
     if not having:
         return None
     references = references or {}
-    figure = Figure(figsize=(8, 1.3 + 0.42 * len(having) + 0.2 * len(references)), dpi=110, layout="constrained")
+    figure = Figure(
+        figsize=(8, 1.3 + 0.42 * len(having) + 0.2 * len(references)), dpi=110, layout="constrained"
+    )
     axes = figure.add_subplot()
     _intervals(axes, having, name, colours(groups))
     for number, (label, value) in enumerate(references.items()):
@@ -52,15 +65,24 @@ def interval_plot(groups: Sequence[Group], name: str, *, title: str, references:
     return as_png(figure)
 
 
-def panels(groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bool = False, zero: bool = False) -> bytes | None:
-    """Small interval plots side by side: figure -> its title. `same_scale`: they all measure the same; `zero`: differences, with a line at 0."""
-    having = {name: title for name, title in titles.items() if any(name in group.estimates for group in groups)}
+def panels(
+    groups: Sequence[Group], titles: Mapping[str, str], *, same_scale: bool = False, zero: bool = False
+) -> bytes | None:
+    """Small interval plots side by side: figure -> its title. `same_scale`: they all measure the same;
+    `zero`: differences, with a line at 0."""
+    having = {
+        name: title for name, title in titles.items() if any(name in group.estimates for group in groups)
+    }
     if not having:
         return None
     columns = min(3, len(having))
     rows = -(-len(having) // columns)
-    figure = Figure(figsize=(3.1 * columns + 0.8, rows * (0.9 + 0.3 * len(groups))), dpi=110, layout="constrained")
-    grid = np.atleast_1d(figure.subplots(rows, columns, sharex=same_scale, sharey=True, squeeze=False)).ravel()
+    figure = Figure(
+        figsize=(3.1 * columns + 0.8, rows * (0.9 + 0.3 * len(groups))), dpi=110, layout="constrained"
+    )
+    grid = np.atleast_1d(
+        figure.subplots(rows, columns, sharex=same_scale, sharey=True, squeeze=False)
+    ).ravel()
     for axes, (name, title) in zip(grid, having.items(), strict=False):
         _intervals(axes, groups, name, colours(groups))
         if zero:
@@ -95,7 +117,14 @@ def trade_off(groups: Sequence[Group]) -> bytes | None:
             label=group.label,
         )
         for run in group.runs:
-            axes.plot(run.measures["kl"].value, run.measures["return"].value, ".", color=hue[group.name], alpha=0.4, markersize=4)
+            axes.plot(
+                run.measures["kl"].value,
+                run.measures["return"].value,
+                ".",
+                color=hue[group.name],
+                alpha=0.4,
+                markersize=4,
+            )
     axes.set_xlabel("KL to the prior per token (nats)", fontsize=9)
     axes.set_ylabel("return per dialog", fontsize=9)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -105,7 +134,8 @@ def trade_off(groups: Sequence[Group]) -> bytes | None:
 
 
 def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) -> bytes:
-    """Metrics against k: in the order of generation (solid, with its interval) and in that of each policy's own critic (dashed)."""
+    """Metrics against k: in the order of generation (solid, with its interval) and in that of each policy's
+    own critic (dashed)."""
     columns = min(2, len(metrics))
     rows = -(-len(metrics) // columns)
     figure = Figure(figsize=(4.4 * columns, 2.8 * rows), dpi=110, layout="constrained")
@@ -125,7 +155,13 @@ def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) ->
         axes.grid(color="#e6e6e6", linewidth=0.8)
     for axes in grid[len(metrics) :]:
         axes.set_visible(False)
-    figure.legend(*_legend(grid[: len(metrics)]), loc="outside lower center", ncols=min(4, len(groups)), frameon=False, fontsize=8)
+    figure.legend(
+        *_legend(grid[: len(metrics)]),
+        loc="outside lower center",
+        ncols=min(4, len(groups)),
+        frameon=False,
+        fontsize=8,
+    )
     return as_png(figure)
 
 
@@ -134,14 +170,31 @@ def _top_k(axes: Axes, group: Group, prefix: str, count: int, hue: Mapping[str, 
     found = {k: value for k in range(1, count + 1) if (value := group.estimates.get(f"{prefix}@{k}"))}
     style = {"linestyle": "-", "label": label} if label else {"linestyle": (0, (3, 2))}
     colour, values = hue[group.name], [value.value for value in found.values()]
-    axes.plot(list(found), values, color=colour, marker="o", markersize=4, linewidth=1.6, markerfacecolor=_face(group, hue), **style)
+    axes.plot(
+        list(found),
+        values,
+        color=colour,
+        marker="o",
+        markersize=4,
+        linewidth=1.6,
+        markerfacecolor=_face(group, hue),
+        **style,
+    )
     known = {k: value for k, value in found.items() if value.low is not None}
     if label and known:
-        axes.fill_between(list(known), [v.low for v in known.values()], [v.high for v in known.values()], color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(
+            list(known),
+            [v.low for v in known.values()],
+            [v.high for v in known.values()],
+            color=colour,
+            alpha=0.12,
+            linewidth=0,
+        )
 
 
 def histograms(columns: Mapping[str, np.ndarray]) -> bytes | None:
-    """How often each value occurs, a small plot per column, counts on a logarithmic scale. None without columns."""
+    """How often each value occurs, a small plot per column, counts on a logarithmic scale. None without
+    columns."""
     if not columns:
         return None
     across = min(4, len(columns))
@@ -160,9 +213,12 @@ def histograms(columns: Mapping[str, np.ndarray]) -> bytes | None:
 
 
 def distributions(columns: Mapping[str, Mapping[str, np.ndarray]]) -> bytes:
-    """Steps of the share of dialogs up to each value: figure -> group -> its values; a panel per figure, a line per group."""
+    """Steps of the share of dialogs up to each value: figure -> group -> its values; a panel per figure, a
+    line per group."""
     figure = Figure(figsize=(4.2 * len(columns), 2.9), dpi=110, layout="constrained")
-    for axes, (title, groups) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns.items(), strict=True):
+    for axes, (title, groups) in zip(
+        figure.subplots(1, len(columns), squeeze=False)[0], columns.items(), strict=True
+    ):
         for i, (name, values) in enumerate(groups.items()):
             axes.ecdf(values, color=COLOURS[i % len(COLOURS)], linewidth=1.6, label=name)
         axes.set_xlabel(title, fontsize=9)
@@ -171,7 +227,13 @@ def distributions(columns: Mapping[str, Mapping[str, np.ndarray]]) -> bytes:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         axes.grid(color="#e6e6e6", linewidth=0.8)
         plain(axes)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+    )
     return as_png(figure)
 
 
@@ -186,7 +248,13 @@ def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> 
         for j, value in enumerate(row):
             if np.isfinite(value):
                 axes.text(
-                    j, i, f"{value:.2f}".replace("0.", "."), ha="center", va="center", fontsize=6, color="white" if abs(value) > 0.6 else "black"
+                    j,
+                    i,
+                    f"{value:.2f}".replace("0.", "."),
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    color="white" if abs(value) > 0.6 else "black",
                 )
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
@@ -194,9 +262,15 @@ def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> 
 
 
 def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
-    """Group name -> run folders; their metrics.jsonl side by side, runs thin and their mean thick. None where nothing was logged."""
-    curves = {name: [found for folder in paths if (found := read_curves(folder / "metrics.jsonl"))] for name, paths in folders.items()}
-    keys = [key for key in CURVES if any(key in run for runs in curves.values() for run in runs)][:MOST_PANELS]
+    """Group name -> run folders; their metrics.jsonl side by side, runs thin and their mean thick. None where
+    nothing was logged."""
+    curves = {
+        name: [found for folder in paths if (found := read_curves(folder / "metrics.jsonl"))]
+        for name, paths in folders.items()
+    }
+    keys = [key for key in CURVES if any(key in run for runs in curves.values() for run in runs)][
+        :MOST_PANELS
+    ]
     if not keys:
         return None
     columns = min(2, len(keys))
@@ -213,12 +287,19 @@ def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
         axes.grid(color="#e6e6e6", linewidth=0.8)
     for axes in grid[len(keys) :]:
         axes.set_visible(False)
-    figure.legend(*_legend(grid[: len(keys)]), loc="outside lower center", ncols=min(4, len(curves)), frameon=False, fontsize=8)
+    figure.legend(
+        *_legend(grid[: len(keys)]),
+        loc="outside lower center",
+        ncols=min(4, len(curves)),
+        frameon=False,
+        fontsize=8,
+    )
     return as_png(figure)
 
 
 def read_curves(path: Path) -> dict[str, dict[int, float]]:
-    """metrics.jsonl as metric -> {step: value}; a line cut by a killed run is left out, and so are values that are not finite."""
+    """metrics.jsonl as metric -> {step: value}; a line cut by a killed run is left out, and so are values
+    that are not finite."""
     found: dict[str, dict[int, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -241,7 +322,9 @@ def _intervals(axes: Axes, groups: Sequence[Group], name: str, hue: Mapping[str,
         if len(runs) > 1:
             axes.plot(runs, [y + 0.22] * len(runs), ".", color=hue[group.name], alpha=0.55, markersize=5)
         if value.low is not None:
-            axes.plot([value.low, value.high], [y, y], color=hue[group.name], linewidth=2.2, solid_capstyle="butt")
+            axes.plot(
+                [value.low, value.high], [y, y], color=hue[group.name], linewidth=2.2, solid_capstyle="butt"
+            )
         axes.plot(value.value, y, "o", color=hue[group.name], markersize=6, markerfacecolor=_face(group, hue))
     axes.set_yticks(range(len(groups)), [group.label for group in groups], fontsize=8)
     axes.set_ylim(len(groups) - 0.4, -0.6)

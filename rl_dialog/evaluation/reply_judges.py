@@ -49,7 +49,9 @@ class HeldOut:
 
     @property
     def replies(self) -> set[str]:
-        return {id for first, second, *_ in self.pairs for id in (first, second)} | {id for id, *_ in self.ratings}
+        return {id for first, second, *_ in self.pairs for id in (first, second)} | {
+            id for id, *_ in self.ratings
+        }
 
     @property
     def units(self) -> dict[str, int]:
@@ -69,7 +71,9 @@ def judged(said: HeldOut, scores: Mapping[str, Scores], *, noise: float, zero: b
     """
     every = said.replies
     scores = {name: values for name, values in scores.items() if every <= values.keys()}
-    measures = {name: _measures(said, values, noise if name == MODEL else None) for name, values in scores.items()}
+    measures = {
+        name: _measures(said, values, noise if name == MODEL else None) for name, values in scores.items()
+    }
     sizes = {"pairs": len(said.pairs), "contexts": len(said.mixed), "conversations": len(said.units)}
     figures: dict[str, Any] = {**sizes, "judges": {}, "advantage": {}}
     for name, values in scores.items():
@@ -77,10 +81,19 @@ def judged(said: HeldOut, scores: Mapping[str, Scores], *, noise: float, zero: b
         auc = _auc(said, values) if zero or name != MODEL else None
         figures["judges"][name] = own | ({"auc": auc} if auc else {})
         if name != MODEL:
-            both = [(key, measures[MODEL][key], measures[name][key]) for key in ("accuracy", "chosen_good") if key in own]
-            figures["advantage"][name] = {key: _figure(difference([ours], [theirs])) for key, ours, theirs in both}
+            both = [
+                (key, measures[MODEL][key], measures[name][key])
+                for key in ("accuracy", "chosen_good")
+                if key in own
+            ]
+            figures["advantage"][name] = {
+                key: _figure(difference([ours], [theirs])) for key, ours, theirs in both
+            }
     if said.pairs and MODEL in scores:
-        apart, preferred = _apart(said, scores[MODEL]), np.array([preference for *_, preference, _ in said.pairs])
+        apart, preferred = (
+            _apart(said, scores[MODEL]),
+            np.array([preference for *_, preference, _ in said.pairs]),
+        )
         error, bins = calibration(apart, preferred)
         figures["calibration"] = {"error": None if error is None else round(error, 4), "bins": bins}
     return figures
@@ -104,14 +117,20 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {"held_out_pairs": figures["pairs"], **shown, "calibration_error": error}
 
 
-def likelihoods(checkpoint: str, contexts: Sequence[Sequence[Mapping[str, Any]]], texts: Sequence[str]) -> list[float]:
+def likelihoods(
+    checkpoint: str, contexts: Sequence[Sequence[Mapping[str, Any]]], texts: Sequence[str]
+) -> list[float]:
     """The mean log-probability of a token of each reply under a policy, behind its context."""
     policy, tokenizer = load_for_decoding(checkpoint), load_tokenizer(resolve(checkpoint))
     positions = getattr(policy.config, "max_position_embeddings", None) or 1024
     ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    encoded = [[*tokenizer(text, add_special_tokens=False)["input_ids"], *ends][: positions // 2] for text in texts]
+    encoded = [
+        [*tokenizer(text, add_special_tokens=False)["input_ids"], *ends][: positions // 2] for text in texts
+    ]
     room = [positions - len(ids) for ids in encoded]
-    prompts = [encode_prompt([*context], tokenizer, max_length=n) for context, n in zip(contexts, room, strict=True)]
+    prompts = [
+        encode_prompt([*context], tokenizer, max_length=n) for context, n in zip(contexts, room, strict=True)
+    ]
     return rank_replies(policy, prompts, encoded, by="mean log-probability").tolist() if texts else []
 
 
@@ -137,7 +156,9 @@ def write_card(path: Path, facts: Sequence[str], figures: Mapping[str, Any], *, 
         f"`{ours}` gives the scores" + ("." if words else "; so does"),
     ]
     if not words:
-        lines.append("`transformers.AutoModelForSequenceClassification` (num_labels 1) on what the tokenizer's chat template renders.")
+        lines.append(
+            "`transformers.AutoModelForSequenceClassification` (num_labels 1) on what the tokenizer's chat template renders."
+        )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -148,20 +169,33 @@ def pair_accuracy(first: np.ndarray, second: np.ndarray, preferred: np.ndarray, 
     return _per_unit(right[decided], unit[decided], unit)
 
 
-def choice_measures(contexts: Sequence[tuple[np.ndarray, np.ndarray]], unit: np.ndarray) -> dict[str, Measure]:
+def choice_measures(
+    contexts: Sequence[tuple[np.ndarray, np.ndarray]], unit: np.ndarray
+) -> dict[str, Measure]:
     """(scores (N,), good (N,)) of the replies to each of C contexts, and the number of each context's
     conversation (C,)."""
     chosen = [good[scores == scores.max()].mean() for scores, good in contexts]
     at_random = [good.mean() for _, good in contexts]
-    return {"chosen_good": _per_unit(np.array(chosen), unit, unit), "random_good": _per_unit(np.array(at_random), unit, unit)}
+    return {
+        "chosen_good": _per_unit(np.array(chosen), unit, unit),
+        "random_good": _per_unit(np.array(at_random), unit, unit),
+    }
 
 
-def log_odds_measures(difference: np.ndarray, preferred: np.ndarray, unit: np.ndarray, *, noise: float) -> dict[str, Measure]:
+def log_odds_measures(
+    difference: np.ndarray, preferred: np.ndarray, unit: np.ndarray, *, noise: float
+) -> dict[str, Measure]:
     """Of score differences (P,): the loss per label that was trained on, and the share of ties."""
     with np.errstate(divide="ignore"):  # the logarithm of no noise
-        log_p, log_not_p = (np.logaddexp(np.log1p(-noise) - np.logaddexp(0, -apart), np.log(noise / 2)) for apart in (difference, -difference))
+        log_p, log_not_p = (
+            np.logaddexp(np.log1p(-noise) - np.logaddexp(0, -apart), np.log(noise / 2))
+            for apart in (difference, -difference)
+        )
     loss = -preferred * log_p - (1 - preferred) * log_not_p
-    return {"loss": _per_unit(loss, unit, unit), "tie_share": _per_unit((preferred == 0.5).astype(float), unit, unit)}
+    return {
+        "loss": _per_unit(loss, unit, unit),
+        "tie_share": _per_unit((preferred == 0.5).astype(float), unit, unit),
+    }
 
 
 def calibration(difference: np.ndarray, preferred: np.ndarray) -> tuple[float | None, list[dict[str, Any]]]:
@@ -175,7 +209,11 @@ def calibration(difference: np.ndarray, preferred: np.ndarray) -> tuple[float | 
     right = ((difference > 0) == (preferred > 0.5))[decided].astype(float)
     place = np.minimum(((sure - 0.5) * 2 * BINS).astype(int), BINS - 1)
     bins = [
-        {"labels": int((place == b).sum()), "sure": round(float(sure[place == b].mean()), 4), "right": round(float(right[place == b].mean()), 4)}
+        {
+            "labels": int((place == b).sum()),
+            "sure": round(float(sure[place == b].mean()), 4),
+            "right": round(float(right[place == b].mean()), 4),
+        }
         for b in range(BINS)
         if (place == b).any()
     ]
@@ -188,7 +226,9 @@ def _per_unit(values: np.ndarray, unit: np.ndarray, every: np.ndarray) -> Measur
     """The mean of all values, whose units are drawn again together."""
     count = int(every.max()) + 1 if len(every) else 1
     place = unit.astype(int)
-    return Measure(np.bincount(place, values, minlength=count), np.bincount(place, minlength=count).astype(float))
+    return Measure(
+        np.bincount(place, values, minlength=count), np.bincount(place, minlength=count).astype(float)
+    )
 
 
 def _measures(said: HeldOut, scores: Scores, noise: float | None) -> dict[str, Measure]:
@@ -204,7 +244,10 @@ def _measures(said: HeldOut, scores: Scores, noise: float | None) -> dict[str, M
         if noise is not None:
             found |= log_odds_measures(first - second, preferred, unit, noise=noise)
     if mixed := said.mixed:
-        tables = [(np.array([scores[id] for id, _ in rated]), np.array([float(good) for _, good in rated])) for rated, _ in mixed]
+        tables = [
+            (np.array([scores[id] for id, _ in rated]), np.array([float(good) for _, good in rated]))
+            for rated, _ in mixed
+        ]
         found |= choice_measures(tables, np.array([units[owner] for _, owner in mixed]))
     return found
 
@@ -224,7 +267,9 @@ def _apart(said: HeldOut, scores: Scores) -> np.ndarray:
 
 
 def _figure(found: Estimate | None) -> list[float | None] | None:
-    return found and [None if value is None else round(value, 4) for value in (found.value, found.low, found.high)]
+    return found and [
+        None if value is None else round(value, 4) for value in (found.value, found.low, found.high)
+    ]
 
 
 def _shown(figure: list[float | None] | None) -> str:

@@ -30,12 +30,43 @@ class Evaluation:
     samples: int = 3
 
 
-OVERVIEW = ("return", "return_greedy", "return_best_of", "perplexity", "kl", "critic", "distinct_2", "words", "repeated", "empty")
+OVERVIEW = (
+    "return",
+    "return_greedy",
+    "return_best_of",
+    "perplexity",
+    "kl",
+    "critic",
+    "distinct_2",
+    "words",
+    "repeated",
+    "empty",
+)
 RETURNS = ("return", "return_greedy", "return_best_of")
 TEXTS = ("distinct_1", "distinct_2", "words", "tokens", "replies", "repeated", "rep_3", "empty", "unfinished")
-FROM_LOGS = ("ope/logged", "ope/fqe", "ope/dm", "ope/wis", "ope/pdwis", "ope/n_eff", "ope/weight", "ope/outside", "ope/fqe_td")
+FROM_LOGS = (
+    "ope/logged",
+    "ope/fqe",
+    "ope/dm",
+    "ope/wis",
+    "ope/pdwis",
+    "ope/n_eff",
+    "ope/weight",
+    "ope/outside",
+    "ope/fqe_td",
+)
 LANGUAGE = ("perplexity", "lm_perplexity", "kl", "kl_per_reply")
-COMPARED = ("return", "return_greedy", "return_best_of", "perplexity", "kl", "critic", "distinct_2", "words", "repeated")
+COMPARED = (
+    "return",
+    "return_greedy",
+    "return_best_of",
+    "perplexity",
+    "kl",
+    "critic",
+    "distinct_2",
+    "words",
+    "repeated",
+)
 
 
 def sections(evaluation: Evaluation) -> list[Section]:
@@ -84,17 +115,26 @@ def _overview(evaluation: Evaluation) -> Section:
         *evaluation.about,
         "Figures are means over runs with 95 % bootstrap intervals over runs and conversations; with one run the interval covers conversations only.",
     ]
-    return Section("Overview", intro, _table(evaluation.groups, names, runs=True), _missing(evaluation.groups, names))
+    return Section(
+        "Overview", intro, _table(evaluation.groups, names, runs=True), _missing(evaluation.groups, names)
+    )
 
 
 def _returns(evaluation: Evaluation) -> Section | None:
-    png = plots.interval_plot(evaluation.groups, "return", title="Return per dialog", references=evaluation.references)
+    png = plots.interval_plot(
+        evaluation.groups, "return", title="Return per dialog", references=evaluation.references
+    )
     if png is None:
         return None
     names = [name for name in RETURNS if _known(evaluation, name)]
     table = _table(evaluation.groups, names)
-    table.rows += [[label, shown(value, FIGURES["return"]), *["-"] * (len(names) - 1)] for label, value in evaluation.references.items()]
-    text = ["Undiscounted sum of the environment's rewards. Every policy meets the same conversation partners. Small dots are single runs."]
+    table.rows += [
+        [label, shown(value, FIGURES["return"]), *["-"] * (len(names) - 1)]
+        for label, value in evaluation.references.items()
+    ]
+    text = [
+        "Undiscounted sum of the environment's rewards. Every policy meets the same conversation partners. Small dots are single runs."
+    ]
     return Section("Return", text, table, plot=("return.png", png))
 
 
@@ -108,15 +148,29 @@ def _comparison(evaluation: Evaluation) -> Section | None:
     for label, (baseline, changes) in evaluation.comparisons.items():
         cells = [shown(changes.get(name), figure_of(name), signed=True) for name in names]
         rows.append([f"{label} - {baseline}", *cells])
-    text = ["Differences with 95 % intervals, paired by conversation. Where the interval leaves out 0, other seeds would most likely agree."]
-    return Section("Against the baseline", text, Table(["difference", *(_title(name, evaluation) for name in names)], rows))
+    text = [
+        "Differences with 95 % intervals, paired by conversation. Where the interval leaves out 0, other seeds would most likely agree."
+    ]
+    return Section(
+        "Against the baseline",
+        text,
+        Table(["difference", *(_title(name, evaluation) for name in names)], rows),
+    )
 
 
 def _rewards(evaluation: Evaluation) -> list[Section]:
-    names = list(dict.fromkeys(name for group in evaluation.groups for name in group.estimates if name.startswith("reward/")))
+    names = list(
+        dict.fromkeys(
+            name for group in evaluation.groups for name in group.estimates if name.startswith("reward/")
+        )
+    )
     if not names:
         return []
-    trained = [name for name in names if evaluation.trained is not None and name.removeprefix("reward/") in evaluation.trained]
+    trained = [
+        name
+        for name in names
+        if evaluation.trained is not None and name.removeprefix("reward/") in evaluation.trained
+    ]
     others = [name for name in names if name not in trained]
     text = ["Mean per generated reply that the reward applies to."]
     if evaluation.trained is None:
@@ -126,7 +180,11 @@ def _rewards(evaluation: Evaluation) -> list[Section]:
     table = _table(evaluation.groups, trained + others)
     table.columns[1:] = [_title(name, evaluation) for name in trained + others]
     png = plots.panels(evaluation.groups, {name: _title(name, evaluation) for name in trained + others})
-    return [Section("Rewards of generated dialogs", text, table, plot=None if png is None else ("rewards.png", png))]
+    return [
+        Section(
+            "Rewards of generated dialogs", text, table, plot=None if png is None else ("rewards.png", png)
+        )
+    ]
 
 
 def _figures(evaluation: Evaluation, title: str, wanted: Sequence[str], text: str) -> Section | None:
@@ -138,7 +196,9 @@ def _figures(evaluation: Evaluation, title: str, wanted: Sequence[str], text: st
 
 def _trade_off(evaluation: Evaluation) -> Section | None:
     png = plots.trade_off(evaluation.groups)
-    return None if png is None else Section("What the distance to the prior buys", plot=("kl_return.png", png))
+    return (
+        None if png is None else Section("What the distance to the prior buys", plot=("kl_return.png", png))
+    )
 
 
 def _critic(evaluation: Evaluation) -> Section | None:
@@ -174,14 +234,25 @@ def _candidates(evaluation: Evaluation) -> Section | None:
     rows = []
     for label, (baseline, changes) in evaluation.comparisons.items():
         if any(name in changes for name in names):
-            rows.append([f"{label} - {baseline}", *(shown(changes.get(name), figure_of(name), signed=True) for name in names)])
+            rows.append(
+                [
+                    f"{label} - {baseline}",
+                    *(shown(changes.get(name), figure_of(name), signed=True) for name in names),
+                ]
+            )
     table = _table(having, [*names, "candidates_different"])
     table.rows += [[*row, "-"] for row in rows]
-    return Section("Candidates", text, table, plot=("candidates.png", plots.top_k_curves(having, metrics, found.count)))
+    return Section(
+        "Candidates", text, table, plot=("candidates.png", plots.top_k_curves(having, metrics, found.count))
+    )
 
 
 def _ranked(evaluation: Evaluation) -> Section | None:
-    having = [group for group in evaluation.groups if group.runs[0].candidates and group.runs[0].candidates.count > 1]
+    having = [
+        group
+        for group in evaluation.groups
+        if group.runs[0].candidates and group.runs[0].candidates.count > 1
+    ]
     if not having:
         return None
     found = having[0].runs[0].candidates
@@ -190,8 +261,17 @@ def _ranked(evaluation: Evaluation) -> Section | None:
     for group in having:
         ways = group.runs[0].candidates.critic
         for way in ways:
-            gains = [shown(group.estimates.get(f"gain/{way}/{metric}@1"), figure_of(f"gain/{way}/{metric}@1"), signed=True) for metric in metrics]
-            rows.append([group.label, f"{way} (its own)" if way == group.runs[0].candidates.own_way else way, *gains])
+            gains = [
+                shown(
+                    group.estimates.get(f"gain/{way}/{metric}@1"),
+                    figure_of(f"gain/{way}/{metric}@1"),
+                    signed=True,
+                )
+                for metric in metrics
+            ]
+            rows.append(
+                [group.label, f"{way} (its own)" if way == group.runs[0].candidates.own_way else way, *gains]
+            )
     text = [
         "How much nearer to the logged reply the first candidate is once a critic has put the same candidates in order: top-1 in its order minus "
         "top-1 in the order of generation, paired by context. An order at random earns 0 where replies are sampled; without sampling the first "
@@ -207,16 +287,32 @@ def _from_logs(evaluation: Evaluation) -> Section | None:
     text = [*FROM_LOGS_TEXT]
     if _known(evaluation, "return"):
         names.append("return")
-        text.append("The return per dialog beside them was measured in the environment, with replies drawn as said at the top.")
-    estimators = {name: figure_of(name).title for name in ("ope/fqe", "ope/dm", "ope/wis", "ope/pdwis", "return") if name in names}
+        text.append(
+            "The return per dialog beside them was measured in the environment, with replies drawn as said at the top."
+        )
+    estimators = {
+        name: figure_of(name).title
+        for name in ("ope/fqe", "ope/dm", "ope/wis", "ope/pdwis", "return")
+        if name in names
+    }
     png = plots.panels(evaluation.groups, estimators, same_scale=True)
     plot = None if png is None else ("from_logs.png", png)
-    return Section("Return estimated from the logs", text, _table(evaluation.groups, names), _missing(evaluation.groups, names), plot)
+    return Section(
+        "Return estimated from the logs",
+        text,
+        _table(evaluation.groups, names),
+        _missing(evaluation.groups, names),
+        plot,
+    )
 
 
 def _curves(evaluation: Evaluation) -> Section | None:
     png = plots.learning_curves(evaluation.folders)
-    return None if png is None else Section("Learning curves", ["From each run's metrics.jsonl."], plot=("curves.png", png))
+    return (
+        None
+        if png is None
+        else Section("Learning curves", ["From each run's metrics.jsonl."], plot=("curves.png", png))
+    )
 
 
 def _runs(evaluation: Evaluation) -> Section:
@@ -232,36 +328,71 @@ def _runs(evaluation: Evaluation) -> Section:
 
 def _point(run: RunResult, name: str) -> Estimate | None:
     measure = run.measures.get(name)
-    return None if measure is None or measure.value != measure.value else Estimate(measure.value, None, None, 1, len(measure.numerator))
+    return (
+        None
+        if measure is None or measure.value != measure.value
+        else Estimate(measure.value, None, None, 1, len(measure.numerator))
+    )
 
 
 def _samples(evaluation: Evaluation) -> Section | None:
     same: dict[str, list[Group]] = {}
     for group in evaluation.groups:  # the best checkpoint is often the last one too
         same.setdefault(group.runs[0].directory, []).append(group)
-    firsts = [(", ".join(group.label for group in groups), directory, groups[0].runs[0]) for directory, groups in same.items()]
+    firsts = [
+        (", ".join(group.label for group in groups), directory, groups[0].runs[0])
+        for directory, groups in same.items()
+    ]
     found = []
     for number in range(evaluation.samples):
-        having = [(label, directory, run.episodes[number]) for label, directory, run in firsts if number < len(run.episodes)]
+        having = [
+            (label, directory, run.episodes[number])
+            for label, directory, run in firsts
+            if number < len(run.episodes)
+        ]
         if having:
-            columns = [Column(f"{label}: return {e.total:.2f}", _lines(e.dialog), directory) for label, directory, e in having]
+            columns = [
+                Column(f"{label}: return {e.total:.2f}", _lines(e.dialog), directory)
+                for label, directory, e in having
+            ]
             found.append(Sample(f"Episode {having[0][2].index}", columns))
     for number in range(evaluation.samples):
-        answers = [(label, directory, run.answers[number]) for label, directory, run in firsts if number < len(run.answers)]
+        answers = [
+            (label, directory, run.answers[number])
+            for label, directory, run in firsts
+            if number < len(run.answers)
+        ]
         if answers:
             first = answers[0][2]
             context = Column("context", _lines(first.dialog)[:-1])
             log = Column("the log", [("assistant", first.logged, "")])
-            columns = [context, log, *(Column(label, _lines(answer.dialog)[-1:], directory) for label, directory, answer in answers)]
+            columns = [
+                context,
+                log,
+                *(
+                    Column(label, _lines(answer.dialog)[-1:], directory)
+                    for label, directory, answer in answers
+                ),
+            ]
             found.append(Sample(f"Held-out context {first.context}", columns))
-    return Section("Samples", ["The first run of each policy, the same conversation partners and contexts."], samples=found) if found else None
+    return (
+        Section(
+            "Samples",
+            ["The first run of each policy, the same conversation partners and contexts."],
+            samples=found,
+        )
+        if found
+        else None
+    )
 
 
 def _lines(dialog: Dialog) -> list[tuple[str, str, str]]:
     lines = []
     for message in dialog.messages:
         reward, vote = message.get("reward"), message.get("feedback", {}).get("vote")
-        parts = ([f"{reward:+.2f}"] if reward is not None else []) + ([f"vote {vote:+d}"] if vote is not None else [])
+        parts = ([f"{reward:+.2f}"] if reward is not None else []) + (
+            [f"vote {vote:+d}"] if vote is not None else []
+        )
         lines.append((message["role"], message["content"] or "", ", ".join(parts)))
     return lines
 
@@ -269,7 +400,11 @@ def _lines(dialog: Dialog) -> list[tuple[str, str, str]]:
 def _table(groups: Sequence[Group], names: Sequence[str], *, runs: bool = False) -> Table:
     columns = ["policy", *(["runs"] if runs else []), *(figure_of(name).title for name in names)]
     rows = [
-        [group.label, *([str(len(group.runs))] if runs else []), *(shown(group.estimates.get(name), figure_of(name)) for name in names)]
+        [
+            group.label,
+            *([str(len(group.runs))] if runs else []),
+            *(shown(group.estimates.get(name), figure_of(name)) for name in names),
+        ]
         for group in groups
     ]
     return Table(columns, rows)
@@ -299,7 +434,10 @@ def _title(name: str, evaluation: Evaluation) -> str:
 
 
 def write_report(evaluation: Evaluation, directory: Path) -> tuple[Path, Path]:
-    """report.md with plots/*.png, report.html, and its samples as samples.json for pages that show some of them."""
+    """report.md with plots/*.png, report.html, and its samples as samples.json for pages that show some of
+    them."""
     found = sections(evaluation)
-    write_json(directory / "samples.json", [asdict(sample) for section in found for sample in section.samples])
+    write_json(
+        directory / "samples.json", [asdict(sample) for section in found for sample in section.samples]
+    )
     return write_document(evaluation.title, found, directory)

@@ -39,10 +39,14 @@ def put_together(
     trained = held_out.trained if held_out else None
     references = _references(config, make_env)
     about = _about(config, held_out)
-    return Evaluation("Evaluation", about, groups, comparisons, references, trained, _folders(entries), config.samples)
+    return Evaluation(
+        "Evaluation", about, groups, comparisons, references, trained, _folders(entries), config.samples
+    )
 
 
-def _groups(entries: Sequence[Entry], results: Mapping[str, RunResult], *, replicates: int, seed: int) -> list[Group]:
+def _groups(
+    entries: Sequence[Entry], results: Mapping[str, RunResult], *, replicates: int, seed: int
+) -> list[Group]:
     """Runs that differ by seed put together. Raises UserError for runs of several methods under one name."""
     groups: dict[tuple[str, str], Group] = {}
     for entry in entries:
@@ -52,7 +56,9 @@ def _groups(entries: Sequence[Entry], results: Mapping[str, RunResult], *, repli
         methods = sorted({member.method for member in group.runs})
         if len(methods) > 1:
             names = ", ".join(methods)
-            raise UserError(f"group {group.label}: expected runs of one method, got {names}: tell them apart with --names")
+            raise UserError(
+                f"group {group.label}: expected runs of one method, got {names}: tell them apart with --names"
+            )
         group.summarise(replicates=replicates, seed=seed)
     return list(groups.values())
 
@@ -83,14 +89,18 @@ def _about(config: CheckpointConfig, held_out: HeldOut | None) -> list[str]:
     how = f"{drawn}, at most {config.max_new_tokens} tokens, seed {config.seed}"
     about = []
     if config.env:
-        best = f"; the best of {config.best_of} has the highest Q among so many draws" if config.best_of else ""
+        best = (
+            f"; the best of {config.best_of} has the highest Q among so many draws" if config.best_of else ""
+        )
         about.append(f"{config.episodes} conversations in {config.env}; replies {how}{best}.")
     if held_out:
         what = f"{len(held_out.dialogs)} dialogs of the {held_out.split} split of {Path(config.data).name}"
         answered = f"{len(held_out.contexts)} of their contexts answered"
         about.append(f"Held-out: {what}; {answered}" + ("." if config.env else f", {how}."))
     if config.ope:
-        discounted = "not discounted" if config.gamma == 1 else f"discounted by {config.gamma:g} per {config.discount}"
+        discounted = (
+            "not discounted" if config.gamma == 1 else f"discounted by {config.gamma:g} per {config.discount}"
+        )
         about.append(f"Estimates from the logs: {', '.join(config.ope)}, {discounted}.")
     return about
 
@@ -100,7 +110,12 @@ def write_evaluation(evaluation: Evaluation, out: Path, settings: Mapping[str, A
     markdown, page = write_report(evaluation, out)
     count = write_replies(out / "replies.csv", evaluation.groups)
     write_json(out / "metrics.json", metrics(evaluation, settings))
-    paths = {"report": markdown, "html": page, "metrics": out / "metrics.json", "replies": out / "replies.csv"}
+    paths = {
+        "report": markdown,
+        "html": page,
+        "metrics": out / "metrics.json",
+        "replies": out / "replies.csv",
+    }
     written: dict[str, Any] = {kind: str(path) for kind, path in paths.items()}
     if any(run.candidates for group in evaluation.groups for run in group.runs):
         tables = _write_candidates(evaluation.groups, out / "candidates")
@@ -110,7 +125,10 @@ def write_evaluation(evaluation: Evaluation, out: Path, settings: Mapping[str, A
 
 def metrics(evaluation: Evaluation, settings: Mapping[str, Any]) -> dict[str, Any]:
     """metrics.json: everything the report says, as numbers; `settings` is what was asked for."""
-    differences = {label: {"baseline": name, "figures": _figures(changes)} for label, (name, changes) in evaluation.comparisons.items()}
+    differences = {
+        label: {"baseline": name, "figures": _figures(changes)}
+        for label, (name, changes) in evaluation.comparisons.items()
+    }
     return {
         "settings": settings,
         "trained_rewards": evaluation.trained,
@@ -142,7 +160,10 @@ def headline(evaluation: Evaluation) -> dict[str, Any]:
     """The figures of each group that people ask for first, each with the ends of its interval."""
     every = [name for group in evaluation.groups for name in group.estimates]
     names = (*HEADLINE, *dict.fromkeys(name for name in every if name.startswith(("top/", "ope/"))))
-    changes = {label: {"baseline": baseline} | _first(figures, names) for label, (baseline, figures) in evaluation.comparisons.items()}
+    changes = {
+        label: {"baseline": baseline} | _first(figures, names)
+        for label, (baseline, figures) in evaluation.comparisons.items()
+    }
     return {
         "figures": {group.label: _first(group.estimates, names) for group in evaluation.groups},
         "differences": changes,
@@ -169,7 +190,21 @@ def _write_candidates(groups: Sequence[Group], directory: Path) -> list[Path]:
 def write_replies(path: Path, groups: Sequence[Group]) -> int:
     """Every generated reply as one line of CSV; returns how many."""
     rewards = [f"reward:{name}" for name in groups[0].runs[0].rewards]
-    columns = ["policy", "run", "checkpoint", "source", "context", "turn", "reply", "tokens", "finished", "reward", "return", "vote", *rewards]
+    columns = [
+        "policy",
+        "run",
+        "checkpoint",
+        "source",
+        "context",
+        "turn",
+        "reply",
+        "tokens",
+        "finished",
+        "reward",
+        "return",
+        "vote",
+        *rewards,
+    ]
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
@@ -177,7 +212,9 @@ def write_replies(path: Path, groups: Sequence[Group]) -> int:
         for group in groups:
             for run in group.runs:
                 for row in _reply_rows(run):
-                    writer.writerow({"policy": group.label, "run": run.run, "checkpoint": run.directory, **row})
+                    writer.writerow(
+                        {"policy": group.label, "run": run.run, "checkpoint": run.directory, **row}
+                    )
                     count += 1
     return count
 

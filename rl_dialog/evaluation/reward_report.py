@@ -1,4 +1,5 @@
-"""What the rewards of a prepared directory look like before anything is trained on them: `prepare --report` writes report/report.html into it."""
+"""What the rewards of a prepared directory look like before anything is trained on them: `prepare --report`
+writes report/report.html into it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ import numpy as np
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.evaluation import plots
-from rl_dialog.evaluation.agreement import TOGETHER, Labelled, RewardAgreement, agreement, labelled_replies, opening
+from rl_dialog.evaluation.agreement import (
+    TOGETHER,
+    Labelled,
+    RewardAgreement,
+    agreement,
+    labelled_replies,
+    opening,
+)
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
 from rl_dialog.rewards.hacks import HACKS, try_hacks
 from rl_dialog.rewards.normalise import Normaliser, weighted_sum
@@ -29,11 +37,14 @@ Reward = Callable[[Dialog], Sequence[float | None]]
 
 
 def write_reward_report(data: Path, rewards: Mapping[str, Reward]) -> tuple[Path, Path]:
-    """The report on a data directory whose components `rewards` computes. Returns the paths of report.md and report.html."""
+    """The report on a data directory whose components `rewards` computes. Returns the paths of report.md and
+    report.html."""
     manifest = load_manifest(data)
     dialogs = sample_dialogs(data, manifest)
     table = reward_table(dialogs, list(rewards))
-    labelled = labelled_replies((dialog for split in SPLITS for dialog in read_dialogs(data, split)), list(rewards))
+    labelled = labelled_replies(
+        (dialog for split in SPLITS for dialog in read_dialogs(data, split)), list(rewards)
+    )
     (data / "report").mkdir(exist_ok=True)
     sections = [
         _components(manifest, table),
@@ -52,10 +63,11 @@ def sample_dialogs(data: Path, manifest: Mapping[str, Any]) -> list[Dialog]:
 
 
 def drawn(read: Callable[[], Iterable[Dialog]], count: int, wanted: int) -> list[Dialog]:
-    """About `wanted` of `count` dialogs by a hash of the messages before the first reply: both sides of a preference pair are drawn or neither.
+    """About `wanted` of `count` dialogs by a hash of the messages before the first reply: both sides of a
+    preference pair are drawn or neither.
 
-    Files have an order (chosen, rejected, chosen, ...) that every n-th dialog would fall in step with. Dialogs that merely begin as many others do
-    are drawn one by one. `read` is called twice.
+    Files have an order (chosen, rejected, chosen, ...) that every n-th dialog would fall in step with.
+    Dialogs that merely begin as many others do are drawn one by one. `read` is called twice.
     """
     if count <= wanted:
         return list(read())
@@ -76,7 +88,10 @@ def reward_table(dialogs: Sequence[Dialog], names: Sequence[str]) -> dict[str, n
     `sum` is the reward that methods learn from, NaN where it is missing.
     """
     replies = [dialog.messages[i] for dialog in dialogs for i in dialog.replies]
-    table = {name: np.array([reply["rewards"].get(name, np.nan) for reply in replies], dtype=float) for name in names}
+    table = {
+        name: np.array([reply["rewards"].get(name, np.nan) for reply in replies], dtype=float)
+        for name in names
+    }
     return table | {SUM: np.array([reply["reward"] for reply in replies], dtype=float)}
 
 
@@ -88,13 +103,24 @@ def _components(manifest: Mapping[str, Any], table: Mapping[str, np.ndarray]) ->
         common = max(np.unique(values, return_counts=True)[1], default=0) / max(len(values), 1)
         figures = ["-" if row[key] is None else f"{row[key]:.4g}" for key in ("mean", "std", "min", "max")]
         weight = f"{row['weight']:g}" if "weight" in row else ""
-        rows.append([name, weight, normalisers.get(name, {}).get("kind", ""), *figures, f"{row['coverage']:.1%}", f"{common:.1%}"])
+        rows.append(
+            [
+                name,
+                weight,
+                normalisers.get(name, {}).get("kind", ""),
+                *figures,
+                f"{row['coverage']:.1%}",
+                f"{common:.1%}",
+            ]
+        )
         if not row["coverage"]:
             notes.append(f"{name} applies to no reply: it teaches nothing")
         elif row["std"] == 0:
             notes.append(f"{name} is the same for all replies it applies to: it teaches nothing")
         elif common > 0.95:
-            notes.append(f"{name} gives {common:.1%} of the replies one and the same number: what it teaches hangs on few replies")
+            notes.append(
+                f"{name} gives {common:.1%} of the replies one and the same number: what it teaches hangs on few replies"
+            )
         if name == SUM and 0 < row["coverage"] < 1:
             notes.append(f"{1 - row['coverage']:.1%} of the replies have no reward: no method takes it for 0")
     columns = ["reward", "weight", "normaliser", "mean", "std", "min", "max", "coverage", "commonest value"]
@@ -110,7 +136,9 @@ def _components(manifest: Mapping[str, Any], table: Mapping[str, np.ndarray]) ->
 def _distributions(table: Mapping[str, np.ndarray]) -> Section:
     shown = {name: values[~np.isnan(values)] for name, values in table.items()}
     png = plots.histograms({name: values for name, values in shown.items() if len(values)})
-    text = [f"Over {len(table[SUM]):,} replies of the training split; the number of replies on a logarithmic scale."]
+    text = [
+        f"Over {len(table[SUM]):,} replies of the training split; the number of replies on a logarithmic scale."
+    ]
     return Section("Distributions", text, plot=None if png is None else ("distributions.png", png))
 
 
@@ -127,25 +155,43 @@ def _correlations(manifest: Mapping[str, Any]) -> Section | None:
         if SUM not in (a, b) and correlation[a][b] is not None and abs(correlation[a][b]) > 0.8
     ]
     text = ["Over the replies that both apply to."]
-    return Section("Correlations", text, notes=strong, plot=("correlations.png", plots.heat_map(names, values)))
+    return Section(
+        "Correlations", text, notes=strong, plot=("correlations.png", plots.heat_map(names, values))
+    )
 
 
 def _human(labelled: Labelled | None) -> Section | None:
     """How well each component tells good from bad replies, where people said which are."""
-    found = {} if labelled is None else {name: agreed for name in labelled.scores if (agreed := agreement(labelled, name)) is not None}
+    found = (
+        {}
+        if labelled is None
+        else {name: agreed for name in labelled.scores if (agreed := agreement(labelled, name)) is not None}
+    )
     if not found:
         return None
     several = len(labelled.sources) > 1
-    columns, rows = ["reward", "AUC", *(["within sources", *labelled.sources] if several else []), "replies"], []
+    columns, rows = (
+        ["reward", "AUC", *(["within sources", *labelled.sources] if several else []), "replies"],
+        [],
+    )
     for name, agreed in found.items():
         parts = [agreed.within, *map(agreed.of_source.get, labelled.sources)] if several else []
-        rows.append([name, *("-" if part is None else str(part) for part in (agreed.whole, *parts)), f"{agreed.whole.replies:,}"])
+        rows.append(
+            [
+                name,
+                *("-" if part is None else str(part) for part in (agreed.whole, *parts)),
+                f"{agreed.whole.replies:,}",
+            ]
+        )
     text = [
         f"{' and '.join(labelled.kinds)}, all splits: {_counted(labelled.good)}. AUC: how often the component ranks a good reply above a bad one; "
         "0.5 is chance, below it the component points the wrong way. 95 % intervals over dialogs, those that answer the same messages together."
     ]
     if several:
-        counts = "; ".join(f"{name}: {_counted(labelled.good[labelled.source == s])}" for s, name in enumerate(labelled.sources))
+        counts = "; ".join(
+            f"{name}: {_counted(labelled.good[labelled.source == s])}"
+            for s, name in enumerate(labelled.sources)
+        )
         text.append(f"By source, {counts}. Within sources: only replies of the same source are compared.")
     notes = [_separation(name, agreed) for name, agreed in found.items() if several and agreed.separates]
     return Section("Against human labels", text, Table(columns, rows), notes)
@@ -157,9 +203,7 @@ def _counted(good: np.ndarray) -> str:
 
 def _separation(name: str, agreed: RewardAgreement) -> str:
     if agreed.within is None:
-        return (
-            f"{name}: no source has good and bad replies that it applies to, so {agreed.whole.auc:.3f} says how it tells sources apart, not replies"
-        )
+        return f"{name}: no source has good and bad replies that it applies to, so {agreed.whole.auc:.3f} says how it tells sources apart, not replies"
     return (
         f"{name} tells sources apart: {agreed.whole.auc:.3f} over all replies, but {agreed.within} between replies of the same source, "
         "which is what counts for a policy"
@@ -168,14 +212,28 @@ def _separation(name: str, agreed: RewardAgreement) -> str:
 
 def _hacks(dialogs: Sequence[Dialog], rewards: Mapping[str, Reward], manifest: Mapping[str, Any]) -> Section:
     weights = {name: row["weight"] for name, row in manifest["rewards"]["components"].items()}
-    normalisers = {name: Normaliser.from_dict(values) for name, values in manifest["rewards"].get("normalisers", {}).items()}
+    normalisers = {
+        name: Normaliser.from_dict(values)
+        for name, values in manifest["rewards"].get("normalisers", {}).items()
+    }
     whole = partial(_sums, rewards=rewards, weights=weights, normalisers=normalisers)
     outcomes = try_hacks(dialogs, {**rewards, SUM: whole})
     rows = [
-        [name, *("-" if (o := found.get(hack)) is None else f"{o.wins:.0%} ({o.change:+.2g}){' falls' if o.falls_for else ''}" for hack in HACKS)]
+        [
+            name,
+            *(
+                "-"
+                if (o := found.get(hack)) is None
+                else f"{o.wins:.0%} ({o.change:+.2g}){' falls' if o.falls_for else ''}"
+                for hack in HACKS
+            ),
+        ]
         for name, found in outcomes.items()
     ]
-    falls = {name: [hack for hack, outcome in found.items() if outcome.falls_for] for name, found in outcomes.items()}
+    falls = {
+        name: [hack for hack, outcome in found.items() if outcome.falls_for]
+        for name, found in outcomes.items()
+    }
     notes = [f"{name} falls for: {', '.join(hacks)}" for name, hacks in falls.items() if hacks]
     text = [
         f"Every reply of {len(dialogs):,} dialogs replaced by one that no user wants: the share of replies that would earn more than the logged one, "
@@ -193,7 +251,10 @@ def _sums(
     normalisers: Mapping[str, Normaliser],
 ) -> list[float | None]:
     columns = {name: reward(dialog) for name, reward in rewards.items()}
-    rows = ({name: column[r] for name, column in columns.items() if column[r] is not None} for r in range(len(dialog.replies)))
+    rows = (
+        {name: column[r] for name, column in columns.items() if column[r] is not None}
+        for r in range(len(dialog.replies))
+    )
     return [weighted_sum(row, weights, normalisers) for row in rows]
 
 
@@ -206,9 +267,22 @@ def _examples(dialogs: Sequence[Dialog], table: Mapping[str, np.ndarray]) -> lis
         if not len(known) or values[known].min() == values[known].max():
             continue
         order = known[np.argsort(values[known], kind="stable")]
-        columns = [_example(*places[place], values[place]) for place in [*_distinct(order[::-1], places), *_distinct(order, places)]]
+        columns = [
+            _example(*places[place], values[place])
+            for place in [*_distinct(order[::-1], places), *_distinct(order, places)]
+        ]
         samples.append(Sample(name, columns))
-    return [Section("Examples", ["The highest replies first, then the lowest, each from another dialog."], samples=samples)] if samples else []
+    return (
+        [
+            Section(
+                "Examples",
+                ["The highest replies first, then the lowest, each from another dialog."],
+                samples=samples,
+            )
+        ]
+        if samples
+        else []
+    )
 
 
 def _distinct(order: np.ndarray, places: Sequence[tuple[Dialog, int]]) -> list[int]:
@@ -225,7 +299,13 @@ def _example(dialog: Dialog, i: int, value: float) -> Column:
     lines = []
     for k in range(max(0, i - 1), min(len(dialog.messages), i + 2)):
         message = dialog.messages[k]
-        lines.append((message["role"], _cut(message["content"] or json.dumps(message.get("tool_calls", ""))), f"{value:.4g}" if k == i else ""))
+        lines.append(
+            (
+                message["role"],
+                _cut(message["content"] or json.dumps(message.get("tool_calls", ""))),
+                f"{value:.4g}" if k == i else "",
+            )
+        )
     return Column(dialog.id, lines)
 
 

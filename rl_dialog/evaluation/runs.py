@@ -1,4 +1,5 @@
-"""Which checkpoints a user means: run folders and checkpoint directories, and the groups of runs that differ by seed."""
+"""Which checkpoints a user means: run folders and checkpoint directories, and the groups of runs that differ
+by seed."""
 
 from __future__ import annotations
 
@@ -24,9 +25,12 @@ class Entry:
 
 
 def find_entries(checkpoints: Sequence[str], names: Sequence[str] = ()) -> list[Entry]:
-    """What to evaluate, in the order given. Raises UserError for a path that is no checkpoint, or for runs that cannot be told apart."""
+    """What to evaluate, in the order given. Raises UserError for a path that is no checkpoint, or for runs
+    that cannot be told apart."""
     if names and len(names) != len(checkpoints):
-        raise UserError(f"expected one name per checkpoint, got {len(names)} names for {len(checkpoints)} checkpoints")
+        raise UserError(
+            f"expected one name per checkpoint, got {len(names)} names for {len(checkpoints)} checkpoints"
+        )
     found: list[Entry] = []
     for number, given in enumerate(checkpoints):
         found += _entries_of(existing(given), names[number] if names else "")
@@ -34,17 +38,28 @@ def find_entries(checkpoints: Sequence[str], names: Sequence[str] = ()) -> list[
     for entry in found:
         key = entry.group, entry.which, entry.run
         if key in seen:
-            raise UserError(f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell them apart with --names")
+            raise UserError(
+                f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell them apart with --names"
+            )
         seen[key] = entry.directory
     return _without_copies(found)
 
 
 def _without_copies(entries: list[Entry]) -> list[Entry]:
-    """Where best and last are one checkpoint in every run of a group, the group once and without that distinction."""
+    """Where best and last are one checkpoint in every run of a group, the group once and without that
+    distinction."""
     chosen = {(e.group, e.run, e.which): e.directory for e in entries}
-    differ = {e.group for e in entries if e.which != "last" and chosen.get((e.group, e.run, "last")) != e.directory}
-    differ |= {e.group for e in entries if e.which == "last" and chosen.get((e.group, e.run, "best")) != e.directory}
-    return [e if e.group in differ else replace(e, which="") for e in entries if e.group in differ or e.which == "last"]
+    differ = {
+        e.group for e in entries if e.which != "last" and chosen.get((e.group, e.run, "last")) != e.directory
+    }
+    differ |= {
+        e.group for e in entries if e.which == "last" and chosen.get((e.group, e.run, "best")) != e.directory
+    }
+    return [
+        e if e.group in differ else replace(e, which="")
+        for e in entries
+        if e.group in differ or e.which == "last"
+    ]
 
 
 def _entries_of(path: Path, name: str) -> list[Entry]:
@@ -54,11 +69,18 @@ def _entries_of(path: Path, name: str) -> list[Entry]:
         group, run_name = _group_of(folder)
         return [Entry(name or group, path.name if inside and not name else "", run_name, str(path), folder)]
     group, run_name = _group_of(path.absolute())
-    pointers = {which: path / file for which, file in (("best", "best"), ("last", "latest")) if (path / file).is_file()}
+    pointers = {
+        which: path / file
+        for which, file in (("best", "best"), ("last", "latest"))
+        if (path / file).is_file()
+    }
     if not pointers:
         resolve(path)  # raises, and says what a checkpoint is
     named = {which: path / file.read_text(encoding="utf-8").strip() for which, file in pointers.items()}
-    return [Entry(name or group, which, run_name, str(directory), path.absolute()) for which, directory in named.items()]
+    return [
+        Entry(name or group, which, run_name, str(directory), path.absolute())
+        for which, directory in named.items()
+    ]
 
 
 def _group_of(folder: Path) -> tuple[str, str]:
@@ -66,7 +88,9 @@ def _group_of(folder: Path) -> tuple[str, str]:
     match = re.fullmatch(r"(.*?)[-_.]?seed[-_]?\d+", folder.name)
     if not match:
         return folder.name, folder.name
-    return (match[1], folder.name) if match[1] else (folder.parent.name, f"{folder.parent.name}/{folder.name}")
+    return (
+        (match[1], folder.name) if match[1] else (folder.parent.name, f"{folder.parent.name}/{folder.name}")
+    )
 
 
 def existing(given: str) -> Path:
@@ -74,9 +98,15 @@ def existing(given: str) -> Path:
     path = Path(given)
     if path.is_dir():
         return path
-    siblings = [sibling.name for sibling in path.parent.iterdir() if sibling.is_dir()] if path.parent.is_dir() else []
+    siblings = (
+        [sibling.name for sibling in path.parent.iterdir() if sibling.is_dir()]
+        if path.parent.is_dir()
+        else []
+    )
     close = nearest(path.name, siblings, prefix=f"{path.parent}/" if path.parent != Path() else "")
-    raise UserError(f"no such checkpoint: {given}. Expected a run folder (best, latest) or a checkpoint directory (config.json).{close}")
+    raise UserError(
+        f"no such checkpoint: {given}. Expected a run folder (best, latest) or a checkpoint directory (config.json).{close}"
+    )
 
 
 def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:

@@ -1,6 +1,8 @@
-"""What a policy says about logged replies: their log-probabilities, the divergence from the prior, and the critic's values. No text is generated.
+"""What a policy says about logged replies: their log-probabilities, the divergence from the prior, and the
+critic's values. No text is generated.
 
-Everything is exact over the vocabulary, a chunk of states at a time, so no (N, V) tensor of a whole batch ever exists.
+Everything is exact over the vocabulary, a chunk of states at a time, so no (N, V) tensor of a whole batch
+ever exists.
 """
 
 from __future__ import annotations
@@ -29,7 +31,16 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 1 << 21  # numbers in one chunk of scores: 8 MB in float32
 TOKENS_PER_BATCH = 8192
-WAYS = ("utterance Q", "mean Q", "last-token Q", "mean Q - V", "sum of Q - V", "last V", "mean log-probability", "log-probability")  # to rank replies
+WAYS = (
+    "utterance Q",
+    "mean Q",
+    "last-token Q",
+    "mean Q - V",
+    "sum of Q - V",
+    "last V",
+    "mean log-probability",
+    "log-probability",
+)  # to rank replies
 COLUMNS = ("nll", "lm_nll", "kl", "q", "q_last", "advantage", "v_last", "utterance_q")
 
 
@@ -58,7 +69,9 @@ class ReplyScores:
     kl_missing: str = ""  # why there is no KL
 
 
-def logged_replies(dialogs: Sequence[Dialog], tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> LoggedReplies:
+def logged_replies(
+    dialogs: Sequence[Dialog], tokenizer: PreTrainedTokenizerFast, *, max_length: int
+) -> LoggedReplies:
     """The rows of `dialogs` under a policy's own tokenizer."""
     rows, owner = [], []
     for number, dialog in enumerate(dialogs):
@@ -69,28 +82,44 @@ def logged_replies(dialogs: Sequence[Dialog], tokenizer: PreTrainedTokenizerFast
 
 
 @torch.no_grad()
-def score_replies(policy: Policy, logged: LoggedReplies, *, prior: Prior | None = None, tokens_per_batch: int = TOKENS_PER_BATCH) -> ReplyScores:
-    """Scores every logged reply. Without a `prior`, a policy that steers its own LM is compared with that LM; any other has no KL."""
+def score_replies(
+    policy: Policy,
+    logged: LoggedReplies,
+    *,
+    prior: Prior | None = None,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+) -> ReplyScores:
+    """Scores every logged reply. Without a `prior`, a policy that steers its own LM is compared with that LM;
+    any other has no KL."""
     frozen, missing = reference_policy(policy, prior)
     return ReplyScores(*_score_rows(policy, frozen, logged.rows, tokens_per_batch).T, kl_missing=missing)
 
 
-def rank_replies(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str) -> np.ndarray:
-    """(replies,) how good the policy finds each reply (ids, end of turn included) behind its prompt. Raises UserError for a way it does not have."""
+def rank_replies(
+    policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str
+) -> np.ndarray:
+    """(replies,) how good the policy finds each reply (ids, end of turn included) behind its prompt. Raises
+    UserError for a way it does not have."""
     return all_rankings(policy, prompts, replies, by=by)[by]
 
 
 @torch.no_grad()
-def all_rankings(policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str) -> dict[str, np.ndarray]:
+def all_rankings(
+    policy: Policy, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, by: str
+) -> dict[str, np.ndarray]:
     """The same in every way that the policy has; `by` has to be one of them."""
     rows = [Row.of_reply(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
     found = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
     if by not in found:
-        raise UserError(f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has")
+        raise UserError(
+            f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has"
+        )
     return found
 
 
-def _score_rows(policy: Policy, frozen: Prior | Policy | None, rows: Sequence[Row], tokens_per_batch: int) -> np.ndarray:
+def _score_rows(
+    policy: Policy, frozen: Prior | Policy | None, rows: Sequence[Row], tokens_per_batch: int
+) -> np.ndarray:
     """(replies, 1 + len(COLUMNS)) of all rows, in their order."""
     first = np.cumsum([0, *(len(row.reply_ends) for row in rows)])  # first reply of each row
     table = np.full((first[-1], 1 + len(COLUMNS)), np.nan)
@@ -115,30 +144,56 @@ def held_out_measures(scores: ReplyScores, logged: LoggedReplies) -> dict[str, M
         "lm_perplexity": Measure(per_dialog(scores.lm_nll), tokens, exponential=True),
     }
     if not np.isnan(scores.kl).all():
-        found |= {"kl": Measure(per_dialog(scores.kl), tokens), "kl_per_reply": Measure(per_dialog(scores.kl), replies)}
+        found |= {
+            "kl": Measure(per_dialog(scores.kl), tokens),
+            "kl_per_reply": Measure(per_dialog(scores.kl), replies),
+        }
     return found
 
 
 def critic_scores(scores: ReplyScores) -> dict[str, np.ndarray]:
-    """Ways to rank replies, the one reported as the critic's first: a reply's own Q, mean Q where there are Q values, else the mean log-probability.
+    """Ways to rank replies, the one reported as the critic's first: a reply's own Q, mean Q where there are Q
+    values, else the mean log-probability.
 
     The last token's Q is the predicted return: what is expected once the reply has been said.
     """
     q, advantage, logp = (values / scores.tokens for values in (scores.q, scores.advantage, -scores.nll))
-    values = (scores.utterance_q, q, scores.q_last, advantage, scores.advantage, scores.v_last, logp, -scores.nll)
+    values = (
+        scores.utterance_q,
+        q,
+        scores.q_last,
+        advantage,
+        scores.advantage,
+        scores.v_last,
+        logp,
+        -scores.nll,
+    )
     columns = dict(zip(WAYS, values, strict=True))
     return {way: values for way, values in columns.items() if not np.isnan(values).all()}
 
 
-def token_table(policy: Policy, prior: Prior | None, prompt: Sequence[int], reply: Sequence[int]) -> list[dict[str, float | int | None]]:
-    """One row per token of a reply: q, v, advantage, and log-probabilities under the prior, the plain LM and the policy."""
+def token_table(
+    policy: Policy, prior: Prior | None, prompt: Sequence[int], reply: Sequence[int]
+) -> list[dict[str, float | int | None]]:
+    """One row per token of a reply: q, v, advantage, and log-probabilities under the prior, the plain LM and
+    the policy."""
     frozen, _ = reference_policy(policy, prior)
     with torch.no_grad():
         batch = collate([Row.of_reply(prompt, reply)]).to(policy.device)
         found = _per_decision(policy, frozen, batch, policy.outputs(batch))
-    names = {"q": "q", "v": "v", "advantage": "advantage", "prior": "prior_logp", "lm": "lm_logp", "policy": "logp"}
+    names = {
+        "q": "q",
+        "v": "v",
+        "advantage": "advantage",
+        "prior": "prior_logp",
+        "lm": "lm_logp",
+        "policy": "logp",
+    }
     columns = {name: found[key].tolist() for name, key in names.items()}
-    return [{"token": int(token), **{name: _or_none(columns[name][i]) for name in columns}} for i, token in enumerate(reply)]
+    return [
+        {"token": int(token), **{name: _or_none(columns[name][i]) for name in columns}}
+        for i, token in enumerate(reply)
+    ]
 
 
 def reference_policy(policy: Policy, prior: Prior | None) -> tuple[Prior | Policy | None, str]:
@@ -153,7 +208,9 @@ def reference_policy(policy: Policy, prior: Prior | None) -> tuple[Prior | Polic
     return None, "the checkpoint names no frozen prior"
 
 
-def _per_decision(policy: Policy, frozen: Prior | Policy | None, batch: Batch, out: Outputs) -> dict[str, Tensor]:
+def _per_decision(
+    policy: Policy, frozen: Prior | Policy | None, batch: Batch, out: Outputs
+) -> dict[str, Tensor]:
     """(N,) numbers per decision of a batch, in chunks of decisions."""
     prior = None if frozen in (None, policy) else frozen.prior_scores(batch)
     vocabulary = policy.get_output_embeddings().weight.shape[0]
@@ -177,22 +234,36 @@ def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) 
     def taken(table: Tensor | None) -> Tensor:
         return nothing if table is None else table.gather(1, actions[:, None]).squeeze(1)
 
-    found = {"logp": taken(log_pi), "lm_logp": taken(log_lm), "prior_logp": taken(log_p), "q": q, "v": v, "advantage": q - v}
+    found = {
+        "logp": taken(log_pi),
+        "lm_logp": taken(log_lm),
+        "prior_logp": taken(log_p),
+        "q": q,
+        "v": v,
+        "advantage": q - v,
+    }
     return found | {"kl": nothing if log_p is None else kl_divergence(log_pi, log_p)}
 
 
-def values_of(policy: Policy, out: Outputs, actions: Tensor, prior: Scores | None = None) -> tuple[Tensor, Tensor]:
+def values_of(
+    policy: Policy, out: Outputs, actions: Tensor, prior: Scores | None = None
+) -> tuple[Tensor, Tensor]:
     """(S,) Q of the actions and (S,) V of the states, in units of reward; NaN where the method has none."""
     method = policy.method
     nothing = torch.full((len(actions),), torch.nan, device=actions.device)
     q = nothing
     if heads := out.q_target or out.q:
         q = minimum(tuple(head.at(actions) for head in heads))
-    elif method.heads.lm_target:  # Q is the LM's logits and what the method raises them by; b is known where the prior is
+    elif (
+        method.heads.lm_target
+    ):  # Q is the LM's logits and what the method raises them by; b is known where the prior is
         q = out.lm.at(actions) + (0.0 if out.v is None else out.v)
         if prior is not None and method.origin == "prior":
             q = q - prior.reduce("logsumexp")
-    return q * policy.value_unit, nothing if out.v is None or method.heads.lm_target else out.v * policy.value_unit
+    return (
+        q * policy.value_unit,
+        nothing if out.v is None or method.heads.lm_target else out.v * policy.value_unit,
+    )
 
 
 def in_states(out: Outputs, chosen: Any) -> Outputs:
@@ -210,7 +281,11 @@ def _per_reply(policy: Policy, batch: Batch, out: Outputs, found: dict[str, Tens
 
     sums = {f"{name}_last": found[name].double().cpu().numpy()[last] for name in ("q", "v")}
     sums |= {"nll": summed(-found["logp"]), "lm_nll": summed(-found["lm_logp"])}
-    whole = minimum(out.utterance_q_target).double().cpu().numpy() if out.utterance_q_target else np.full(count, np.nan)
+    whole = (
+        minimum(out.utterance_q_target).double().cpu().numpy()
+        if out.utterance_q_target
+        else np.full(count, np.nan)
+    )
     sums["utterance_q"] = whole * policy.value_unit
     sums |= {name: summed(found[name]) for name in ("kl", "q", "advantage")}
     return np.stack([np.bincount(reply, minlength=count), *(sums[name] for name in COLUMNS)], axis=1)

@@ -1,4 +1,5 @@
-"""From runs to groups: which figures there are, what a group of runs says with its intervals, and how it differs from the baseline."""
+"""From runs to groups: which figures there are, what a group of runs says with its intervals, and how it
+differs from the baseline."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ NOT_COMPARED = (
 
 @dataclass
 class Answer:
-    """A generated reply to a held-out context: the dialog that ends with it, and what the log has in its place."""
+    """A generated reply to a held-out context: the dialog that ends with it, and what the log has in its
+    place."""
 
     context: str  # id of the held-out dialog
     dialog: Dialog
@@ -99,20 +101,37 @@ class RunResult:
     episodes: list[Episode] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     candidates: Candidates | None = None
-    rewards: dict[str, list[list[float | None]]] = field(default_factory=dict)  # name -> dialog (episodes, then answers) -> one number per reply
-    notes: dict[str, str] = field(default_factory=dict)  # figure -> why it is missing, or what to know about it
+    rewards: dict[str, list[list[float | None]]] = field(
+        default_factory=dict
+    )  # name -> dialog (episodes, then answers) -> one number per reply
+    notes: dict[str, str] = field(
+        default_factory=dict
+    )  # figure -> why it is missing, or what to know about it
 
     def score(self, rewards: Mapping[str, Callable[[Dialog], list[float | None]]]) -> None:
-        """Fills `rewards`, and the figures of the generated text and its rewards: of the episodes where there are some, else of the answers."""
-        episodes, answers = [episode.dialog for episode in self.episodes], [answer.dialog for answer in self.answers]
-        self.rewards = {name: [function(dialog) for dialog in episodes + answers] for name, function in rewards.items()}
+        """Fills `rewards`, and the figures of the generated text and its rewards: of the episodes where there
+        are some, else of the answers."""
+        episodes, answers = (
+            [episode.dialog for episode in self.episodes],
+            [answer.dialog for answer in self.answers],
+        )
+        self.rewards = {
+            name: [function(dialog) for dialog in episodes + answers] for name, function in rewards.items()
+        }
         dialogs = episodes or answers
         if not dialogs:
             return
-        replies = [episode.replies for episode in self.episodes] or [[answer.reply] for answer in self.answers]
-        lengths, ends = [[len(r.tokens) for r in said] for said in replies], [[r.finished for r in said] for said in replies]
+        replies = [episode.replies for episode in self.episodes] or [
+            [answer.reply] for answer in self.answers
+        ]
+        lengths, ends = (
+            [[len(r.tokens) for r in said] for said in replies],
+            [[r.finished for r in said] for said in replies],
+        )
         self.measures |= text_measures(dialogs, lengths, ends)
-        self.measures |= reward_measures({name: values[: len(dialogs)] for name, values in self.rewards.items()})
+        self.measures |= reward_measures(
+            {name: values[: len(dialogs)] for name, values in self.rewards.items()}
+        )
 
 
 @dataclass
@@ -151,7 +170,8 @@ class Group:
 
 
 def figure_of(name: str) -> Figure:
-    """How the figure is shown; rewards, the critic's ways to rank and the figures of candidates are named after a slash."""
+    """How the figure is shown; rewards, the critic's ways to rank and the figures of candidates are named
+    after a slash."""
     if name in FIGURES:
         return FIGURES[name]
     kind, _, rest = name.partition("/")
@@ -163,7 +183,8 @@ def figure_of(name: str) -> Figure:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """What to compare with: behaviour cloning where it was evaluated, else the first group; at the same kind of checkpoint where there is one."""
+    """What to compare with: behaviour cloning where it was evaluated, else the first group; at the same kind
+    of checkpoint where there is one."""
     name = next((other.name for other in groups if other.method == "bc"), groups[0].name)
     candidates = [other for other in groups if other.name == name]
     chosen = next((other for other in candidates if other.which == group.which), candidates[0])
@@ -176,7 +197,9 @@ def compare(group: Group, baseline: Group, *, replicates: int, seed: int) -> dic
     for figure in group.estimates:
         if figure.startswith(NOT_COMPARED) or figure not in baseline.estimates:
             continue
-        change = difference(group.measures(figure), baseline.measures(figure), replicates=replicates, seed=seed)
+        change = difference(
+            group.measures(figure), baseline.measures(figure), replicates=replicates, seed=seed
+        )
         if change is not None:
             found[figure] = change
     return found
@@ -205,4 +228,10 @@ def _number(value: float, figure: Figure, *, signed: bool) -> str:
 
 def as_json(value: Estimate) -> dict[str, Any]:
     """Plain values; infinities become null when written."""
-    return {"value": value.value, "low": value.low, "high": value.high, "runs": value.runs, "units": value.units}
+    return {
+        "value": value.value,
+        "low": value.low,
+        "high": value.high,
+        "runs": value.runs,
+        "units": value.units,
+    }

@@ -1,7 +1,9 @@
-"""How much of what a policy says lies outside the logs: conversations that no weight can bring back, because the logs cannot hold them.
+"""How much of what a policy says lies outside the logs: conversations that no weight can bring back, because
+the logs cannot hold them.
 
-At a logged state s the mass outside is m(s) = sum_a pi(a given s) [pi(a given s) > n mu(a given s)]: what mu never says, and what it says so
-seldom that of n dialogs not one is expected to hold it. Nothing lies outside for pi = mu.
+At a logged state s the mass outside is m(s) = sum_a pi(a given s) [pi(a given s) > n mu(a given s)]: what mu
+never says, and what it says so seldom that of n dialogs not one is expected to hold it. Nothing lies outside
+for pi = mu.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from rl_dialog.models.policy import Policy
 
 
 @torch.no_grad()
-def decisions_outside(policy: Policy, behaviour: Policy, logged: LoggedReplies, theirs: LoggedReplies) -> list[np.ndarray]:
-    """(T, 2) per dialog with replies: log pi - log mu of the logged token of each decision, and m of its state.
+def decisions_outside(
+    policy: Policy, behaviour: Policy, logged: LoggedReplies, theirs: LoggedReplies
+) -> list[np.ndarray]:
+    """(T, 2) per dialog with replies: log pi - log mu of the logged token of each decision, and m of its
+    state.
 
     `logged` and `theirs` are the same decisions, each as its policy sees them (windows may differ).
     """
@@ -37,14 +42,21 @@ def _in_chunks(policies: Sequence[Policy], batches: Sequence[Batch], reach: floa
     """`decisions_outside`, for the decisions of a batch as each of the two policies sees it."""
     batches = [batch.to(policy.device) for policy, batch in zip(policies, batches, strict=True)]
     outs = [policy.outputs(batch) for policy, batch in zip(policies, batches, strict=True)]
-    size = max(1, CHUNK_ELEMENTS // max(policy.get_output_embeddings().weight.shape[0] for policy in policies))
+    size = max(
+        1, CHUNK_ELEMENTS // max(policy.get_output_embeddings().weight.shape[0] for policy in policies)
+    )
     for start in range(0, batches[0].decisions, size):
         chosen = slice(start, min(start + size, batches[0].decisions))
-        pi, mu = (policy.method.decode(in_states(out, chosen)).float().log_softmax(1) for policy, out in zip(policies, outs, strict=True))
+        pi, mu = (
+            policy.method.decode(in_states(out, chosen)).float().log_softmax(1)
+            for policy, out in zip(policies, outs, strict=True)
+        )
         mu = mu.to(pi.device)
         actions = batches[0].actions[chosen, None]
         ratio = (pi.gather(1, actions) - mu.gather(1, actions)).squeeze(1)
-        missing = max(0, pi.shape[1] - mu.shape[1])  # rows of a larger embedding: tokens that mu does not have
+        missing = max(
+            0, pi.shape[1] - mu.shape[1]
+        )  # rows of a larger embedding: tokens that mu does not have
         mu = torch.nn.functional.pad(mu[:, : pi.shape[1]], (0, missing), value=-torch.inf)
         outside = (pi.exp() * (pi > mu + reach)).sum(1)
         yield torch.stack([ratio, outside], 1).double().cpu().numpy()
@@ -59,23 +71,34 @@ def _rows_of(logged: LoggedReplies) -> list[list[Row]]:
     return list(dialogs.values())
 
 
-def _together(ours: Sequence[list[Row]], others: Sequence[list[Row]]) -> Iterator[tuple[Sequence[list[Row]], Sequence[list[Row]]]]:
+def _together(
+    ours: Sequence[list[Row]], others: Sequence[list[Row]]
+) -> Iterator[tuple[Sequence[list[Row]], Sequence[list[Row]]]]:
     """Neighbouring dialogs, as both policies see them, about TOKENS_PER_BATCH tokens at a time."""
     start = longest = rows = 0
     for end, both in enumerate(zip(ours, others, strict=True)):
-        longest, rows = max(longest, *(len(row.input_ids) for part in both for row in part)), rows + max(map(len, both))
+        longest, rows = (
+            max(longest, *(len(row.input_ids) for part in both for row in part)),
+            rows + max(map(len, both)),
+        )
         if end > start and longest * rows > TOKENS_PER_BATCH:
             yield ours[start:end], others[start:end]
-            start, longest, rows = end, max(len(row.input_ids) for part in both for row in part), max(map(len, both))
+            start, longest, rows = (
+                end,
+                max(len(row.input_ids) for part in both for row in part),
+                max(map(len, both)),
+            )
     yield ours[start:], others[start:]
 
 
 def mass_outside(decisions: Sequence[np.ndarray]) -> np.ndarray:
-    """(D,) numbers whose mean is the share of the policy's conversations that leave the logs, and whose spread is its spread.
+    """(D,) numbers whose mean is the share of the policy's conversations that leave the logs, and whose
+    spread is its spread.
 
-    1 - prod_t (1 - h_t), h_t = sum_i w_it m_it / sum_i w_it, w_it the weight of dialog i before decision t (its last weight, and m = 0, once it
-    has ended): of the conversations that are inside so far, h_t leave at decision t. Never needs a weight of a word that was not said.
-    A dialog's number is that plus n times its influence (the infinitesimal jackknife).
+    1 - prod_t (1 - h_t), h_t = sum_i w_it m_it / sum_i w_it, w_it the weight of dialog i before decision t
+    (its last weight, and m = 0, once it has ended): of the conversations that are inside so far, h_t leave at
+    decision t. Never needs a weight of a word that was not said. A dialog's number is that plus n times its
+    influence (the infinitesimal jackknife).
     """
     turns = max(map(len, decisions))
     log_w, m = np.zeros((len(decisions), turns)), np.zeros((len(decisions), turns))
@@ -84,7 +107,9 @@ def mass_outside(decisions: Sequence[np.ndarray]) -> np.ndarray:
         log_w[i, 1 : len(part) + 1] = total[: turns - 1]
         log_w[i, len(part) + 1 :] = total[-1]
         m[i, : len(part)] = part[:, 1]
-    alive = np.isfinite(log_w.max(0))  # from where on the policy says nothing that is in the logs, they know no more
+    alive = np.isfinite(
+        log_w.max(0)
+    )  # from where on the policy says nothing that is in the logs, they know no more
     log_w, m = log_w[:, alive], m[:, alive]
     w = np.exp(log_w - log_w.max(0))
     w /= w.sum(0)

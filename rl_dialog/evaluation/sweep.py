@@ -1,4 +1,5 @@
-"""The report of a sweep: which point of the search space is best, what each parameter does, what was paid for it. `sweep_plots.py` draws it."""
+"""The report of a sweep: which point of the search space is best, what each parameter does, what was paid for
+it. `sweep_plots.py` draws it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Estimate:
 
 @dataclass
 class Ranked:
-    """A point with all its trials. Figures are of its best checkpoints, else of its last ones, and empty where no trial was evaluated."""
+    """A point with all its trials. Figures are of its best checkpoints, else of its last ones, and empty
+    where no trial was evaluated."""
 
     name: str
     values: dict[str, Any]
@@ -77,28 +79,61 @@ class Ranked:
         return str(self.values.get("method", "all points"))
 
 
-def write_sweep_report(out: Path, sweep: Any, trials: Sequence[Trial], *, seconds: float, command: str) -> dict[str, Any]:
-    """report.md, report.html, sweep.json, tensorboard/ and best/ in `out`; returns their paths and the winner."""
+def write_sweep_report(
+    out: Path, sweep: Any, trials: Sequence[Trial], *, seconds: float, command: str
+) -> dict[str, Any]:
+    """report.md, report.html, sweep.json, tensorboard/ and best/ in `out`; returns their paths and the
+    winner."""
     ranked = rank(sweep, trials)
     winner = ranked[0] if ranked and ranked[0].headline else None
     chosen = _best_trial(sweep, winner) if winner else None
     measured = headline_of(sweep, ranked)
-    sections = [_winner(sweep, ranked, chosen, out, command), _ranking(sweep, ranked), _frontier(sweep, ranked), _effects(sweep, ranked)]
-    sections += [_parallel(sweep, ranked), _curves(sweep, ranked), _over_optimised(sweep, ranked), _late(sweep, ranked), _samples(sweep, ranked)]
+    sections = [
+        _winner(sweep, ranked, chosen, out, command),
+        _ranking(sweep, ranked),
+        _frontier(sweep, ranked),
+        _effects(sweep, ranked),
+    ]
+    sections += [
+        _parallel(sweep, ranked),
+        _curves(sweep, ranked),
+        _over_optimised(sweep, ranked),
+        _late(sweep, ranked),
+        _samples(sweep, ranked),
+    ]
     runs = list({trial.folder: trial for trial in trials}.values())
-    markdown, page = write_document(sweep.title, [section for section in [*sections, _cost(runs, seconds)] if section], out)
+    markdown, page = write_document(
+        sweep.title, [section for section in [*sections, _cost(runs, seconds)] if section], out
+    )
     _write_tensorboard(out / TENSORBOARD, sweep, ranked)
     if chosen:
         _copy_best(out, chosen)
-    record = {"command": command, "seconds": round(seconds, 1), "metric": sweep.metric, "figure": sweep.figure}
+    record = {
+        "command": command,
+        "seconds": round(seconds, 1),
+        "metric": sweep.metric,
+        "figure": sweep.figure,
+    }
     write_json(out / "sweep.json", record | {"points": [_as_json(point) for point in ranked]})
-    headline = {"winner": winner.name, measured: winner.headline.value, BEST: str(out / BEST)} if winner else {"winner": None}
+    headline = (
+        {"winner": winner.name, measured: winner.headline.value, BEST: str(out / BEST)}
+        if winner
+        else {"winner": None}
+    )
     how = {name: sum(trial.how == name for trial in runs) for name in ("ended", "stopped", "failed", "left")}
-    return {"report": str(markdown), "html": str(page), "sweep": str(out / "sweep.json"), **headline, "trials": how, "seconds": round(seconds, 1)}
+    return {
+        "report": str(markdown),
+        "html": str(page),
+        "sweep": str(out / "sweep.json"),
+        **headline,
+        "trials": how,
+        "seconds": round(seconds, 1),
+    }
 
 
 def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
-    """The points, best first: by the evaluation of their best checkpoints, and behind those by the last metric that training reported.
+    """The points, best first: by the evaluation of their best checkpoints, and behind those by the last
+    metric that training reported.
 
     Raises UserError for a figure that the evaluation did not measure.
     """
@@ -106,9 +141,16 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
     for trial in trials:
         by_point[trial.point].append(trial)
     evaluations = {path: _read_evaluation(Path(path)) for path in {trial.metrics for trial in trials} if path}
-    figures = {name for groups in evaluations.values() for best, last, _ in groups.values() for name in (*best, *last)}
+    figures = {
+        name
+        for groups in evaluations.values()
+        for best, last, _ in groups.values()
+        for name in (*best, *last)
+    }
     if figures and sweep.figure not in figures:
-        raise UserError(f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got {sweep.figure!r}")
+        raise UserError(
+            f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got {sweep.figure!r}"
+        )
     found = []
     for name, members in by_point.items():
         best, last, changes = {}, {}, {}
@@ -123,13 +165,19 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
         evaluated = sweep.figure in point.figures
         steps = max((trial.reports[-1]["step"] for trial in point.trials if trial.reports), default=0)
         sign = _sign(sweep) if evaluated else 1 if sweep.mode == "max" else -1
-        return not point.ended, not evaluated, 0 if point.ended else -steps, -sign * point.headline.value if point.headline else math.inf
+        return (
+            not point.ended,
+            not evaluated,
+            0 if point.ended else -steps,
+            -sign * point.headline.value if point.headline else math.inf,
+        )
 
     return sorted(found, key=order)
 
 
 def headline_of(sweep: Any, ranked: Sequence[Ranked]) -> str:
-    """What the ranking is by: the evaluation's figure, or where nothing was evaluated the metric of training's own."""
+    """What the ranking is by: the evaluation's figure, or where nothing was evaluated the metric of
+    training's own."""
     return sweep.figure if any(sweep.figure in point.figures for point in ranked) else sweep.metric
 
 
@@ -143,17 +191,26 @@ def _group(trial: Trial) -> str:
     return Path(trial.folder).name.removesuffix(f"-seed{trial.seed}")
 
 
-def _read_evaluation(path: Path) -> dict[str, tuple[dict[str, Estimate], dict[str, Estimate], dict[str, Estimate]]]:
-    """group -> figures of its best checkpoints, of its last ones, and what the best differ in from the baseline."""
+def _read_evaluation(
+    path: Path,
+) -> dict[str, tuple[dict[str, Estimate], dict[str, Estimate], dict[str, Estimate]]]:
+    """group -> figures of its best checkpoints, of its last ones, and what the best differ in from the
+    baseline."""
     metrics = json.loads(path.read_text(encoding="utf-8"))
 
     def estimates(rows: Mapping[str, Any]) -> dict[str, Estimate]:
-        return {name: Estimate(row["value"], row.get("low"), row.get("high")) for name, row in rows.items() if row["value"] is not None}
+        return {
+            name: Estimate(row["value"], row.get("low"), row.get("high"))
+            for name, row in rows.items()
+            if row["value"] is not None
+        }
 
     found: dict[str, tuple[dict, dict, dict]] = defaultdict(lambda: ({}, {}, {}))
     for group in metrics["groups"]:
         best, last, changes = found[group["group"]]
-        (best if group["which"] == "best" else last).update(estimates(group["figures"]))  # `which` is empty where both are one checkpoint
+        (best if group["which"] == "best" else last).update(
+            estimates(group["figures"])
+        )  # `which` is empty where both are one checkpoint
         if group["which"] != "last":
             changes.update(estimates(metrics["differences"].get(group["label"], {}).get("figures", {})))
     return found
@@ -168,25 +225,44 @@ def _best_trial(sweep: Any, winner: Ranked) -> Trial | None:
     """The seed whose best checkpoint training itself found best."""
     sign = 1 if sweep.mode == "max" else -1
     reported = [trial for trial in winner.trials if trial.reports]
-    return max(reported, key=lambda trial: max(sign * row[sweep.metric] for row in trial.reports), default=None)
+    return max(
+        reported, key=lambda trial: max(sign * row[sweep.metric] for row in trial.reports), default=None
+    )
 
 
 def _winner(sweep: Any, ranked: Sequence[Ranked], chosen: Trial | None, out: Path, command: str) -> Section:
     text, commands = [sweep.about], [f"{command}  # this sweep"]
     if chosen is None:
-        return Section("What is best", [*text, "No trial got as far as its first evaluation."], commands=commands)
+        return Section(
+            "What is best", [*text, "No trial got as far as its first evaluation."], commands=commands
+        )
     winner, *others = (point for point in ranked if point.ended or point is ranked[0])
     measured = headline_of(sweep, ranked)
     gain = winner.changes.get(sweep.figure)
-    told = f", {gain.value:+.3g} [{gain.low:.3g}, {gain.high:.3g}] over the bc that it started from" if gain and gain.low is not None else ""
+    told = (
+        f", {gain.value:+.3g} [{gain.low:.3g}, {gain.high:.3g}] over the bc that it started from"
+        if gain and gain.low is not None
+        else ""
+    )
     text.append(f"{winner.name}: {measured} {winner.headline}{told}.")
     if close := [point.name for point in others if _overlap(winner.headline, point.headline)]:
         named = "; ".join(close[:5]) + (f"; and {len(close) - 5} more" if len(close) > 5 else "")
-        text.append(f"The best of {len(others) + 1} is partly lucky, and the intervals of {len(close)} others overlap with its own: {named}.")
+        text.append(
+            f"The best of {len(others) + 1} is partly lucky, and the intervals of {len(close)} others overlap with its own: {named}."
+        )
     commands.append(
-        " ".join(["python -m pipelines.chat --checkpoint", str(out / BEST), *chosen.chat.split(), f" # its checkpoint, of seed {chosen.seed}"])
+        " ".join(
+            [
+                "python -m pipelines.chat --checkpoint",
+                str(out / BEST),
+                *chosen.chat.split(),
+                f" # its checkpoint, of seed {chosen.seed}",
+            ]
+        )
     )
-    commands.append(f"python -m pipelines.train --config {out / BEST}/train.yaml --output_dir runs/again  # the same run")
+    commands.append(
+        f"python -m pipelines.train --config {out / BEST}/train.yaml --output_dir runs/again  # the same run"
+    )
     return Section("What is best", text, commands=commands)
 
 
@@ -198,22 +274,46 @@ def _overlap(one: Estimate | None, other: Estimate | None) -> bool:
 
 def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
     parameters = list(dict.fromkeys(name for point in ranked for name in point.values))
-    columns = ["", *parameters, f"{sweep.figure}, best", f"{sweep.figure}, last", "over its start", "KL per token", "seeds", "steps", "how"]
+    columns = [
+        "",
+        *parameters,
+        f"{sweep.figure}, best",
+        f"{sweep.figure}, last",
+        "over its start",
+        "KL per token",
+        "seeds",
+        "steps",
+        "how",
+    ]
     rows = []
     for number, point in enumerate(ranked, 1):
         best, last, change = (found.get(sweep.figure) for found in (point.best, point.last, point.changes))
         steps = max((int(trial.reports[-1]["step"]) for trial in point.trials if trial.reports), default=0)
         told = str(last) if last else f"({point.headline}, {sweep.metric})" if point.headline else "-"
-        row = [str(number), *(plots.told(point.values.get(name)) for name in parameters), str(best) if best else "as last" if last else "-", told]
+        row = [
+            str(number),
+            *(plots.told(point.values.get(name)) for name in parameters),
+            str(best) if best else "as last" if last else "-",
+            told,
+        ]
         row += [str(change or "-"), str(point.figures.get("kl", "-")), str(len(point.trials)), str(steps)]
         rows.append([*row, ", ".join(sorted({trial.how for trial in point.trials}))])
-    over = "seeds and conversations" if len(sweep.seeds) > 1 else "conversations; one seed says nothing about others"
+    over = (
+        "seeds and conversations"
+        if len(sweep.seeds) > 1
+        else "conversations; one seed says nothing about others"
+    )
     text = [
         f"Evaluated on conversations that training never saw, with 95 % bootstrap intervals over {over}; what a point gains over its start is paired "
         "by conversation. Points whose trials did not all reach their end come last, with what training itself measured in brackets; halving "
         "stops them on their first seed."
     ]
-    errors = [f"{Path(trial.folder).name} failed: {trial.error}" for point in ranked for trial in point.trials if trial.error]
+    errors = [
+        f"{Path(trial.folder).name} failed: {trial.error}"
+        for point in ranked
+        for trial in point.trials
+        if trial.error
+    ]
     return Section("Ranking", text, Table(columns, rows), notes=errors)
 
 
@@ -221,7 +321,9 @@ def frontier_as_svg(sweep: Any, trials: Sequence[Trial]) -> str:
     """Reward against KL for a README. Raises UserError where fewer than two points were evaluated."""
     found = _with_kl(sweep, rank(sweep, trials))
     if len(found) < 2:
-        raise UserError(f"--picture: expected at least two evaluated points with a KL to the prior to draw, got {len(found)}")
+        raise UserError(
+            f"--picture: expected at least two evaluated points with a KL to the prior to draw, got {len(found)}"
+        )
     return as_svg(plots.frontier(found, sweep.figure, _sign(sweep)))
 
 
@@ -233,9 +335,15 @@ def _frontier(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     found = _with_kl(sweep, ranked)
     if len(found) < 2:
         return None
-    text = ["How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at less KL."]
+    text = [
+        "How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at less KL."
+    ]
     text += [f"Labels: {', '.join(names)}."] if (names := plots.labels(found)) else []
-    return Section("Reward against KL", text, plot=("frontier.png", as_png(plots.frontier(found, sweep.figure, _sign(sweep)))))
+    return Section(
+        "Reward against KL",
+        text,
+        plot=("frontier.png", as_png(plots.frontier(found, sweep.figure, _sign(sweep)))),
+    )
 
 
 def _effects(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
@@ -243,7 +351,11 @@ def _effects(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     if not parameters:
         return None
     text = ["Each dot a point of the space, lines through the mean at each value, a colour per method."]
-    return Section("What each parameter does", text, plot=("effects.png", plots.effects(found, parameters, headline_of(sweep, ranked))))
+    return Section(
+        "What each parameter does",
+        text,
+        plot=("effects.png", plots.effects(found, parameters, headline_of(sweep, ranked))),
+    )
 
 
 def _parallel(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
@@ -251,14 +363,23 @@ def _parallel(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     if len(parameters) < 2:
         return None
     measured = headline_of(sweep, ranked)
-    text = [f"A line per point of the space, from its parameters to its {measured} on the right, which also gives the colour."]
-    return Section("All parameters together", text, plot=("parallel.png", plots.parallel(found, parameters, measured)))
+    text = [
+        f"A line per point of the space, from its parameters to its {measured} on the right, which also gives the colour."
+    ]
+    return Section(
+        "All parameters together", text, plot=("parallel.png", plots.parallel(found, parameters, measured))
+    )
 
 
 def _comparable(sweep: Any, ranked: Sequence[Ranked]) -> tuple[list[Ranked], list[str]]:
-    """Points that reached their end and were measured in the same way, and the parameters in which they differ."""
+    """Points that reached their end and were measured in the same way, and the parameters in which they
+    differ."""
     evaluated = headline_of(sweep, ranked) == sweep.figure
-    found = [point for point in ranked if point.headline and point.ended and (sweep.figure in point.figures or not evaluated)]
+    found = [
+        point
+        for point in ranked
+        if point.headline and point.ended and (sweep.figure in point.figures or not evaluated)
+    ]
     names = dict.fromkeys(name for point in found for name in point.values)
     return found, [name for name in names if len({plots.told(point.values.get(name)) for point in found}) > 1]
 
@@ -268,7 +389,10 @@ def _curves(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     if not found:
         return None
     most = plots.MOST_CURVES
-    text = [f"{sweep.metric} during training: mean over seeds, and their range." + (f" The {most} best points." if len(found) > most else "")]
+    text = [
+        f"{sweep.metric} during training: mean over seeds, and their range."
+        + (f" The {most} best points." if len(found) > most else "")
+    ]
     return Section("Learning curves", text, plot=("curves.png", plots.curves(found[:most], sweep.metric)))
 
 
@@ -279,14 +403,28 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         trained = _trained_change(point)
         if trained is None:
             continue
-        held_out = {name: change for name, change in point.changes.items() if _is_held_out(name, point, sweep)}
-        fell = [f"{_title(name)} {change}" for name, change in held_out.items() if change.high is not None and change.high < 0]
-        rows.append([point.name, " + ".join(f"{weight:g} {name}" for name, weight in point.trials[0].rewards.items()), f"{trained:+.3g}"])
+        held_out = {
+            name: change for name, change in point.changes.items() if _is_held_out(name, point, sweep)
+        }
+        fell = [
+            f"{_title(name)} {change}"
+            for name, change in held_out.items()
+            if change.high is not None and change.high < 0
+        ]
+        rows.append(
+            [
+                point.name,
+                " + ".join(f"{weight:g} {name}" for name, weight in point.trials[0].rewards.items()),
+                f"{trained:+.3g}",
+            ]
+        )
         rows[-1] += [str(point.changes.get(sweep.figure, "-")), ", ".join(fell) or "-"]
         drawn.append((point, trained, held_out))
         looked_at += len(held_out)
         if trained > 0 and fell:
-            alarms.append(f"{point.name}: the reward that it was trained on rose by {trained:.3g}, but not {', '.join(fell)}")
+            alarms.append(
+                f"{point.name}: the reward that it was trained on rose by {trained:.3g}, but not {', '.join(fell)}"
+            )
     if not rows:
         return None
     columns = ["point", "trained on", "its change", f"change of {sweep.figure}", "what fell for certain"]
@@ -295,16 +433,32 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         "0 with their whole interval is the sign of over-optimisation: the policy found what the reward pays for and not what it was meant for. "
         f"Of {looked_at} differences one in forty would fall so by chance."
     ]
-    picture = plots.against_held_out(drawn, {name: _title(name) for _, _, held_out in drawn for name in held_out})
+    picture = plots.against_held_out(
+        drawn, {name: _title(name) for _, _, held_out in drawn for name in held_out}
+    )
     plot = None if picture is None else ("held_out.png", picture)
-    return Section("Reward against held-out rewards", text, Table(columns, rows), notes=alarms or ["No point is suspect."], plot=plot)
+    return Section(
+        "Reward against held-out rewards",
+        text,
+        Table(columns, rows),
+        notes=alarms or ["No point is suspect."],
+        plot=plot,
+    )
 
 
 def _trained_change(point: Ranked) -> float | None:
     """Of the weighted, normalised rewards per reply, as far as they were measured on generated replies."""
     trial = point.trials[0]
-    measured = {name: weight / trial.scales.get(name, 1.0) for name, weight in trial.rewards.items() if f"reward/{name}" in point.changes}
-    return sum(weight * point.changes[f"reward/{name}"].value for name, weight in measured.items()) if measured else None
+    measured = {
+        name: weight / trial.scales.get(name, 1.0)
+        for name, weight in trial.rewards.items()
+        if f"reward/{name}" in point.changes
+    }
+    return (
+        sum(weight * point.changes[f"reward/{name}"].value for name, weight in measured.items())
+        if measured
+        else None
+    )
 
 
 def _is_held_out(name: str, point: Ranked, sweep: Any) -> bool:
@@ -323,7 +477,12 @@ def _late(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     notes = []
     for point in ranked:
         best, last = point.best.get(sweep.figure), point.last.get(sweep.figure)
-        if best and last and best.low is not None and _sign(sweep) * (best.value - last.value) > (best.high - best.low) / 4:
+        if (
+            best
+            and last
+            and best.low is not None
+            and _sign(sweep) * (best.value - last.value) > (best.high - best.low) / 4
+        ):
             notes.append(f"{point.name}: {best} at its best checkpoint, {last} at the end")
     text = [
         "Points whose last checkpoint is worse than an earlier one by more than a quarter of the interval: they were trained too long, or on a "
@@ -333,7 +492,8 @@ def _late(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
 
 
 def _samples(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    """The same conversation with the best point, the worst one, and the start: what `evaluate` showed of them."""
+    """The same conversation with the best point, the worst one, and the start: what `evaluate` showed of
+    them."""
     ended = [point for point in ranked if point.ended and point.figures]
     if not ended:
         return None
@@ -342,7 +502,11 @@ def _samples(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     for which, point in shown.items():
         path = Path(point.trials[0].metrics).with_name("samples.json")
         for sample in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ():
-            mine = [c for c in sample["columns"] if c["checkpoint"] and Path(c["checkpoint"]).parent == Path(point.trials[0].folder)]
+            mine = [
+                c
+                for c in sample["columns"]
+                if c["checkpoint"] and Path(c["checkpoint"]).parent == Path(point.trials[0].folder)
+            ]
             columns[sample["title"]] += [Column(f"{which}: {c['title']}", c["lines"]) for c in mine[:1]]
     found = [Sample(title, members) for title, members in columns.items() if members]
     text = ["The first seed of each, with the same conversation partner."]
@@ -354,13 +518,18 @@ def _cost(trials: Sequence[Trial], seconds: float) -> Section:
     for trial in trials:
         took = trial.reports[-1]["time"] - trial.reports[0]["time"] if len(trial.reports) > 1 else None
         steps = str(int(trial.reports[-1]["step"])) if trial.reports else "0"
-        rows.append([Path(trial.folder).name, trial.how, steps, f"{took / 60:.1f}" if took is not None else "-"])
+        rows.append(
+            [Path(trial.folder).name, trial.how, steps, f"{took / 60:.1f}" if took is not None else "-"]
+        )
     text = [f"{seconds / 60:.1f} minutes in all, of the last start of this sweep."]
-    return Section("Cost", text, Table(["trial", "how", "steps", "minutes between its first and last evaluation"], rows))
+    return Section(
+        "Cost", text, Table(["trial", "how", "steps", "minutes between its first and last evaluation"], rows)
+    )
 
 
 def _write_tensorboard(directory: Path, sweep: Any, ranked: Sequence[Ranked]) -> None:
-    """A run per trial with its evaluations during training, and what the HParams tab compares: parameters, seed, figures."""
+    """A run per trial with its evaluations during training, and what the HParams tab compares: parameters,
+    seed, figures."""
     from torch.utils.tensorboard import SummaryWriter
 
     shutil.rmtree(directory, ignore_errors=True)
@@ -373,10 +542,19 @@ def _write_tensorboard(directory: Path, sweep: Any, ranked: Sequence[Ranked]) ->
                     for name, value in row.items():
                         if name not in ("step", "time"):
                             board.add_scalar(name, value, int(row["step"]))
-                values = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in trial.values.items()}
-                figures = {f"evaluation/{name}": found.value for name, found in point.figures.items() if name in (sweep.figure, "kl")}
+                values = {
+                    name: value if isinstance(value, bool | int | float) else str(value)
+                    for name, value in trial.values.items()
+                }
+                figures = {
+                    f"evaluation/{name}": found.value
+                    for name, found in point.figures.items()
+                    if name in (sweep.figure, "kl")
+                }
                 last = {f"last/{sweep.metric}": trial.reports[-1][sweep.metric]}
-                board.add_hparams(values | {"seed": trial.seed, "how": trial.how}, figures | last, run_name=".")
+                board.add_hparams(
+                    values | {"seed": trial.seed, "how": trial.how}, figures | last, run_name="."
+                )
 
 
 def _copy_best(out: Path, chosen: Trial) -> None:
@@ -390,6 +568,12 @@ def _copy_best(out: Path, chosen: Trial) -> None:
 
 
 def _as_json(point: Ranked) -> dict[str, Any]:
-    figures = {which: {name: asdict(value) for name, value in getattr(point, which).items()} for which in ("best", "last", "changes")}
-    trials = [{key: value for key, value in asdict(trial).items() if key not in ("point", "values")} for trial in point.trials]
+    figures = {
+        which: {name: asdict(value) for name, value in getattr(point, which).items()}
+        for which in ("best", "last", "changes")
+    }
+    trials = [
+        {key: value for key, value in asdict(trial).items() if key not in ("point", "values")}
+        for trial in point.trials
+    ]
     return {"point": point.name, "values": point.values, "figures": figures, "trials": trials}

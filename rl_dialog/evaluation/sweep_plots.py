@@ -23,19 +23,34 @@ def told(value: Any) -> str:
 
 
 def frontier(points: Sequence[Any], figure_name: str, sign: int) -> Figure:
-    """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL joined by a line.
+    """KL to the prior against the figure, a colour per method, the points that no other one beats at less KL
+    joined by a line.
 
     `sign` is -1 for a figure that is better when it is lower, else 1.
     """
     figure = Figure(figsize=(8.4, 5.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     hue, labelled = _hues(points), labels(points)
-    found = sorted([(point.figures["kl"], point.figures[figure_name], point) for point in points], key=lambda entry: entry[0].value)
+    found = sorted(
+        [(point.figures["kl"], point.figures[figure_name], point) for point in points],
+        key=lambda entry: entry[0].value,
+    )
     for kl, value, point in found:
         arms = {"yerr": _arms(value), "xerr": _arms(kl)}
-        axes.errorbar(kl.value, value.value, **arms, fmt="o", color=hue[point.kind], markersize=5, linewidth=1, capsize=2)
+        axes.errorbar(
+            kl.value,
+            value.value,
+            **arms,
+            fmt="o",
+            color=hue[point.kind],
+            markersize=5,
+            linewidth=1,
+            capsize=2,
+        )
         label = ", ".join(told(point.values[name]) for name in labelled if name in point.values)
-        axes.annotate(label, (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY)
+        axes.annotate(
+            label, (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY
+        )
     line, reached = [], -math.inf
     for kl, value, _ in found:
         if sign * value.value > reached:
@@ -56,7 +71,8 @@ def labels(points: Sequence[Any]) -> list[str]:
 
 
 def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
-    """A panel per parameter: its values against the figure, a line per method where other things are equal on average."""
+    """A panel per parameter: its values against the figure, a line per method where other things are equal on
+    average."""
     columns = min(3, len(parameters))
     rows = -(-len(parameters) // columns)
     figure = Figure(figsize=(3.6 * columns + 1.2, 2.9 * rows), dpi=110, layout="constrained")
@@ -66,10 +82,16 @@ def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> byte
         values, numeric = _values(points, parameter)
         for kind, colour in hue.items():
             here = [point for point in points if point.kind == kind and parameter in point.values]
-            x = [point.values[parameter] if numeric else values.index(told(point.values[parameter])) for point in here]
+            x = [
+                point.values[parameter] if numeric else values.index(told(point.values[parameter]))
+                for point in here
+            ]
             y = [point.headline.value for point in here]
             axes.plot(x, y, "o", color=colour, markersize=4, alpha=0.6)
-            means = [(place, np.mean([b for a, b in zip(x, y, strict=True) if a == place])) for place in sorted(set(x))]
+            means = [
+                (place, np.mean([b for a, b in zip(x, y, strict=True) if a == place]))
+                for place in sorted(set(x))
+            ]
             if parameter != "method" and len(means) > 1:
                 axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2)
         if numeric:
@@ -88,7 +110,8 @@ def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> byte
 
 
 def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
-    """Parallel coordinates: an axis per parameter and one for the figure, a line per point, coloured by the figure."""
+    """Parallel coordinates: an axis per parameter and one for the figure, a line per point, coloured by the
+    figure."""
     figure = Figure(figsize=(2.2 * (len(parameters) + 1), 4.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     reached = np.asarray([point.headline.value for point in points])
@@ -102,16 +125,27 @@ def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> byt
         spread = [(math.log(v) if log else v) for v in values] if numeric else list(range(len(values)))
         ends = min(spread), max(max(spread), min(spread) + 1e-12)
         where = {told(v): (s - ends[0]) / (ends[1] - ends[0]) for v, s in zip(values, spread, strict=True)}
-        places[:, column] = [where[told(value)] if value is not None else np.nan for value in known]  # a gap where another method has no such one
+        places[:, column] = [
+            where[told(value)] if value is not None else np.nan for value in known
+        ]  # a gap where another method has no such one
         shown = values if len(values) <= 8 else [values[0], values[-1]]
         for value in shown:
-            axes.annotate(told(value), (column, where[told(value)]), textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
+            axes.annotate(
+                told(value),
+                (column, where[told(value)]),
+                textcoords="offset points",
+                xytext=(4, 2),
+                fontsize=7,
+                color=GREY,
+            )
     for value in np.linspace(low, high, 5):
         here = (len(parameters), (value - low) / (high - low))
         axes.annotate(f"{value:.3g}", here, textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
     colour = colormaps["viridis"]
     for row in np.argsort(reached):  # the best on top
-        axes.plot(places[row], "o-", color=colour(0.95 * places[row, -1]), linewidth=1.3, markersize=3, alpha=0.85)
+        axes.plot(
+            places[row], "o-", color=colour(0.95 * places[row, -1]), linewidth=1.3, markersize=3, alpha=0.85
+        )
     axes.vlines(range(len(parameters) + 1), 0, 1, color=GREY, linewidth=0.8, zorder=0)
     axes.set_xticks(range(len(parameters) + 1), [*parameters, name], fontsize=8)
     axes.set_xlim(-0.15, len(parameters) + 0.4)
@@ -132,16 +166,28 @@ def curves(points: Sequence[Any], metric: str) -> bytes:
                 at[row["step"]].append(row[metric])
         steps = sorted(at)
         colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
-        axes.plot(steps, [np.mean(at[step]) for step in steps], style, color=colour, linewidth=1.4, label=point.name)
-        axes.fill_between(steps, [min(at[step]) for step in steps], [max(at[step]) for step in steps], color=colour, alpha=0.1, linewidth=0)
+        axes.plot(
+            steps, [np.mean(at[step]) for step in steps], style, color=colour, linewidth=1.4, label=point.name
+        )
+        axes.fill_between(
+            steps,
+            [min(at[step]) for step in steps],
+            [max(at[step]) for step in steps],
+            color=colour,
+            alpha=0.1,
+            linewidth=0,
+        )
     axes.set(xlabel="step", ylabel=metric)
     axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     plain(axes)
     return as_png(figure)
 
 
-def against_held_out(drawn: Sequence[tuple[Any, float, Mapping[str, Any]]], titles: Mapping[str, str]) -> bytes | None:
-    """Change of the trained-on reward against those of others, a panel per other reward; None where there is none."""
+def against_held_out(
+    drawn: Sequence[tuple[Any, float, Mapping[str, Any]]], titles: Mapping[str, str]
+) -> bytes | None:
+    """Change of the trained-on reward against those of others, a panel per other reward; None where there is
+    none."""
     names = list(titles)[:MOST_PANELS]
     if not names:
         return None
@@ -153,7 +199,16 @@ def against_held_out(drawn: Sequence[tuple[Any, float, Mapping[str, Any]]], titl
     for axes, name in zip(grid, names, strict=False):
         for point, trained, held_out in drawn:
             if change := held_out.get(name):
-                axes.errorbar(trained, change.value, yerr=_arms(change), fmt="o", color=hue[point.kind], markersize=4, linewidth=1, capsize=2)
+                axes.errorbar(
+                    trained,
+                    change.value,
+                    yerr=_arms(change),
+                    fmt="o",
+                    color=hue[point.kind],
+                    markersize=4,
+                    linewidth=1,
+                    capsize=2,
+                )
         axes.axhline(0, color=GREY, linewidth=0.8, linestyle="--")
         axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
         axes.set_title(titles[name], loc="left", fontsize=9)
@@ -192,4 +247,8 @@ def _hues(points: Sequence[Any]) -> dict[str, str]:
 
 
 def _arms(value: Any) -> list[list[float]] | None:
-    return None if value.low is None else [[max(value.value - value.low, 0.0)], [max(value.high - value.value, 0.0)]]
+    return (
+        None
+        if value.low is None
+        else [[max(value.value - value.low, 0.0)], [max(value.high - value.value, 0.0)]]
+    )

@@ -75,7 +75,10 @@ class Point:
     @property
     def name(self) -> str:
         """`psi,c=0.2` of {method: psi, method.c: 0.2}."""
-        parts = [shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}" for name, value in self.values.items()]
+        parts = [
+            shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}"
+            for name, value in self.values.items()
+        ]
         return ",".join(parts).replace("/", "_")
 
     def of(self, verb: str) -> Point:
@@ -127,7 +130,9 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
         Halving(**sweep.halving)
     for space in _spaces(sweep):
         if not isinstance(space, Mapping) or not space:
-            raise ConfigError(f"{path}: space: expected a mapping of flags to values, or a list of such, got {space!r}")
+            raise ConfigError(
+                f"{path}: space: expected a mapping of flags to values, or a list of such, got {space!r}"
+            )
         for name, entry in space.items():
             _check_entry(path, name, entry)
         if sweep.start and BASELINE in (space.get("method") or ()):
@@ -135,16 +140,23 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
                 f"{path}: space: method: expected none of bc, which all points start from and are compared with; tf_all clones for longer"
             )
         if not sweep.start and (name := next((name for name in space if _verb(name) == "start"), None)):
-            raise ConfigError(f"{path}: space: {name} is about the bc that trials start from, but the file has no start")
+            raise ConfigError(
+                f"{path}: space: {name} is about the bc that trials start from, but the file has no start"
+            )
         if not sweep.evaluate and (name := next((name for name in space if _verb(name) == "evaluate"), None)):
             raise ConfigError(f"{path}: space: {name} is about the evaluation, but the file has no evaluate")
-    if sweep.search == "optuna" and any(_verb(name) == "evaluate" for space in _spaces(sweep) for name in space):
-        raise ConfigError(f"{path}: optuna chooses by what training reports, before the evaluation: expected no evaluate.* in its space")
+    if sweep.search == "optuna" and any(
+        _verb(name) == "evaluate" for space in _spaces(sweep) for name in space
+    ):
+        raise ConfigError(
+            f"{path}: optuna chooses by what training reports, before the evaluation: expected no evaluate.* in its space"
+        )
     return replace(sweep, seeds=tuple(seeds) or sweep.seeds, samples=samples or sweep.samples)
 
 
 def check_same_sweep(out: Path, path: str) -> None:
-    """Raises UserError where what the trials in `out` follow from has changed, so that they had to be deleted.
+    """Raises UserError where what the trials in `out` follow from has changed, so that they had to be
+    deleted.
 
     The space may grow, and the evaluation change.
     """
@@ -171,7 +183,11 @@ def find_points(sweep: Sweep) -> list[Point]:
         for combination in itertools.product(*listed.values()):
             for _ in range(sweep.samples if drawn else 1):
                 values = dict(zip(listed, combination, strict=True))
-                values |= {name: rounded(DISTRIBUTIONS[kind](rng, *limits)) for name, entry in drawn.items() for kind, limits in entry.items()}
+                values |= {
+                    name: rounded(DISTRIBUTIONS[kind](rng, *limits))
+                    for name, entry in drawn.items()
+                    for kind, limits in entry.items()
+                }
                 point = Point({name: values[name] for name in space})
                 if found.setdefault(point.name, point) != point:
                     raise ConfigError(
@@ -190,10 +206,14 @@ class OptunaSearch:
         try:
             import optuna
         except ImportError as error:
-            raise UserError("search: optuna needs the package optuna: pip install optuna, or choose search: grid") from error
+            raise UserError(
+                "search: optuna needs the package optuna: pip install optuna, or choose search: grid"
+            ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=max(5, sweep.batch), constant_liar=True)
-        self._study = optuna.create_study(direction="maximize" if sweep.mode == "max" else "minimize", sampler=sampler)
+        self._study = optuna.create_study(
+            direction="maximize" if sweep.mode == "max" else "minimize", sampler=sampler
+        )
         self._sweep, self._failed = sweep, optuna.trial.TrialState.FAIL
 
     def batches(self) -> Iterator[tuple[list[Point], Callable[[list[float | None]], None]]]:
@@ -203,7 +223,9 @@ class OptunaSearch:
 
             def tell(values: list[float | None], asked: list[Any] = asked) -> None:
                 for trial, value in zip(asked, values, strict=True):
-                    self._study.tell(trial, value) if value is not None else self._study.tell(trial, state=self._failed)
+                    self._study.tell(trial, value) if value is not None else self._study.tell(
+                        trial, state=self._failed
+                    )
 
             yield [self._point(trial) for trial in asked], tell
 
@@ -254,4 +276,6 @@ def _check_entry(path: str, name: str, entry: Any) -> None:
     if len(kinds) != 1 or kinds[0] not in DISTRIBUTIONS or not isinstance(limits, list) or len(limits) != 2:
         raise ConfigError(f"{wanted} with [low, high], got {dict(entry)!r}")
     if not all(isinstance(limit, int | float) for limit in limits) or not limits[0] < limits[1]:
-        raise ConfigError(f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), got {dict(entry)!r}")
+        raise ConfigError(
+            f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), got {dict(entry)!r}"
+        )

@@ -1,6 +1,8 @@
-"""What happens in task-oriented dialogs: what users asked for and got, what they were told unasked, what went round in circles, why dialogs failed.
+"""What happens in task-oriented dialogs: what users asked for and got, what they were told unasked, what went
+round in circles, why dialogs failed.
 
-A dialog is a line of `simulate`'s or `converse`'s dialogs.jsonl: both sides' acts in every message, the user's goal, and in `meta` the outcome.
+A dialog is a line of `simulate`'s or `converse`'s dialogs.jsonl: both sides' acts in every message, the
+user's goal, and in `meta` the outcome.
 
     user: Request Hotel Phone ?      system: Inform Hotel Area east      user: Request Hotel Phone ?      system: Inform Hotel Phone 01223
           asked                              unasked, if Area is no wish         a loop of 2                     answered, not at once
@@ -39,7 +41,14 @@ REASONS = {
     "never asked": "the user left before it had asked for all that it wanted to know",
     "wrong answers": "all was told and booked, but not of anything that meets the user's wishes",
 }
-BY_DOMAIN = ("success", "book_rate", "inform_precision_all_slots", "inform_recall", "inform_f1_all_slots", "turns")
+BY_DOMAIN = (
+    "success",
+    "book_rate",
+    "inform_precision_all_slots",
+    "inform_recall",
+    "inform_f1_all_slots",
+    "turns",
+)
 MISSED = {
     "nothing found": "the system's last word on it was that there is none",
     "refused": "its last word was that it cannot be booked",
@@ -61,7 +70,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Asked:
-    """A thing that the user asked for: when it was told, in replies after the question (0: at once; None: never), and the first reply to it."""
+    """A thing that the user asked for: when it was told, in replies after the question (0: at once; None:
+    never), and the first reply to it."""
 
     domain: str
     slot: str
@@ -80,8 +90,12 @@ class TaskDialog:
     total: float | None  # the return; None where the reward of a reply is missing
     outcome: dict[str, Any]
     asked: list[Asked] = field(default_factory=list)
-    unasked: list[tuple[str, str]] = field(default_factory=list)  # (domain, slot) told though nobody asked or wished
-    loops: list[tuple[str, tuple[Act, ...], int]] = field(default_factory=list)  # (side, acts, how often in a row)
+    unasked: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (domain, slot) told though nobody asked or wished
+    loops: list[tuple[str, tuple[Act, ...], int]] = field(
+        default_factory=list
+    )  # (side, acts, how often in a row)
     booked: list[str] = field(default_factory=list)  # domains of the goal for which a booking was made
 
     def __post_init__(self) -> None:
@@ -120,38 +134,54 @@ class TaskDialog:
     @property
     def missed(self) -> dict[str, str]:
         """Domain of a booking that was never made -> why, one of MISSED."""
-        return {domain: _missed(self.turns, domain, self.goal[domain]["book"]) for domain in self.to_book if domain not in self.booked}
+        return {
+            domain: _missed(self.turns, domain, self.goal[domain]["book"])
+            for domain in self.to_book
+            if domain not in self.booked
+        }
 
     @property
     def turns_by_domain(self) -> Counter[str]:
         """Goal domain -> replies while it was the one that the user had spoken of last."""
-        return Counter(domain for turn, domain in _with_domain(self.turns) if turn.side == "system" and domain)
+        return Counter(
+            domain for turn, domain in _with_domain(self.turns) if turn.side == "system" and domain
+        )
 
 
 def read_task_dialogs(path: str | Path) -> list[TaskDialog]:
     """The dialogs of a file.
 
-    Raises DialogError for a malformed line, UserError for a dialog without acts, goal or outcome, and for two of the same user.
+    Raises DialogError for a malformed line, UserError for a dialog without acts, goal or outcome, and for two
+    of the same user.
     """
     found = [_task_dialog(dialog, f"{path}, dialog {dialog.id}") for dialog in read_jsonl(path)]
     if not found:
         raise UserError(f"{path}: expected dialogs, found none")
     key, times = Counter(dialog.key for dialog in found).most_common(1)[0]
     if times > 1:
-        raise UserError(f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of one run in a file")
+        raise UserError(
+            f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of one run in a file"
+        )
     return found
 
 
 def read_simulated(folders: Sequence[str]) -> dict[str, tuple[str, list[TaskDialog]]]:
-    """Name -> (folder, dialogs) of folders that simulate or converse wrote; NAME=FOLDER gives one another name."""
+    """Name -> (folder, dialogs) of folders that simulate or converse wrote; NAME=FOLDER gives one another
+    name."""
     runs: dict[str, tuple[str, list[TaskDialog]]] = {}
     for given in folders:
-        name, _, folder = given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
+        name, _, folder = (
+            given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
+        )
         path, name = Path(folder) / "dialogs.jsonl", name or Path(folder).name
         if not path.is_file():
-            raise UserError(f"--simulated {folder}: expected a folder that simulate or converse wrote, found no {path}")
+            raise UserError(
+                f"--simulated {folder}: expected a folder that simulate or converse wrote, found no {path}"
+            )
         if name in runs:
-            raise UserError(f"--simulated: two folders are called {name}; name them: a={runs[name][0]} b={folder}")
+            raise UserError(
+                f"--simulated: two folders are called {name}; name them: a={runs[name][0]} b={folder}"
+            )
         runs[name] = folder, read_task_dialogs(path)
     return runs
 
@@ -165,7 +195,9 @@ def options_of(folder: str) -> dict[str, Any] | None:
 def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
     outcome, seeds = dialog.meta.get("outcome"), dialog.meta.get("seeds")
     if not isinstance(outcome, dict) or "success" not in outcome or not isinstance(seeds, list):
-        raise UserError(f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them, got {dialog.meta!s:.120}")
+        raise UserError(
+            f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them, got {dialog.meta!s:.120}"
+        )
     if not isinstance(dialog.goal, dict) or not all(isinstance(wish, dict) for wish in dialog.goal.values()):
         raise UserError(f"{where}: expected the user's goal by domain, got {dialog.goal!r:.120}")
     turns = []
@@ -173,8 +205,13 @@ def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
         if message["role"] not in ("user", "assistant"):
             continue
         if (acts := _acts(message.get("acts"))) is None:
-            raise UserError(f"{where}: expected `acts` of four strings each in every message, got {message.get('acts')!r:.120}")
-        side, understood = "system" if message["role"] == "assistant" else "user", _acts(message.get("understood"))
+            raise UserError(
+                f"{where}: expected `acts` of four strings each in every message, got {message.get('acts')!r:.120}"
+            )
+        side, understood = (
+            "system" if message["role"] == "assistant" else "user",
+            _acts(message.get("understood")),
+        )
         if (meant := _acts(message.get("meant"))) is not None:  # a reply's acts are what the user read
             acts, understood = meant, acts
         turns.append(Said(side, message["content"] or "", acts, understood))
@@ -184,7 +221,9 @@ def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
 
 
 def _acts(value: Any) -> tuple[Act, ...] | None:
-    if not isinstance(value, list | tuple) or not all(isinstance(act, list | tuple) and len(act) == 4 for act in value):
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(act, list | tuple) and len(act) == 4 for act in value
+    ):
         return None
     return tuple(tuple(map(str, act)) for act in value)
 
@@ -199,7 +238,9 @@ def _asked(turns: Sequence[Said]) -> list[Asked]:
                 continue
             seen.add((domain, slot))
             later = [reply.acts for reply in turns[i + 1 :] if reply.side == "system"]
-            when = next((n for n, acts in enumerate(later) if any(_tells(act, domain, slot) for act in acts)), None)
+            when = next(
+                (n for n, acts in enumerate(later) if any(_tells(act, domain, slot) for act in acts)), None
+            )
             found.append(Asked(domain, slot, when, later[0] if later else ()))
     return found
 
@@ -209,18 +250,24 @@ def _tells(act: Act, domain: str, slot: str) -> bool:
 
 
 def _unasked(turns: Sequence[Said]) -> list[tuple[str, str]]:
-    """A system tells unasked what the user has neither asked for nor wished so far; names, choices and references are never unasked."""
+    """A system tells unasked what the user has neither asked for nor wished so far; names, choices and
+    references are never unasked."""
     wanted: set[tuple[str, str]] = set()
     found = []
     for turn in turns:
         if turn.side == "user":
             wanted |= {(domain, slot) for _, domain, slot, _ in turn.acts}
-            wanted |= {("Taxi", "Car"), ("Taxi", "Phone")}  # all that there is to a taxi; nobody has to ask for them
+            wanted |= {
+                ("Taxi", "Car"),
+                ("Taxi", "Phone"),
+            }  # all that there is to a taxi; nobody has to ask for them
         else:
             found += [
                 (domain, slot)
                 for intent, domain, slot, _ in turn.acts
-                if intent in ("Inform", "Recommend") and slot not in ("none", "Name", "Choice", "Ref", "Id") and (domain, slot) not in wanted
+                if intent in ("Inform", "Recommend")
+                and slot not in ("none", "Name", "Choice", "Ref", "Id")
+                and (domain, slot) not in wanted
             ]
     return found
 
@@ -253,7 +300,9 @@ def _with_domain(turns: Sequence[Said]) -> Iterator[tuple[Said, str]]:
     current = ""
     for turn in turns:
         if turn.side == "user":
-            current = next((domain.lower() for _, domain, _, _ in reversed(turn.acts) if domain != "general"), current)
+            current = next(
+                (domain.lower() for _, domain, _, _ in reversed(turn.acts) if domain != "general"), current
+            )
         yield turn, current
 
 
@@ -261,7 +310,11 @@ def _missed(turns: Sequence[Said], domain: str, book: Iterable[str]) -> str:
     """Why a booking was never made: by the last reply on the domain, else by what the user said of it."""
     replies, said = [], set[str]()
     for turn, current in _with_domain(turns):
-        about = [act for act in turn.acts if act[1].lower() == domain or (act[1] == "Booking" and current == domain)]
+        about = [
+            act
+            for act in turn.acts
+            if act[1].lower() == domain or (act[1] == "Booking" and current == domain)
+        ]
         if about and turn.side == "system":
             replies.append({intent for intent, *_ in about})
         said |= {slot.lower() for _, _, slot, _ in about if turn.side == "user"}
@@ -275,17 +328,31 @@ def _missed(turns: Sequence[Said], domain: str, book: Iterable[str]) -> str:
 
 def measures(dialogs: Sequence[TaskDialog]) -> dict[str, Measure]:
     """Every figure with a unit per dialog; those that do not apply to a dialog's goal leave it out."""
-    columns: dict[str, list[float | None]] = {name: [dialog.outcome.get(key) for dialog in dialogs] for name, key in FIGURE.items()}
+    columns: dict[str, list[float | None]] = {
+        name: [dialog.outcome.get(key) for dialog in dialogs] for name, key in FIGURE.items()
+    }
     columns["turns"] = [dialog.replies for dialog in dialogs]
     columns["return"] = [dialog.total for dialog in dialogs]
     columns["loops"] = [bool(dialog.loops) for dialog in dialogs]
-    found = {name: Measure.mean(values) for name, values in columns.items() if any(value is not None for value in values)}
+    found = {
+        name: Measure.mean(values)
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    }
     for domain in domains_of(dialogs):
         columns = {"success": [dialog.outcome.get("domains", {}).get(domain) for dialog in dialogs]}
         for name in BY_DOMAIN[1:-1]:
-            columns[name] = [dialog.outcome.get("by_domain", {}).get(domain, {}).get(FIGURE[name]) for dialog in dialogs]
-        columns["turns"] = [dialog.turns_by_domain[domain] if domain in dialog.goal else None for dialog in dialogs]
-        found |= {f"{name}/{domain}": Measure.mean(values) for name, values in columns.items() if any(value is not None for value in values)}
+            columns[name] = [
+                dialog.outcome.get("by_domain", {}).get(domain, {}).get(FIGURE[name]) for dialog in dialogs
+            ]
+        columns["turns"] = [
+            dialog.turns_by_domain[domain] if domain in dialog.goal else None for dialog in dialogs
+        ]
+        found |= {
+            f"{name}/{domain}": Measure.mean(values)
+            for name, values in columns.items()
+            if any(value is not None for value in values)
+        }
     return found
 
 
@@ -296,7 +363,8 @@ def domains_of(dialogs: Iterable[TaskDialog]) -> list[str]:
 
 
 def domain_counts(dialogs: Sequence[TaskDialog], domain: str) -> dict[str, int]:
-    """Of the dialogs with this domain in their goal: how many, things asked, told, told at once, bookings wanted and made, turns."""
+    """Of the dialogs with this domain in their goal: how many, things asked, told, told at once, bookings
+    wanted and made, turns."""
     having = [dialog for dialog in dialogs if domain in dialog.goal]
     asked = [asked for dialog in having for asked in dialog.asked if asked.domain.lower() == domain]
     return {
@@ -348,17 +416,29 @@ class Reading:
 
 
 def readings(dialogs: Iterable[TaskDialog], side: str) -> dict[str, Reading]:
-    """`Inform Hotel Area` of a side -> how the other side read it, the worst read first; {} where both spoke in acts."""
+    """`Inform Hotel Area` of a side -> how the other side read it, the worst read first; {} where both spoke
+    in acts."""
     found: dict[str, Reading] = defaultdict(Reading)
-    for turn in (turn for dialog in dialogs for turn in dialog.turns if turn.side == side and turn.understood is not None):
-        said, understood = ({(*act[:3], act[3].lower()) for act in acts} for acts in (turn.acts, turn.understood))
+    for turn in (
+        turn
+        for dialog in dialogs
+        for turn in dialog.turns
+        if turn.side == side and turn.understood is not None
+    ):
+        said, understood = (
+            {(*act[:3], act[3].lower()) for act in acts} for acts in (turn.acts, turn.understood)
+        )
         wrong = sorted(understood - said)
         for act in sorted(said):
             reading = found[_token(act)]
             reading.said += 1
             reading.understood += act in understood
             if act not in understood:
-                near = [other for other in wrong if other[:3] == act[:3]] or [other for other in wrong if other[1:3] == act[1:3]] or wrong
+                near = (
+                    [other for other in wrong if other[:3] == act[:3]]
+                    or [other for other in wrong if other[1:3] == act[1:3]]
+                    or wrong
+                )
                 reading.instead[f"{_token(near[0])} = {near[0][3]}" if near else "nothing"] += 1
     return dict(sorted(found.items(), key=lambda item: item[1].understood - item[1].said))
 

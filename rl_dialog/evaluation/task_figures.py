@@ -15,7 +15,9 @@ from typing import Any
 
 from rl_dialog.evaluation.intervals import Measure, estimate
 
-Figures = dict[str, dict[str, Any]]  # name -> value, low, high (the 95 % interval over dialogs), dialogs that it applies to
+Figures = dict[
+    str, dict[str, Any]
+]  # name -> value, low, high (the 95 % interval over dialogs), dialogs that it applies to
 
 
 def task_figures(outcomes: Sequence[Any], published: Sequence[tuple[float, float, float] | None]) -> Figures:
@@ -48,7 +50,12 @@ def _figure(measure: Measure) -> dict[str, Any]:
     if figure is None:
         return {"value": None, "low": None, "high": None, "dialogs": 0}
     low, high = (None if end is None else round(end, 4) for end in (figure.low, figure.high))
-    return {"value": round(figure.value, 4), "low": low, "high": high, "dialogs": int(measure.denominator.sum())}
+    return {
+        "value": round(figure.value, 4),
+        "low": low,
+        "high": high,
+        "dialogs": int(measure.denominator.sum()),
+    }
 
 
 def headline(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:

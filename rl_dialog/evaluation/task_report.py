@@ -1,4 +1,5 @@
-"""The report on task-oriented dialogs: one policy, or several that met the same users. task_dialogs.py says what is counted."""
+"""The report on task-oriented dialogs: one policy, or several that met the same users. task_dialogs.py says
+what is counted."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class TaskRun:
     folder: str
     dialogs: list[TaskDialog]
     group: Group
-    options: Mapping[str, Any] | None = None  # of its simulated users, those that are not the defaults; None: not known
+    options: Mapping[str, Any] | None = (
+        None  # of its simulated users, those that are not the defaults; None: not known
+    )
 
     @property
     def by_key(self) -> dict[tuple[int, ...], TaskDialog]:
@@ -60,7 +63,8 @@ class TaskComparison:
 
     @property
     def other_options(self) -> str:
-        """What to know where the policies met the same goals under other options; "" where they are the same, as far as is known."""
+        """What to know where the policies met the same goals under other options; "" where they are the same,
+        as far as is known."""
         known = {run.name: run.options for run in self.runs if run.options is not None}
         if all(options == first for first in list(known.values())[:1] for options in known.values()):
             return ""
@@ -69,9 +73,14 @@ class TaskComparison:
 
 
 def compare_tasks(
-    found: Mapping[str, tuple[str, list[TaskDialog]]], *, replicates: int, seed: int, options: Mapping[str, Mapping[str, Any] | None] | None = None
+    found: Mapping[str, tuple[str, list[TaskDialog]]],
+    *,
+    replicates: int,
+    seed: int,
+    options: Mapping[str, Mapping[str, Any] | None] | None = None,
 ) -> TaskComparison:
-    """`found`: name -> (folder, dialogs); `options`: name -> those of its users. Raises UserError for policies that did not have the same goals."""
+    """`found`: name -> (folder, dialogs); `options`: name -> those of its users. Raises UserError for
+    policies that did not have the same goals."""
     runs = []
     for name, (folder, dialogs) in found.items():
         dialogs = sorted(dialogs, key=lambda dialog: dialog.key)
@@ -85,7 +94,9 @@ def compare_tasks(
                 f"{run.folder}: expected dialogs with the same users as {first.folder} ({len(first.dialogs)} goals), got {len(run.dialogs)}, not "
                 "all of them the same: run both with the same --seed, --episodes, --world and user options"
             )
-    changes = {run.name: compare(run.group, first.group, replicates=replicates, seed=seed) for run in runs[1:]}
+    changes = {
+        run.name: compare(run.group, first.group, replicates=replicates, seed=seed) for run in runs[1:]
+    }
     return TaskComparison(runs, changes)
 
 
@@ -110,9 +121,20 @@ def sections(comparison: TaskComparison) -> list[Section]:
 
 def _figures(runs: Sequence[TaskRun]) -> Section:
     names = [name for name in FIRST if any(name in run.group.estimates for run in runs)]
-    rows = [[run.name, str(len(run.dialogs)), *(shown(run.group.estimates.get(name), figure_of(name)) for name in names)] for run in runs]
+    rows = [
+        [
+            run.name,
+            str(len(run.dialogs)),
+            *(shown(run.group.estimates.get(name), figure_of(name)) for name in names),
+        ]
+        for run in runs
+    ]
     png = plots.panels(
-        [run.group for run in runs], {name: figure_of(name).title for name in ("success", "book_rate", "inform_f1_all_slots", "turns", "return")}
+        [run.group for run in runs],
+        {
+            name: figure_of(name).title
+            for name in ("success", "book_rate", "inform_f1_all_slots", "turns", "return")
+        },
     )
     text = [
         "95 % bootstrap intervals over dialogs. envs/multiwoz/README.md defines the figures; turns are the system's. Precision and F1 are those of "
@@ -127,11 +149,26 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         return []
     first, *others = comparison.runs
     names = [name for name in FIRST if any(name in change for change in comparison.differences.values())]
-    rows = [[run.name, *(shown(comparison.differences[run.name].get(name), figure_of(name), signed=True) for name in names)] for run in others]
-    text = [f"Each policy minus {first.name}, user by user: the same goals and the same chance of the user. Paired 95 % bootstrap intervals."]
+    rows = [
+        [
+            run.name,
+            *(
+                shown(comparison.differences[run.name].get(name), figure_of(name), signed=True)
+                for name in names
+            ),
+        ]
+        for run in others
+    ]
+    text = [
+        f"Each policy minus {first.name}, user by user: the same goals and the same chance of the user. Paired 95 % bootstrap intervals."
+    ]
     text += [comparison.other_options] if comparison.other_options else []
     groups = [Group(run.name, "", [], comparison.differences[run.name]) for run in others]
-    png = plots.panels(groups, {name: f"{figure_of(name).title} - {first.name}" for name in ("success", "turns", "return")}, zero=True)
+    png = plots.panels(
+        groups,
+        {name: f"{figure_of(name).title} - {first.name}" for name in ("success", "turns", "return")},
+        zero=True,
+    )
     table = Table(["policy", *(figure_of(name).title for name in names)], rows)
     counts, samples = [], []
     for run in others:
@@ -144,7 +181,11 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         for wins, keys in only.items():
             for key in keys[:EXAMPLES]:
                 title = f"{run.name if wins else first.name} succeeds, {first.name if wins else run.name} does not: {_wish(ours[key].goal)}"
-                samples.append(Sample(title, [_column(side.name, side.by_key[key]) for side in (first, run)], folded=True))
+                samples.append(
+                    Sample(
+                        title, [_column(side.name, side.by_key[key]) for side in (first, run)], folded=True
+                    )
+                )
     solved = Table(["policy", "both succeed", "only this one", f"only {first.name}", "neither"], counts)
     return [
         Section("Difference", text, table, plot=("difference.png", png) if png else None),
@@ -157,15 +198,32 @@ def _domains(runs: Sequence[TaskRun]) -> Section:
     for domain in domains_of(runs[0].dialogs):
         for run in runs:
             count = domain_counts(run.dialogs, domain)
-            figures = [shown(run.group.estimates.get(f"{name}/{domain}"), figure_of(name)) for name in BY_DOMAIN]
-            told, at_once = _share(count["told"], count["asked"]), _share(count["told at once"], count["asked"])
-            booked, unasked = _share(count["booked"], count["to book"]), f"{count['told unasked'] / max(1, count['dialogs']):.2f}"
+            figures = [
+                shown(run.group.estimates.get(f"{name}/{domain}"), figure_of(name)) for name in BY_DOMAIN
+            ]
+            told, at_once = (
+                _share(count["told"], count["asked"]),
+                _share(count["told at once"], count["asked"]),
+            )
+            booked, unasked = (
+                _share(count["booked"], count["to book"]),
+                f"{count['told unasked'] / max(1, count['dialogs']):.2f}",
+            )
             rows.append([domain, run.name, str(count["dialogs"]), *figures, told, at_once, booked, unasked])
     text = [
         "Turns: the replies while the user was at that domain. Told: questions of the user that were answered at all, and by the very next reply. "
         "Booked: wished bookings that were made, right or wrong."
     ]
-    columns = ["domain", "policy", "dialogs", *(figure_of(name).title for name in BY_DOMAIN), "told", "at once", "booked", "unasked per dialog"]
+    columns = [
+        "domain",
+        "policy",
+        "dialogs",
+        *(figure_of(name).title for name in BY_DOMAIN),
+        "told",
+        "at once",
+        "booked",
+        "unasked per dialog",
+    ]
     return Section("Domains", text, Table(columns, rows))
 
 
@@ -178,19 +236,40 @@ def _missed(runs: Sequence[TaskRun]) -> Section | None:
         for domain in wanted:
             counts = [missed[domain, reason] for reason in MISSED]
             if any(counts):
-                rows.append([domain, run.name, str(wanted[domain]), _of(sum(counts), wanted[domain]), *map(str, counts)])
+                rows.append(
+                    [
+                        domain,
+                        run.name,
+                        str(wanted[domain]),
+                        _of(sum(counts), wanted[domain]),
+                        *map(str, counts),
+                    ]
+                )
     notes = [f"{reason}: {what}" for reason, what in MISSED.items()]
     columns = ["domain", "policy", "wanted", "never made", *MISSED]
-    return Section("Missed bookings", [], Table(columns, sorted(rows, key=lambda row: row[0])), notes) if rows else None
+    return (
+        Section("Missed bookings", [], Table(columns, sorted(rows, key=lambda row: row[0])), notes)
+        if rows
+        else None
+    )
 
 
 def _failures(runs: Sequence[TaskRun]) -> Section | None:
-    counts = {run.name: Counter(dialog.reason for dialog in run.dialogs if not dialog.success) for run in runs}
+    counts = {
+        run.name: Counter(dialog.reason for dialog in run.dialogs if not dialog.success) for run in runs
+    }
     if not any(counts.values()):
         return None
-    rows = [[f"{reason}: {what}", *(_of(counts[run.name][reason], len(run.dialogs)) for run in runs)] for reason, what in REASONS.items()]
+    rows = [
+        [f"{reason}: {what}", *(_of(counts[run.name][reason], len(run.dialogs)) for run in runs)]
+        for reason, what in REASONS.items()
+    ]
     rows.append(["all failures", *(_of(sum(counts[run.name].values()), len(run.dialogs)) for run in runs)])
-    return Section("Why dialogs fail", ["The first reason that applies counts."], Table(["reason", *(run.name for run in runs)], rows))
+    return Section(
+        "Why dialogs fail",
+        ["The first reason that applies counts."],
+        Table(["reason", *(run.name for run in runs)], rows),
+    )
 
 
 def _questions(runs: Sequence[TaskRun]) -> Section | None:
@@ -199,8 +278,23 @@ def _questions(runs: Sequence[TaskRun]) -> Section | None:
         for slot, question in list(questions(run.dialogs).items())[:MOST]:
             if question.at_once < question.asked:
                 instead = ", ".join(f"{acts} ({count})" for acts, count in question.instead.most_common(3))
-                rows.append([slot, run.name, *map(str, (question.asked, question.at_once, question.later, question.never)), _clipped(instead)])
-    columns = ["the user asks for", "policy", "asked", "answered at once", "later", "never", "first replies instead"]
+                rows.append(
+                    [
+                        slot,
+                        run.name,
+                        *map(str, (question.asked, question.at_once, question.later, question.never)),
+                        _clipped(instead),
+                    ]
+                )
+    columns = [
+        "the user asks for",
+        "policy",
+        "asked",
+        "answered at once",
+        "later",
+        "never",
+        "first replies instead",
+    ]
     text = [f"What users asked for and did not get at once, at most {MOST} slots a policy."]
     return Section("Questions", text, Table(columns, rows)) if rows else None
 
@@ -212,11 +306,16 @@ def _unasked(runs: Sequence[TaskRun]) -> Section | None:
         for dialog in run.dialogs:
             times.update(dialog.unasked)
             dialogs.update(set(dialog.unasked))
-        rows += [[" ".join(told), run.name, str(count), str(dialogs[told])] for told, count in times.most_common(MOST)]
+        rows += [
+            [" ".join(told), run.name, str(count), str(dialogs[told])]
+            for told, count in times.most_common(MOST)
+        ]
     text = [
         "Slots that the system told before the user had asked for them or named a wish for them. The precision forgives those that stand in the goal."
     ]
-    return Section("Told unasked", text, Table(["slot", "policy", "times", "dialogs"], rows)) if rows else None
+    return (
+        Section("Told unasked", text, Table(["slot", "policy", "times", "dialogs"], rows)) if rows else None
+    )
 
 
 def _loops(runs: Sequence[TaskRun]) -> Section | None:
@@ -226,13 +325,32 @@ def _loops(runs: Sequence[TaskRun]) -> Section | None:
             having = [dialog for dialog in run.dialogs if any(loop[0] == side for loop in dialog.loops)]
             if not having:
                 continue
-            most = Counter(shown_acts(acts) for dialog in having for of, acts, _ in dialog.loops if of == side).most_common(2)
+            most = Counter(
+                shown_acts(acts) for dialog in having for of, acts, _ in dialog.loops if of == side
+            ).most_common(2)
             longest = max(times for dialog in having for of, _, times in dialog.loops if of == side)
             failed = sum(not dialog.success for dialog in having)
             told = ", ".join(f"{acts} ({count})" for acts, count in most)
-            rows.append([f"the {side} says the same", run.name, _of(len(having), len(run.dialogs)), str(failed), str(longest), _clipped(told)])
+            rows.append(
+                [
+                    f"the {side} says the same",
+                    run.name,
+                    _of(len(having), len(run.dialogs)),
+                    str(failed),
+                    str(longest),
+                    _clipped(told),
+                ]
+            )
     text = ["Dialogs in which one side says exactly the same acts at least twice in a row."]
-    return Section("Loops", text, Table(["loop", "policy", "dialogs", "of them failed", "longest", "most often"], rows)) if rows else None
+    return (
+        Section(
+            "Loops",
+            text,
+            Table(["loop", "policy", "dialogs", "of them failed", "longest", "most often"], rows),
+        )
+        if rows
+        else None
+    )
 
 
 def _readings(runs: Sequence[TaskRun]) -> Section | None:
@@ -241,10 +359,26 @@ def _readings(runs: Sequence[TaskRun]) -> Section | None:
         for side in ("user", "system"):
             for kind, reading in list(readings(run.dialogs, side).items())[:MOST]:
                 if reading.understood < reading.said:
-                    instead = ", ".join(f"{taken} ({count})" for taken, count in reading.instead.most_common(3))
-                    rows.append([f"{side}: {kind}", run.name, str(reading.said), _share(reading.understood, reading.said), _clipped(instead)])
-    text = ["What one side said in words and the other did not understand, the most frequent misunderstandings first."]
-    return Section("Misunderstood", text, Table(["act", "policy", "said", "understood", "taken for"], rows)) if rows else None
+                    instead = ", ".join(
+                        f"{taken} ({count})" for taken, count in reading.instead.most_common(3)
+                    )
+                    rows.append(
+                        [
+                            f"{side}: {kind}",
+                            run.name,
+                            str(reading.said),
+                            _share(reading.understood, reading.said),
+                            _clipped(instead),
+                        ]
+                    )
+    text = [
+        "What one side said in words and the other did not understand, the most frequent misunderstandings first."
+    ]
+    return (
+        Section("Misunderstood", text, Table(["act", "policy", "said", "understood", "taken for"], rows))
+        if rows
+        else None
+    )
 
 
 def _distributions(runs: Sequence[TaskRun]) -> Section:
@@ -266,20 +400,41 @@ def _examples(run: TaskRun) -> Section | None:
         failed = [dialog for dialog in run.dialogs if dialog.reason == reason]
         if failed:
             shortest = sorted(failed, key=lambda dialog: dialog.replies)[:EXAMPLES]
-            samples.append(Sample(f"{reason}: {len(failed)} dialogs", [_column(_wish(dialog.goal), dialog) for dialog in shortest], folded=True))
-    return Section(f"Failures of {run.name}", ["The shortest of each kind."], samples=samples) if samples else None
+            samples.append(
+                Sample(
+                    f"{reason}: {len(failed)} dialogs",
+                    [_column(_wish(dialog.goal), dialog) for dialog in shortest],
+                    folded=True,
+                )
+            )
+    return (
+        Section(f"Failures of {run.name}", ["The shortest of each kind."], samples=samples)
+        if samples
+        else None
+    )
 
 
 def _column(title: str, dialog: TaskDialog) -> Column:
-    lines = [("assistant" if turn.side == "system" else "user", turn.text, shown_acts(turn.acts)) for turn in dialog.turns]
+    lines = [
+        ("assistant" if turn.side == "system" else "user", turn.text, shown_acts(turn.acts))
+        for turn in dialog.turns
+    ]
     ends = "success" if dialog.success else f"failure: {dialog.reason}"
-    return Column(f"{title} ({ends}, {dialog.replies} turns)", [(role, text, "" if acts == text else acts) for role, text, acts in lines])
+    return Column(
+        f"{title} ({ends}, {dialog.replies} turns)",
+        [(role, text, "" if acts == text else acts) for role, text, acts in lines],
+    )
 
 
 def _wish(goal: Mapping[str, Any]) -> str:
     parts = []
     for domain, wish in goal.items():
-        wanted = [f"{slot} {value}" for kind in ("info", "book") for slot, value in wish.get(kind, {}).items() if isinstance(value, str)]
+        wanted = [
+            f"{slot} {value}"
+            for kind in ("info", "book")
+            for slot, value in wish.get(kind, {}).items()
+            if isinstance(value, str)
+        ]
         asked = [f"{slot}?" for slot in wish.get("reqt", {})]
         parts.append(f"{domain}: " + ", ".join(wanted + asked))
     return "; ".join(parts)
@@ -302,17 +457,45 @@ def _clipped(text: str, most: int = 240) -> str:
 
 
 def write_task_report(comparison: TaskComparison, out: Path) -> dict[str, Path]:
-    """tasks.md with plots/, tasks.html, tasks.json and dialogs.csv (a line per policy and dialog) in `out`; their paths."""
+    """tasks.md with plots/, tasks.html, tasks.json and dialogs.csv (a line per policy and dialog) in `out`;
+    their paths."""
     out.mkdir(parents=True, exist_ok=True)
     markdown, page = write_document("Task-oriented dialogs", sections(comparison), out, name="tasks")
     write_json(out / "tasks.json", to_json(comparison))
     with (out / "dialogs.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["policy", "dialog", "success", "turns", "return", "reason", "longest_loop", "unasked", "unanswered"])
+        rows.writerow(
+            [
+                "policy",
+                "dialog",
+                "success",
+                "turns",
+                "return",
+                "reason",
+                "longest_loop",
+                "unasked",
+                "unanswered",
+            ]
+        )
         for run in comparison.runs:
             for d in run.dialogs:
-                longest, never = max((times for *_, times in d.loops), default=0), sum(asked.answered is None for asked in d.asked)
-                rows.writerow([run.name, d.id, int(d.success), d.replies, d.total, d.reason, longest, len(d.unasked), never])
+                longest, never = (
+                    max((times for *_, times in d.loops), default=0),
+                    sum(asked.answered is None for asked in d.asked),
+                )
+                rows.writerow(
+                    [
+                        run.name,
+                        d.id,
+                        int(d.success),
+                        d.replies,
+                        d.total,
+                        d.reason,
+                        longest,
+                        len(d.unasked),
+                        never,
+                    ]
+                )
     return {"report": markdown, "html": page, "json": out / "tasks.json", "csv": out / "dialogs.csv"}
 
 
@@ -325,11 +508,20 @@ def to_json(comparison: TaskComparison) -> dict[str, Any]:
         for domain, reason in (each for dialog in run.dialogs for each in dialog.missed.items()):
             missed.setdefault(domain, Counter())[reason] += 1
         slots = {
-            slot: {"asked": q.asked, "at_once": q.at_once, "later": q.later, "never": q.never, "instead": dict(q.instead.most_common(5))}
+            slot: {
+                "asked": q.asked,
+                "at_once": q.at_once,
+                "later": q.later,
+                "never": q.never,
+                "instead": dict(q.instead.most_common(5)),
+            }
             for slot, q in questions(run.dialogs).items()
         }
         misread = {
-            side: {kind: {"said": r.said, "understood": r.understood, "instead": dict(r.instead.most_common(5))} for kind, r in of.items()}
+            side: {
+                kind: {"said": r.said, "understood": r.understood, "instead": dict(r.instead.most_common(5))}
+                for kind, r in of.items()
+            }
             for side in ("user", "system")
             if (of := readings(run.dialogs, side))
         }
@@ -346,7 +538,10 @@ def to_json(comparison: TaskComparison) -> dict[str, Any]:
                 "understood": misread,
             }
         )
-    changes = {name: {figure: as_json(value) for figure, value in of.items()} for name, of in comparison.differences.items()}
+    changes = {
+        name: {figure: as_json(value) for figure, value in of.items()}
+        for name, of in comparison.differences.items()
+    }
     return {"policies": found, "differences": changes}
 
 
@@ -354,4 +549,7 @@ def headline(comparison: TaskComparison) -> dict[str, Any]:
     """The success of each policy, and the differences in it, each with its interval."""
     success = {run.name: run.group.estimates["success"].triple for run in comparison.runs}
     changes = {name: figures.get("success") for name, figures in comparison.differences.items()}
-    return {"success": success, "differences": {name: change and change.triple for name, change in changes.items()}}
+    return {
+        "success": success,
+        "differences": {name: change and change.triple for name, change in changes.items()},
+    }

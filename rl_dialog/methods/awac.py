@@ -1,4 +1,5 @@
-"""Advantage-weighted cloning: the policy itself moves towards tokens of high advantage, and decodes without value heads' help."""
+"""Advantage-weighted cloning: the policy itself moves towards tokens of high advantage, and decodes without
+value heads' help."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from rl_dialog.methods.ilql import ILQL
 class AWAC(ILQL):
     """Cloning in which replies of a higher advantage weigh more.
 
-    ILQL's values, and L_LM = -min(exp(awac_beta (min Q' - V)), awac_clip) log p(a|s); acts on p alone (Snell et al. 2022, baselines).
+    ILQL's values, and L_LM = -min(exp(awac_beta (min Q' - V)), awac_clip) log p(a|s); acts on p alone (Snell
+    et al. 2022, baselines).
     """
 
     tau: float = 0.7

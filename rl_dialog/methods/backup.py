@@ -15,7 +15,8 @@ from rl_dialog.methods.scores import Scores
 
 
 def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
-    """(N,) discount of the value after each decision: 0 where the conversation ended, else `gamma` per token, or per turn only."""
+    """(N,) discount of the value after each decision: 0 where the conversation ended, else `gamma` per token,
+    or per turn only."""
     if per not in ("token", "turn"):
         raise UserError(f"expected discount 'token' or 'turn', got {per!r}")
     factor = torch.full_like(batch.rewards, gamma)
@@ -25,9 +26,11 @@ def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
 
 
 def to_reply_end(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor:
-    """(N,) what follows each decision inside its reply: rewards before the reply's last decision, then `values` (N,) of that one.
+    """(N,) what follows each decision inside its reply: rewards before the reply's last decision, then
+    `values` (N,) of that one.
 
-    Inside a reply nobody else acts, so what a whole reply is worth is what its beginning was worth in this conversation: no step by step.
+    Inside a reply nobody else acts, so what a whole reply is worth is what its beginning was worth in this
+    conversation: no step by step.
     """
     last = batch.last
     place = torch.arange(batch.decisions, device=last.device)
@@ -36,21 +39,28 @@ def to_reply_end(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor
     earned = torch.zeros_like(values)
     for before in range(1, int((last - place).max()) + 1 if batch.rewards[~batch.turn_end].any() else 1):
         inside = place + before <= last  # only `reward_spread` every_token pays inside a reply
-        earned += torch.where(inside, gamma ** (before - 1) * batch.rewards[(place + before - 1).clamp(max=batch.decisions - 1)], 0.0)
+        earned += torch.where(
+            inside,
+            gamma ** (before - 1) * batch.rewards[(place + before - 1).clamp(max=batch.decisions - 1)],
+            0.0,
+        )
     return earned + values[last] * gamma ** (last - place)
 
 
 @torch.no_grad()
 def best_of_reply(out: Outputs, batch: Batch, y: Tensor, gamma: float, per: str) -> Tensor:
-    """(N,) the larger of `y` and, inside a reply, what Q' says of the whole reply that was logged: a maximum over all continuations is no less."""
+    """(N,) the larger of `y` and, inside a reply, what Q' says of the whole reply that was logged: a maximum
+    over all continuations is no less."""
     whole = to_reply_end(batch, minimum(tuple(q.at(batch.actions) for q in out.q_target)), gamma, per)
     return torch.where(batch.turn_end, y, torch.maximum(y, whole))
 
 
 def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = None) -> Tensor:
-    """(N,) discounted sum of rewards from each decision to the end of its row, plus `bootstrap` (S,) of the state that a truncated row ends in.
+    """(N,) discounted sum of rewards from each decision to the end of its row, plus `bootstrap` (S,) of the
+    state that a truncated row ends in.
 
-    Where the next reply has no known reward the sum ends too, with the value of the state before it: what it earned is not 0 but unknown.
+    Where the next reply has no known reward the sum ends too, with the value of the state before it: what it
+    earned is not 0 but unknown.
     """
     factor = discounts(batch, gamma, per)
     earned = batch.rewards.clone()
@@ -68,14 +78,22 @@ def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = 
     return sums[batch.rows, column]
 
 
-def started_from_returns(target: Tensor, batch: Batch, warmup: float, gamma: float, per: str, *, bootstrap: Tensor) -> Tensor:
-    """(N,) `target`, mixed with the returns that followed while a run is young: all returns at its start, none after the share `warmup` of it.
+def started_from_returns(
+    target: Tensor, batch: Batch, warmup: float, gamma: float, per: str, *, bootstrap: Tensor
+) -> Tensor:
+    """(N,) `target`, mixed with the returns that followed while a run is young: all returns at its start,
+    none after the share `warmup` of it.
 
-    A reward at the end of a conversation reaches its first reply through one target lag per reply; what followed says at once how conversations go.
-    In the end nothing of it is left, so a policy can still be better than every conversation of the logs.
+    A reward at the end of a conversation reaches its first reply through one target lag per reply; what
+    followed says at once how conversations go. In the end nothing of it is left, so a policy can still be
+    better than every conversation of the logs.
     """
     share = 1 - batch.progress / warmup if warmup else 0.0
-    return target if share <= 0 else share * returns(batch, gamma, per, bootstrap=bootstrap) + (1 - share) * target
+    return (
+        target
+        if share <= 0
+        else share * returns(batch, gamma, per, bootstrap=bootstrap) + (1 - share) * target
+    )
 
 
 def expectile(error: Tensor, tau: float) -> Tensor:
@@ -84,9 +102,11 @@ def expectile(error: Tensor, tau: float) -> Tensor:
 
 
 def gumbel(error: Tensor, c: float, limit: float = 5.0) -> Tensor:
-    """c^2 (exp z - z - 1) with z = error / c, elementwise: fits the soft maximum, c log E exp(x / c) (Gumbel regression, Garg et al. 2023, eq. 11).
+    """c^2 (exp z - z - 1) with z = error / c, elementwise: fits the soft maximum, c log E exp(x / c) (Gumbel
+    regression, Garg et al. 2023, eq. 11).
 
-    Near 0 it is half the squared error. Beyond z = `limit` it goes on as a straight line: one sample never pulls more than exp(limit) others.
+    Near 0 it is half the squared error. Beyond z = `limit` it goes on as a straight line: one sample never
+    pulls more than exp(limit) others.
     """
     z = error / c
     inside = z.clamp(max=limit)
@@ -94,9 +114,11 @@ def gumbel(error: Tensor, c: float, limit: float = 5.0) -> Tensor:
 
 
 def rate_of_targets(alpha: float | None, updates: int, progress: float) -> float:
-    """`alpha`, or where it is None what lets targets follow in a hundredth of the run, and at its end in a tenth.
+    """`alpha`, or where it is None what lets targets follow in a hundredth of the run, and at its end in a
+    tenth.
 
-    Values pass some twenty replies while they are learned; at last the targets, which policies act on, are a mean over many updates.
+    Values pass some twenty replies while they are learned; at last the targets, which policies act on, are a
+    mean over many updates.
     """
     return min(1.0, 100 / max(1, updates) * max(0.1, 1 - progress)) if alpha is None else alpha
 
@@ -114,10 +136,11 @@ def row_log_ratios(lm: Scores, batch: Batch) -> Tensor:
 
 
 def log_ratios(lm: Scores, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """() loss(g) with its gradient, g (B,) the log-ratio log pi - log p of each row, summed over its decisions; p is batch.prior_logp.
+    """() loss(g) with its gradient, g (B,) the log-ratio log pi - log p of each row, summed over its
+    decisions; p is batch.prior_logp.
 
-    The scores are gone over twice: first for g, which says what each token's log-probability weighs in the gradient, then with these weights. So no
-    (N, V) tensor is kept, whatever the loss.
+    The scores are gone over twice: first for g, which says what each token's log-probability weighs in the
+    gradient, then with these weights. So no (N, V) tensor is kept, whatever the loss.
     """
     ratio = row_log_ratios(lm, batch).requires_grad_()
     with torch.enable_grad():

@@ -1,4 +1,5 @@
-"""Discrete batch-constrained Q-learning (Fujimoto et al. 2019): only tokens that the behaviour might have said count, in learning and in acting."""
+"""Discrete batch-constrained Q-learning (Fujimoto et al. 2019): only tokens that the behaviour might have
+said count, in learning and in acting."""
 
 from __future__ import annotations
 
@@ -28,23 +29,28 @@ class BCQ(Method):
     """
 
     threshold: float = 0.1
-    """smallest share of the likeliest token's probability that belongs to the support; 0 is plain double Q-learning, 1 the greedy LM"""
+    """smallest share of the likeliest token's probability that belongs to the support; 0 is plain double
+    Q-learning, 1 the greedy LM"""
     beta: float = 4.0
-    """inverse temperature of Q when decoding, per spread of returns in the training split (per unit of reward with value_unit 1)"""
+    """inverse temperature of Q when decoding, per spread of returns in the training split (per unit of reward
+    with value_unit 1)"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "turn"
-    """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short replies"""
+    """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short
+    replies"""
     backup: Literal["reply", "token"] = "reply"
     """inside a reply y is at least the value of the whole reply as logged; token: step by step, as published"""
     warmup: float = 0.3
-    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
+    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with
+    y, as published"""
     include_logits: bool = True
     """act on p exp(beta Q), which is p where Q knows nothing yet; off: on exp(beta Q) alone, as published"""
     clone_weight: float = 1.0
     """weight of the cloning term; 0 leaves the LM, and so the support, as it was loaded"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, at the end 10"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates,
+    at the end 10"""
 
     heads: ClassVar[Heads] = Heads(q=2, target=True)
     plain_lm: ClassVar[bool] = False
@@ -70,7 +76,9 @@ class BCQ(Method):
         q = tuple(q.at(batch.actions) for q in out.q)
         q_loss = sum(((y - q_i).square() * batch.rated).sum() for q_i in q)
         metrics = {"q_loss": q_loss, "nll": nll.sum(), "q": q[0].sum(), "target": y.sum()}
-        return Loss(q_loss + self.clone_weight * lm, {name: value.detach() for name, value in metrics.items()})
+        return Loss(
+            q_loss + self.clone_weight * lm, {name: value.detach() for name, value in metrics.items()}
+        )
 
     @torch.no_grad()
     def best_supported(self, out: Outputs) -> Tensor:
@@ -88,4 +96,6 @@ class BCQ(Method):
     def decode(self, out: Outputs) -> Tensor:
         logits = out.lm.dense()
         q = self.beta * minimum(tuple(q.dense() for q in out.q_target))
-        return (logits.log_softmax(1) + q if self.include_logits else q).masked_fill(~self._support(logits), -torch.inf)
+        return (logits.log_softmax(1) + q if self.include_logits else q).masked_fill(
+            ~self._support(logits), -torch.inf
+        )

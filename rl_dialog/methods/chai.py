@@ -19,7 +19,8 @@ from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 class CHAI(Method):
     """Q of whole replies on a frozen language model (Verma et al. 2022); it chooses among what that proposes.
 
-    Q of a reply u reads hidden states of a frozen LM, their mean over the dialog up to its end; the LM proposes n replies u_j to every context.
+    Q of a reply u reads hidden states of a frozen LM, their mean over the dialog up to its end; the LM
+    proposes n replies u_j to every context.
 
     L_Q = sum_i (Q_i(s,u) - y)^2,    y = r + gamma max_j min_i Q'_i(s',u'_j)     s' the state before the next reply, Q' the Polyak targets
     L_C = sum_i log [1/(2n) (sum_j exp Q_i(s,u_j) / p(u_j|s) + sum_j exp Q_i(e_j) / q(e_j))] - Q_i(s,u)      e_j random features, uniform in [-1, 1]^H
@@ -34,23 +35,27 @@ class CHAI(Method):
     cql_weight: float = 0.1
     """weight of the conservative term"""
     density: Literal["exact", "original"] = "exact"
-    """exact: log q = -H log 2, and the mean over 2n as above; original: log q = -log 2H, and every exponent divided by 2n, as the authors' code"""
+    """exact: log q = -H log 2, and the mean over 2n as above; original: log q = -log 2H, and every exponent
+    divided by 2n, as the authors' code"""
     features: Literal["mean", "end"] = "mean"
-    """what Q reads: mean: the mean hidden state over the dialog so far, as published, in which a reply counts less the longer the dialog is; end: the
-    hidden state at the reply's end"""
+    """what Q reads: mean: the mean hidden state over the dialog so far, as published, in which a reply counts
+    less the longer the dialog is; end: the hidden state at the reply's end"""
     gamma: float = 0.99
     """discount per reply"""
     num_generations: int = 8
     """replies to choose among when acting"""
     alpha: float | None = None
-    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates, at the end 10"""
+    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates, at
+    the end 10"""
 
     trains_lm: ClassVar[bool] = False
     rank_by: ClassVar[str] = "utterance Q"
 
     def __post_init__(self) -> None:
         if self.proposals < 1 or self.proposal_tokens < 1:
-            raise UserError(f"chai: expected at least one proposal of at least one token, got {self.proposals} of {self.proposal_tokens}")
+            raise UserError(
+                f"chai: expected at least one proposal of at least one token, got {self.proposals} of {self.proposal_tokens}"
+            )
 
     @property
     def heads(self) -> Heads:
@@ -69,10 +74,21 @@ class CHAI(Method):
         best = minimum(out.proposal_q_target).amax(1)  # (R,) of the context that each reply answered
         earned = torch.zeros_like(best).index_add(0, batch.reply, batch.rewards)
         y = earned + self.gamma * torch.where(follows, best.roll(-1), 0.0)
-        known = (follows | done) & batch.rated[batch.turn_end]  # a truncated row's last reply leads to a context that nobody answered
+        known = (follows | done) & batch.rated[
+            batch.turn_end
+        ]  # a truncated row's last reply leads to a context that nobody answered
         q_loss = sum(((y - q).square() * known).sum() for q in out.utterance_q)
-        cql = sum(self._conservative(*each, batch) for each in zip(out.utterance_q, out.proposal_q, out.random_q, strict=True))
-        metrics = {"q_loss": q_loss, "cql_loss": cql, "q": out.utterance_q[0].sum(), "target": (y * known).sum(), "best_proposal": best.sum()}
+        cql = sum(
+            self._conservative(*each, batch)
+            for each in zip(out.utterance_q, out.proposal_q, out.random_q, strict=True)
+        )
+        metrics = {
+            "q_loss": q_loss,
+            "cql_loss": cql,
+            "q": out.utterance_q[0].sum(),
+            "target": (y * known).sum(),
+            "best_proposal": best.sum(),
+        }
         return Loss(q_loss + self.cql_weight * cql, {name: value.detach() for name, value in metrics.items()})
 
     def _conservative(self, q: Tensor, proposed: Tensor, random: Tensor, batch: Batch) -> Tensor:
@@ -80,5 +96,9 @@ class CHAI(Method):
         width, count = batch.proposals.shape[2], 2 * proposed.shape[1]
         uniform = width * log(2) if self.density == "exact" else log(2 * width)  # -log q
         exponents = torch.cat([proposed - batch.proposal_logp, random + uniform], 1)
-        over = exponents.logsumexp(1) - log(count) if self.density == "exact" else (exponents / count).logsumexp(1)
+        over = (
+            exponents.logsumexp(1) - log(count)
+            if self.density == "exact"
+            else (exponents / count).logsumexp(1)
+        )
         return (over - q).sum()

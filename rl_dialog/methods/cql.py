@@ -1,4 +1,5 @@
-"""Conservative Q-learning on tokens: the maximum over all tokens in the backup, and a penalty on those that the logs never took."""
+"""Conservative Q-learning on tokens: the maximum over all tokens in the backup, and a penalty on those that
+the logs never took."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ from rl_dialog.methods.scores import reduce_minimum
 class CQL(ILQL):
     """Q-learning with the maximum over all tokens, held down where the logs never went.
 
-    y = r + gamma max_a min_i Q'_i(s', a), with L_CQL as in ILQL; V (tau = 1/2) only centres the advantage at decoding.
+    y = r + gamma max_a min_i Q'_i(s', a), with L_CQL as in ILQL; V (tau = 1/2) only centres the advantage at
+    decoding.
 
-    Inside a reply, where nobody else acts, y is at least Q' of the whole reply as it was logged, so no value has to travel token by token.
+    Inside a reply, where nobody else acts, y is at least Q' of the whole reply as it was logged, so no value
+    has to travel token by token.
 
     With cql_weight 0 it is double Q-learning, which offline overestimates what the logs never tried.
     """
@@ -30,5 +33,9 @@ class CQL(ILQL):
     """weight of the conservative term"""
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
-        y = batch.rewards + discounts(batch, self.gamma, self.discount) * reduce_minimum(out.q_target, "max")[batch.next_state]
+        y = (
+            batch.rewards
+            + discounts(batch, self.gamma, self.discount)
+            * reduce_minimum(out.q_target, "max")[batch.next_state]
+        )
         return best_of_reply(out, batch, y, self.gamma, self.discount) if self.backup == "reply" else y

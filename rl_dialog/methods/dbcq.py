@@ -1,4 +1,5 @@
-"""Batch-constrained by sampling: of n words that the cloned LM would say, say the one of the highest value (Jaques et al. 2019, section 4.2)."""
+"""Batch-constrained by sampling: of n words that the cloned LM would say, say the one of the highest value
+(Jaques et al. 2019, section 4.2)."""
 
 from __future__ import annotations
 
@@ -17,22 +18,27 @@ from rl_dialog.methods.method import Outputs
 class DBCQ(BCQ):
     """Double Q-learning over samples of the clone (Jaques et al. 2019); it says the best of them.
 
-    Double Q-learning with the maximum over what the LM might say; acts on argmax of min_i Q'_i(s,a) over a_1..a_n ~ p(.|s), p the cloning LM.
+    Double Q-learning with the maximum over what the LM might say; acts on argmax of min_i Q'_i(s,a) over
+    a_1..a_n ~ p(.|s), p the cloning LM.
 
-    The token so chosen has a distribution of closed form: with tokens in order of their Q and F the cumulated p, pi(a) = F(a)^n - F(a-)^n. So nothing
-    is drawn here, and `generate` samples from the exact pi; n = 1 is p itself, and without end it is the best token of p's support.
+    The token so chosen has a distribution of closed form: with tokens in order of their Q and F the cumulated
+    p, pi(a) = F(a)^n - F(a-)^n. So nothing is drawn here, and `generate` samples from the exact pi; n = 1 is
+    p itself, and without end it is the best token of p's support.
     """
 
     samples: int = 2
     """n, tokens drawn from the LM: more lean further on Q, also where it is wrong"""
     threshold: float = 0.1
-    """smallest share of the likeliest token's probability that counts in the backup; 0, as published, counts every token"""
+    """smallest share of the likeliest token's probability that counts in the backup; 0, as published, counts
+    every token"""
 
     acts_with_beta: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.beta != BCQ.beta:
-            raise UserError(f"dbcq: expected samples of at least 1 and no beta (the best sample is taken), got {self.samples} and {self.beta:g}")
+            raise UserError(
+                f"dbcq: expected samples of at least 1 and no beta (the best sample is taken), got {self.samples} and {self.beta:g}"
+            )
         if not self.include_logits:
             raise UserError("dbcq: expected include_logits, the tokens are drawn from the LM")
 

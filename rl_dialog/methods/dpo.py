@@ -1,4 +1,5 @@
-"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290): of two replies to one context, make the better one likelier."""
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290): of two replies to one context,
+make the better one likelier."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ class DPO(Method):
 
     L = -(1 - eps) log sigmoid(h) - eps log sigmoid(-h), averaged over pairs,
 
-    h = beta [(log pi(y+|s) - log p(y+|s)) - (log pi(y-|s) - log p(y-|s))], p the frozen prior, log-probabilities summed over a reply's tokens.
-    The pairs (y+, y-) are made of the data: different replies to the same messages with different rewards.
-    Replies without a reward are in none.
+    h = beta [(log pi(y+|s) - log p(y+|s)) - (log pi(y-|s) - log p(y-|s))], p the frozen prior,
+    log-probabilities summed over a reply's tokens. The pairs (y+, y-) are made of the data: different replies
+    to the same messages with different rewards. Replies without a reward are in none.
     """
 
     beta: float = 0.1
@@ -49,7 +50,9 @@ class DPO(Method):
     def uses_prior(self) -> bool:
         return True
 
-    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
+    def prepare(
+        self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
+    ) -> tuple[list[Row], list[Row]]:
         """Pairs as neighbours, the better one first. Raises UserError when the training split has none."""
         found = list(self._pairs(train))
         if not found:
@@ -68,8 +71,15 @@ class DPO(Method):
         def of_rows(ratio: Tensor) -> Tensor:
             better, worse = self.beta * ratio[0::2], self.beta * ratio[1::2]  # (pairs,)
             h = better - worse
-            metrics.update(accuracy=(h > 0).float().sum(), margin=h.sum(), reward_better=better.sum(), reward_worse=worse.sum())
-            return -((1 - self.label_smoothing) * F.logsigmoid(h) + self.label_smoothing * F.logsigmoid(-h)).sum()
+            metrics.update(
+                accuracy=(h > 0).float().sum(),
+                margin=h.sum(),
+                reward_better=better.sum(),
+                reward_worse=worse.sum(),
+            )
+            return -(
+                (1 - self.label_smoothing) * F.logsigmoid(h) + self.label_smoothing * F.logsigmoid(-h)
+            ).sum()
 
         total = log_ratios(out.lm, batch, of_rows)
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
@@ -79,7 +89,9 @@ class DPO(Method):
         for start, reward, row in replies(rows, by=self.by):
             at[row.input_ids[:start].tobytes()].setdefault(row.input_ids[start:].tobytes(), (reward, row))
         for found in at.values():
-            for better, worse in widest_pairs(list(found.values()), margin=self.margin, most=self.pairs_per_context):
+            for better, worse in widest_pairs(
+                list(found.values()), margin=self.margin, most=self.pairs_per_context
+            ):
                 yield from (better[1], worse[1])
 
 

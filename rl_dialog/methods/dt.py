@@ -1,4 +1,5 @@
-"""Return-conditioned cloning (decision transformer): tell the LM how well each reply turned out, then ask for the best."""
+"""Return-conditioned cloning (decision transformer): tell the LM how well each reply turned out, then ask for
+the best."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ UNKNOWN = "<|return:unknown|>"
 class DT(BC):
     """Cloning behind a token that names the return; it is then asked for the best.
 
-    Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the return).
+    Cross-entropy on replies behind a token that names their return: L = -mean log p(a | s, bin of the
+    return).
 
-    The bins are quantiles of the training split's returns, equal returns in one bin, or given by `edges`. The checkpoint's chat template writes the
-    wanted bin before every reply, so whatever renders it (chat, evaluate, transformers' own pipelines) asks for that return. Replies of the data that
-    are context only (weight 0) stand behind the wanted bin too, as they do when acting. A reply whose
-    return is not known stands behind a token of its own: its language is learned, its worth is left open.
+    The bins are quantiles of the training split's returns, equal returns in one bin, or given by `edges`. The
+    checkpoint's chat template writes the wanted bin before every reply, so whatever renders it (chat,
+    evaluate, transformers' own pipelines) asks for that return. Replies of the data that are context only
+    (weight 0) stand behind the wanted bin too, as they do when acting. A reply whose return is not known
+    stands behind a token of its own: its language is learned, its worth is left open.
     """
 
     bins: int = 2
@@ -40,24 +43,40 @@ class DT(BC):
 
     def extend_tokenizer(self, tokenizer: Any) -> Any:
         if self.bins < 2 or not -self.bins <= self.want < self.bins:
-            raise UserError(f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}")
-        if self.edges and (len(self.edges) != self.bins - 1 or any(low >= high for low, high in pairwise(self.edges))):
-            raise UserError(f"dt: expected {self.bins - 1} rising edges for {self.bins} bins, got {list(self.edges)}")
+            raise UserError(
+                f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}"
+            )
+        if self.edges and (
+            len(self.edges) != self.bins - 1 or any(low >= high for low, high in pairwise(self.edges))
+        ):
+            raise UserError(
+                f"dt: expected {self.bins - 1} rising edges for {self.bins} bins, got {list(self.edges)}"
+            )
         added = {"additional_special_tokens": [*self._tokens, UNKNOWN]}
         tokenizer.add_special_tokens(added, replace_extra_special_tokens=False)
         wanted = self._tokens[self.want]
         tokenizer.chat_template = (
             "{% set ns = namespace(m=[]) %}{% for x in messages %}"
-            "{% set ns.m = ns.m + ([dict(x, content='" + wanted + "' ~ (x['content'] or ''))] if x['role'] == 'assistant' else [x]) %}"
-            "{% endfor %}{% set messages = ns.m %}" + tokenizer.chat_template + "{% if add_generation_prompt %}" + wanted + "{% endif %}"
+            "{% set ns.m = ns.m + ([dict(x, content='"
+            + wanted
+            + "' ~ (x['content'] or ''))] if x['role'] == 'assistant' else [x]) %}"
+            "{% endfor %}{% set messages = ns.m %}"
+            + tokenizer.chat_template
+            + "{% if add_generation_prompt %}"
+            + wanted
+            + "{% endif %}"
         )
         return tokenizer
 
-    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
+    def prepare(
+        self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
+    ) -> tuple[list[Row], list[Row]]:
         """Both splits with a bin token before every reply. Raises UserError when known returns are equal."""
         edges = self._edges(np.concatenate([self._returns(row) for row in train]))
         ids = np.asarray(tokenizer.convert_tokens_to_ids(self._tokens), np.int32)
-        ids = ids[[*range(len(edges)), self.bins - 1]]  # fewer bins than asked for (many equal returns): the best one keeps its name
+        ids = ids[
+            [*range(len(edges)), self.bins - 1]
+        ]  # fewer bins than asked for (many equal returns): the best one keeps its name
 
         header = self._header(tokenizer)
         wanted, unknown = tokenizer.convert_tokens_to_ids([self._tokens[self.want], UNKNOWN])
@@ -67,7 +86,10 @@ class DT(BC):
             others = np.setdiff1d(_behind(header, row.input_ids), starts)  # replies that are context only
             returns = self._returns(row)
             bins = np.where(np.isnan(returns), unknown, ids[np.searchsorted(edges, returns, side="right")])
-            places, tokens = np.concatenate([starts, others]), np.concatenate([bins, np.full(len(others), wanted)]).astype(np.int32)
+            places, tokens = (
+                np.concatenate([starts, others]),
+                np.concatenate([bins, np.full(len(others), wanted)]).astype(np.int32),
+            )
             rows = np.insert(row.input_ids, places, tokens), np.insert(row.assistant, places, False)
             ends = row.reply_ends + np.searchsorted(np.sort(places), row.reply_ends, side="right")
             return Row(*rows, ends.astype(np.int32), row.rewards, row.truncated)
@@ -89,8 +111,16 @@ class DT(BC):
     def _header(self, tokenizer: Any) -> np.ndarray:
         """What the template writes before a reply, without the wanted bin."""
         question = [{"role": "user", "content": "?"}]
-        without, prompt = (tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=add) for add in (False, True))
-        return np.asarray(tokenizer.encode(prompt[len(without) :].removesuffix(self._tokens[self.want]), add_special_tokens=False), np.int32)
+        without, prompt = (
+            tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=add)
+            for add in (False, True)
+        )
+        return np.asarray(
+            tokenizer.encode(
+                prompt[len(without) :].removesuffix(self._tokens[self.want]), add_special_tokens=False
+            ),
+            np.int32,
+        )
 
     @property
     def _tokens(self) -> list[str]:
@@ -101,8 +131,11 @@ class DT(BC):
 
 
 def _behind(header: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The positions in `ids` that follow an occurrence of `header`; none for an empty one, and not the end of `ids`."""
+    """The positions in `ids` that follow an occurrence of `header`; none for an empty one, and not the end of
+    `ids`."""
     if not 0 < len(header) < len(ids):
         return np.empty(0, np.int64)
-    found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, len(header)) == header).all(1)) + len(header)
+    found = np.flatnonzero(
+        (np.lib.stride_tricks.sliding_window_view(ids, len(header)) == header).all(1)
+    ) + len(header)
     return found[found < len(ids)]

@@ -1,9 +1,11 @@
-"""A method of your own: a frozen dataclass with a loss. This one clones, and holds the policy back from being too sure of itself.
+"""A method of your own: a frozen dataclass with a loss. This one clones, and holds the policy back from being
+too sure of itself.
 
     python -m pipelines.train --data DATA --output_dir runs/mine --method rl_dialog.methods.example:Smoothed --method.smoothing 0.2
 
-A copy of this file, say `my_methods.py` in the folder where the command starts, is `--method my_methods:Smoothed`.
-`method.py` has all that a method may say of itself: heads with values, a prior, how it decodes.
+A copy of this file, say `my_methods.py` in the folder where the command starts, is `--method
+my_methods:Smoothed`. `method.py` has all that a method may say of itself: heads with values, a prior, how it
+decodes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from rl_dialog.methods.method import Loss, Method, Outputs
 
 @dataclass(frozen=True)
 class Smoothed(Method):
-    """Cloning with label smoothing: L = (1 - e) NLL + e H(u, pi), u uniform over the vocabulary. Sums over the N decisions of a batch."""
+    """Cloning with label smoothing: L = (1 - e) NLL + e H(u, pi), u uniform over the vocabulary. Sums over
+    the N decisions of a batch."""
 
     needs_rewards: ClassVar[bool] = False
     smoothing: float = 0.1

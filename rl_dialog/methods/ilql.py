@@ -1,4 +1,5 @@
-"""Implicit language Q-learning (Snell et al. 2022, arXiv 2206.11871): learn what in-data tokens are worth, then steer the LM towards them."""
+"""Implicit language Q-learning (Snell et al. 2022, arXiv 2206.11871): learn what in-data tokens are worth,
+then steer the LM towards them."""
 
 from __future__ import annotations
 
@@ -10,14 +11,23 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.errors import UserError
-from rl_dialog.methods.backup import discounts, expectile, minimum, rate_of_targets, returns, started_from_returns, to_reply_end
+from rl_dialog.methods.backup import (
+    discounts,
+    expectile,
+    minimum,
+    rate_of_targets,
+    returns,
+    started_from_returns,
+    to_reply_end,
+)
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 from rl_dialog.methods.scores import Scores, cross_entropy, nll_together
 
 
 @dataclass(frozen=True)
 class ILQL(Method):
-    """Implicit Language Q-Learning (Snell et al. 2022): values from the logs alone, and a policy that leans towards them.
+    """Implicit Language Q-Learning (Snell et al. 2022): values from the logs alone, and a policy that leans
+    towards them.
 
     Expectile V, TD Q, a CQL term and a (weighted) cloning term; acts on log p + beta (min Q - V).
 
@@ -28,23 +38,28 @@ class ILQL(Method):
     L_LM  = -w log p(a|s),           w = min(exp(awac_beta (min_i Q'_i(s,a) - V(s))), awac_clip)
     L     = q_weight L_Q + v_weight L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM     each averaged over decisions
 
-    x is Q' of the reply's last token, so V knows after one step what the whole reply is worth; with `backup="token"`, as published, it is that of the
-    next token, and what a reply earns reaches its beginning one token per target lag. A reply without a known reward is cloned and held by L_CQL, and
-    left out of L_Q and L_V.
+    x is Q' of the reply's last token, so V knows after one step what the whole reply is worth; with
+    `backup="token"`, as published, it is that of the next token, and what a reply earns reaches its beginning
+    one token per target lag. A reply without a known reward is cloned and held by L_CQL, and left out of L_Q
+    and L_V.
 
-    `reg_to="base_policy"` holds L_CQL and L_LM to the distribution p_0 of the model as loaded instead of the logged token: -sum_b p_0(b|s) log ...
+    `reg_to="base_policy"` holds L_CQL and L_LM to the distribution p_0 of the model as loaded instead of the
+    logged token: -sum_b p_0(b|s) log ...
     """
 
     tau: float = 0.7
     """expectile: 0.5 values the average logged behaviour (SARSA), towards 1 the best the logs contain"""
     beta: float = 6.0
-    """strength of the advantage when decoding, per spread of returns in the training split (per unit of reward with value_unit 1)"""
+    """strength of the advantage when decoding, per spread of returns in the training split (per unit of
+    reward with value_unit 1)"""
     target_kl: float | None = None
-    """instead of a beta: how far to lean, in nats of KL(policy || p) per reply; beta is solved on held-out replies at each checkpoint"""
+    """instead of a beta: how far to lean, in nats of KL(policy || p) per reply; beta is solved on held-out
+    replies at each checkpoint"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "turn"
-    """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short replies"""
+    """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short
+    replies"""
     backup: Literal["reply", "token"] = "reply"
     """fit V to the value of the whole reply, or of the next token (as in the papers)"""
     q_weight: float = 1.0
@@ -60,7 +75,8 @@ class ILQL(Method):
     cql_temperature: float = 1.0
     """temperature of the softmax in the conservative term"""
     dm_weight: float = 0.0
-    """weight of the margin term: the taken token's Q above all others by dm_margin. It builds all of Q: for small vocabularies"""
+    """weight of the margin term: the taken token's Q above all others by dm_margin. It builds all of Q: for
+    small vocabularies"""
     dm_margin: float = 0.0
     """margin of the margin term"""
     value_min: float | None = None
@@ -78,32 +94,41 @@ class ILQL(Method):
     transition_weight: float = 0.0
     """cloning weight of the context's tokens (the user's and the template's), which are no decisions"""
     reg_to: Literal["dataset", "base_policy"] = "dataset"
-    """what the conservative and the cloning term hold to: logged tokens, or the distribution of the model as loaded (a second forward pass)"""
+    """what the conservative and the cloning term hold to: logged tokens, or the distribution of the model as
+    loaded (a second forward pass)"""
     top_k: int = 0
     """decode only among the LM's top-k tokens; 0 keeps the whole vocabulary"""
     top_k_after: bool = False
-    """choose the top-k after the advantage is added (as trlx does), so that a token the LM would not say can win by its Q alone"""
+    """choose the top-k after the advantage is added (as trlx does), so that a token the LM would not say can
+    win by its Q alone"""
     lm_temperature: float = 1.0
     """temperature of the LM's term alone when decoding"""
     extraction: Literal["exp", "sign"] = "exp"
-    """exp: add beta times the advantage; sign: add log beta where it is positive and log(1 - beta) elsewhere, 0 < beta < 1"""
+    """exp: add beta times the advantage; sign: add log beta where it is positive and log(1 - beta) elsewhere,
+    0 < beta < 1"""
     advantage_clip: float | None = None
     """upper bound of what the advantage adds when decoding; 0 lets it only veto"""
     include_logits: bool = True
     """off: decode by the advantage alone"""
     warmup: float = 0.3
-    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
+    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with
+    y, as published"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, at the end 10 (0.005 in the papers)"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates,
+    at the end 10 (0.005 in the papers)"""
 
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.extraction == "sign" and not 0 < self.beta < 1:
-            raise UserError(f"extraction sign: expected a beta between 0 and 1, the share of tokens with a positive advantage, got {self.beta:g}")
+            raise UserError(
+                f"extraction sign: expected a beta between 0 and 1, the share of tokens with a positive advantage, got {self.beta:g}"
+            )
         if self.reg_to == "base_policy" and (self.awac_beta or self.awac_weights == "sign"):
-            raise UserError("reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage: set awac_beta 0 and exp")
+            raise UserError(
+                "reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage: set awac_beta 0 and exp"
+            )
 
     @property
     def heads(self) -> Heads:
@@ -111,7 +136,9 @@ class ILQL(Method):
 
     @property
     def decodes_with_v(self) -> bool:
-        return not self.top_k or self.top_k_after or self.advantage_clip is not None or self.extraction == "sign"
+        return (
+            not self.top_k or self.top_k_after or self.advantage_clip is not None or self.extraction == "sign"
+        )
 
     @property
     def learns_context(self) -> bool:
@@ -136,7 +163,8 @@ class ILQL(Method):
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         actions, count = batch.actions, batch.decisions
         v = out.v[:count]
-        # Unless its weights need the advantage, the pass over the vocabulary comes first: it leaves the LM's log-sum-exp behind, which `at` may need.
+        # Unless its weights need the advantage, the pass over the vocabulary comes first: it leaves the LM's
+        # log-sum-exp behind, which `at` may need.
         weighted = bool(self.awac_beta) or self.awac_weights == "sign"
         entropies = None if weighted else self._cross_entropies(out, actions)
         q_target = minimum(tuple(q.at(actions).detach() for q in out.q_target))
@@ -145,13 +173,27 @@ class ILQL(Method):
         advantage, known = q_target - v, batch.rated
         v_loss = (expectile(self.aim(out, batch, q_target) - v, self.tau) * known).sum()
 
-        y = started_from_returns(self.target(out, batch), batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach())
+        y = started_from_returns(
+            self.target(out, batch), batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach()
+        )
         q = tuple(q.at(actions) for q in out.q)
         q_loss = sum(((y - q_i).square() * known).sum() for q_i in q)
 
-        lm, nll, cql = entropies or self._cross_entropies(out, actions, self._cloning_weights(advantage.detach()))
-        total = self.q_weight * q_loss + self.v_weight * v_loss + self.cql_weight * cql + self.awac_weight * lm
-        metrics = {"q_loss": q_loss, "v_loss": v_loss, "cql_loss": cql, "nll": nll.sum(), "q": q[0].sum(), "v": v.sum(), "advantage": advantage.sum()}
+        lm, nll, cql = entropies or self._cross_entropies(
+            out, actions, self._cloning_weights(advantage.detach())
+        )
+        total = (
+            self.q_weight * q_loss + self.v_weight * v_loss + self.cql_weight * cql + self.awac_weight * lm
+        )
+        metrics = {
+            "q_loss": q_loss,
+            "v_loss": v_loss,
+            "cql_loss": cql,
+            "nll": nll.sum(),
+            "q": q[0].sum(),
+            "v": v.sum(),
+            "advantage": advantage.sum(),
+        }
         if self.dm_weight:
             metrics["dm_loss"] = self._margins(out, q)
             total = total + self.dm_weight * metrics["dm_loss"]
@@ -173,7 +215,9 @@ class ILQL(Method):
         """(N,) x, what V is fitted to; q_target (N,) is min Q' of the logged tokens."""
         if self.mc_returns:
             return returns(batch, self.gamma, self.discount, bootstrap=out.v.detach())
-        return to_reply_end(batch, q_target, self.gamma, self.discount) if self.backup == "reply" else q_target
+        return (
+            to_reply_end(batch, q_target, self.gamma, self.discount) if self.backup == "reply" else q_target
+        )
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
         """(N,) y, what both Q heads are fitted to; without gradient."""
@@ -181,10 +225,14 @@ class ILQL(Method):
 
     def _margins(self, out: Outputs, taken: tuple[Tensor, ...]) -> Tensor:
         """() L_DM."""
-        gaps = (q_i.dense()[: len(a)] - a[:, None] + self.dm_margin for q_i, a in zip(out.q, taken, strict=True))
+        gaps = (
+            q_i.dense()[: len(a)] - a[:, None] + self.dm_margin for q_i, a in zip(out.q, taken, strict=True)
+        )
         return sum(gap.relu().square().sum() for gap in gaps)
 
-    def _cross_entropies(self, out: Outputs, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def _cross_entropies(
+        self, out: Outputs, actions: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(L_LM, -log p of the logged tokens, L_CQL) as sums; zeros for terms of weight 0."""
         zero = out.v.new_zeros(())
         q = tuple(q_i.scaled(1 / self.cql_temperature) for q_i in out.q) if self.cql_weight else ()
@@ -209,17 +257,30 @@ class ILQL(Method):
         if not self.beta and self.include_logits:
             return logits.log_softmax(-1)
         if not self.top_k or self.top_k_after:
-            steered = self._steered(logits.log_softmax(-1), minimum(tuple(q.dense() for q in out.q_target)), out)
-            return steered if not self.top_k else steered.where(steered >= steered.topk(min(self.top_k, logits.shape[1])).values[:, -1:], -torch.inf)
+            steered = self._steered(
+                logits.log_softmax(-1), minimum(tuple(q.dense() for q in out.q_target)), out
+            )
+            return (
+                steered
+                if not self.top_k
+                else steered.where(
+                    steered >= steered.topk(min(self.top_k, logits.shape[1])).values[:, -1:], -torch.inf
+                )
+            )
         top = logits.topk(min(self.top_k, logits.shape[1]), dim=-1)
         log_p = top.values - lm.reduce("logsumexp")[:, None]  # (S, K): only these are normalised
         q = minimum(tuple(q.at_each(top.indices) for q in out.q_target))
         return torch.full_like(logits, -torch.inf).scatter_(1, top.indices, self._steered(log_p, q, out))
 
     def _steered(self, log_p: Tensor, q: Tensor, out: Outputs) -> Tensor:
-        """log p + beta (min Q' - V); V, the same for all tokens of a state, matters only where the advantage is clipped or stands for itself."""
+        """log p + beta (min Q' - V); V, the same for all tokens of a state, matters only where the advantage
+        is clipped or stands for itself."""
         advantage = q if out.v is None else q - out.v[:, None]
-        advantage = self.beta * advantage if self.extraction == "exp" else torch.where(advantage > 0, self.beta, 1 - self.beta).log()
+        advantage = (
+            self.beta * advantage
+            if self.extraction == "exp"
+            else torch.where(advantage > 0, self.beta, 1 - self.beta).log()
+        )
         if self.advantage_clip is not None:
             advantage = advantage.clamp(max=self.advantage_clip)
         return log_p + advantage if self.include_logits else advantage

@@ -1,4 +1,5 @@
-"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): good and bad replies, no pairs needed."""
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): good and bad replies, no pairs
+needed."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ from rl_dialog.methods.method import Loss, Method, Outputs
 class KTO(Method):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024), from good and bad replies.
 
-    L = w (1 - sigmoid(beta (g - z))) for a good reply, w (1 - sigmoid(beta (z - g))) for a bad one, averaged over replies,
+    L = w (1 - sigmoid(beta (g - z))) for a good reply, w (1 - sigmoid(beta (z - g))) for a bad one, averaged
+    over replies,
 
-    g = log pi(y|s) - log p(y|s), p the frozen prior, z = max(0, mean over the update of the same for replies that belong to other contexts), an
-    estimate of KL(pi||p) without gradient. Every reply stands beside such a stranger, so a batch holds twice as many rows. The mean is over the whole
-    update, on all workers: that of a micro-batch would depend on which rows met, and rows of like length meet.
+    g = log pi(y|s) - log p(y|s), p the frozen prior, z = max(0, mean over the update of the same for replies
+    that belong to other contexts), an estimate of KL(pi||p) without gradient. Every reply stands beside such
+    a stranger, so a batch holds twice as many rows. The mean is over the whole update, on all workers: that
+    of a micro-batch would depend on which rows met, and rows of like length meet.
     """
 
     beta: float = 0.1
@@ -48,8 +51,11 @@ class KTO(Method):
     def uses_prior(self) -> bool:
         return True
 
-    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], list[Row]]:
-        """Each reply, with 1 or -1 for good or bad in the place of its reward, beside its context with another reply.
+    def prepare(
+        self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
+    ) -> tuple[list[Row], list[Row]]:
+        """Each reply, with 1 or -1 for good or bad in the place of its reward, beside its context with
+        another reply.
 
         Replies without a reward are neither, and left out. Raises UserError when all are good or all bad.
         """
@@ -78,14 +84,21 @@ class KTO(Method):
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         metrics: dict[str, Tensor] = {}
-        label = torch.zeros(len(batch.input_ids), device=batch.rewards.device).index_add(0, batch.rows, batch.rewards)[0::2]
+        label = torch.zeros(len(batch.input_ids), device=batch.rewards.device).index_add(
+            0, batch.rows, batch.rewards
+        )[0::2]
         good, z = label > 0, (batch.measured[0] / batch.measured[1]).clamp(min=0)
 
         def of_rows(ratio: Tensor) -> Tensor:
             g = ratio[0::2]
             side = torch.where(good, g - z, z - g)
             weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
-            metrics.update(kl=z * len(g), good=good.sum().float(), accuracy=(side > 0).float().sum(), reward_good=(self.beta * g * good).sum())
+            metrics.update(
+                kl=z * len(g),
+                good=good.sum().float(),
+                accuracy=(side > 0).float().sum(),
+                reward_good=(self.beta * g * good).sum(),
+            )
             metrics.update(reward_bad=(self.beta * g * ~good).sum())
             return (weight * (1 - torch.sigmoid(self.beta * side))).sum()
 
@@ -97,10 +110,16 @@ class KTO(Method):
         order = np.random.default_rng(0).permutation(len(found))
         stranger = np.empty_like(order)
         stranger[order] = np.roll(order, 1)  # one round through all of them
-        longest = max((len(row.input_ids) for row in rows), default=0)  # where a stranger behind a long context is cut
+        longest = max(
+            (len(row.input_ids) for row in rows), default=0
+        )  # where a stranger behind a long context is cut
         paired = []
         for (start, reward, row), other in zip(found, stranger, strict=True):
             first, _, theirs = found[other]
-            paired.append(Row.of_reply(row.input_ids[:start], row.input_ids[start:], reward=1.0 if reward > threshold else -1.0))
+            paired.append(
+                Row.of_reply(
+                    row.input_ids[:start], row.input_ids[start:], reward=1.0 if reward > threshold else -1.0
+                )
+            )
             paired.append(Row.of_reply(row.input_ids[:start], theirs.input_ids[first:][: longest - start]))
         return paired

@@ -1,4 +1,5 @@
-"""What a method is: hyper-parameters, the heads it needs, a loss on decisions, and how it turns outputs into logits to sample from."""
+"""What a method is: hyper-parameters, the heads it needs, a loss on decisions, and how it turns outputs into
+logits to sample from."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class Heads:
     v: bool = False  # a state-value head
     target: bool = False  # Polyak-averaged copies of the Q heads
     utterance_q: int = 0  # Q heads with one value for a whole reply, and their Polyak-averaged copies
-    utterance_mean: bool = False  # they read the mean hidden state up to the reply's end instead of the one at its end
+    utterance_mean: bool = (
+        False  # they read the mean hidden state up to the reply's end instead of the one at its end
+    )
     lm_target: bool = False  # a Polyak-averaged copy of the whole LM
 
 
@@ -38,7 +41,11 @@ class Outputs:
     v: Tensor | None = None  # (S,)
     lm_target: tuple[Scores, ...] = ()  # one per pass of the target LM
     prior: Scores | None = None  # the frozen prior, where the method reads more of it than batch.prior_logp
-    context: Scores | None = None  # (M, V) the LM where the context's tokens are predicted (batch.context), where the method learns those too
+    context: Scores | None = (
+        # (M, V) the LM where the context's tokens are predicted (batch.context), where the method learns
+        # those too
+        None
+    )
     utterance_q: tuple[Tensor, ...] = ()  # (R,) each: the value of each reply
     utterance_q_target: tuple[Tensor, ...] = ()
     proposal_q: tuple[Tensor, ...] = ()  # (R, n) each: the values of proposed replies (batch.proposals)
@@ -48,8 +55,8 @@ class Outputs:
 
 @dataclass
 class Loss:
-    """`total` and every metric are SUMS over the method's terms (`Method.terms`, most often the N decisions); the training loop divides by their
-    global number."""
+    """`total` and every metric are SUMS over the method's terms (`Method.terms`, most often the N decisions);
+    the training loop divides by their global number."""
 
     total: Tensor  # ()
     metrics: dict[str, Tensor] = field(default_factory=dict)  # (), detached
@@ -57,29 +64,43 @@ class Loss:
 
 @dataclass(frozen=True)
 class Method:
-    """A frozen dataclass of hyper-parameters with a loss and a decode rule; nothing else differs between methods."""
+    """A frozen dataclass of hyper-parameters with a loss and a decode rule; nothing else differs between
+    methods."""
 
     heads: ClassVar[Heads] = Heads()
     target_passes: ClassVar[int] = 1  # forward passes of the target LM; more than one are made with dropout
-    rows_per_unit: ClassVar[int] = 1  # rows that `prepare` puts side by side and that must stay in one batch (a pair: 2)
+    rows_per_unit: ClassVar[int] = (
+        1  # rows that `prepare` puts side by side and that must stay in one batch (a pair: 2)
+    )
     needs_rewards: ClassVar[bool] = True  # off: learns the same from rewards that are all zero
     trains_lm: ClassVar[bool] = True  # off: only the heads learn
-    learning_rate_share: ClassVar[float] = 1.0  # of the default learning rate, where steps that suit cloning are too long
+    learning_rate_share: ClassVar[float] = (
+        1.0  # of the default learning rate, where steps that suit cloning are too long
+    )
     reads_lm: ClassVar[bool] = True  # off: the loss does not ask for Outputs.lm
-    proposals: ClassVar[int] = 0  # replies that the LM proposes to every context before training, for batch.proposals
+    proposals: ClassVar[int] = (
+        0  # replies that the LM proposes to every context before training, for batch.proposals
+    )
     acts_with_beta: ClassVar[bool] = False  # `beta` belongs to `decode`: another one needs no training
-    target_kl: ClassVar[float | None] = None  # nats per reply that a method with `with_strength` is to keep from p
+    target_kl: ClassVar[float | None] = (
+        None  # nats per reply that a method with `with_strength` is to keep from p
+    )
     num_generations: ClassVar[int] = 1  # replies to draw when acting, of which the best is said ...
     rank_by: ClassVar[str] = ""  # ... by this way of evaluation/scoring.py ...
     rerank_log_prob_weight: ClassVar[float] = 0.0  # ... and so much of its log-probability
-    measures: ClassVar[bool] = False  # `loss` wants in batch.measured what `measure` finds in the whole update
+    measures: ClassVar[bool] = (
+        False  # `loss` wants in batch.measured what `measure` finds in the whole update
+    )
     gamma: ClassVar[float] = 1.0  # discount of the returns that Q estimates ...
     discount: ClassVar[str] = "turn"  # ... at every token, or at the end of a reply
-    plain_lm: ClassVar[bool] = True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
+    plain_lm: ClassVar[bool] = (
+        True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
+    )
 
     @property
     def uses_prior(self) -> bool:
-        """Wants a frozen prior, and in batch.prior_logp its log-probability of each action, computed once before training."""
+        """Wants a frozen prior, and in batch.prior_logp its log-probability of each action, computed once
+        before training."""
         return False
 
     @property
@@ -109,23 +130,30 @@ class Method:
 
     @property
     def decodes_with_v(self) -> bool:
-        """Does `decode` read the state's value? It shifts all logits of a state alike, so most decoding can leave it out."""
+        """Does `decode` read the state's value? It shifts all logits of a state alike, so most decoding can
+        leave it out."""
         return False
 
     def extend_tokenizer(self, tokenizer: Any) -> Any:
-        """The tokenizer with what the method adds to it (tokens, template), before the language model is made."""
+        """The tokenizer with what the method adds to it (tokens, template), before the language model is
+        made."""
         return tokenizer
 
-    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[Sequence[Row], Sequence[Row]]:
-        """What the rows of both splits become before training: which replies to learn from, behind which tokens."""
+    def prepare(
+        self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
+    ) -> tuple[Sequence[Row], Sequence[Row]]:
+        """What the rows of both splits become before training: which replies to learn from, behind which
+        tokens."""
         return train, validation
 
     def terms(self, batch: Batch) -> int:
-        """How many terms the sums of `loss` have: the N decisions, unless the method learns from whole replies or pairs."""
+        """How many terms the sums of `loss` have: the N decisions, unless the method learns from whole
+        replies or pairs."""
         return batch.decisions
 
     def target_rate(self, updates: int, progress: float) -> float:
-        """Polyak rate of the targets in a run of so many updates, of which the share `progress` is done; 0 for a method without targets."""
+        """Polyak rate of the targets in a run of so many updates, of which the share `progress` is done; 0
+        for a method without targets."""
         return 0.0
 
     def with_strength(self, strength: float) -> Method:
@@ -133,18 +161,21 @@ class Method:
         raise TypeError(f"{type(self).__name__} has no strength to set")
 
     def in_rewards(self, unit: float) -> dict[str, float]:
-        """The hyper-parameters that are in the unit of values, as they are in units of reward, where a unit of values is `unit` of them."""
+        """The hyper-parameters that are in the unit of values, as they are in units of reward, where a unit
+        of values is `unit` of them."""
         return {}
 
     def reach(self, returns: float, reward: float) -> float:
-        """How far Q can come to lie from where it starts, where no return exceeds `returns` and no reward `reward` (both sizes, in units of value).
+        """How far Q can come to lie from where it starts, where no return exceeds `returns` and no reward
+        `reward` (both sizes, in units of value).
 
         Infinite for methods whose Q nobody watches.
         """
         return math.inf
 
     def measure(self, out: Outputs, batch: Batch) -> Tensor:
-        """(K,) sums over a batch; the loop adds them up over the whole update before any of its losses is computed."""
+        """(K,) sums over a batch; the loop adds them up over the whole update before any of its losses is
+        computed."""
         raise TypeError(f"{type(self).__name__} measures nothing")
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:

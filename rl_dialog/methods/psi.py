@@ -1,4 +1,5 @@
-"""Psi-learning (Jaques et al. 2019, arXiv 1907.00456) with values of their own: the soft optimum near a prior, its soft maximum in sample."""
+"""Psi-learning (Jaques et al. 2019, arXiv 1907.00456) with values of their own: the soft optimum near a
+prior, its soft maximum in sample."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import discounts, gumbel, minimum, rate_of_targets, started_from_returns, to_reply_end
+from rl_dialog.methods.backup import (
+    discounts,
+    gumbel,
+    minimum,
+    rate_of_targets,
+    started_from_returns,
+    to_reply_end,
+)
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 
@@ -23,14 +31,17 @@ class Psi(Method):
     L_CQL = sum_i -log softmax(Q_i(s,.))[a]                         keeps Q low on what nobody said in this state
     L   = L_Q + L_V + cql_weight L_CQL                              each averaged over decisions
 
-    The paper's soft backup c log sum_a p(a|s) exp(Q(s,a) / c) is a mean over what p says, and the logs are such a sample (Gumbel regression, Garg et
-    al. 2023). So no value is ever asked of a token that nobody said, which is what ruins the published form on text (`way_off_policy`).
+    The paper's soft backup c log sum_a p(a|s) exp(Q(s,a) / c) is a mean over what p says, and the logs are
+    such a sample (Gumbel regression, Garg et al. 2023). So no value is ever asked of a token that nobody
+    said, which is what ruins the published form on text (`way_off_policy`).
     """
 
     c: float = 0.15
-    """how strongly the prior holds, in spreads of returns in the training split (in units of reward with value_unit 1): a larger c stays closer"""
+    """how strongly the prior holds, in spreads of returns in the training split (in units of reward with
+    value_unit 1): a larger c stays closer"""
     target_kl: float | None = None
-    """instead of the c to act with: nats of KL(policy || p) per reply; it is solved on held-out replies at each checkpoint. V is learned with c"""
+    """instead of the c to act with: nats of KL(policy || p) per reply; it is solved on held-out replies at
+    each checkpoint. V is learned with c"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "turn"
@@ -38,11 +49,13 @@ class Psi(Method):
     backup: Literal["reply", "token"] = "reply"
     """fit V to the value of the whole reply, or of the next token"""
     warmup: float = 0.3
-    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y"""
+    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with
+    y"""
     cql_weight: float = 0.3
     """weight of the conservative term that keeps Q low on tokens the logs never, or seldom, took"""
     alpha: float | None = None
-    """Polyak rate of the targets, once per optimizer step; by default 100 over the number of updates, at the end 10"""
+    """Polyak rate of the targets, once per optimizer step; by default 100 over the number of updates, at the
+    end 10"""
 
     heads: ClassVar[Heads] = Heads(q=2, v=True, target=True)
     trains_lm: ClassVar[bool] = False
@@ -69,15 +82,25 @@ class Psi(Method):
         q = tuple(q.at(batch.actions) for q in out.q)
         q_loss = sum(((y - q_i).square() * known).sum() for q_i in q)
         cql = sum(q.nll(batch.actions)[0] for q in out.q) if self.cql_weight else q_loss.new_zeros(())
-        metrics = {"q_loss": q_loss, "v_loss": v_loss, "cql_loss": cql, "q": q[0].sum(), "v": v.sum(), "advantage": (q_target - v).sum()}
-        return Loss(q_loss + v_loss + self.cql_weight * cql, {name: value.detach() for name, value in metrics.items()})
+        metrics = {
+            "q_loss": q_loss,
+            "v_loss": v_loss,
+            "cql_loss": cql,
+            "q": q[0].sum(),
+            "v": v.sum(),
+            "advantage": (q_target - v).sum(),
+        }
+        return Loss(
+            q_loss + v_loss + self.cql_weight * cql, {name: value.detach() for name, value in metrics.items()}
+        )
 
     def value_loss(self, error: Tensor) -> Tensor:
         """(N,) L_V of min Q' - V."""
         return gumbel(error, self.c)
 
     def charge(self, advantage: Tensor) -> Tensor:
-        """(N,) c log(pi / p) of the logged token where the target charges it: here the soft maximum has it already."""
+        """(N,) c log(pi / p) of the logged token where the target charges it: here the soft maximum has it
+        already."""
         return 0 * advantage
 
     def decode(self, out: Outputs) -> Tensor:

@@ -11,7 +11,8 @@ from rl_dialog.methods.ilql import ILQL
 class SARSA(ILQL):
     """ILQL for the values of the logs' own behaviour.
 
-    ILQL with tau = 1/2: V is the mean of Q over logged tokens, so Q is that of the behaviour policy (Snell et al. 2022, "single-step RL").
+    ILQL with tau = 1/2: V is the mean of Q over logged tokens, so Q is that of the behaviour policy (Snell et
+    al. 2022, "single-step RL").
     """
 
     tau: float = 0.5

@@ -1,7 +1,8 @@
 """A score for every token of the vocabulary in each of S states, computed only as far as a loss needs it.
 
-Token logits and Q values have the shape (S, V), and V is large: one vocabulary-wide tensor costs more than the transformer below it. A TD error needs
-the taken token's row alone (`at`); a cross-entropy needs all of V for a moment (`nll`, in chunks, gradients included); only decoding needs `dense`.
+Token logits and Q values have the shape (S, V), and V is large: one vocabulary-wide tensor costs more than
+the transformer below it. A TD error needs the taken token's row alone (`at`); a cross-entropy needs all of V
+for a moment (`nll`, in chunks, gradients included); only decoding needs `dense`.
 
 The first N states are the decisions of a batch (data/batch.py), so `at` and `nll` take the N actions.
 """
@@ -17,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Numbers in one chunk of scores, 64 MB in float32: enough rows for fast matrix products (with an eighth of it they take a sixth longer).
+# Numbers in one chunk of scores, 64 MB in float32: enough rows for fast matrix products (with an eighth of it
+# they take a sixth longer).
 CHUNK_ELEMENTS = 1 << 24
 
 
@@ -54,7 +56,8 @@ class Scores(ABC):
 
     @abstractmethod
     def nll(self, actions: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(sum of weight * -log softmax(scores)[action] over the first N states, the N unweighted terms without gradient)."""
+        """(sum of weight * -log softmax(scores)[action] over the first N states, the N unweighted terms
+        without gradient)."""
 
 
 class Dense(Scores):
@@ -96,10 +99,14 @@ class Linear(Scores):
     features (S, F), weight (V, F), bias (V,) or None, level (S,) of each state or None.
     """
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None = None, level: Tensor | None = None) -> None:
+    def __init__(
+        self, features: Tensor, weight: Tensor, bias: Tensor | None = None, level: Tensor | None = None
+    ) -> None:
         self.features, self.weight, self.bias, self.level = features, weight, bias, level
         self._lse: Tensor | None = None  # of the first states, without their level, once something needed it
-        self._dense: Tensor | None = None  # decoding asks for logits several times: once for the LM, once for each low-rank head
+        self._dense: Tensor | None = (
+            None  # decoding asks for logits several times: once for the LM, once for each low-rank head
+        )
 
     def at(self, actions: Tensor) -> Tensor:
         rows = F.embedding(actions, self.weight)  # (N, F)
@@ -120,7 +127,9 @@ class Linear(Scores):
         return self if factor == 1 else Linear(self.features * factor, self.weight, bias, level)
 
     def rows(self, part: slice) -> Linear:
-        return Linear(self.features[part], self.weight, self.bias, None if self.level is None else self.level[part])
+        return Linear(
+            self.features[part], self.weight, self.bias, None if self.level is None else self.level[part]
+        )
 
     def parts(self) -> list[slice]:
         step = _chunk(len(self.weight))
@@ -167,9 +176,11 @@ class Linear(Scores):
 
 
 class LowRank(Scores):
-    """scores = scale * log softmax(base) + features @ weight.T + offset: an LM head, without gradient into it, plus a low-rank correction.
+    """scores = scale * log softmax(base) + features @ weight.T + offset: an LM head, without gradient into
+    it, plus a low-rank correction.
 
-    base: the LM's Linear scores; scale (); features (S, R) with R << H; weight (V, R); offset (S,), which carries the state's value.
+    base: the LM's Linear scores; scale (); features (S, R) with R << H; weight (V, R); offset (S,), which
+    carries the state's value.
     """
 
     def __init__(self, base: Linear, scale: Tensor, features: Tensor, weight: Tensor, offset: Tensor) -> None:
@@ -187,10 +198,20 @@ class LowRank(Scores):
         with torch.no_grad():
             log_p = self.base.at_each(tokens) - self.base.reduce("logsumexp")[:, None]
         rows = F.embedding(tokens, self.weight)  # (S, K, R)
-        return self.scale * log_p + torch.einsum("skr,sr->sk", rows, self.features.to(rows.dtype)) + self.offset[:, None]
+        return (
+            self.scale * log_p
+            + torch.einsum("skr,sr->sk", rows, self.features.to(rows.dtype))
+            + self.offset[:, None]
+        )
 
     def scaled(self, factor: float) -> LowRank:
-        return self if factor == 1 else LowRank(self.base, self.scale * factor, self.features * factor, self.weight, self.offset * factor)
+        return (
+            self
+            if factor == 1
+            else LowRank(
+                self.base, self.scale * factor, self.features * factor, self.weight, self.offset * factor
+            )
+        )
 
     def rows(self, part: slice) -> LowRank:
         return LowRank(self.base.rows(part), self.scale, self.features[part], self.weight, self.offset[part])
@@ -213,10 +234,15 @@ class LowRank(Scores):
 
 
 class Mixture(Scores):
-    """The log-probabilities of a weighted average of distributions, log sum_i w_i softmax(scores_i), plus `level` (S,). Without gradient."""
+    """The log-probabilities of a weighted average of distributions, log sum_i w_i softmax(scores_i), plus
+    `level` (S,). Without gradient."""
 
     def __init__(self, members: Sequence[Scores], log_weights: Tensor, level: Tensor | None = None) -> None:
-        self.members, self.log_weights, self.level = tuple(members), log_weights, level  # log_weights (members,)
+        self.members, self.log_weights, self.level = (
+            tuple(members),
+            log_weights,
+            level,
+        )  # log_weights (members,)
 
     @torch.no_grad()
     def at(self, actions: Tensor) -> Tensor:
@@ -234,7 +260,11 @@ class Mixture(Scores):
         return self if factor == 1 else Dense(self.dense() * factor)
 
     def rows(self, part: slice) -> Mixture:
-        return Mixture([member.rows(part) for member in self.members], self.log_weights, None if self.level is None else self.level[part])
+        return Mixture(
+            [member.rows(part) for member in self.members],
+            self.log_weights,
+            None if self.level is None else self.level[part],
+        )
 
     def parts(self) -> list[slice]:
         return self.members[0].parts()
@@ -251,11 +281,14 @@ class Mixture(Scores):
         return self._average([-member.nll(actions)[1] for member in self.members])
 
     def _average(self, log_p: list[Tensor]) -> Tensor:
-        return torch.stack([each + weight for each, weight in zip(log_p, self.log_weights, strict=True)]).logsumexp(0)
+        return torch.stack(
+            [each + weight for each, weight in zip(log_p, self.log_weights, strict=True)]
+        ).logsumexp(0)
 
 
 def kl_divergence(log_pi: Tensor, log_p: Tensor) -> Tensor:
-    """KL(pi || p) = sum_a pi(a) (log pi(a) - log p(a)) per row of two (S, V) tables of log-probabilities; actions with pi = 0 count 0."""
+    """KL(pi || p) = sum_a pi(a) (log pi(a) - log p(a)) per row of two (S, V) tables of log-probabilities;
+    actions with pi = 0 count 0."""
     pi = log_pi.exp()
     return torch.where(pi > 0, pi * (log_pi - log_p), 0.0).sum(1)
 
@@ -263,7 +296,12 @@ def kl_divergence(log_pi: Tensor, log_p: Tensor) -> Tensor:
 @torch.no_grad()
 def kl_divergences(pi: Scores, p: Scores) -> Tensor:
     """(S,) KL(softmax(pi) || softmax(p)), a chunk of states at a time."""
-    return torch.cat([kl_divergence(pi.rows(part).dense().log_softmax(1), p.rows(part).dense().log_softmax(1)) for part in pi.parts()])
+    return torch.cat(
+        [
+            kl_divergence(pi.rows(part).dense().log_softmax(1), p.rows(part).dense().log_softmax(1))
+            for part in pi.parts()
+        ]
+    )
 
 
 def cross_entropy(scores: Scores, target: Scores) -> Tensor:
@@ -283,7 +321,8 @@ def cross_entropy(scores: Scores, target: Scores) -> Tensor:
 def nll_together(
     lm: Scores, q: Sequence[Scores], actions: Tensor, weight: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor], list[tuple[Tensor, Tensor]]]:
-    """`lm.nll(actions, weight)` and the unweighted `nll` of each of `q`. Low-rank corrections of `lm` share the pass that computes its logits."""
+    """`lm.nll(actions, weight)` and the unweighted `nll` of each of `q`. Low-rank corrections of `lm` share
+    the pass that computes its logits."""
     if not isinstance(lm, Linear):
         return lm.nll(actions, weight), [scores.nll(actions) for scores in q]
     on_lm = [scores for scores in q if isinstance(scores, LowRank) and scores.base is lm]
@@ -295,7 +334,8 @@ def nll_together(
 
 @torch.no_grad()
 def reduce_minimum(heads: Sequence[Scores], how: str) -> Tensor:
-    """(S,) `max` or `logsumexp` over the vocabulary of the minimum over several scores of each token, a chunk of states at a time."""
+    """(S,) `max` or `logsumexp` over the vocabulary of the minimum over several scores of each token, a chunk
+    of states at a time."""
     if len(heads) == 1:
         return heads[0].reduce(how)
     found = []
@@ -306,14 +346,20 @@ def reduce_minimum(heads: Sequence[Scores], how: str) -> Tensor:
 
 
 def _fused(
-    base: Linear, corrections: Sequence[LowRank], actions: Tensor, base_weights: Tensor | None, weights: Tensor
+    base: Linear,
+    corrections: Sequence[LowRank],
+    actions: Tensor,
+    base_weights: Tensor | None,
+    weights: Tensor,
 ) -> list[tuple[Tensor, Tensor]]:
     """[(sum, terms) of base, (sum, terms) of each correction]; base_weights None leaves out base's own."""
     count = len(actions)
     inputs = [base.features[:count], base.weight, base.bias]
     for scores in corrections:
         inputs += [scores.scale, scores.features[:count], scores.weight]
-    if not torch.is_grad_enabled():  # an autograd.Function cannot see this, and would work out gradients for nothing
+    if (
+        not torch.is_grad_enabled()
+    ):  # an autograd.Function cannot see this, and would work out gradients for nothing
         inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
     lse, *found = _NLL.apply(actions, base_weights, weights, *inputs)
     if base_weights is not None:
@@ -347,15 +393,19 @@ def _softmax_(scores: Tensor, actions: Tensor, weight: Tensor) -> tuple[Tensor, 
 
 
 class _NLL(torch.autograd.Function):
-    """Weighted cross-entropies of base = features @ weight.T + bias, and of corrections of it, scale * base + features @ weight.T.
+    """Weighted cross-entropies of base = features @ weight.T + bias, and of corrections of it, scale * base +
+    features @ weight.T.
 
-    Gradients are taken in the same pass over a chunk, so no (N, V) tensor is kept and base is computed once for all. A correction sends no gradient
-    into base; its state's offset cancels in a softmax. Returns base's log-sum-exp, then (sum, terms) of base and of each correction.
+    Gradients are taken in the same pass over a chunk, so no (N, V) tensor is kept and base is computed once
+    for all. A correction sends no gradient into base; its state's offset cancels in a softmax. Returns base's
+    log-sum-exp, then (sum, terms) of base and of each correction.
     """
 
     @staticmethod
     def forward(ctx, actions, base_weights, weights, features, weight, bias, *corrections):  # noqa: ANN001, ANN205
-        wanted = [need and (base_weights is not None or i > 5) for i, need in enumerate(ctx.needs_input_grad)][3:]
+        wanted = [
+            need and (base_weights is not None or i > 5) for i, need in enumerate(ctx.needs_input_grad)
+        ][3:]
         inputs = (features, weight, bias, *corrections)
         matrices = torch.empty_like if len(actions) else torch.zeros_like  # the first chunk writes them whole
         gradients = [
@@ -369,11 +419,15 @@ class _NLL(torch.autograd.Function):
         for start in range(0, len(actions), step):
             part = slice(start, start + step)
             base = torch.mm(features[part], table.t())
-            base = (base if bias is None else base.add_(bias.to(base.dtype))).float()  # faster than a product that starts from the bias
+            base = (
+                base if bias is None else base.add_(bias.to(base.dtype))
+            ).float()  # faster than a product that starts from the bias
             for i in range(0, len(corrections), 3):
                 scale, own, rows = corrections[i : i + 3]
                 grad_scale, grad_own, grad_rows = gradients[3 + i : 6 + i]
-                scores = torch.addmm(base, own[part].float(), rows.float().t(), beta=float(scale)).float()  # autocast makes bfloat16
+                scores = torch.addmm(
+                    base, own[part].float(), rows.float().t(), beta=float(scale)
+                ).float()  # autocast makes bfloat16
                 each[1 + i // 3][part], _ = _softmax_(scores, actions[part], weights[part])
                 if grad_scale is not None:
                     grad_scale += torch.dot(scores.flatten(), base.flatten())
@@ -395,10 +449,22 @@ class _NLL(torch.autograd.Function):
     @staticmethod
     def backward(ctx, _, *outer):  # noqa: ANN001, ANN205
         saved = ctx.saved_tensors  # three for each sum
-        return None, None, None, *(None if g is None else g.mul_(outer[2 * (i // 3)]) for i, g in enumerate(saved))
+        return (
+            None,
+            None,
+            None,
+            *(None if g is None else g.mul_(outer[2 * (i // 3)]) for i, g in enumerate(saved)),
+        )
 
 
-def _add_gradients(scores: Tensor, features: Tensor, table: Tensor, grad_features: Tensor | None, grad_table: Tensor | None, part: slice) -> None:
+def _add_gradients(
+    scores: Tensor,
+    features: Tensor,
+    table: Tensor,
+    grad_features: Tensor | None,
+    grad_table: Tensor | None,
+    part: slice,
+) -> None:
     """What d(loss)/d(scores) of a chunk is for the two factors of scores[part] = features[part] @ table.T."""
     if grad_features is not None:
         torch.mm(scores.to(features.dtype), table.to(features.dtype), out=grad_features[part])

@@ -1,4 +1,5 @@
-"""Filtered behaviour cloning: imitate only what went well (tf_top of the ASAPP paper, %BC of Snell et al. 2022)."""
+"""Filtered behaviour cloning: imitate only what went well (tf_top of the ASAPP paper, %BC of Snell et al.
+2022)."""
 
 from __future__ import annotations
 
@@ -19,19 +20,23 @@ from rl_dialog.methods.bc import BC
 class TFTop(BC):
     """Cloning of the best replies alone.
 
-    Cross-entropy on the replies that pass a filter; the others stay as context. L = -mean log pi(a|s) over what is left.
+    Cross-entropy on the replies that pass a filter; the others stay as context. L = -mean log pi(a|s) over
+    what is left.
     """
 
     by: Literal["auto", "reply", "dialog"] = "auto"
-    """judge a reply by its own reward, or by the sum of the known rewards of its row (a dialog, or a window of one that
-    is longer than max_length); auto: by dialog where only the last replies of dialogs earn anything"""
+    """judge a reply by its own reward, or by the sum of the known rewards of its row (a dialog, or a window
+    of one that is longer than max_length); auto: by dialog where only the last replies of dialogs earn
+    anything"""
     threshold: float | None = None
     """keep what earned at least this much"""
     fraction: float = 0.5
     """without a threshold: keep this share of the rated replies, the best ones (rounded down, at least one;
     equals in the order of the data)"""
 
-    def prepare(self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any) -> tuple[list[Row], Sequence[Row]]:
+    def prepare(
+        self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
+    ) -> tuple[list[Row], Sequence[Row]]:
         """The training rows with only the kept replies to learn from; validation stays whole.
 
         What has no reward (a reply; by dialog, a row without a rated reply) is never kept: nothing says that
@@ -53,7 +58,9 @@ class TFTop(BC):
             kept = flat >= self.threshold  # NaN is not
             if not kept.any():
                 best = f"(the best one {known.max():g}){unrated(flat)}"
-                raise UserError(f"tf_top: no {by} earned {self.threshold:g} or more {best}: lower --method.threshold")
+                raise UserError(
+                    f"tf_top: no {by} earned {self.threshold:g} or more {best}: lower --method.threshold"
+                )
         else:
             kept = np.zeros(len(flat), bool)
             best_first = np.argsort(-flat, kind="stable")  # NaN comes last

@@ -1,4 +1,5 @@
-"""ILQL on whole replies: one action is one reply, and acting is choosing among several that the LM would say (Snell et al. 2022, per-utterance)."""
+"""ILQL on whole replies: one action is one reply, and acting is choosing among several that the LM would say
+(Snell et al. 2022, per-utterance)."""
 
 from __future__ import annotations
 
@@ -39,12 +40,15 @@ class UtteranceILQL(Method):
     num_generations: int = 8
     """replies to choose among when acting"""
     rerank_log_prob_weight: float = 0.1
-    """weight of a reply's log-probability beside its value when acting, in spreads of returns in the training split (in units of reward with
-    value_unit 1): the largest of several values is often the most overestimated one; 0 goes by the value alone"""
+    """weight of a reply's log-probability beside its value when acting, in spreads of returns in the training
+    split (in units of reward with value_unit 1): the largest of several values is often the most
+    overestimated one; 0 goes by the value alone"""
     warmup: float = 0.3
-    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with y, as published"""
+    """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with
+    y, as published"""
     alpha: float | None = None
-    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates, at the end 10"""
+    """Polyak rate of the target heads, once per optimizer step; by default 100 over the number of updates, at
+    the end 10"""
 
     heads: ClassVar[Heads] = Heads(v=True, utterance_q=2)
     rank_by: ClassVar[str] = "utterance Q"
@@ -61,17 +65,25 @@ class UtteranceILQL(Method):
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         v = out.v[batch.reply_starts]  # (R,)
-        following = out.v.detach()[batch.next_state[batch.turn_end]].masked_fill(batch.dones[batch.turn_end], 0.0)
+        following = out.v.detach()[batch.next_state[batch.turn_end]].masked_fill(
+            batch.dones[batch.turn_end], 0.0
+        )
         earned = torch.zeros_like(v).index_add(0, batch.reply, batch.rewards)
         y = earned + self.gamma * following
-        y = started_from_returns(y[batch.reply], batch, self.warmup, self.gamma, "turn", bootstrap=out.v.detach())[batch.turn_end]
+        y = started_from_returns(
+            y[batch.reply], batch, self.warmup, self.gamma, "turn", bootstrap=out.v.detach()
+        )[batch.turn_end]
         known = batch.rated[batch.turn_end]
         q_loss = sum(((y - q).square() * known).sum() for q in out.utterance_q)
         advantage = minimum(out.utterance_q_target) - v
         v_loss = (expectile(advantage, self.tau) * known).sum()
 
         weights = (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip)
-        lm, nll = out.lm.nll(batch.actions, weights[batch.reply]) if self.awac_weight else (v.new_zeros(()), v.new_zeros(()))
+        lm, nll = (
+            out.lm.nll(batch.actions, weights[batch.reply])
+            if self.awac_weight
+            else (v.new_zeros(()), v.new_zeros(()))
+        )
         total = q_loss + v_loss + self.awac_weight * lm
         metrics = {"q_loss": q_loss, "v_loss": v_loss, "reply_nll": nll.sum()}
         metrics |= {"q": out.utterance_q[0].sum(), "v": v.sum(), "advantage": advantage.sum()}

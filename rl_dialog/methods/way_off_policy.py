@@ -101,11 +101,20 @@ class WayOffPolicy(Method):
         log_pi = logits.detach() - out.lm.reduce("logsumexp")[:count]
         k = self._nearness(out, batch, log_pi)
         how = "max" if self.backup == "max" else "logsumexp"
-        values = reduce_minimum(out.lm_target, how) if self.lowest == "before" else minimum(tuple(target.reduce(how) for target in out.lm_target))
+        values = (
+            reduce_minimum(out.lm_target, how)
+            if self.lowest == "before"
+            else minimum(tuple(target.reduce(how) for target in out.lm_target))
+        )
         earned = batch.rewards / self.c + k if self.coefficient == "reward" else batch.rewards + self.c * k
         y = earned + discounts(batch, self.gamma, self.discount) * (values + level.detach())[batch.next_state]
         q_loss = (F.smooth_l1_loss(q, y, reduction="none") * batch.rated).sum()
-        metrics = {"q_loss": q_loss, "q": q.sum(), "nll": -log_pi.sum(), "log_p_minus_log_pi": (batch.prior_logp - log_pi).sum()}
+        metrics = {
+            "q_loss": q_loss,
+            "q": q.sum(),
+            "nll": -log_pi.sum(),
+            "log_p_minus_log_pi": (batch.prior_logp - log_pi).sum(),
+        }
         return Loss(q_loss, {name: value.detach() for name, value in metrics.items()})
 
     def in_rewards(self, unit: float) -> dict[str, float]:

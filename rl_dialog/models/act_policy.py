@@ -5,7 +5,8 @@
 
 S is 340 and A 209 for MultiWOZ. Shapes: B states, S bits of a state, A acts.
 
-A checkpoint is a directory with `config.json` (sizes, and the vocabulary they belong to) and `model.safetensors`.
+A checkpoint is a directory with `config.json` (sizes, and the vocabulary they belong to) and
+`model.safetensors`.
 """
 
 from __future__ import annotations
@@ -36,18 +37,25 @@ class ActPolicyConfig:
     action_size: int
     hidden: tuple[int, ...] = (100, 100)
     value_hidden: tuple[int, ...] = (50, 50)
-    value_scale: float = 40.0  # the value network's output is in units of this; returns are between about -60 and 80
+    value_scale: float = (
+        40.0  # the value network's output is in units of this; returns are between about -60 and 80
+    )
     vocabulary: str = ""  # a digest of the acts that the bits stand for
 
     def __post_init__(self) -> None:
-        if min(self.state_size, self.action_size, *self.hidden, *self.value_hidden) < 1 or self.value_scale <= 0:
+        if (
+            min(self.state_size, self.action_size, *self.hidden, *self.value_hidden) < 1
+            or self.value_scale <= 0
+        ):
             raise UserError(f"expected sizes of at least 1 and a positive value_scale, got {self}")
 
 
 class MaskedBernoulli:
-    """A product of independent Bernoullis, p(a|s) = prod_i p_i^a_i (1 - p_i)^(1 - a_i), by its logits # (B, A).
+    """A product of independent Bernoullis, p(a|s) = prod_i p_i^a_i (1 - p_i)^(1 - a_i), by its logits # (B,
+    A).
 
-    Everything is computed from log sigmoid(z), so logits of +-100 have finite log-probabilities; the logarithm of a sigmoid would not.
+    Everything is computed from log sigmoid(z), so logits of +-100 have finite log-probabilities; the
+    logarithm of a sigmoid would not.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -55,12 +63,15 @@ class MaskedBernoulli:
 
     @staticmethod
     def masked(logits: Tensor, mask: Tensor) -> Tensor:
-        """Logits with which the bits where `mask` is 0 are never set; they add nothing to log-probability, entropy and gradient."""
+        """Logits with which the bits where `mask` is 0 are never set; they add nothing to log-probability,
+        entropy and gradient."""
         return logits.masked_fill(mask == 0, IMPOSSIBLE)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Bits, int8 # (B, A)."""
-        uniform = torch.rand(self.logits.shape, generator=generator, dtype=self.logits.dtype, device=self.logits.device)
+        uniform = torch.rand(
+            self.logits.shape, generator=generator, dtype=self.logits.dtype, device=self.logits.device
+        )
         return (uniform < self.logits.sigmoid()).to(torch.int8)
 
     def mode(self) -> Tensor:
@@ -115,7 +126,10 @@ class ActPolicy(nn.Module):
         """Writes the checkpoint's two files into `directory`, which is made if needed."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()}, directory / "model.safetensors")
+        save_file(
+            {name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()},
+            directory / "model.safetensors",
+        )
         description = {"format": FORMAT, "model_type": "act_policy", **asdict(self.config)}
         (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
@@ -123,8 +137,8 @@ class ActPolicy(nn.Module):
     def from_pretrained(cls, directory: str | Path, *, expected: ActPolicyConfig | None = None) -> ActPolicy:
         """The policy of a checkpoint directory, in eval mode.
 
-        `expected` is what the caller's world needs: its sizes and vocabulary are compared. Raises UserError where they differ or the files are not
-        those of an ActPolicy.
+        `expected` is what the caller's world needs: its sizes and vocabulary are compared. Raises UserError
+        where they differ or the files are not those of an ActPolicy.
         """
         config = read_config(directory)
         if expected is not None:
@@ -138,7 +152,8 @@ class ActPolicy(nn.Module):
 
 
 class GreedyActs:
-    """States and masks as arrays to the most probable bits, in float64: what is chosen does not depend on which states share the batch."""
+    """States and masks as arrays to the most probable bits, in float64: what is chosen does not depend on
+    which states share the batch."""
 
     def __init__(self, policy: ActPolicy) -> None:
         self.policy = ActPolicy(policy.config).double().eval()
@@ -147,13 +162,20 @@ class GreedyActs:
     @torch.inference_mode()
     def __call__(self, states: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """float32 (B, S) and int8 (B, A) to int8 (B, A)."""
-        return MaskedBernoulli(self.policy.logits(torch.from_numpy(states).double(), torch.from_numpy(masks))).mode().numpy()
+        return (
+            MaskedBernoulli(self.policy.logits(torch.from_numpy(states).double(), torch.from_numpy(masks)))
+            .mode()
+            .numpy()
+        )
 
 
 def is_act_policy(directory: str | Path) -> bool:
     """Is this the checkpoint of a task policy, whatever else may be wrong with it?"""
     try:
-        return json.loads((Path(directory) / "config.json").read_text(encoding="utf-8")).get("model_type") == "act_policy"
+        return (
+            json.loads((Path(directory) / "config.json").read_text(encoding="utf-8")).get("model_type")
+            == "act_policy"
+        )
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -164,12 +186,24 @@ def read_config(directory: str | Path) -> ActPolicyConfig:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"{directory}: expected the checkpoint of a task policy (config.json, model.safetensors), found no config.json") from error
+        raise UserError(
+            f"{directory}: expected the checkpoint of a task policy (config.json, model.safetensors), found no config.json"
+        ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected JSON, got {error}") from error
-    if not isinstance(values, dict) or values.get("model_type") != "act_policy" or values.get("format") != FORMAT:
-        raise UserError(f"{path}: expected model_type act_policy of format {FORMAT}, got {str(values)[:120]}; `simulate --policy mle` writes one")
-    return from_dict(ActPolicyConfig, {name: value for name, value in values.items() if name not in ("format", "model_type")}, where=str(path))
+    if (
+        not isinstance(values, dict)
+        or values.get("model_type") != "act_policy"
+        or values.get("format") != FORMAT
+    ):
+        raise UserError(
+            f"{path}: expected model_type act_policy of format {FORMAT}, got {str(values)[:120]}; `simulate --policy mle` writes one"
+        )
+    return from_dict(
+        ActPolicyConfig,
+        {name: value for name, value in values.items() if name not in ("format", "model_type")},
+        where=str(path),
+    )
 
 
 def _check_fits(directory: str | Path, config: ActPolicyConfig, expected: ActPolicyConfig) -> None:

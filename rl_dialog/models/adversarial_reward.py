@@ -1,12 +1,14 @@
 """Rewards learned from experts: what tells a policy's turns from an expert's is what the policy is paid for.
 
-Guided dialog policy learning (Takanobu et al. 2019), which is adversarial inverse reinforcement learning (Fu et al. 2018) on dialog states:
+Guided dialog policy learning (Takanobu et al. 2019), which is adversarial inverse reinforcement learning (Fu
+et al. 2018) on dialog states:
 
     f(s, a, s') = g(s, a) + gamma h(s') - h(s)                       h = 0 after the end of a dialog
     loss        = -mean over experts of f + mean over the policy of f,     every weight clamped to +-`clamp`
     reward      = f(s, a, s') - w log pi(a|s), less its mean over the batch             w = `log_prob_weight`
 
-Published is w = 1 without the centring. Every turn then earns about the entropy of 209 acts, many nats, so that long and random dialogs pay best.
+Published is w = 1 without the centring. Every turn then earns about the entropy of 209 acts, many nats, so
+that long and random dialogs pay best.
 
 S bits of a state, A acts, n turns of a trajectory.
 """
@@ -44,22 +46,39 @@ class AdversarialRewardConfig:
     """subtract the batch's mean, so that a turn more earns nothing by itself; not so as published"""
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0 or self.batch_size < 1 or self.clamp <= 0 or self.hidden < 1 or not 0 <= self.gamma <= 1:
+        if (
+            self.learning_rate <= 0
+            or self.batch_size < 1
+            or self.clamp <= 0
+            or self.hidden < 1
+            or not 0 <= self.gamma <= 1
+        ):
             raise UserError(f"expected positive numbers and gamma between 0 and 1, got {self}")
 
 
 class AdversarialReward(nn.Module):
-    """A learned reward: called with the trajectories of a batch it first learns from them, then says what each of their turns earned.
+    """A learned reward: called with the trajectories of a batch it first learns from them, then says what
+    each of their turns earned.
 
     `states` (N, S), `actions` (N, A) and `dialogs` (N,) are the experts' turns, dialog after dialog.
     """
 
-    def __init__(self, states: np.ndarray, actions: np.ndarray, dialogs: np.ndarray, config: AdversarialRewardConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        states: np.ndarray,
+        actions: np.ndarray,
+        dialogs: np.ndarray,
+        config: AdversarialRewardConfig,
+        *,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.config, self.metrics = config, {}
         last = np.append(dialogs[1:] != dialogs[:-1], True)
         following = np.where(last[:, None], 0.0, np.roll(states, -1, axis=0)).astype(np.float32)
-        self.experts = tuple(torch.from_numpy(np.ascontiguousarray(x)).float() for x in (states, actions, following, ~last))
+        self.experts = tuple(
+            torch.from_numpy(np.ascontiguousarray(x)).float() for x in (states, actions, following, ~last)
+        )
         size, acts = states.shape[1], actions.shape[1]
         self.generator = torch.Generator().manual_seed(seed)
         self.g = nn.Sequential(nn.Linear(size + acts, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 1))
@@ -78,17 +97,24 @@ class AdversarialReward(nn.Module):
         self.learn(*(torch.cat(column) for column in zip(*turns, strict=True)))
         with torch.no_grad():
             weight = self.config.log_prob_weight
-            found = [self.f(*turn).numpy() - weight * each.log_probs for turn, each in zip(turns, trajectories, strict=True)]
+            found = [
+                self.f(*turn).numpy() - weight * each.log_probs
+                for turn, each in zip(turns, trajectories, strict=True)
+            ]
         mean = float(np.concatenate(found).mean())
         self.metrics["learned_reward"] = mean
         return [(rewards - mean * self.config.centre).astype(np.float32) for rewards in found]
 
     def learn(self, states: Tensor, actions: Tensor, following: Tensor, goes_on: Tensor) -> None:
-        """One pass over the policy's turns # (N, ...), each batch against as many of the experts', drawn at random."""
+        """One pass over the policy's turns # (N, ...), each batch against as many of the experts', drawn at
+        random."""
         policy, losses = (states, actions, following, goes_on), []
         for batch in torch.randperm(len(states), generator=self.generator).split(self.config.batch_size):
             drawn = torch.randint(len(self.experts[0]), (len(batch),), generator=self.generator)
-            expert, ours = self.f(*(x[drawn] for x in self.experts)).mean(), self.f(*(x[batch] for x in policy)).mean()
+            expert, ours = (
+                self.f(*(x[drawn] for x in self.experts)).mean(),
+                self.f(*(x[batch] for x in policy)).mean(),
+            )
             self.optimizer.zero_grad()
             (ours - expert).backward()
             self.optimizer.step()
@@ -103,7 +129,9 @@ class AdversarialReward(nn.Module):
 
 
 def _turns(each: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    observations = torch.from_numpy(np.array(each.observations, np.float32))  # a copy: what another process sent cannot be written to
+    observations = torch.from_numpy(
+        np.array(each.observations, np.float32)
+    )  # a copy: what another process sent cannot be written to
     goes_on = torch.ones(len(each.actions))
     if each.terminated:
         goes_on[-1] = 0

@@ -37,7 +37,9 @@ from rl_dialog.models.policy import ModelConfig, Policy
 from rl_dialog.models.prior import Prior
 
 FORMAT = 1
-PRIOR_WEIGHTS = "weights.json"  # of a prior that averages several models, in the folders member-0, member-1, ...
+PRIOR_WEIGHTS = (
+    "weights.json"  # of a prior that averages several models, in the folders member-0, member-1, ...
+)
 BESIDE_THE_LM = ("heads.", "value_trunk.", "target_trunk.")  # parts of a policy that heads.safetensors holds
 
 
@@ -47,21 +49,29 @@ def method_name(method: Method) -> str:
 
 
 def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) -> None:
-    """Writes the LM, the heads and the method into `directory` (made if needed). `prior` is the path of the frozen prior, relative to it."""
+    """Writes the LM, the heads and the method into `directory` (made if needed). `prior` is the path of the
+    frozen prior, relative to it."""
     directory.mkdir(parents=True, exist_ok=True)
     _save_lm(policy.lm, directory)
-    tensors = {name: value.detach().contiguous().cpu() for name, value in policy.state_dict().items() if name.startswith(BESIDE_THE_LM)}
+    tensors = {
+        name: value.detach().contiguous().cpu()
+        for name, value in policy.state_dict().items()
+        if name.startswith(BESIDE_THE_LM)
+    }
     if tensors:
         save_file(tensors, directory / "heads.safetensors")
     method = {"name": method_name(policy.method), **dataclasses.asdict(policy.method)}
-    shape = {name: getattr(policy.model_config, name) for name in ("heads", "rank", "value_trunk", "target_trunk")}
+    shape = {
+        name: getattr(policy.model_config, name) for name in ("heads", "rank", "value_trunk", "target_trunk")
+    }
     description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
     description |= {"value_unit": policy.value_unit, "pretrained": policy.start == "pretrained"}
     (directory / "rl_dialog.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
 
 
 def describe(directory: str | Path) -> dict[str, Any]:
-    """The parsed rl_dialog.yaml, or {} for a directory or hub name that is not ours. Raises UserError for one that cannot be read."""
+    """The parsed rl_dialog.yaml, or {} for a directory or hub name that is not ours. Raises UserError for one
+    that cannot be read."""
     path = Path(directory) / "rl_dialog.yaml"
     if not path.is_file():
         return {}
@@ -83,9 +93,11 @@ def read_method(directory: str | Path) -> Method:
 
 
 def load_policy(directory: str | Path, *, method: Method | None = None) -> Policy:
-    """A policy in eval mode. `method` replaces the stored decoding (another beta) and must be of the stored kind.
+    """A policy in eval mode. `method` replaces the stored decoding (another beta) and must be of the stored
+    kind.
 
-    Raises UserError when the directory is not a checkpoint, was trained by another method, or lacks its heads.
+    Raises UserError when the directory is not a checkpoint, was trained by another method, or lacks its
+    heads.
     """
     directory = resolve(directory)
     require_hub_name_or_directory(directory)
@@ -98,7 +110,9 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     try:
         lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name ({error})") from error
+        raise UserError(
+            f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name ({error})"
+        ) from error
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
     policy.value_unit = float(describe(directory).get("value_unit", 1.0))
@@ -114,7 +128,8 @@ def start_of(directory: str | Path) -> str:
 
 
 def load_prior(directory: str | Path) -> Prior | None:
-    """The frozen prior a checkpoint was trained against, or None when it has none. Raises UserError when it is named but missing."""
+    """The frozen prior a checkpoint was trained against, or None when it has none. Raises UserError when it
+    is named but missing."""
     directory = resolve(directory)
     prior = describe(directory).get("prior")
     if prior is None:
@@ -128,30 +143,49 @@ def load_prior(directory: str | Path) -> Prior | None:
 
 
 def freeze_prior(
-    policy: Policy, directory: Path, tokenizer: Any, *, checkpoints: Sequence[str] = (), weights: Sequence[float] = (), started: bool = False
+    policy: Policy,
+    directory: Path,
+    tokenizer: Any,
+    *,
+    checkpoints: Sequence[str] = (),
+    weights: Sequence[float] = (),
+    started: bool = False,
 ) -> Prior | None:
-    """The prior of a run, kept in `directory` so that evaluations see the same one: the average of `checkpoints`, or without any the LM as it is
-    before training.
+    """The prior of a run, kept in `directory` so that evaluations see the same one: the average of
+    `checkpoints`, or without any the LM as it is before training.
 
-    A prior that is in `directory` already must be this one. Another one was left by a run that was killed: it is replaced, with a warning, while the
-    run has no checkpoint; where it has (`started`), its values are about the other prior, and UserError is raised. None for a policy with LoRA and
-    no checkpoints: switching its adapters off gives the prior without a second model. Raises UserError for checkpoints of another vocabulary, or
-    weights that do not fit.
+    A prior that is in `directory` already must be this one. Another one was left by a run that was killed: it
+    is replaced, with a warning, while the run has no checkpoint; where it has (`started`), its values are
+    about the other prior, and UserError is raised. None for a policy with LoRA and no checkpoints: switching
+    its adapters off gives the prior without a second model. Raises UserError for checkpoints of another
+    vocabulary, or weights that do not fit.
     """
     switch_off = getattr(policy.lm, "_hf_peft_config_loaded", False) and not checkpoints
-    lms = [AutoModelForCausalLM.from_pretrained(resolve(path), dtype=torch.float32, attn_implementation="sdpa") for path in checkpoints]
+    lms = [
+        AutoModelForCausalLM.from_pretrained(resolve(path), dtype=torch.float32, attn_implementation="sdpa")
+        for path in checkpoints
+    ]
     prior = None if switch_off else Prior(lms or [copy.deepcopy(policy.lm)], weights)
     ours = policy.get_output_embeddings().weight.shape[0]
     if prior is not None and prior.vocabulary != ours:
-        raise UserError(f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}")
+        raise UserError(
+            f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}"
+        )
     if int(os.environ.get("RANK", "0")) == 0:
         frozen = [policy.lm] if prior is None else [member.lm for member in prior.members]
-        _keep_prior(directory, frozen, (1.0,) if prior is None else prior.weights, tokenizer, checkpoints, started)
+        _keep_prior(
+            directory, frozen, (1.0,) if prior is None else prior.weights, tokenizer, checkpoints, started
+        )
     return prior
 
 
 def _keep_prior(
-    directory: Path, lms: Sequence[PreTrainedModel], weights: Sequence[float], tokenizer: Any, checkpoints: Sequence[str], started: bool
+    directory: Path,
+    lms: Sequence[PreTrainedModel],
+    weights: Sequence[float],
+    tokenizer: Any,
+    checkpoints: Sequence[str],
+    started: bool,
 ) -> None:
     """Writes a prior into `directory`, unless it is there."""
     if directory.is_dir():
@@ -164,7 +198,10 @@ def _keep_prior(
                 f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's checkpoints were trained: resume with the "
                 "same --model, --prior and --prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
             )
-        warnings.warn(f"{directory} held another prior ({found}) of a run that wrote no checkpoint: it is replaced by {ours}", stacklevel=4)
+        warnings.warn(
+            f"{directory} held another prior ({found}) of a run that wrote no checkpoint: it is replaced by {ours}",
+            stacklevel=4,
+        )
 
     def fill(temporary: Path) -> None:
         for i, lm in enumerate(lms):
@@ -177,24 +214,39 @@ def _keep_prior(
 
 
 def _difference(directory: Path, lms: Sequence[PreTrainedModel], weights: Sequence[float]) -> str:
-    """What the prior in `directory` is instead of these models with these weights; nothing where it is the same, to the last bit."""
+    """What the prior in `directory` is instead of these models with these weights; nothing where it is the
+    same, to the last bit."""
     try:
         stored = _load_frozen(directory)
     except (OSError, ValueError, SafetensorError) as error:
         return f"one that cannot be read: {str(error)[:120]}"
     if len(stored.members) != len(lms):
         return f"one of {len(stored.members)} models instead of {len(lms)}"
-    if not all(math.isclose(theirs, ours, rel_tol=1e-6) for theirs, ours in zip(stored.weights, weights, strict=True)):
+    if not all(
+        math.isclose(theirs, ours, rel_tol=1e-6) for theirs, ours in zip(stored.weights, weights, strict=True)
+    ):
         return f"one with the weights {[round(weight, 4) for weight in stored.weights]} instead of {[round(weight, 4) for weight in weights]}"
     changed = [i for i, lm in enumerate(lms) if not _same_tensors(stored.members[i].lm, lm)]
-    return f"one of another model (number {changed[0] + 1})" if changed and len(lms) > 1 else "another model" if changed else ""
+    return (
+        f"one of another model (number {changed[0] + 1})"
+        if changed and len(lms) > 1
+        else "another model"
+        if changed
+        else ""
+    )
 
 
 def _same_tensors(stored: PreTrainedModel, lm: PreTrainedModel) -> bool:
     """Adapters aside."""
-    ours = {name.replace(".base_layer", ""): value for name, value in lm.state_dict().items() if "lora_" not in name}
+    ours = {
+        name.replace(".base_layer", ""): value
+        for name, value in lm.state_dict().items()
+        if "lora_" not in name
+    }
     theirs = stored.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(value.cpu(), ours[name].cpu()) for name, value in theirs.items())
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(value.cpu(), ours[name].cpu()) for name, value in theirs.items()
+    )
 
 
 def resolve(directory: str | Path) -> str:
@@ -211,9 +263,19 @@ def resolve(directory: str | Path) -> str:
 
 
 def _load_frozen(directory: Path) -> Prior:
-    weights = json.loads((directory / PRIOR_WEIGHTS).read_text(encoding="utf-8")) if (directory / PRIOR_WEIGHTS).is_file() else ()
+    weights = (
+        json.loads((directory / PRIOR_WEIGHTS).read_text(encoding="utf-8"))
+        if (directory / PRIOR_WEIGHTS).is_file()
+        else ()
+    )
     folders = [directory / f"member-{i}" for i in range(len(weights))] or [directory]
-    return Prior([AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa") for folder in folders], weights)
+    return Prior(
+        [
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+            for folder in folders
+        ],
+        weights,
+    )
 
 
 def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
@@ -229,11 +291,17 @@ def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
         layer.merge()
     for name, value in lm.state_dict().items():
         if "lora_" not in name:  # tied weights stay tied: one copy for both names
-            state[name.replace(".base_layer", "")] = copies.setdefault(value.data_ptr(), value.detach().clone())
+            state[name.replace(".base_layer", "")] = copies.setdefault(
+                value.data_ptr(), value.detach().clone()
+            )
     for layer, weight in zip(layers, frozen, strict=True):
         layer.unmerge()
-        layer.get_base_layer().weight.data.copy_(weight)  # w + d - d is not w in floating point, and w is the frozen prior
-    lm._hf_peft_config_loaded = False  # save_pretrained would write the adapter alone, which needs the base model's path to load
+        layer.get_base_layer().weight.data.copy_(
+            weight
+        )  # w + d - d is not w in floating point, and w is the frozen prior
+    lm._hf_peft_config_loaded = (
+        False  # save_pretrained would write the adapter alone, which needs the base model's path to load
+    )
     try:
         lm.save_pretrained(directory, state_dict=state)
     finally:
@@ -242,11 +310,17 @@ def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
 
 def _load_heads(policy: Policy, path: Path) -> None:
     if not path.is_file():
-        raise UserError(f"{path}: expected the heads of method {method_name(policy.method)}, found no such file")
+        raise UserError(
+            f"{path}: expected the heads of method {method_name(policy.method)}, found no such file"
+        )
     try:
         missing, unexpected = policy.load_state_dict(load_file(path), strict=False)
     except (SafetensorError, RuntimeError) as error:
-        raise UserError(f"{path}: expected the heads of {method_name(policy.method)} in safetensors format, got: {error}") from error
+        raise UserError(
+            f"{path}: expected the heads of {method_name(policy.method)} in safetensors format, got: {error}"
+        ) from error
     missing = [name for name in missing if name.startswith(BESIDE_THE_LM)]
     if missing or unexpected:
-        raise UserError(f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}")
+        raise UserError(
+            f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}"
+        )

@@ -7,8 +7,8 @@
     Discrete: logits # (B, A)                                      Categorical
     Box:      means and logarithms of deviations # (B, 2 A)         DiagonalGaussian; the deviations are parameters and depend on no state
 
-Weights start orthogonal, with gain sqrt(2) before a non-linearity, 0.01 before actions and 1 before values; biases are 0.
-A checkpoint is a directory with `config.json` and `model.safetensors`. B observations.
+Weights start orthogonal, with gain sqrt(2) before a non-linearity, 0.01 before actions and 1 before values;
+biases are 0. A checkpoint is a directory with `config.json` and `model.safetensors`. B observations.
 """
 
 from __future__ import annotations
@@ -41,12 +41,20 @@ class ControlPolicyConfig:
     actions: int  # how many, or how many numbers one has
     discrete: bool = True
     hidden: tuple[int, ...] = (64, 64)  # with pictures one layer, after the convolutions
-    normalise_values: bool = True  # the value network's outputs have mean 0 and deviation 1 over recent targets, whatever the scale of rewards
+    # the value network's outputs have mean 0 and deviation 1 over recent targets, whatever the scale of
+    # rewards
+    normalise_values: bool = True
     log_std: float = 0.0  # of a Gaussian at the beginning
 
     def __post_init__(self) -> None:
-        if len(self.observation) not in (1, 3) or min(*self.observation, *self.hidden, self.actions) < 1 or not self.hidden:
-            raise UserError(f"expected observations (numbers,) or (height, width, frames), and positive sizes, got {self}")
+        if (
+            len(self.observation) not in (1, 3)
+            or min(*self.observation, *self.hidden, self.actions) < 1
+            or not self.hidden
+        ):
+            raise UserError(
+                f"expected observations (numbers,) or (height, width, frames), and positive sizes, got {self}"
+            )
         if self.pixels and len(self.hidden) != 1:
             raise UserError(f"expected one hidden layer after the convolutions, got {self.hidden}")
 
@@ -117,7 +125,10 @@ class ControlPolicy(nn.Module):
         self.distribution = Categorical if config.discrete else DiagonalGaussian
         if config.pixels:
             self.trunk = _convolutions(config)
-            self.policy, self.value_network = _linear(config.hidden[0], config.actions, 0.01), _linear(config.hidden[0], 1, 1.0)
+            self.policy, self.value_network = (
+                _linear(config.hidden[0], config.actions, 0.01),
+                _linear(config.hidden[0], 1, 1.0),
+            )
         else:
             self.trunk = nn.Identity()
             self.policy = _mlp(config.observation[0], *config.hidden, config.actions, gain=0.01)
@@ -142,7 +153,8 @@ class ControlPolicy(nn.Module):
 
     @torch.no_grad()
     def fit_values(self, targets: Tensor) -> None:
-        """Mean and deviation of values follow those of a batch of targets # (B,); values stay as they are (Pop-Art, van Hasselt et al. 2016)."""
+        """Mean and deviation of values follow those of a batch of targets # (B,); values stay as they are
+        (Pop-Art, van Hasselt et al. 2016)."""
         old_mean, old_std, first = self.value_mean.clone(), self.value_std.clone(), self.value_std == 0
         rate = 1.0 if first else FOLLOWING
         self.value_mean.lerp_(targets.mean(), rate)
@@ -163,11 +175,15 @@ class ControlPolicy(nn.Module):
         if self.config.pixels:
             return {"policy": list(self.parameters())}
         value = list(self.value_network.parameters())
-        return {"policy": [each for each in self.parameters() if not any(each is other for other in value)], "value": value}
+        return {
+            "policy": [each for each in self.parameters() if not any(each is other for other in value)],
+            "value": value,
+        }
 
     @torch.inference_mode()
     def act(self, observations: np.ndarray, *, greedy: bool = True) -> np.ndarray:
-        """Actions as an environment takes them: the most probable ones, or drawn from torch's generator # (B,) or (B, A)"""
+        """Actions as an environment takes them: the most probable ones, or drawn from torch's generator #
+        (B,) or (B, A)"""
         found = self.distribution(self.logits(torch.from_numpy(observations).to(self.value_mean.device)))
         return (found.mode() if greedy else found.sample()).cpu().numpy()
 
@@ -175,21 +191,28 @@ class ControlPolicy(nn.Module):
         """Writes the checkpoint's two files into `directory`, which is made if needed."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()}, directory / "model.safetensors")
+        save_file(
+            {name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()},
+            directory / "model.safetensors",
+        )
         description = {"format": FORMAT, "model_type": "control_policy", **asdict(self.config)}
         (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, *, expected: ControlPolicyConfig | None = None) -> ControlPolicy:
+    def from_pretrained(
+        cls, directory: str | Path, *, expected: ControlPolicyConfig | None = None
+    ) -> ControlPolicy:
         """The policy of a checkpoint directory, in eval mode.
 
-        `expected` is what the caller's environment needs. Raises UserError where observations or actions differ, or the files are not those of a
-        ControlPolicy.
+        `expected` is what the caller's environment needs. Raises UserError where observations or actions
+        differ, or the files are not those of a ControlPolicy.
         """
         config = _read_config(directory)
         needs = lambda each: (each.observation, each.actions, each.discrete)  # noqa: E731
         if expected is not None and needs(config) != needs(expected):
-            raise UserError(f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in another environment")
+            raise UserError(
+                f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in another environment"
+            )
         policy, path = cls(config), Path(directory) / "model.safetensors"
         try:
             policy.load_state_dict(load_file(path))
@@ -210,14 +233,17 @@ class ControlPolicy(nn.Module):
 
 
 def shape_of(envs: Any, **more: Any) -> ControlPolicyConfig:
-    """The shape of a policy for a vector of environments. `more`: other fields. Raises UserError for actions that are neither Discrete nor a Box."""
+    """The shape of a policy for a vector of environments. `more`: other fields. Raises UserError for actions
+    that are neither Discrete nor a Box."""
     observation, action = envs.single_observation_space, envs.single_action_space
     if not hasattr(action, "n") and len(action.shape or ()) != 1:
         raise UserError(f"expected actions that are Discrete or a Box of one dimension, got {action}")
     discrete = hasattr(action, "n")
     if len(observation.shape) == 3:
         more = {"hidden": (512,), **more}
-    return ControlPolicyConfig(tuple(observation.shape), int(action.n) if discrete else action.shape[0], discrete, **more)
+    return ControlPolicyConfig(
+        tuple(observation.shape), int(action.n) if discrete else action.shape[0], discrete, **more
+    )
 
 
 def _read_config(directory: str | Path) -> ControlPolicyConfig:
@@ -225,10 +251,22 @@ def _read_config(directory: str | Path) -> ControlPolicyConfig:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: expected the description of a control policy, got {error}; `prefer` writes one") from error
-    if not isinstance(values, dict) or values.get("model_type") != "control_policy" or values.get("format") != FORMAT:
-        raise UserError(f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; `prefer` writes one")
-    return from_dict(ControlPolicyConfig, {name: value for name, value in values.items() if name not in ("format", "model_type")}, where=str(path))
+        raise UserError(
+            f"{path}: expected the description of a control policy, got {error}; `prefer` writes one"
+        ) from error
+    if (
+        not isinstance(values, dict)
+        or values.get("model_type") != "control_policy"
+        or values.get("format") != FORMAT
+    ):
+        raise UserError(
+            f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; `prefer` writes one"
+        )
+    return from_dict(
+        ControlPolicyConfig,
+        {name: value for name, value in values.items() if name not in ("format", "model_type")},
+        where=str(path),
+    )
 
 
 def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -257,5 +295,9 @@ def _convolutions(config: ControlPolicyConfig) -> nn.Sequential:
         layers += [_orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)), nn.ReLU()]
         height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
     if min(height, width) < 1:
-        raise UserError(f"expected pictures of at least 36 x 36, got {config.observation[0]} x {config.observation[1]}")
-    return nn.Sequential(*layers, nn.Flatten(), _linear(channels * height * width, config.hidden[0], math.sqrt(2)), nn.ReLU())
+        raise UserError(
+            f"expected pictures of at least 36 x 36, got {config.observation[0]} x {config.observation[1]}"
+        )
+    return nn.Sequential(
+        *layers, nn.Flatten(), _linear(channels * height * width, config.hidden[0], math.sqrt(2)), nn.ReLU()
+    )

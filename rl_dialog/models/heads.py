@@ -36,7 +36,8 @@ class MLPHead(nn.Module):
 class DuelingHead(MLPHead):
     """An MLPHead whose state has a level of its own: Q(s, a) = level(s) + A(s, a).
 
-    What a state is worth is learned once, not once for every token, and a token that the logs never took is worth what the state is.
+    What a state is worth is learned once, not once for every token, and a token that the logs never took is
+    worth what the state is.
     """
 
     def __init__(self, hidden: int, vocabulary: int) -> None:
@@ -56,11 +57,17 @@ class DuelingHead(MLPHead):
 
 
 class AdvancedMLPHead(nn.Module):
-    """Q from the MLP half of a transformer block, as Snell et al. name it: H -> 4H -> H with a GELU, added to its input, normalised, then H -> V."""
+    """Q from the MLP half of a transformer block, as Snell et al. name it: H -> 4H -> H with a GELU, added to
+    its input, normalised, then H -> V."""
 
     def __init__(self, hidden: int, vocabulary: int) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, 4 * hidden), nn.GELU(approximate="tanh"), nn.Linear(4 * hidden, hidden))
+        self.inner = nn.Sequential(
+            nn.LayerNorm(hidden),
+            nn.Linear(hidden, 4 * hidden),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * hidden, hidden),
+        )
         self.norm = nn.LayerNorm(hidden)
         self.out = nn.Linear(hidden, vocabulary)
         nn.init.zeros_(self.out.weight)
@@ -76,7 +83,8 @@ class AdvancedMLPHead(nn.Module):
 
 
 class LowRankHead(nn.Module):
-    """Q = scale * log pi_LM + a rank-R correction + an offset of the state: V x R numbers instead of V x 2H. Starts at zero."""
+    """Q = scale * log pi_LM + a rank-R correction + an offset of the state: V x R numbers instead of V x 2H.
+    Starts at zero."""
 
     def __init__(self, hidden: int, vocabulary: int, rank: int) -> None:
         super().__init__()
@@ -121,7 +129,12 @@ class ValueHeads(nn.Module):
 
     def __init__(self, heads: Heads, hidden: int, vocabulary: int, *, kind: str, rank: int) -> None:
         super().__init__()
-        new = {"dueling": DuelingHead, "mlp": MLPHead, "advanced_mlp": AdvancedMLPHead, "lowrank": partial(LowRankHead, rank=rank)}
+        new = {
+            "dueling": DuelingHead,
+            "mlp": MLPHead,
+            "advanced_mlp": AdvancedMLPHead,
+            "lowrank": partial(LowRankHead, rank=rank),
+        }
         if kind not in new:
             raise UserError(f"expected heads {', '.join(map(repr, new))}, got {kind!r}")
         self.q = nn.ModuleList(new[kind](hidden, vocabulary) for _ in range(heads.q))
@@ -133,5 +146,11 @@ class ValueHeads(nn.Module):
     @torch.no_grad()
     def start_at(self, value: float) -> None:
         """Every value begins as this number, so that what is learned first is not how high returns are."""
-        for head in (*self.q, *self.q_target, *([self.v] if self.v else []), *self.utterance_q, *self.utterance_q_target):
+        for head in (
+            *self.q,
+            *self.q_target,
+            *([self.v] if self.v else []),
+            *self.utterance_q,
+            *self.utterance_q_target,
+        ):
             head.start.fill_(value)

@@ -1,12 +1,14 @@
-"""Language understanding: a turn in words to dialogue acts, by a transformer encoder with two heads (BERTNLU of ConvLab-2 is of this kind).
+"""Language understanding: a turn in words to dialogue acts, by a transformer encoder with two heads (BERTNLU
+of ConvLab-2 is of this kind).
 
     encoder(side and context [SEP] text)  ->  h_t of each token of the text
     whole       g = max over all tokens of tanh(G h_t)
     tags        W [h_t, g]: outside, or the beginning or inside of a value of (intent, domain, slot)             "in the [east]"
     sentence    U [max over the text of tanh(M h_t), g]: one sigmoid for each act without a value in the text    "what is the phone number?"
 
-The directory of a saved model is the encoder's `from_pretrained` directory (config.json, model.safetensors, tokenizer); beside it stand `nlu.json`
-(labels, settings) and `heads.safetensors`. The encoder is any that `AutoModel` loads, or a small one made here, with its own tokenizer.
+The directory of a saved model is the encoder's `from_pretrained` directory (config.json, model.safetensors,
+tokenizer); beside it stand `nlu.json` (labels, settings) and `heads.safetensors`. The encoder is any that
+`AutoModel` loads, or a small one made here, with its own tokenizer.
 """
 
 from __future__ import annotations
@@ -66,17 +68,26 @@ class Nlu(nn.Module):
         size = encoder.config.hidden_size
         self.encoder, self.tokenizer, self.labels = encoder, tokenizer, labels
         self.whole, self.part = nn.Linear(size, size), nn.Linear(size, size)
-        self.tagger = nn.Linear(2 * size, 1 + 2 * len(labels.tags))  # outside; beginning and inside of each tag
+        self.tagger = nn.Linear(
+            2 * size, 1 + 2 * len(labels.tags)
+        )  # outside; beginning and inside of each tag
         self.sentence = nn.Linear(2 * size, len(labels.acts))
         self.dropout = nn.Dropout(0.1)
-        sides = torch.tensor([[True, *(used[side] for used in labels.tag_sides for _ in "BI")] for side in range(len(SIDES))])
+        sides = torch.tensor(
+            [[True, *(used[side] for used in labels.tag_sides for _ in "BI")] for side in range(len(SIDES))]
+        )
         self.register_buffer("tag_mask", sides, persistent=False)  # (sides, tags)
-        sides = torch.tensor([[used[side] for used in labels.act_sides] for side in range(len(SIDES))], dtype=torch.bool)
+        sides = torch.tensor(
+            [[used[side] for used in labels.act_sides] for side in range(len(SIDES))], dtype=torch.bool
+        )
         self.register_buffer("act_mask", sides, persistent=False)  # (sides, acts)
 
     def encode(self, turns: Sequence[tuple[str, Sequence[str], str]]) -> Encoded:
         """(text, context, side) of each turn as tokens."""
-        before = [f"{side}: {' '.join(context[len(context) - self.labels.context :] if self.labels.context else ())}" for _, context, side in turns]
+        before = [
+            f"{side}: {' '.join(context[len(context) - self.labels.context :] if self.labels.context else ())}"
+            for _, context, side in turns
+        ]
         found = self.tokenizer(
             [" ".join(each.split()) for each in before],
             [text for text, _, _ in turns],
@@ -95,11 +106,14 @@ class Nlu(nn.Module):
         states = self.dropout(self.encoder(**inputs).last_hidden_state)  # (B, T, H)
         everything = _pooled(self.whole(states), inputs["attention_mask"].bool())  # (B, H)
         told = torch.cat([_pooled(self.part(states), text), everything], -1)
-        return self.tagger(torch.cat([states, everything[:, None].expand_as(states)], -1)), self.sentence(self.dropout(told))
+        return self.tagger(torch.cat([states, everything[:, None].expand_as(states)], -1)), self.sentence(
+            self.dropout(told)
+        )
 
     @torch.inference_mode()
     def understand(self, turns: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Act]]:
-        """The acts of each (text, context, side); nothing in an empty text. Raises UserError for an unknown side."""
+        """The acts of each (text, context, side); nothing in an empty text. Raises UserError for an unknown
+        side."""
         self.eval()
         for _, _, side in turns:
             if side not in SIDES:
@@ -114,8 +128,14 @@ class Nlu(nn.Module):
             best = tags.masked_fill(~self.tag_mask[sides][:, None], -torch.inf).argmax(-1)  # (B, T)
             told = (acts > 0) & self.act_mask[sides]
             for row, i in enumerate(part):
-                spans = self._spans(turns[i][0], best[row].tolist(), batch.text[row].tolist(), batch.offsets[row])
-                found[i] = list(dict.fromkeys([*spans, *(self.labels.acts[k] for k in told[row].nonzero()[:, 0].tolist())]))
+                spans = self._spans(
+                    turns[i][0], best[row].tolist(), batch.text[row].tolist(), batch.offsets[row]
+                )
+                found[i] = list(
+                    dict.fromkeys(
+                        [*spans, *(self.labels.acts[k] for k in told[row].nonzero()[:, 0].tolist())]
+                    )
+                )
         return found
 
     def reader(self, side: str) -> partial:
@@ -131,10 +151,16 @@ class Nlu(nn.Module):
         self.encoder.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
         save_file(
-            {name: value.contiguous() for name, value in self.state_dict().items() if not name.startswith("encoder.")},
+            {
+                name: value.contiguous()
+                for name, value in self.state_dict().items()
+                if not name.startswith("encoder.")
+            },
             directory / "heads.safetensors",
         )
-        (directory / "nlu.json").write_text(json.dumps({"format": FORMAT, **asdict(self.labels)}, indent=1) + "\n", encoding="utf-8")
+        (directory / "nlu.json").write_text(
+            json.dumps({"format": FORMAT, **asdict(self.labels)}, indent=1) + "\n", encoding="utf-8"
+        )
 
     def _read(self, side: str, text: str, context: Sequence[str] = ()) -> list[Act]:
         return self.understand([(text, context, side)])[0]
@@ -154,12 +180,15 @@ class Nlu(nn.Module):
 
 
 def load_nlu(directory: str | Path) -> Nlu:
-    """A saved model in eval mode. Raises UserError where there is none, or one whose files do not fit together."""
+    """A saved model in eval mode. Raises UserError where there is none, or one whose files do not fit
+    together."""
     from transformers import AutoModel, AutoTokenizer
 
     path = Path(directory) / "nlu.json"
     if not path.is_file():
-        raise UserError(f"{directory}: expected a folder that `python -m pipelines.fit_nlu` wrote, found no nlu.json in it")
+        raise UserError(
+            f"{directory}: expected a folder that `python -m pipelines.fit_nlu` wrote, found no nlu.json in it"
+        )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.pop("format", None) != FORMAT:
@@ -170,15 +199,20 @@ def load_nlu(directory: str | Path) -> Nlu:
         state = load_file(Path(directory) / "heads.safetensors")
         missing, unexpected = nlu.load_state_dict(state, strict=False)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{directory}: expected a model that `python -m pipelines.fit_nlu` wrote, got one that cannot be loaded: {error}") from error
+        raise UserError(
+            f"{directory}: expected a model that `python -m pipelines.fit_nlu` wrote, got one that cannot be loaded: {error}"
+        ) from error
     if missing := [name for name in missing if not name.startswith("encoder.")] or unexpected:
-        raise UserError(f"{directory}/heads.safetensors: expected the heads of nlu.json, these do not fit: {missing[:3]}")
+        raise UserError(
+            f"{directory}/heads.safetensors: expected the heads of nlu.json, these do not fit: {missing[:3]}"
+        )
     return nlu.eval()
 
 
 def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "", hidden_size: int = 64, num_hidden_layers: int = 2,
             vocab_size: int = 4096) -> Nlu:  # fmt: skip
-    """An untrained model: a small encoder and a tokenizer made from the turns' texts, or a pretrained encoder.
+    """An untrained model: a small encoder and a tokenizer made from the turns' texts, or a pretrained
+    encoder.
 
     Raises UserError for an encoder that cannot be loaded.
     """
@@ -190,30 +224,36 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
             tokenizer = AutoTokenizer.from_pretrained(encoder)
             model = AutoModel.from_pretrained(encoder, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub name ({error})") from error
+            raise UserError(
+                f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub name ({error})"
+            ) from error
         if not tokenizer.is_fast:
             raise UserError(
                 f"--model_name_or_path {encoder}: expected a fast tokenizer (tokenizer.json), because values are cut out by character offsets"
             )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        longest = min(labels.max_length, getattr(model.config, "max_position_embeddings", None) or labels.max_length)
+        longest = min(
+            labels.max_length, getattr(model.config, "max_position_embeddings", None) or labels.max_length
+        )
         labels = replace(labels, max_length=longest)
     else:
         tokenizer = _tokenizer([turn.text for turn in turns], vocab_size)
-        config = ModernBertConfig(  # rotary positions: a word means the same wherever the context before it ends
-            vocab_size=len(tokenizer),
-            hidden_size=hidden_size,
-            intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
-            num_hidden_layers=num_hidden_layers,
-            num_attention_heads=hidden_size // 32,
-            max_position_embeddings=labels.max_length,
-            global_attn_every_n_layers=1,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            eos_token_id=None,
-            cls_token_id=None,
-            sep_token_id=None,
+        config = (
+            ModernBertConfig(  # rotary positions: a word means the same wherever the context before it ends
+                vocab_size=len(tokenizer),
+                hidden_size=hidden_size,
+                intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
+                num_hidden_layers=num_hidden_layers,
+                num_attention_heads=hidden_size // 32,
+                max_position_embeddings=labels.max_length,
+                global_attn_every_n_layers=1,
+                pad_token_id=tokenizer.pad_token_id,
+                bos_token_id=None,
+                eos_token_id=None,
+                cls_token_id=None,
+                sep_token_id=None,
+            )
         )
         model = ModernBertModel(config)
     tokenizer.truncation_side = "left"  # of the context; the latest words count
@@ -234,7 +274,9 @@ def _tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast
     start = ROLE_TOKENS[1]
     ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (start, END)]
     pair = f"{start}:0 $A:0 {END}:0 $B:1 {END}:1"
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=f"{start} $A {END}", pair=pair, special_tokens=ids)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {END}", pair=pair, special_tokens=ids
+    )
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return tokenizer
 

@@ -1,7 +1,8 @@
 """The Policy: a causal LM, the heads its method needs, and logits that are already the method's.
 
-`forward` returns what to sample from, so `generate` with its caches, beams, samplers and streamers works unchanged. A checkpoint is the LM's own
-`from_pretrained` directory; heads and method stand beside it (models/checkpoint.py).
+`forward` returns what to sample from, so `generate` with its caches, beams, samplers and streamers works
+unchanged. A checkpoint is the LM's own `from_pretrained` directory; heads and method stand beside it
+(models/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
@@ -36,9 +44,11 @@ class ModelConfig:
     """The language model and the shape of its heads."""
 
     model_name_or_path: Annotated[str, tyro.conf.arg(prefix_name=False)] = ""
-    """hub name or local directory of a causal LM (a checkpoint of ours too); empty builds a new one from the fields below"""
+    """hub name or local directory of a causal LM (a checkpoint of ours too); empty builds a new one from the
+    fields below"""
     family: Literal["llama", "gpt2"] = "llama"
-    """architecture of a new model; llama knows how far back a word is, so what it learns in one turn holds in all of them"""
+    """architecture of a new model; llama knows how far back a word is, so what it learns in one turn holds in
+    all of them"""
     layers: int = 4
     """transformer blocks of a new model"""
     attention_heads: int = 4
@@ -50,15 +60,17 @@ class ModelConfig:
     dropout: float = 0.0
     """dropout of a new model; a llama has it in its attention only"""
     heads: Literal["dueling", "mlp", "advanced_mlp", "lowrank"] = "dueling"
-    """Q heads: mlp as published (2H x V numbers each), dueling (the same with a level for each state), advanced_mlp (a transformer's MLP block,
-    8H x H + H x V), or lowrank on top of the LM head (rank x V)"""
+    """Q heads: mlp as published (2H x V numbers each), dueling (the same with a level for each state),
+    advanced_mlp (a transformer's MLP block, 8H x H + H x V), or lowrank on top of the LM head (rank x V)"""
     rank: int = 32
     """rank of lowrank heads"""
     value_trunk: Literal["auto", "shared", "separate"] = "auto"
-    """separate: Q and V read a transformer of their own, which begins as a copy of the LM's; shared: they read the LM's hidden states, which costs
-    less, but values and words spoil each other's features; auto: separate, except with LoRA"""
+    """separate: Q and V read a transformer of their own, which begins as a copy of the LM's; shared: they
+    read the LM's hidden states, which costs less, but values and words spoil each other's features; auto:
+    separate, except with LoRA"""
     target_trunk: Literal["shared", "separate"] = "shared"
-    """shared: the target heads read what the online ones read; separate: a Polyak-averaged copy of that transformer"""
+    """shared: the target heads read what the online ones read; separate: a Polyak-averaged copy of that
+    transformer"""
     detach_q: bool = False
     """stop the gradient of Q at the heads: nothing below them learns from it"""
     detach_v: bool = False
@@ -78,18 +90,23 @@ class ModelConfig:
 
 
 def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
-    """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises UserError when it cannot be loaded."""
+    """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises UserError
+    when it cannot be loaded."""
     if config.model_name_or_path:
         require_hub_name_or_directory(config.model_name_or_path)
         try:
-            lm = AutoModelForCausalLM.from_pretrained(config.model_name_or_path, dtype=torch.float32, attn_implementation="sdpa")
+            lm = AutoModelForCausalLM.from_pretrained(
+                config.model_name_or_path, dtype=torch.float32, attn_implementation="sdpa"
+            )
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"cannot load a causal LM from {config.model_name_or_path!r}: "
                 f"expected a hub name, or a directory with config.json and model.safetensors ({error})"
             ) from error
     else:
-        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, len(tokenizer)), dtype=torch.float32, attn_implementation="sdpa")
+        lm = AutoModelForCausalLM.from_config(
+            _new_lm_config(config, len(tokenizer)), dtype=torch.float32, attn_implementation="sdpa"
+        )
     if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
         lm.resize_token_embeddings(len(tokenizer))
     lm.generation_config = GenerationConfig(
@@ -103,11 +120,26 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
 
 
 def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
-    spread = config.width**-0.5  # the usual 0.02 is meant for widths near 1024; a narrow model starts almost blind with it
+    spread = (
+        config.width**-0.5
+    )  # the usual 0.02 is meant for widths near 1024; a narrow model starts almost blind with it
     if config.family == "gpt2":
         drop = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
-        sizes = {"n_layer": config.layers, "n_head": config.attention_heads, "n_embd": config.width, "n_positions": config.context}
-        return AutoConfig.for_model("gpt2", vocab_size=vocabulary, **sizes, **drop, initializer_range=spread, bos_token_id=None, eos_token_id=None)
+        sizes = {
+            "n_layer": config.layers,
+            "n_head": config.attention_heads,
+            "n_embd": config.width,
+            "n_positions": config.context,
+        }
+        return AutoConfig.for_model(
+            "gpt2",
+            vocab_size=vocabulary,
+            **sizes,
+            **drop,
+            initializer_range=spread,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
     return AutoConfig.for_model(
         "llama",
         vocab_size=vocabulary,
@@ -126,7 +158,8 @@ def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
 
 
 class TrunkCaches(DynamicCache):
-    """The LM's KV cache with those of the value and target trunks beside it: what beams do to one, they do to all."""
+    """The LM's KV cache with those of the value and target trunks beside it: what beams do to one, they do to
+    all."""
 
     def __init__(self, others: int) -> None:
         super().__init__()
@@ -134,7 +167,8 @@ class TrunkCaches(DynamicCache):
 
     @classmethod
     def around(cls, cache: Any, others: int) -> TrunkCaches:
-        """`cache` itself when it is one of ours, a new one when it is still empty. Raises UserError otherwise."""
+        """`cache` itself when it is one of ours, a new one when it is still empty. Raises UserError
+        otherwise."""
         if isinstance(cache, cls):
             return cache
         if cache is not None and cache.get_seq_length():
@@ -170,9 +204,11 @@ class TrunkCaches(DynamicCache):
 
 
 class Policy(PreTrainedModel, GenerationMixin):
-    """A causal LM with the value heads of its method. `policy.generate(...)` samples from the method's policy.
+    """A causal LM with the value heads of its method. `policy.generate(...)` samples from the method's
+    policy.
 
-    The wrapper's config is the LM's own. Separate value and target trunks keep KV caches of their own beside the LM's (`TrunkCaches`).
+    The wrapper's config is the LM's own. Separate value and target trunks keep KV caches of their own beside
+    the LM's (`TrunkCaches`).
     """
 
     _supports_sdpa = True
@@ -186,22 +222,36 @@ class Policy(PreTrainedModel, GenerationMixin):
         _require_plain_head(lm)
         speed_up(lm)
         wanted = method.heads.q or method.heads.v or method.heads.utterance_q
-        if config.value_trunk == "auto" or method.proposals:  # proposals are read by the frozen LM, and so is what is compared with them
+        if (
+            config.value_trunk == "auto" or method.proposals
+        ):  # proposals are read by the frozen LM, and so is what is compared with them
             shared = config.use_peft or bool(method.proposals) or not wanted
             config = replace(config, value_trunk="shared" if shared else "separate")
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
         if config.target_trunk == "separate" and not method.heads.target:
-            raise UserError(f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate")
-        self.value_trunk = copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
-        self.target_trunk = self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None
+            raise UserError(
+                f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate"
+            )
+        self.value_trunk = (
+            copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
+        )
+        self.target_trunk = (
+            self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None
+        )
         if config.use_peft and not getattr(lm, "_hf_peft_config_loaded", False):
             _add_lora(lm, config)
-        self.heads = ValueHeads(method.heads, hidden, vocabulary, kind=config.heads, rank=config.rank) if wanted else None
+        self.heads = (
+            ValueHeads(method.heads, hidden, vocabulary, kind=config.heads, rank=config.rank)
+            if wanted
+            else None
+        )
         self.lm_target: PreTrainedModel | None = None  # made by `start_training`
         self.value_unit = 1.0  # units of reward in one unit of what the heads say; set by training
-        self.start: Literal["new", "made", "pretrained"] = "pretrained" if config.model_name_or_path else "new"  # where the LM comes from
+        self.start: Literal["new", "made", "pretrained"] = (
+            "pretrained" if config.model_name_or_path else "new"
+        )  # where the LM comes from
 
     # What transformers asks of a model.
 
@@ -221,9 +271,12 @@ class Policy(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) of the method's policy; `logits_to_keep=1` computes the last position only, as decoding does."""
+        """Logits (B, T, V) of the method's policy; `logits_to_keep=1` computes the last position only, as
+        decoding does."""
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
-        wants_cache = past_key_values is not None or (self.config.use_cache if use_cache is None else use_cache)
+        wants_cache = past_key_values is not None or (
+            self.config.use_cache if use_cache is None else use_cache
+        )
         reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
         trunks = self._trunks(value=reads_value)
         if trunks and wants_cache:
@@ -239,60 +292,99 @@ class Policy(PreTrainedModel, GenerationMixin):
     def new_slots(self, slots: int, context: int) -> Slots:
         """Room for the keys and values of so many conversations, in the LM and in the trunks beside it."""
         layers = [trunk.config.num_hidden_layers for trunk in (self.lm, *self._trunks())]
-        return Slots(layers[0], slots, context, others=tuple(Slots(count, slots, context) for count in layers[1:]))
+        return Slots(
+            layers[0], slots, context, others=tuple(Slots(count, slots, context) for count in layers[1:])
+        )
 
     @torch.inference_mode()
     def read(
-        self, tokens: Tensor, slots: Slots, *, first: int, positions: Tensor, real: Tensor, wanted: tuple[Tensor, Tensor], wants_v: bool = False
+        self,
+        tokens: Tensor,
+        slots: Slots,
+        *,
+        first: int,
+        positions: Tensor,
+        real: Tensor,
+        wanted: tuple[Tensor, Tensor],
+        wants_v: bool = False,
     ) -> Outputs:
-        """Reads tokens (B, T) of the conversations in the rows from `first` on; what the policy says in the S states at `wanted` = (rows, columns).
+        """Reads tokens (B, T) of the conversations in the rows from `first` on; what the policy says in the S
+        states at `wanted` = (rows, columns).
 
-        positions (B, T): where in its conversation each token stands; real (B, T): false for padding; wants_v: the states' values too, where the
-        method has them but does not need them to decode.
+        positions (B, T): where in its conversation each token stands; real (B, T): false for padding;
+        wants_v: the states' values too, where the method has them but does not need them to decode.
         """
         mask = slots.aim(first, positions, real)
-        found, _ = self._run(tokens, slots, self._trunks(), attention_mask=mask, position_ids=positions, use_cache=True)
+        found, _ = self._run(
+            tokens, slots, self._trunks(), attention_mask=mask, position_ids=positions, use_cache=True
+        )
         return self._outputs(*_at(wanted, *found), training=False, wants_v=wants_v)
 
     def _trunks(self, *, value: bool = True) -> list[nn.Module]:
         """The transformers beside the LM that decoding runs."""
-        return [trunk for trunk in (self.value_trunk if value else None, self.target_trunk) if trunk is not None]
+        return [
+            trunk for trunk in (self.value_trunk if value else None, self.target_trunk) if trunk is not None
+        ]
 
-    def _run(self, input_ids: Tensor, cache: Any, trunks: list[nn.Module], **inputs: Any) -> tuple[list[Tensor], Any]:
-        """The hidden states (B, T, H) of the LM, and those that values and targets are read from; and the cache that the LM returned."""
+    def _run(
+        self, input_ids: Tensor, cache: Any, trunks: list[nn.Module], **inputs: Any
+    ) -> tuple[list[Tensor], Any]:
+        """The hidden states (B, T, H) of the LM, and those that values and targets are read from; and the
+        cache that the LM returned."""
         result = self.lm.base_model(input_ids=input_ids, past_key_values=cache, **inputs)
         caches = [None] * len(trunks) if cache is None else cache.others if trunks else []
-        found = {id(trunk): trunk(input_ids=input_ids, past_key_values=own, **inputs) for trunk, own in zip(trunks, caches, strict=True)}
+        found = {
+            id(trunk): trunk(input_ids=input_ids, past_key_values=own, **inputs)
+            for trunk, own in zip(trunks, caches, strict=True)
+        }
         states = {trunk: output.last_hidden_state for trunk, output in found.items()}
         value = states.get(id(self.value_trunk), result.last_hidden_state)
-        return [result.last_hidden_state, value, states.get(id(self.target_trunk), value)], result.past_key_values
+        return [
+            result.last_hidden_state,
+            value,
+            states.get(id(self.target_trunk), value),
+        ], result.past_key_values
 
     # What methods ask of a model.
 
     def outputs(self, batch: Batch) -> Outputs:
-        """Everything the method's loss reads, on the batch's S states; all but `prior`, which is not the policy's."""
-        idle = self.training and not self.method.reads_lm and self.value_trunk is not None and self.model_config.heads != "lowrank"
+        """Everything the method's loss reads, on the batch's S states; all but `prior`, which is not the
+        policy's."""
+        idle = (
+            self.training
+            and not self.method.reads_lm
+            and self.value_trunk is not None
+            and self.model_config.heads != "lowrank"
+        )
         with nullcontext() if self.method.trains_lm else torch.no_grad():
             every = None if idle else hidden_states(self.lm.base_model, batch)  # (B*T, H)
         value_every = every if self.value_trunk is None else hidden_states(self.value_trunk, batch)
         every = value_every if idle else every
         with torch.no_grad():
-            target_every = value_every if self.target_trunk is None else hidden_states(self.target_trunk, batch)
+            target_every = (
+                value_every if self.target_trunk is None else hidden_states(self.target_trunk, batch)
+            )
         out = self._outputs(*_at(batch.states, every, value_every, target_every), training=True)
         out.lm = None if idle else out.lm
         if self.method.learns_context:
-            out.context = lm_scores(self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context])
+            out.context = lm_scores(
+                self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context]
+            )
         if self.method.heads.utterance_q:
             self._value_replies(out, batch, value_every)
         if self.lm_target is not None:
             with torch.no_grad():
-                passes = [hidden_states(self.lm_target.base_model, batch)[batch.states] for _ in range(self.method.target_passes)]
+                passes = [
+                    hidden_states(self.lm_target.base_model, batch)[batch.states]
+                    for _ in range(self.method.target_passes)
+                ]
             out.lm_target = tuple(lm_scores(self.lm_target, hidden) for hidden in passes)
         return out
 
     @torch.no_grad()
     def prior_scores(self, batch: Batch) -> Linear:
-        """The LM as it is now without adapters and dropout, in the batch's S states: the frozen prior of a policy with LoRA."""
+        """The LM as it is now without adapters and dropout, in the batch's S states: the frozen prior of a
+        policy with LoRA."""
         training = self.lm.training
         self.lm.eval()
         with self.without_adapters():
@@ -318,7 +410,8 @@ class Policy(PreTrainedModel, GenerationMixin):
             self.lm.enable_adapters()
 
     def train(self, mode: bool = True) -> Policy:
-        """Dropout on or off; never in a target trunk, in the target LM only where the method takes several passes of it."""
+        """Dropout on or off; never in a target trunk, in the target LM only where the method takes several
+        passes of it."""
         super().train(mode)
         if getattr(self, "target_trunk", None) is not None:
             self.target_trunk.eval()
@@ -327,8 +420,11 @@ class Policy(PreTrainedModel, GenerationMixin):
         return self
 
     def start_training(self) -> Policy:
-        """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises UserError for passes that would be equal."""
-        dropped = [m.p for m in self.lm.modules() if isinstance(m, nn.Dropout)] + [getattr(self.lm.config, "attention_dropout", None) or 0.0]
+        """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises
+        UserError for passes that would be equal."""
+        dropped = [m.p for m in self.lm.modules() if isinstance(m, nn.Dropout)] + [
+            getattr(self.lm.config, "attention_dropout", None) or 0.0
+        ]
         if self.method.target_passes > 1 and not any(dropped):
             raise UserError(
                 f"target_passes {self.method.target_passes}: expected a language model with dropout, found none, so all passes would be the same; "
@@ -349,8 +445,11 @@ class Policy(PreTrainedModel, GenerationMixin):
         return [p for module in modules for p in module.parameters() if p.requires_grad]
 
     def parts(self) -> list[list[nn.Parameter]]:
-        """The parameters that train: of the language model, and of its values. Their gradients are clipped apart."""
-        return [part for part in ([p for p in self.lm.parameters() if p.requires_grad], self.values()) if part]
+        """The parameters that train: of the language model, and of its values. Their gradients are clipped
+        apart."""
+        return [
+            part for part in ([p for p in self.lm.parameters() if p.requires_grad], self.values()) if part
+        ]
 
     @torch.no_grad()
     def update_targets(self, alpha: float) -> None:
@@ -358,9 +457,21 @@ class Policy(PreTrainedModel, GenerationMixin):
         pairs = []
         if self.heads is not None:
             pairs += list(zip(self.heads.q_target.parameters(), self.heads.q.parameters(), strict=False))
-            pairs += list(zip(self.heads.utterance_q_target.parameters(), self.heads.utterance_q.parameters(), strict=True))
+            pairs += list(
+                zip(
+                    self.heads.utterance_q_target.parameters(),
+                    self.heads.utterance_q.parameters(),
+                    strict=True,
+                )
+            )
         if self.target_trunk is not None:
-            pairs += list(zip(self.target_trunk.parameters(), (self.value_trunk or self.lm.base_model).parameters(), strict=True))
+            pairs += list(
+                zip(
+                    self.target_trunk.parameters(),
+                    (self.value_trunk or self.lm.base_model).parameters(),
+                    strict=True,
+                )
+            )
         if self.lm_target is not None:
             pairs += list(zip(self.lm_target.parameters(), self.lm.parameters(), strict=True))
         if pairs:
@@ -387,16 +498,28 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def _new_target_trunk(self) -> nn.Module:
         if self.model_config.use_peft and self.value_trunk is None:
-            raise UserError("expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared")
+            raise UserError(
+                "expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared"
+            )
         return copy.deepcopy(self.value_trunk or self.lm.base_model).requires_grad_(False)
 
-    def _outputs(self, hidden: Tensor, value_hidden: Tensor, target_hidden: Tensor, *, training: bool, wants_v: bool = False) -> Outputs:
+    def _outputs(
+        self,
+        hidden: Tensor,
+        value_hidden: Tensor,
+        target_hidden: Tensor,
+        *,
+        training: bool,
+        wants_v: bool = False,
+    ) -> Outputs:
         """hidden, value_hidden, target_hidden (S, H)."""
         config = self.model_config
         lm = lm_scores(self.lm, hidden.detach() if config.detach_lm else hidden)
         if self.heads is None:
             return Outputs(lm)
-        q_hidden, v_hidden = (value_hidden.detach() if stop else value_hidden for stop in (config.detach_q, config.detach_v))
+        q_hidden, v_hidden = (
+            value_hidden.detach() if stop else value_hidden for stop in (config.detach_q, config.detach_v)
+        )
         q = tuple(head(q_hidden, lm) for head in self.heads.q) if training else ()
         with torch.no_grad() if training else nullcontext():
             q_target = tuple(head(target_hidden, lm) for head in self.heads.q_target)
@@ -412,8 +535,11 @@ class Policy(PreTrainedModel, GenerationMixin):
         save_policy(self, Path(save_directory))
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *, method: Method | None = None, **_: Any) -> Policy:
-        """A policy from a checkpoint directory, or from any causal LM (then `method` is behaviour cloning). Raises UserError."""
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, method: Method | None = None, **_: Any
+    ) -> Policy:
+        """A policy from a checkpoint directory, or from any causal LM (then `method` is behaviour cloning).
+        Raises UserError."""
         from rl_dialog.models.checkpoint import load_policy
 
         return load_policy(pretrained_model_name_or_path, method=method)
@@ -442,7 +568,8 @@ def lm_scores(lm: PreTrainedModel, hidden: Tensor) -> Linear:
 
 
 def _require_plain_head(lm: PreTrainedModel) -> None:
-    """Logits must be the output embedding times the last hidden state; soft caps and logit scales would silently change every loss."""
+    """Logits must be the output embedding times the last hidden state; soft caps and logit scales would
+    silently change every loss."""
     ids = torch.arange(1, 4, device=lm.device)[None] % lm.get_input_embeddings().num_embeddings
     training = lm.training
     lm.eval()
@@ -468,7 +595,9 @@ def _add_lora(lm: PreTrainedModel, config: ModelConfig) -> None:
             lora_alpha=config.lora_alpha,
             lora_dropout=config.lora_dropout,
             target_modules=names if names == "all-linear" else [name.strip() for name in names.split(",")],
-            fan_in_fan_out=any(isinstance(module, Conv1D) for module in lm.modules()),  # GPT-2 stores weights as (in, out)
+            fan_in_fan_out=any(
+                isinstance(module, Conv1D) for module in lm.modules()
+            ),  # GPT-2 stores weights as (in, out)
             task_type="CAUSAL_LM",
         )
     )

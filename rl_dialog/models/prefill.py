@@ -11,24 +11,35 @@ from transformers.cache_utils import DynamicLayer
 
 
 def read_prompts(model: nn.Module, ids: Tensor, mask: Tensor, rows: Tensor, *, room: int) -> Any:
-    """The cache of all but the last token of the prompts (C, T), padded on the left, one row for each of `rows` (R,), with room for the replies.
+    """The cache of all but the last token of the prompts (C, T), padded on the left, one row for each of
+    `rows` (R,), with room for the replies.
 
-    None for prompts of one token, which leave nothing to read, and for models without a cache of keys and values.
+    None for prompts of one token, which leave nothing to read, and for models without a cache of keys and
+    values.
     """
     if ids.shape[1] == 1:
         return None
     positions = (mask[:, :-1].cumsum(1) - 1).clamp(min=0)
-    cache = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, use_cache=True, logits_to_keep=1).past_key_values
+    cache = model(
+        input_ids=ids[:, :-1],
+        attention_mask=mask[:, :-1],
+        position_ids=positions,
+        use_cache=True,
+        logits_to_keep=1,
+    ).past_key_values
     if not isinstance(cache, Cache):
         return None
     cache.batch_select_indices(rows)
     if type(cache) is DynamicCache:
-        cache.layers = [RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        cache.layers = [
+            RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer for layer in cache.layers
+        ]
     return cache
 
 
 class RoomyLayer(DynamicLayer):
-    """A layer of a KV cache with room behind its tokens: a new one is written there, where DynamicLayer copies all before it."""
+    """A layer of a KV cache with room behind its tokens: a new one is written there, where DynamicLayer
+    copies all before it."""
 
     def __init__(self, layer: DynamicLayer, room: int) -> None:
         super().__init__()
@@ -40,9 +51,14 @@ class RoomyLayer(DynamicLayer):
         """(R, heads, T, size) states of all tokens, the new ones last."""
         begin = self.keys.shape[-2]
         end = begin + key_states.shape[-2]
-        if self.stores is None or end > self.stores[0].shape[-2] or self.keys.data_ptr() != self.stores[0].data_ptr():  # beams replace `keys`
+        if (
+            self.stores is None
+            or end > self.stores[0].shape[-2]
+            or self.keys.data_ptr() != self.stores[0].data_ptr()
+        ):  # beams replace `keys`
             self.stores = tuple(
-                torch.cat([old, old.new_empty(*old.shape[:2], end - begin + self.room, old.shape[3])], 2) for old in (self.keys, self.values)
+                torch.cat([old, old.new_empty(*old.shape[:2], end - begin + self.room, old.shape[3])], 2)
+                for old in (self.keys, self.values)
             )
         for store, new in zip(self.stores, (key_states, value_states), strict=True):
             store[:, :, begin:end] = new

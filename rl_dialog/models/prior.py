@@ -1,4 +1,5 @@
-"""The frozen prior: the language model that KL-control stays near, or the weighted average of several (model averaging)."""
+"""The frozen prior: the language model that KL-control stays near, or the weighted average of several (model
+averaging)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from rl_dialog.models.policy import Policy
 
 
 class Prior(nn.Module):
-    """p(a|s) = sum_i w_i p_i(a|s) over frozen language models with one vocabulary; the weights are normalised to sum 1.
+    """p(a|s) = sum_i w_i p_i(a|s) over frozen language models with one vocabulary; the weights are normalised
+    to sum 1.
 
     Raises UserError for weights that do not fit, or models whose vocabularies differ.
     """
@@ -26,10 +28,14 @@ class Prior(nn.Module):
         super().__init__()
         weights = tuple(weights) or (1.0,) * len(lms)
         if len(weights) != len(lms) or not proper_weights(weights):
-            raise UserError(f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}: finite numbers above 0")
+            raise UserError(
+                f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}: finite numbers above 0"
+            )
         sizes = sorted({lm.get_output_embeddings().weight.shape[0] for lm in lms})
         if len(sizes) > 1:
-            raise UserError(f"expected models of one vocabulary to average, got {sizes} tokens: tokens are matched by their ids")
+            raise UserError(
+                f"expected models of one vocabulary to average, got {sizes} tokens: tokens are matched by their ids"
+            )
         self.members = nn.ModuleList(Policy(lm, BC()) for lm in lms).requires_grad_(False)
         self.weights = tuple(weight / sum(weights) for weight in weights)
         self.vocabulary = sizes[0]
@@ -39,14 +45,16 @@ class Prior(nn.Module):
     def prior_scores(self, batch: Batch) -> Scores:
         """log p plus a level of each state over the vocabulary in the batch's S states.
 
-        The level is the log-sum-exp of the logits, averaged over the models by their weights: way_off_policy reads it, and so a model averaged with
-        itself is that model in every respect.
+        The level is the log-sum-exp of the logits, averaged over the models by their weights: way_off_policy
+        reads it, and so a model averaged with itself is that model in every respect.
         """
         scores = [member.outputs(batch).lm for member in self.members]
         if len(scores) == 1:
             return scores[0]
         weights = torch.tensor(self.weights, device=batch.input_ids.device)
-        level = sum(weight * each.reduce("logsumexp").float() for weight, each in zip(weights, scores, strict=True))
+        level = sum(
+            weight * each.reduce("logsumexp").float() for weight, each in zip(weights, scores, strict=True)
+        )
         return Mixture(scores, weights.log(), level)
 
     @torch.no_grad()

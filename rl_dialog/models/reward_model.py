@@ -1,13 +1,14 @@
-"""A reward learned from preferences: an ensemble of networks over observations and actions, and the normaliser that goes with its weights.
+"""A reward learned from preferences: an ensemble of networks over observations and actions, and the
+normaliser that goes with its weights.
 
-The M members stand side by side in one network (linear layers as batched products, convolutions in groups), so that an ensemble costs little more
-than one member. Letters: M members, N steps.
+The M members stand side by side in one network (linear layers as batched products, convolutions in groups),
+so that an ensemble costs little more than one member. Letters: M members, N steps.
 
     raw      r_m(o, a)                                          # (M, N)
     given    mean over m of  scale (r_m - mean_m) / std_m        # (N,) mean_m, std_m: over reference steps, saved with the weights
 
-A clip's members' returns are sums of r_m over its steps. rl_dialog/preferences/reward_trainer.py fits them to labels.
-Christiano et al. 2017 (arXiv 1706.03741); network sizes are theirs and those of Rahtz's reproduction.
+A clip's members' returns are sums of r_m over its steps. rl_dialog/preferences/reward_trainer.py fits them to
+labels. Christiano et al. 2017 (arXiv 1706.03741); network sizes are theirs and those of Rahtz's reproduction.
 """
 
 from __future__ import annotations
@@ -41,20 +42,35 @@ class RewardModelConfig:
     observation: tuple[int, ...]  # shape of one: (features,) or (height, width, frames) of bytes
     actions: int  # number of discrete actions, or size of a continuous one
     discrete: bool = True
-    action_input: Literal["one_hot", "number", "none"] = "one_hot"  # number: action / (actions - 1), as the original has it for MovingDot
+    action_input: Literal["one_hot", "number", "none"] = (
+        "one_hot"  # number: action / (actions - 1), as the original has it for MovingDot
+    )
     hidden: tuple[int, ...] = (64, 64)  # after the convolutions: (64,)
     members: int = 3
-    dropout: float = 0.0  # after the convolutions but the last, or the hidden layers but the last; a mask of its own for every step
+    # after the convolutions but the last, or the hidden layers but the last; a mask of its own for every step
+    dropout: float = 0.0
     batchnorm: bool = False  # of the convolutions
     scale: float = 1.0  # standard deviation of the normalised reward
 
     def __post_init__(self) -> None:
-        if len(self.observation) not in (1, 3) or min(self.observation) < 1 or self.actions < 1 or self.members < 1 or not self.hidden:
-            raise UserError(f"expected observations (features,) or (height, width, frames), actions, members and hidden layers, got {self}")
+        if (
+            len(self.observation) not in (1, 3)
+            or min(self.observation) < 1
+            or self.actions < 1
+            or self.members < 1
+            or not self.hidden
+        ):
+            raise UserError(
+                f"expected observations (features,) or (height, width, frames), actions, members and hidden layers, got {self}"
+            )
         if not 0 <= self.dropout < 1 or self.scale <= 0:
-            raise UserError(f"expected dropout in [0, 1) and a positive scale, got {self.dropout} and {self.scale}")
+            raise UserError(
+                f"expected dropout in [0, 1) and a positive scale, got {self.dropout} and {self.scale}"
+            )
         if self.batchnorm and not self.pixels:
-            raise UserError("batchnorm belongs to the convolutions: expected it with observations (height, width, frames) only")
+            raise UserError(
+                "batchnorm belongs to the convolutions: expected it with observations (height, width, frames) only"
+            )
 
     @property
     def pixels(self) -> bool:
@@ -68,7 +84,8 @@ class RewardModelConfig:
 
 
 class RewardModel(nn.Module):
-    """The ensemble with its normaliser. Without `fit_normaliser` normalised rewards are scale times the raw ones."""
+    """The ensemble with its normaliser. Without `fit_normaliser` normalised rewards are scale times the raw
+    ones."""
 
     def __init__(self, config: RewardModelConfig) -> None:
         super().__init__()
@@ -76,14 +93,20 @@ class RewardModel(nn.Module):
         self.convolutions = _Convolutions(config) if config.pixels else None
         inputs = (self.convolutions.size if config.pixels else config.observation[0]) + config.action_size
         sizes = [inputs, *config.hidden, 1]
-        self.layers = nn.ModuleList(_MemberLinear(config.members, m, n) for m, n in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(
+            _MemberLinear(config.members, m, n) for m, n in zip(sizes, sizes[1:], strict=False)
+        )
         self.register_buffer("mean", torch.zeros(config.members))
         self.register_buffer("std", torch.ones(config.members))
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Raw rewards of every member: (N, ...) and (N,) or (N, A) to (M, N)."""
         members, n = self.config.members, len(observations)
-        hidden = self.convolutions(observations) if self.convolutions else observations.float().expand(members, n, -1)  # (M, N, size)
+        hidden = (
+            self.convolutions(observations)
+            if self.convolutions
+            else observations.float().expand(members, n, -1)
+        )  # (M, N, size)
         hidden = torch.cat([hidden, self._action(actions).expand(members, n, -1)], -1)
         for i, layer in enumerate(self.layers):
             hidden = layer(hidden)
@@ -119,31 +142,62 @@ class RewardModel(nn.Module):
         """Normalised rewards of N steps, in eval mode, float32 # (N,)"""
         self.eval()
         device = self.mean.device
-        return self.normalised(self(torch.from_numpy(observations).to(device), torch.from_numpy(actions).to(device))).cpu().numpy()
+        return (
+            self.normalised(
+                self(torch.from_numpy(observations).to(device), torch.from_numpy(actions).to(device))
+            )
+            .cpu()
+            .numpy()
+        )
 
     def save_pretrained(self, directory: str | Path, *, version: int = 0) -> None:
         """Writes config.json and model.safetensors: weights and normaliser, which belong together."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()}, directory / "model.safetensors")
-        description = {"format": FORMAT, "model_type": "reward_model", "version": version, **asdict(self.config)}
+        save_file(
+            {name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()},
+            directory / "model.safetensors",
+        )
+        description = {
+            "format": FORMAT,
+            "model_type": "reward_model",
+            "version": version,
+            **asdict(self.config),
+        }
         (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, *, expected: ControlPolicyConfig | None = None) -> RewardModel:
+    def from_pretrained(
+        cls, directory: str | Path, *, expected: ControlPolicyConfig | None = None
+    ) -> RewardModel:
         """The reward model of a directory, in eval mode. Raises UserError for a directory that holds none.
 
-        `expected` is the shape of a policy in the caller's environment. Raises UserError where observations or actions differ.
+        `expected` is the shape of a policy in the caller's environment. Raises UserError where observations
+        or actions differ.
         """
         path = Path(directory) / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: expected the description of a reward model, got {error}; `prefer` writes one") from error
-        if not isinstance(values, dict) or values.get("model_type") != "reward_model" or values.get("format") != FORMAT:
-            raise UserError(f"{path}: expected model_type reward_model of format {FORMAT}, got {str(values)[:120]}")
+            raise UserError(
+                f"{path}: expected the description of a reward model, got {error}; `prefer` writes one"
+            ) from error
+        if (
+            not isinstance(values, dict)
+            or values.get("model_type") != "reward_model"
+            or values.get("format") != FORMAT
+        ):
+            raise UserError(
+                f"{path}: expected model_type reward_model of format {FORMAT}, got {str(values)[:120]}"
+            )
         config = from_dict(
-            RewardModelConfig, {name: value for name, value in values.items() if name not in ("format", "model_type", "version")}, where=str(path)
+            RewardModelConfig,
+            {
+                name: value
+                for name, value in values.items()
+                if name not in ("format", "model_type", "version")
+            },
+            where=str(path),
         )
         if expected is not None and _world(config) != _world(expected):
             told = f"expected a reward model for {_world(expected)}, got one for {_world(config)}"
@@ -152,7 +206,9 @@ class RewardModel(nn.Module):
         try:
             model.load_state_dict(load_file(path.with_name("model.safetensors")))
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise UserError(f"{path.with_name('model.safetensors')}: expected the weights of {config}, got: {error}") from error
+            raise UserError(
+                f"{path.with_name('model.safetensors')}: expected the weights of {config}, got: {error}"
+            ) from error
         return model.eval()
 
     def _action(self, actions: Tensor) -> Tensor:
@@ -168,11 +224,13 @@ class RewardModel(nn.Module):
 
 
 def preference_loss(first: Tensor, second: Tensor, preferred: Tensor, *, noise: float = 0.1) -> Tensor:
-    """Cross-entropy of labels under Bradley and Terry's model with a share `noise` of random answers, in nats per label, element by element.
+    """Cross-entropy of labels under Bradley and Terry's model with a share `noise` of random answers, in nats
+    per label, element by element.
 
-    With d = first - second, the sums of rewards: P = sigmoid(d), P' = (1 - noise) P + noise / 2, loss = -mu log P' - (1 - mu) log(1 - P').
-    mu is `preferred`: 1 for the first, 0 for the second, .5 for a tie. The noise bounds the loss by -log(noise / 2) and lets gradients of labels that
-    the model is sure are wrong vanish.
+    With d = first - second, the sums of rewards: P = sigmoid(d), P' = (1 - noise) P + noise / 2, loss = -mu
+    log P' - (1 - mu) log(1 - P'). mu is `preferred`: 1 for the first, 0 for the second, .5 for a tie. The
+    noise bounds the loss by -log(noise / 2) and lets gradients of labels that the model is sure are wrong
+    vanish.
     """
     difference = first - second
     if noise == 0:
@@ -203,7 +261,8 @@ class _MemberLinear(nn.Module):
 
 
 class _Convolutions(nn.Module):
-    """The original's four convolutions for each member, as groups of channels: bytes (N, H, W, frames) to (M, N, size)."""
+    """The original's four convolutions for each member, as groups of channels: bytes (N, H, W, frames) to (M,
+    N, size)."""
 
     def __init__(self, config: RewardModelConfig) -> None:
         super().__init__()
@@ -211,18 +270,24 @@ class _Convolutions(nn.Module):
         self.members, self.dropout = config.members, config.dropout
         layers, norms, inputs = [], [], frames
         for kernel, stride in FILTERS:
-            layers.append(nn.Conv2d(inputs * config.members, 16 * config.members, kernel, stride, groups=config.members))
+            layers.append(
+                nn.Conv2d(inputs * config.members, 16 * config.members, kernel, stride, groups=config.members)
+            )
             for member in range(config.members):
                 nn.init.xavier_uniform_(layers[-1].weight.data[16 * member : 16 * (member + 1)])
             nn.init.zeros_(layers[-1].bias)
             norms.append(nn.BatchNorm2d(16 * config.members) if config.batchnorm else nn.Identity())
             height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, 16
         if min(height, width) < 1:
-            raise UserError(f"expected pictures of at least 43 x 43, got {config.observation[0]} x {config.observation[1]}")
+            raise UserError(
+                f"expected pictures of at least 43 x 43, got {config.observation[0]} x {config.observation[1]}"
+            )
         self.layers, self.norms, self.size = nn.ModuleList(layers), nn.ModuleList(norms), 16 * height * width
 
     def forward(self, observations: Tensor) -> Tensor:
-        hidden = (observations.float() / 255).movedim(-1, 1).repeat(1, self.members, 1, 1)  # (N, M frames, H, W)
+        hidden = (
+            (observations.float() / 255).movedim(-1, 1).repeat(1, self.members, 1, 1)
+        )  # (N, M frames, H, W)
         for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             hidden = F.leaky_relu(norm(layer(hidden)), SLOPE)
             if i < len(self.layers) - 1:

@@ -1,7 +1,9 @@
-"""Keys and values of many conversations side by side, each of its own length: what a server keeps of the chats it answers.
+"""Keys and values of many conversations side by side, each of its own length: what a server keeps of the
+chats it answers.
 
-A slot is a row of every layer's tensors. Conversations join and leave without a copy of the others, and a prompt that begins like what a slot still
-holds is read from there on. The rows of one forward pass lie next to each other, so attention sees views and nothing is gathered.
+A slot is a row of every layer's tensors. Conversations join and leave without a copy of the others, and a
+prompt that begins like what a slot still holds is read from there on. The rows of one forward pass lie next
+to each other, so attention sees views and nothing is gathered.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ SMALLEST = 64  # tokens a slot has room for at first; doubled when a conversatio
 
 
 class Slots(Cache):
-    """A cache of `slots` conversations of up to `context` tokens. `others` hold the same conversations in the value and target trunks."""
+    """A cache of `slots` conversations of up to `context` tokens. `others` hold the same conversations in the
+    value and target trunks."""
 
     def __init__(self, layers: int, slots: int, context: int, *, others: tuple[Slots, ...] = ()) -> None:
         super().__init__(layers=[])
         self.count, self.context, self.others = slots, context, list(others)
         self.capacity = min(SMALLEST, context)
-        self.stores: list[tuple[Tensor, Tensor] | None] = [None] * layers  # (slots, heads, capacity + 1, size); padding is written to the last column
+        self.stores: list[tuple[Tensor, Tensor] | None] = [
+            None
+        ] * layers  # (slots, heads, capacity + 1, size); padding is written to the last column
         self.first, self.width = 0, 0
         self.columns = torch.empty(0, 0, dtype=torch.int64)
 
     def aim(self, first: int, positions: Tensor, real: Tensor) -> Tensor:
-        """Says where the next pass writes: rows `first`, `first` + 1, ... at `positions` (B, T); where `real` (B, T) is false stands padding.
+        """Says where the next pass writes: rows `first`, `first` + 1, ... at `positions` (B, T); where `real`
+        (B, T) is false stands padding.
 
         Returns the mask (B, 1, T, width) of what each position may see: everything of its row up to itself.
         """
@@ -42,11 +48,15 @@ class Slots(Cache):
             slots.columns = positions.where(real, slots.capacity)
         return (torch.arange(self.width, device=positions.device) <= positions[:, :, None])[:, None]
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes (B, heads, T, size) states where `aim` said; returns what those rows hold, (B, heads, width, size)."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes (B, heads, T, size) states where `aim` said; returns what those rows hold, (B, heads, width,
+        size)."""
         if self.stores[layer_idx] is None:
             self.stores[layer_idx] = tuple(
-                new.new_zeros(self.count, new.shape[1], self.capacity + 1, new.shape[3]) for new in (key_states, value_states)
+                new.new_zeros(self.count, new.shape[1], self.capacity + 1, new.shape[3])
+                for new in (key_states, value_states)
             )
         rows = torch.arange(len(key_states), device=key_states.device)[:, None]
         views = [store[self.first : self.first + len(key_states)] for store in self.stores[layer_idx]]
@@ -72,14 +82,23 @@ class Slots(Cache):
         return self.width, 0
 
     def _tensors(self) -> list[Tensor]:
-        return [store for slots in (self, *self.others) for pair in slots.stores if pair is not None for store in pair]
+        return [
+            store
+            for slots in (self, *self.others)
+            for pair in slots.stores
+            if pair is not None
+            for store in pair
+        ]
 
     def _grow(self, width: int) -> None:
         if width <= self.capacity:
             return
         capacity, grown = min(self.context, max(width, 2 * self.capacity)), []
         for pair in self.stores:
-            grown.append(pair and tuple(store.new_zeros(*store.shape[:2], capacity + 1, store.shape[3]) for store in pair))
+            grown.append(
+                pair
+                and tuple(store.new_zeros(*store.shape[:2], capacity + 1, store.shape[3]) for store in pair)
+            )
             for new, store in zip(grown[-1] or (), pair or (), strict=True):
                 new[:, :, : self.capacity] = store[:, :, : self.capacity]
         self.stores, self.capacity = grown, capacity  # at the end: where memory runs out, all stays as it was

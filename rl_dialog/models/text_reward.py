@@ -1,11 +1,13 @@
-"""A reward model over text: a transformer with one output reads a conversation and scores its last message, the reply.
+"""A reward model over text: a transformer with one output reads a conversation and scores its last message,
+the reply.
 
     score(context, reply) = w . h(<|user|> ... <|end|><|assistant|> reply <|end|>)     h: the last token's state of an LM, an encoder's pooled one
 
-The directory of a saved model is a `from_pretrained` directory of `AutoModelForSequenceClassification` with num_labels 1, as TRL's reward trainer
-writes it, so its models load here and ours there. Scores have no zero: preferences within a context fix differences only (Bradley and Terry 1952).
-Ratings of replies fix it, and then sigmoid(score) is the probability of a good one: its config says `rated`. A model that
-`reads` replies alone is one of single texts. rl_dialog/preferences/reply_fitting.py fits them.
+The directory of a saved model is a `from_pretrained` directory of `AutoModelForSequenceClassification` with
+num_labels 1, as TRL's reward trainer writes it, so its models load here and ours there. Scores have no zero:
+preferences within a context fix differences only (Bradley and Terry 1952). Ratings of replies fix it, and
+then sigmoid(score) is the probability of a good one: its config says `rated`. A model that `reads` replies
+alone is one of single texts. rl_dialog/preferences/reply_fitting.py fits them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from torch import Tensor
 
 from rl_dialog.data.by_length import batches
 from rl_dialog.data.schema import said
-from rl_dialog.data.tokenize import encode_conversation, load_tokenizer, require_hub_name_or_directory, train_tokenizer
+from rl_dialog.data.tokenize import (
+    encode_conversation,
+    load_tokenizer,
+    require_hub_name_or_directory,
+    train_tokenizer,
+)
 from rl_dialog.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +42,9 @@ Conversation = Sequence[Mapping[str, Any]]  # messages with role and content; th
 class TextReward:
     """A model with one output, its tokenizer with its chat template, and the longest input in tokens."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, max_length: int | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, max_length: int | None = None
+    ) -> None:
         self.model, self.tokenizer = model, tokenizer
         positions = getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS
         self.max_length = min(max_length or MAX_TOKENS, tokenizer.model_max_length, positions)
@@ -56,7 +65,8 @@ class TextReward:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """The rendered conversation as tokens. Of a longer one the oldest messages are left out, the system prompt stays. Raises TemplateError."""
+        """The rendered conversation as tokens. Of a longer one the oldest messages are left out, the system
+        prompt stays. Raises TemplateError."""
         read = conversation if self.reads == "conversation" else conversation[-1:]
         plain = [{"role": message["role"], "content": said(message)} for message in read]
         return encode_conversation(plain, self.tokenizer, max_length=self.max_length)
@@ -73,7 +83,8 @@ class TextReward:
 
     @torch.inference_mode()
     def score(self, conversations: Iterable[Conversation]) -> list[float]:
-        """The score of each conversation's last message, in eval mode. Conversations of similar length share a batch."""
+        """The score of each conversation's last message, in eval mode. Conversations of similar length share
+        a batch."""
         self.model.eval()
         rows = [self.encode(conversation) for conversation in conversations]
         found = [0.0] * len(rows)
@@ -83,7 +94,8 @@ class TextReward:
         return found
 
     def probabilities(self, texts: Sequence[str]) -> list[float]:
-        """How likely each text, as a reply alone, is a good one, of a model that was fitted to ratings; 0 for an empty text."""
+        """How likely each text, as a reply alone, is a good one, of a model that was fitted to ratings; 0 for
+        an empty text."""
         places = [i for i, text in enumerate(texts) if text.strip()]
         found = [0.0] * len(texts)
         scores = torch.tensor(self.score([{"role": "assistant", "content": texts[i]}] for i in places))
@@ -106,21 +118,35 @@ class TextReward:
         require_hub_name_or_directory(path)
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(path))
-            model, report = AutoModelForSequenceClassification.from_pretrained(str(path), dtype=torch.float32, output_loading_info=True)
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                str(path), dtype=torch.float32, output_loading_info=True
+            )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one ({error})") from error
+            raise UserError(
+                f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one ({error})"
+            ) from error
         if model.config.num_labels != 1 or report["missing_keys"]:
-            why = f"its files lack {sorted(report['missing_keys'])[0]}" if report["missing_keys"] else f"it has {model.config.num_labels} outputs"
-            raise UserError(f"{path}: expected a trained reward model with one output, got a model of which {why}: fit one with pipelines.fit_reward")
+            why = (
+                f"its files lack {sorted(report['missing_keys'])[0]}"
+                if report["missing_keys"]
+                else f"it has {model.config.num_labels} outputs"
+            )
+            raise UserError(
+                f"{path}: expected a trained reward model with one output, got a model of which {why}: fit one with pipelines.fit_reward"
+            )
         if tokenizer.chat_template is None:
-            raise UserError(f"{path}: expected a tokenizer with a chat template, which renders context and reply as the model was trained on them")
+            raise UserError(
+                f"{path}: expected a tokenizer with a chat template, which renders context and reply as the model was trained on them"
+            )
         return cls(_padded(model, tokenizer), tokenizer).eval()
 
     @classmethod
     def from_base(cls, base: str, *, max_length: int, reads: Reads = "conversation") -> TextReward:
-        """A pretrained encoder or language model (a hub name or folder, a checkpoint of ours too) with a new head. Raises UserError.
+        """A pretrained encoder or language model (a hub name or folder, a checkpoint of ours too) with a new
+        head. Raises UserError.
 
-        A tokenizer without a chat template gets ours. Where `base` is a reward model itself, its head goes on learning.
+        A tokenizer without a chat template gets ours. Where `base` is a reward model itself, its head goes on
+        learning.
         """
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification
@@ -128,7 +154,9 @@ class TextReward:
         require_hub_name_or_directory(base)
         tokenizer = load_tokenizer(base)
         try:
-            model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, num_labels=1, ignore_mismatched_sizes=True)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                base, dtype=torch.float32, num_labels=1, ignore_mismatched_sizes=True
+            )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(
                 f"--model_name_or_path {base}: expected an encoder or a language model that transformers can give a scalar head ({error})"

@@ -11,7 +11,8 @@ import numpy as np
 class Trajectory:
     """A piece of one episode: n steps that were taken one after the other.
 
-    An environment numbers its episodes; a trajectory that does not begin with one (`start` > 0) continues the environment's earlier one.
+    An environment numbers its episodes; a trajectory that does not begin with one (`start` > 0) continues the
+    environment's earlier one.
     """
 
     observations: np.ndarray  # (n + 1, ...): before each action and after the last

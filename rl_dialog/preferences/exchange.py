@@ -1,6 +1,7 @@
 """Labels as others read them: those of a run's folder, and for replies TRL's preference format.
 
-{"prompt": [messages], "chosen": [reply], "rejected": [reply], "chosen_reward": 1.0, "rejected_reward": 0.0, "ids": [chosen, rejected]}
+{"prompt": [messages], "chosen": [reply], "rejected": [reply], "chosen_reward": 1.0, "rejected_reward": 0.0,
+"ids": [chosen, rejected]}
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from rl_dialog.preferences.segments import Reply, Segment, Segments
 
 
 def open_labels(folder: str | Path, database: str = "") -> tuple[LabelLog, Segments]:
-    """The label log and the segments of a run's folder, to read; `database` is the log's URL where that is not the folder's labels.db."""
+    """The label log and the segments of a run's folder, to read; `database` is the log's URL where that is
+    not the folder's labels.db."""
     folder = Path(folder)
     return LabelLog(database or f"sqlite:///{folder / 'labels.db'}", create=False), Segments(folder / "clips")
 
 
 def take_over(source: Path, out: Path, labels: str) -> int:
-    """Copies the labels of another run, with their clips; how many. Raises UserError for a folder that is no run's."""
+    """Copies the labels of another run, with their clips; how many. Raises UserError for a folder that is no
+    run's."""
     path = source / "prefer.yaml"
     if not path.is_file():
         raise UserError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
@@ -38,7 +41,8 @@ def take_over(source: Path, out: Path, labels: str) -> int:
 
 
 def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterator[dict[str, Any]]:
-    """The labels of replies as rows with prompt, chosen and rejected. Ties and incomparable ones are left out: the format has no place for them.
+    """The labels of replies as rows with prompt, chosen and rejected. Ties and incomparable ones are left
+    out: the format has no place for them.
 
     Raises UserError for labels of clips, and of replies to different contexts.
     """
@@ -48,10 +52,19 @@ def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterat
         ids = (label.first, label.second) if label.preference > 0.5 else (label.second, label.first)
         better, worse = (_reply(segments[id], label) for id in ids)
         if list(map(dict, better.context)) != list(map(dict, worse.context)):
-            raise UserError(f"expected two replies to one context in the query {label.query!r}, got replies to different ones")
+            raise UserError(
+                f"expected two replies to one context in the query {label.query!r}, got replies to different ones"
+            )
         chosen, rejected = ([{"role": "assistant", "content": reply.text}] for reply in (better, worse))
         prompt = [{"role": message["role"], "content": message["content"]} for message in better.context]
-        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": 1.0, "rejected_reward": 0.0, "ids": list(ids)}
+        yield {
+            "prompt": prompt,
+            "chosen": chosen,
+            "rejected": rejected,
+            "chosen_reward": 1.0,
+            "rejected_reward": 0.0,
+            "ids": list(ids),
+        }
 
 
 def write_trl(path: Path, labels: Iterable[Label], segments: Mapping[str, Segment]) -> int:
@@ -63,5 +76,7 @@ def write_trl(path: Path, labels: Iterable[Label], segments: Mapping[str, Segmen
 
 def _reply(segment: Segment, label: Label) -> Reply:
     if not isinstance(segment, Reply):
-        raise UserError(f"expected labels of replies, got one of clips of an environment: the query {label.query!r}")
+        raise UserError(
+            f"expected labels of replies, got one of clips of an environment: the query {label.query!r}"
+        )
     return segment

@@ -29,26 +29,38 @@ class Sheet:
 
 
 def draw_pixels(observation: np.ndarray) -> np.ndarray:
-    """Observations that are pictures: colours (H, W, 3) as they are, of grey ones (H, W) or stacks of them (H, W, S) the newest, the last."""
+    """Observations that are pictures: colours (H, W, 3) as they are, of grey ones (H, W) or stacks of them
+    (H, W, S) the newest, the last."""
     if observation.dtype != np.uint8 or observation.ndim not in (2, 3):
-        raise UserError(f"expected pictures, uint8 (H, W), (H, W, 3) or (H, W, S), got {observation.dtype} {observation.shape}: say how to draw them")
+        raise UserError(
+            f"expected pictures, uint8 (H, W), (H, W, 3) or (H, W, S), got {observation.dtype} {observation.shape}: say how to draw them"
+        )
     if observation.ndim == 3 and observation.shape[2] == 3:
         return observation
     return np.repeat(observation.reshape(*observation.shape[:2], -1)[..., -1:], 3, axis=-1)
 
 
 def drawn_frames(clip: Clip, draw: Draw) -> np.ndarray:
-    """uint8 (steps, H, W, 3): the steps that were taken, without the padding. Raises UserError where `draw` returns something else."""
+    """uint8 (steps, H, W, 3): the steps that were taken, without the padding. Raises UserError where `draw`
+    returns something else."""
     frames = [np.asarray(draw(observation)) for observation in clip.observations[: clip.steps]]
     first = frames[0]
-    if first.dtype != np.uint8 or first.ndim != 3 or first.shape[2] != 3 or any(frame.shape != first.shape for frame in frames):
+    if (
+        first.dtype != np.uint8
+        or first.ndim != 3
+        or first.shape[2] != 3
+        or any(frame.shape != first.shape for frame in frames)
+    ):
         found = sorted({f"{frame.dtype} {frame.shape}" for frame in frames})
-        raise UserError(f"expected frames of one size, uint8 (H, W, 3), got {', '.join(found)} for observations of {clip.observations.shape[1:]}")
+        raise UserError(
+            f"expected frames of one size, uint8 (H, W, 3), got {', '.join(found)} for observations of {clip.observations.shape[1:]}"
+        )
     return np.stack(frames)
 
 
 def sheet(clip: Clip, draw: Draw) -> Sheet:
-    """The clip's frames as one picture, about as wide as high. What would be too many pixels is made smaller by a whole factor."""
+    """The clip's frames as one picture, about as wide as high. What would be too many pixels is made smaller
+    by a whole factor."""
     frames = drawn_frames(clip, draw)
     factor = math.ceil(math.sqrt(frames.size / 3 / MOST_PIXELS))
     if factor > 1:
@@ -58,7 +70,11 @@ def sheet(clip: Clip, draw: Draw) -> Sheet:
     rows = math.ceil(count / columns)
     whole = np.zeros((rows * columns, height, width, 3), np.uint8)
     whole[:count] = frames
-    whole = whole.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    whole = (
+        whole.reshape(rows, columns, height, width, 3)
+        .swapaxes(1, 2)
+        .reshape(rows * height, columns * width, 3)
+    )
     file = io.BytesIO()
     Image.fromarray(whole).save(file, "png", compress_level=3)
     return Sheet(file.getvalue(), count, columns, width, height)

@@ -1,4 +1,5 @@
-"""The label log: which pairs of segments were offered, who holds them, and every answer that was ever given. An SQL database.
+"""The label log: which pairs of segments were offered, who holds them, and every answer that was ever given.
+An SQL database.
 
     log = LabelLog("sqlite:///labels.db")                        # or postgresql://user:password@host/database
     log.add_query(one, other, task="Which one moves to the middle?")
@@ -6,14 +7,17 @@
     log.answer(query.id, "ann", "left")                          # committed when it returns
     for label in log.labels(): ...
 
-A function that changes something has committed when it returns: what it acknowledged is there after a kill or a power cut. Threads and processes may
-use one log at once, each process with a LabelLog of its own. There is one writer at a time, on PostgreSQL as on SQLite: answers are numbered without
-gaps, in the order in which they become visible.
+A function that changes something has committed when it returns: what it acknowledged is there after a kill or
+a power cut. Threads and processes may use one log at once, each process with a LabelLog of its own. There is
+one writer at a time, on PostgreSQL as on SQLite: answers are numbered without gaps, in the order in which
+they become visible.
 
-A query is open until as many labellers as it wants have answered: one, or two for a share `overlap` of the queries, for statistics. It has one label,
-the earliest standing answer that prefers something. A second opinion measures the labellers; it becomes the label when the first is revoked.
+A query is open until as many labellers as it wants have answered: one, or two for a share `overlap` of the
+queries, for statistics. It has one label, the earliest standing answer that prefers something. A second
+opinion measures the labellers; it becomes the label when the first is revoked.
 
-labels.py has queries and labels, label_tables.py the columns, label_statements.py the statements. queries.py chooses the pairs.
+labels.py has queries and labels, label_tables.py the columns, label_statements.py the statements. queries.py
+chooses the pairs.
 """
 
 from __future__ import annotations
@@ -34,7 +38,16 @@ from rl_dialog.data.database import WAIT, database_url, open_database, shown_url
 from rl_dialog.data.storable import name_of
 from rl_dialog.errors import UserError
 from rl_dialog.preferences import label_statements as sql
-from rl_dialog.preferences.label_tables import ANSWERS, FIRST, LABELLERS, LEASES, METADATA, OPEN, QUERIES, STANDS
+from rl_dialog.preferences.label_tables import (
+    ANSWERS,
+    FIRST,
+    LABELLERS,
+    LEASES,
+    METADATA,
+    OPEN,
+    QUERIES,
+    STANDS,
+)
 from rl_dialog.preferences.labeller_statistics import labeller_statistics
 from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Answer, Choice, Label, NewQuery, Query, pair_id
 
@@ -43,19 +56,22 @@ VALIDATION = 0.2  # share of the segments whose labels are for validation
 LOCK = 0x726C_6C61_6265_6C  # of PostgreSQL, held by the one who writes
 
 
-_TAKE_TURN = text("SELECT set_config('lock_timeout', :wait, true), pg_advisory_xact_lock(:lock)")  # as long as SQLite waits, and no longer
+_TAKE_TURN = text(
+    "SELECT set_config('lock_timeout', :wait, true), pg_advisory_xact_lock(:lock)"
+)  # as long as SQLite waits, and no longer
 
 
 class LabelLog:
-    """The labels in one database. Its tables are made where they are missing; without `create` (to read) nothing is.
+    """The labels in one database. Its tables are made where they are missing; without `create` (to read)
+    nothing is.
 
     Args:
         overlap: share of the new queries that a second labeller is asked as well.
         validation: share of the segments whose labels are for validation. A segment's side is a hash of its id: the same after every restart.
         clock: seconds since 1970. Processes on several machines need clocks that agree to a fraction of a lease.
 
-    Raises UserError for a database that cannot be used or a value that cannot be stored, KeyError for a query or a labeller that there is not,
-    PermissionError for a labeller who was revoked.
+    Raises UserError for a database that cannot be used or a value that cannot be stored, KeyError for a query
+    or a labeller that there is not, PermissionError for a labeller who was revoked.
     """
 
     def __init__(
@@ -75,8 +91,12 @@ class LabelLog:
         self._engine = open_database(url, METADATA, create=create, what="log of labels")
         self._sqlite = url.drivername == "sqlite"
         # A transaction must see what was committed while it waited for its turn.
-        self._writer = self._engine.execution_options(**({"writes": True} if self._sqlite else {"isolation_level": "READ COMMITTED"}))
-        self._turn = threading.Lock() if self._sqlite else nullcontext()  # threads that wait for SQLite's own lock sleep in ever longer steps
+        self._writer = self._engine.execution_options(
+            **({"writes": True} if self._sqlite else {"isolation_level": "READ COMMITTED"})
+        )
+        self._turn = (
+            threading.Lock() if self._sqlite else nullcontext()
+        )  # threads that wait for SQLite's own lock sleep in ever longer steps
         self._overlap, self.validation, self._clock = overlap, validation, clock
 
     def close(self) -> None:
@@ -93,7 +113,8 @@ class LabelLog:
     # Queries
 
     def is_validation(self, segment: str) -> bool:
-        """The side of a segment. A pair is of two segments of one side, so that no segment is trained on and validated with."""
+        """The side of a segment. A pair is of two segments of one side, so that no segment is trained on and
+        validated with."""
         return sql.share("validation", segment) < self.validation
 
     def add_query(
@@ -107,13 +128,15 @@ class LabelLog:
         about: Mapping[str, Any] | None = None,
         validation: bool | None = None,
     ) -> str:
-        """Offers a pair of segments, whose files exist; the query's id. Without `id` it is a hash of the pair: the same pair is never asked twice.
-        A query that is there already is left as it is.
+        """Offers a pair of segments, whose files exist; the query's id. Without `id` it is a hash of the
+        pair: the same pair is never asked twice. A query that is there already is left as it is.
 
-        `validation`: the pair's side where the segments' ids do not say it, as with replies, whose contexts have sides. Raises UserError for a pair
-        across the sides.
+        `validation`: the pair's side where the segments' ids do not say it, as with replies, whose contexts
+        have sides. Raises UserError for a pair across the sides.
         """
-        return self.add_queries([NewQuery(first, second, id, task, priority, reward_version, about or {}, validation)])[0]
+        return self.add_queries(
+            [NewQuery(first, second, id, task, priority, reward_version, about or {}, validation)]
+        )[0]
 
     def add_queries(self, queries: Iterable[NewQuery]) -> list[str]:
         """`add_query` of each, in one transaction: all or none; their ids."""
@@ -138,10 +161,14 @@ class LabelLog:
     def pairs(self) -> set[tuple[str, str]]:
         """All pairs that were ever offered, each with the smaller id first."""
         with self._engine.begin() as connection:
-            return {(min(pair), max(pair)) for pair in connection.execute(select(QUERIES.c.first, QUERIES.c.second))}
+            return {
+                (min(pair), max(pair))
+                for pair in connection.execute(select(QUERIES.c.first, QUERIES.c.second))
+            }
 
     def expire(self, seconds: float) -> int:
-        """Open queries older than that, which nobody holds, are offered no more; how many. An answer that comes nevertheless counts."""
+        """Open queries older than that, which nobody holds, are offered no more; how many. An answer that
+        comes nevertheless counts."""
         with self._writing() as (connection, now):
             old = update(QUERIES).where(OPEN, QUERIES.c.created < now - seconds, ~sql.held(now))
             return connection.execute(old.values(expired=now)).rowcount
@@ -149,17 +176,21 @@ class LabelLog:
     # Leases
 
     def lease(self, labeller: str, seconds: float = LEASE) -> Query | None:
-        """The open query of highest priority, of those the oldest, that nobody holds and the labeller has not answered; None: there is none now."""
+        """The open query of highest priority, of those the oldest, that nobody holds and the labeller has not
+        answered; None: there is none now."""
         return next(iter(self.lease_many(labeller, 1, seconds)), None)
 
     def lease_many(self, labeller: str, number: int, seconds: float = LEASE) -> list[Query]:
         """Up to `number` of them in one transaction."""
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
-            return sql.hold(connection, sql.find_free(connection, labeller, number, now), labeller, now, now + seconds)
+            return sql.hold(
+                connection, sql.find_free(connection, labeller, number, now), labeller, now, now + seconds
+            )
 
     def renew(self, query_id: str, labeller: str, seconds: float = LEASE) -> bool:
-        """Prolongs a lease, also one that has run out while nobody else took the query. False: it is answered, or another labeller holds it."""
+        """Prolongs a lease, also one that has run out while nobody else took the query. False: it is
+        answered, or another labeller holds it."""
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
             return sql.renew(connection, query_id, labeller, now, now + seconds)
@@ -167,10 +198,12 @@ class LabelLog:
     # Answers
 
     def answer(self, query_id: str, labeller: str, choice: Choice) -> Label:
-        """Records what a labeller chose of what was shown, and what that means for (first, second). Committed when it returns.
+        """Records what a labeller chose of what was shown, and what that means for (first, second). Committed
+        when it returns.
 
-        The same query and labeller again: the same Label, whatever the choice. An answer after the lease has run out is recorded as well; if others
-        have given all that the query wanted meanwhile, it is late, and not among `labels()`. Raises UserError for a query never shown to them.
+        The same query and labeller again: the same Label, whatever the choice. An answer after the lease has
+        run out is recorded as well; if others have given all that the query wanted meanwhile, it is late, and
+        not among `labels()`. Raises UserError for a query never shown to them.
         """
         return self.answer_many([(query_id, choice)], labeller)[0]
 
@@ -191,48 +224,82 @@ class LabelLog:
                 if shown[query].answer is not None or query in new:
                     continue
                 if shown[query].shown is None:
-                    raise UserError(f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}: lease it first")
+                    raise UserError(
+                        f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}: lease it first"
+                    )
                 new[query] = sql.answer_row(shown[query], number + len(new) + 1, labeller, choice, now)
             sql.insert_answers(connection, list(new.values()))
-            labels = {label.query: label for label in sql.find_labels(connection, ANSWERS.c.labeller == labeller, [query for query, _ in chosen])}
+            labels = {
+                label.query: label
+                for label in sql.find_labels(
+                    connection, ANSWERS.c.labeller == labeller, [query for query, _ in chosen]
+                )
+            }
         return [labels[query] for query, _ in chosen]
 
     def undo(self, labeller: str, seconds: float = LEASE) -> Query | None:
-        """Revokes the labeller's last answer that stands (its record stays) and leases the query to them again, shown as before. None: no answer."""
-        last = select(ANSWERS.c.number, ANSWERS.c.query).where(ANSWERS.c.labeller == labeller, STANDS).order_by(ANSWERS.c.number.desc()).limit(1)
+        """Revokes the labeller's last answer that stands (its record stays) and leases the query to them
+        again, shown as before. None: no answer."""
+        last = (
+            select(ANSWERS.c.number, ANSWERS.c.query)
+            .where(ANSWERS.c.labeller == labeller, STANDS)
+            .order_by(ANSWERS.c.number.desc())
+            .limit(1)
+        )
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
             answer = connection.execute(last).first()
             if answer is None:
                 return None
-            connection.execute(update(ANSWERS).where(ANSWERS.c.number == answer.number).values(revoked=now, reason="undo"))
+            connection.execute(
+                update(ANSWERS).where(ANSWERS.c.number == answer.number).values(revoked=now, reason="undo")
+            )
             sql.count_missing(connection, QUERIES.c.number == answer.query)
             query = connection.execute(select(QUERIES).where(QUERIES.c.number == answer.query)).one()
             return sql.hold(connection, [query], labeller, now, now + seconds)[0]
 
     def labels(self) -> list[Label]:
-        """The labels, one per query, in the order of the answers: standing answers that prefer something, the earliest of each query."""
+        """The labels, one per query, in the order of the answers: standing answers that prefer something, the
+        earliest of each query."""
         with self._engine.begin() as connection:
             return sql.find_labels(connection, ANSWERS.c.number.in_(FIRST))
 
     def answers(self) -> list[Answer]:
         """Every answer ever given, in order: also those that are incomparable, late or revoked."""
         with self._engine.begin() as connection:
-            found = select(*sql.LABEL, *(ANSWERS.c[name] for name in ("choice", "swapped", "late", "revoked", "reason"))).select_from(sql.ANSWERED)
+            found = select(
+                *sql.LABEL, *(ANSWERS.c[name] for name in ("choice", "swapped", "late", "revoked", "reason"))
+            ).select_from(sql.ANSWERED)
             return [Answer(*row) for row in connection.execute(found.order_by(ANSWERS.c.number))]
 
     def add_labels(self, labels: Iterable[Label]) -> int:
-        """Labels from elsewhere, in one transaction: their queries where those are new, and the answers as they are, but numbered anew; how many.
+        """Labels from elsewhere, in one transaction: their queries where those are new, and the answers as
+        they are, but numbered anew; how many.
 
-        What came in before is left out, also if it was revoked since. Raises UserError for a preference other than 1, 0, 0.5 and None.
+        What came in before is left out, also if it was revoked since. Raises UserError for a preference other
+        than 1, 0, 0.5 and None.
         """
         labels = list(labels)
         for label in labels:
             if label.preference not in CHOICES:
-                raise UserError(f"expected a preference of 1, 0, 0.5 or None, got {label.preference!r} for the query {label.query!r}")
+                raise UserError(
+                    f"expected a preference of 1, 0, 0.5 or None, got {label.preference!r} for the query {label.query!r}"
+                )
             name_of(label.labeller, "name of a labeller")
-        asked = [NewQuery(each.first, each.second, each.query, reward_version=each.reward_version, validation=each.validation) for each in labels]
-        rows = [self._query_row(query) | {"created": label.shown} for query, label in zip(asked, labels, strict=True)]
+        asked = [
+            NewQuery(
+                each.first,
+                each.second,
+                each.query,
+                reward_version=each.reward_version,
+                validation=each.validation,
+            )
+            for each in labels
+        ]
+        rows = [
+            self._query_row(query) | {"created": label.shown}
+            for query, label in zip(asked, labels, strict=True)
+        ]
         with self._writing() as (connection, _):
             sql.insert_queries(connection, rows)
             return sql.insert_labels(connection, labels)
@@ -265,12 +332,17 @@ class LabelLog:
             "revoked": sql.number_of(ANSWERS, ~STANDS),
         }
         with self._engine.begin() as connection:
-            return connection.execute(select(*(column.label(name) for name, column in columns.items()))).one()._asdict()
+            return (
+                connection.execute(select(*(column.label(name) for name, column in columns.items())))
+                .one()
+                ._asdict()
+            )
 
     # Labellers
 
     def add_labeller(self, name: str) -> str:
-        """An access token for a labeller, shown here and never again. Who was revoked may come back: their earlier answers stay revoked.
+        """An access token for a labeller, shown here and never again. Who was revoked may come back: their
+        earlier answers stay revoked.
 
         Raises UserError for a name that has a token.
         """
@@ -279,16 +351,26 @@ class LabelLog:
         with self._writing() as (connection, now):
             known = connection.execute(select(LABELLERS).where(LABELLERS.c.name == name)).first()
             if known and known.hash and known.revoked is None:
-                raise UserError(f"expected the name of somebody without a token, got {name!r}: choose another name")
+                raise UserError(
+                    f"expected the name of somebody without a token, got {name!r}: choose another name"
+                )
             if known is None:
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
-            connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(hash=_token_hash(token), revoked=None))
+            connection.execute(
+                update(LABELLERS)
+                .where(LABELLERS.c.name == name)
+                .values(hash=_token_hash(token), revoked=None)
+            )
         return token
 
     def labeller_of(self, token: str) -> str | None:
         """Whose token it is; None: nobody's, or a revoked labeller's."""
         with self._engine.begin() as connection:
-            return connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.hash == _token_hash(token), LABELLERS.c.revoked.is_(None)))
+            return connection.scalar(
+                select(LABELLERS.c.name).where(
+                    LABELLERS.c.hash == _token_hash(token), LABELLERS.c.revoked.is_(None)
+                )
+            )
 
     def labellers(self) -> dict[str, dict[str, Any]]:
         """What each labeller did and how well: see labeller_statistics.py."""
@@ -296,7 +378,8 @@ class LabelLog:
             return labeller_statistics(connection)
 
     def revoke_labeller(self, name: str, reason: str = "labeller revoked") -> int:
-        """Revokes all answers of a labeller (their records stay) and lets them answer no more; how many. Their queries are open again."""
+        """Revokes all answers of a labeller (their records stay) and lets them answer no more; how many.
+        Their queries are open again."""
         name_of(name, "name of a labeller")
         name_of(reason, "reason")
         answered = select(ANSWERS.c.query).where(ANSWERS.c.labeller == name)
@@ -307,7 +390,9 @@ class LabelLog:
                     raise KeyError(f"expected the name of a labeller, got {name!r}")
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(revoked=now))
-            revoked = connection.execute(update(ANSWERS).where(ANSWERS.c.labeller == name, STANDS).values(revoked=now, reason=reason)).rowcount
+            revoked = connection.execute(
+                update(ANSWERS).where(ANSWERS.c.labeller == name, STANDS).values(revoked=now, reason=reason)
+            ).rowcount
             connection.execute(delete(LEASES).where(LEASES.c.labeller == name))
             sql.count_missing(connection, QUERIES.c.number.in_(answered))
         return revoked

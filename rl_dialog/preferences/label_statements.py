@@ -1,4 +1,5 @@
-"""The statements of the label log. Each function works within a transaction of `LabelLog`, which has the story."""
+"""The statements of the label log. Each function works within a transaction of `LabelLog`, which has the
+story."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Qu
 
 LAST_NUMBER = select(func.coalesce(func.max(ANSWERS.c.number), 0)).scalar_subquery()
 LABEL = (
-    *(ANSWERS.c.number, QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, ANSWERS.c.preference, ANSWERS.c.labeller, ANSWERS.c.shown),
+    *(
+        ANSWERS.c.number,
+        QUERIES.c.id,
+        QUERIES.c.first,
+        QUERIES.c.second,
+        ANSWERS.c.preference,
+        ANSWERS.c.labeller,
+        ANSWERS.c.shown,
+    ),
     *(ANSWERS.c.answered, QUERIES.c.reward_version, QUERIES.c.validation),
 )
 ANSWERED = ANSWERS.join(QUERIES)
@@ -27,7 +36,8 @@ def share(purpose: str, key: str) -> float:
 
 
 def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Those that are new. Raises UserError for the id of another pair, and for a segment that is on the other side already."""
+    """Those that are new. Raises UserError for the id of another pair, and for a segment that is on the other
+    side already."""
     named = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
     known: dict[str, set[str]] = {}
     sides: dict[str, bool] = {}
@@ -41,13 +51,17 @@ def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
     for row in rows:
         pair = {row["first"], row["second"]}
         if known.get(row["id"], pair) != pair:
-            raise UserError(f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}")
+            raise UserError(
+                f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}"
+            )
         if row["id"] in known:
             continue
         for segment in pair:
             if sides.setdefault(segment, row["validation"]) != row["validation"]:
                 before, now = ("validation", "training") if sides[segment] else ("training", "validation")
-                raise UserError(f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}")
+                raise UserError(
+                    f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}"
+                )
         known[row["id"]] = pair
         new.append(row)
     if new:
@@ -63,9 +77,12 @@ def held(now: float) -> Any:
 def find_free(connection: Connection, labeller: str, number: int, now: float) -> Sequence[Row]:
     """Open queries that the labeller can have: the best first.
 
-    Counts, where EXISTS would do: PostgreSQL looks each of them up, instead of joining all queries with all answers.
+    Counts, where EXISTS would do: PostgreSQL looks each of them up, instead of joining all queries with all
+    answers.
     """
-    holds = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller == labeller)
+    holds = number_of(
+        LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller == labeller
+    )
     answers = number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
     holders = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
     free = select(QUERIES).where(OPEN, holders < QUERIES.c.missing, holds == 0, answers == 0)
@@ -74,32 +91,57 @@ def find_free(connection: Connection, labeller: str, number: int, now: float) ->
 
 def renew(connection: Connection, query: str, labeller: str, now: float, until: float) -> bool:
     """False where others hold the query, or it has all answers."""
-    others = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller)
+    others = number_of(
+        LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller
+    )
     free = select(QUERIES.c.number).where(QUERIES.c.id == query, others < QUERIES.c.missing)
     mine = update(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(free))
     return is_storable(query) and connection.execute(mine.values(until=until)).rowcount > 0
 
 
-def hold(connection: Connection, queries: Sequence[Row], labeller: str, now: float, until: float) -> list[Query]:
-    """The sides are a hash of query and labeller: half of the showings are swapped, and a page that was left open shows what a newer one does."""
+def hold(
+    connection: Connection, queries: Sequence[Row], labeller: str, now: float, until: float
+) -> list[Query]:
+    """The sides are a hash of query and labeller: half of the showings are swapped, and a page that was left
+    open shows what a newer one does."""
     if not queries:
         return []
     rows = [
-        {"query": q.number, "labeller": labeller, "swapped": share("swapped", f"{q.id}\n{labeller}") < 0.5, "shown": now, "until": until}
+        {
+            "query": q.number,
+            "labeller": labeller,
+            "swapped": share("swapped", f"{q.id}\n{labeller}") < 0.5,
+            "shown": now,
+            "until": until,
+        }
         for q in queries
     ]
     for part in parts([q.number for q in queries]):
         connection.execute(delete(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(part)))
     connection.execute(insert(LEASES), rows)
     return [
-        Query(q.id, q.first, q.second, row["swapped"], q.task, q.priority, q.reward_version, q.about, q.validation, now, until)
+        Query(
+            q.id,
+            q.first,
+            q.second,
+            row["swapped"],
+            q.task,
+            q.priority,
+            q.reward_version,
+            q.about,
+            q.validation,
+            now,
+            until,
+        )
         for q, row in zip(queries, rows, strict=True)
     ]
 
 
 def check_labeller(connection: Connection, name: str) -> None:
     name_of(name, "name of a labeller")
-    if connection.execute(select(LABELLERS.c.name).where(LABELLERS.c.name == name, LABELLERS.c.revoked.is_not(None))).first():
+    if connection.execute(
+        select(LABELLERS.c.name).where(LABELLERS.c.name == name, LABELLERS.c.revoked.is_not(None))
+    ).first():
         raise PermissionError(f"the labeller {name!r} was revoked")
 
 
@@ -107,16 +149,34 @@ def find_shown(connection: Connection, ids: Sequence[str], labeller: str) -> dic
     """Each query with its lease to the labeller and their answer, where there are."""
     lease = and_(LEASES.c.query == QUERIES.c.number, LEASES.c.labeller == labeller)
     answer = and_(ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
-    columns = (QUERIES.c.id, QUERIES.c.number, QUERIES.c.missing, LEASES.c.swapped, LEASES.c.shown, ANSWERS.c.number.label("answer"))
+    columns = (
+        QUERIES.c.id,
+        QUERIES.c.number,
+        QUERIES.c.missing,
+        LEASES.c.swapped,
+        LEASES.c.shown,
+        ANSWERS.c.number.label("answer"),
+    )
     query = select(*columns).select_from(QUERIES.outerjoin(LEASES, lease).outerjoin(ANSWERS, answer))
-    return {row.id: row for part in parts(filter(is_storable, ids)) for row in connection.execute(query.where(QUERIES.c.id.in_(part)))}
+    return {
+        row.id: row
+        for part in parts(filter(is_storable, ids))
+        for row in connection.execute(query.where(QUERIES.c.id.in_(part)))
+    }
 
 
 def answer_row(shown: Row, number: int, labeller: str, choice: Choice, now: float) -> dict[str, Any]:
     preference = PREFERENCES[choice]
     if preference is not None and shown.swapped:
         preference = 1 - preference
-    row = {"number": number, "query": shown.number, "labeller": labeller, "choice": choice, "swapped": shown.swapped, "preference": preference}
+    row = {
+        "number": number,
+        "query": shown.number,
+        "labeller": labeller,
+        "choice": choice,
+        "swapped": shown.swapped,
+        "preference": preference,
+    }
     return row | {"late": shown.missing == 0, "shown": shown.shown, "answered": now}
 
 
@@ -134,13 +194,20 @@ def insert_answers(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
 def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
     """Those whose queries exist and whose labellers have no other answer to them."""
     queries: dict[str, Row] = {}
-    known: set[tuple[int, str, float | None]] = set()  # query, labeller, and None where an answer stands or the time of a revoked one
+    known: set[tuple[int, str, float | None]] = (
+        set()
+    )  # query, labeller, and None where an answer stands or the time of a revoked one
     columns = (ANSWERS.c.query, ANSWERS.c.labeller, ANSWERS.c.answered, ANSWERS.c.revoked)
     for part in parts({label.query for label in labels}):
-        asked = select(QUERIES.c.id, QUERIES.c.number, QUERIES.c.first, QUERIES.c.missing).where(QUERIES.c.id.in_(part))
+        asked = select(QUERIES.c.id, QUERIES.c.number, QUERIES.c.first, QUERIES.c.missing).where(
+            QUERIES.c.id.in_(part)
+        )
         queries |= {row.id: row for row in connection.execute(asked)}
         answered = select(*columns).join_from(ANSWERS, QUERIES).where(QUERIES.c.id.in_(part))
-        known |= {(row.query, row.labeller, None if row.revoked is None else row.answered) for row in connection.execute(answered)}
+        known |= {
+            (row.query, row.labeller, None if row.revoked is None else row.answered)
+            for row in connection.execute(answered)
+        }
     number = connection.scalar(select(LAST_NUMBER))
     missing = {query.number: query.missing for query in queries.values()}
     rows = []
@@ -153,8 +220,19 @@ def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
         if preference is not None and label.first != query.first:  # the log has the pair the other way round
             preference = 1 - preference
         rows.append(
-            {"number": number + len(rows) + 1, "query": query.number, "labeller": label.labeller, "choice": CHOICES[preference], "swapped": False}
-            | {"preference": preference, "late": missing[query.number] == 0, "shown": label.shown, "answered": label.answered}
+            {
+                "number": number + len(rows) + 1,
+                "query": query.number,
+                "labeller": label.labeller,
+                "choice": CHOICES[preference],
+                "swapped": False,
+            }
+            | {
+                "preference": preference,
+                "late": missing[query.number] == 0,
+                "shown": label.shown,
+                "answered": label.answered,
+            }
         )
         missing[query.number] = max(0, missing[query.number] - 1)
     if rows:
@@ -180,7 +258,11 @@ def find_labels(connection: Connection, which: Any, queries: Sequence[str] | Non
     found = select(*LABEL).select_from(ANSWERED).where(STANDS, which)
     if queries is None:
         return [Label(*row) for row in connection.execute(found.order_by(ANSWERS.c.number))]
-    return [Label(*row) for part in parts(queries) for row in connection.execute(found.where(QUERIES.c.id.in_(part)))]
+    return [
+        Label(*row)
+        for part in parts(queries)
+        for row in connection.execute(found.where(QUERIES.c.id.in_(part)))
+    ]
 
 
 def parts(values: Iterable[Any], size: int = 1000) -> Iterator[list[Any]]:

@@ -43,8 +43,12 @@ QUERIES = Table(
     Column("created", Double, nullable=False),  # seconds since 1970, UTC, here and below
     Column("expired", Double),  # offered no more: it was too old
 )
-OPEN = and_(QUERIES.c.missing > literal_column("0"), QUERIES.c.expired.is_(None))  # literally: SQLite takes a partial index only then
-Index("queries_to_answer", QUERIES.c.priority.desc(), QUERIES.c.number, sqlite_where=OPEN, postgresql_where=OPEN)
+OPEN = and_(
+    QUERIES.c.missing > literal_column("0"), QUERIES.c.expired.is_(None)
+)  # literally: SQLite takes a partial index only then
+Index(
+    "queries_to_answer", QUERIES.c.priority.desc(), QUERIES.c.number, sqlite_where=OPEN, postgresql_where=OPEN
+)
 LEASES = Table(  # a query that was shown to a labeller, who has not answered yet
     "leases",
     METADATA,
@@ -71,9 +75,18 @@ ANSWERS = Table(
 )
 # A query and a labeller have one standing answer at most, whatever happens.
 STANDS = ANSWERS.c.revoked.is_(None)
-Index("answers_that_stand", ANSWERS.c.query, ANSWERS.c.labeller, unique=True, sqlite_where=STANDS, postgresql_where=STANDS)
+Index(
+    "answers_that_stand",
+    ANSWERS.c.query,
+    ANSWERS.c.labeller,
+    unique=True,
+    sqlite_where=STANDS,
+    postgresql_where=STANDS,
+)
 PREFERS = and_(STANDS, ANSWERS.c.preference.is_not(None))
-Index("answers_that_prefer", ANSWERS.c.query, ANSWERS.c.number, sqlite_where=PREFERS, postgresql_where=PREFERS)
+Index(
+    "answers_that_prefer", ANSWERS.c.query, ANSWERS.c.number, sqlite_where=PREFERS, postgresql_where=PREFERS
+)
 # The answers that are labels: of each query the earliest.
 FIRST = select(func.min(ANSWERS.c.number)).where(PREFERS).group_by(ANSWERS.c.query)
 Index("answers_of_a_labeller", ANSWERS.c.labeller, ANSWERS.c.number)
@@ -82,7 +95,9 @@ LABELLERS = Table(
     "labellers",
     METADATA,
     Column("name", Text, primary_key=True),
-    Column("hash", Text, unique=True),  # SHA-256 of the access token, which itself is never stored; null: none was given
+    Column(
+        "hash", Text, unique=True
+    ),  # SHA-256 of the access token, which itself is never stored; null: none was given
     Column("created", Double, nullable=False),
     Column("revoked", Double),
 )

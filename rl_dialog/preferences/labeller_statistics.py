@@ -23,16 +23,29 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
     - `noise`: the share of answers that are a coin's, see `coin_share`; None without a shared query that both decided
     """
     figures: dict[str, dict[str, Any]] = {
-        name: {"labels": 0, "ties": 0, "skips": 0, "late": 0, "revoked": 0, "active": revoked is None, "seconds": None, "left_share": None}
+        name: {
+            "labels": 0,
+            "ties": 0,
+            "skips": 0,
+            "late": 0,
+            "revoked": 0,
+            "active": revoked is None,
+            "seconds": None,
+            "left_share": None,
+        }
         | {"shared": 0, "agreement": None, "noise": None}
         for name, revoked in connection.execute(select(LABELLERS.c.name, LABELLERS.c.revoked))
     }
     for row in connection.execute(_COUNTED):
-        entry = figures.setdefault(row.labeller, {"active": True, "shared": 0, "agreement": None, "noise": None, "seconds": None})
+        entry = figures.setdefault(
+            row.labeller, {"active": True, "shared": 0, "agreement": None, "noise": None, "seconds": None}
+        )
         entry |= {name: getattr(row, name) for name in ("labels", "ties", "skips", "late", "revoked")}
         entry["left_share"] = row.left / (row.left + row.right) if row.left + row.right else None
     seconds = defaultdict(list)
-    for labeller, shown, answered in connection.execute(select(ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered).where(STANDS)):
+    for labeller, shown, answered in connection.execute(
+        select(ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered).where(STANDS)
+    ):
         seconds[labeller].append(answered - shown)
     for labeller, taken in seconds.items():
         figures[labeller]["seconds"] = median(taken)
@@ -44,9 +57,9 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
 
 
 def coin_share(agreement: float) -> float:
-    """The noise e that explains how often two labellers agree where both decided, if each answers with probability e by a coin and otherwise as the
-    truth demands: a = (1 - e/2)^2 + (e/2)^2, so e = 1 - sqrt(2 a - 1). The other labellers are taken to be as noisy; pairs that are hard for
-    everybody count as noise."""
+    """The noise e that explains how often two labellers agree where both decided, if each answers with
+    probability e by a coin and otherwise as the truth demands: a = (1 - e/2)^2 + (e/2)^2, so e = 1 - sqrt(2 a
+    - 1). The other labellers are taken to be as noisy; pairs that are hard for everybody count as noise."""
     return 1 - sqrt(max(0.0, 2 * agreement - 1))
 
 
@@ -76,7 +89,14 @@ _SHARED = (
         _count(_BOTH_DECIDED).label("decided"),
         _count(and_(_BOTH_DECIDED, _SAME)).label("same_decided"),
     )
-    .join_from(ANSWERS, _OTHER, and_(ANSWERS.c.query == _OTHER.c.query, ANSWERS.c.labeller != _OTHER.c.labeller))
-    .where(STANDS, _OTHER.c.revoked.is_(None), ANSWERS.c.preference.is_not(None), _OTHER.c.preference.is_not(None))
+    .join_from(
+        ANSWERS, _OTHER, and_(ANSWERS.c.query == _OTHER.c.query, ANSWERS.c.labeller != _OTHER.c.labeller)
+    )
+    .where(
+        STANDS,
+        _OTHER.c.revoked.is_(None),
+        ANSWERS.c.preference.is_not(None),
+        _OTHER.c.preference.is_not(None),
+    )
     .group_by(ANSWERS.c.labeller)
 )

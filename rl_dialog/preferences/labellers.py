@@ -1,4 +1,5 @@
-"""The synthetic oracle: answers queries from what it knows to be true, a clip's own rewards or a value of a reply, as well or as badly as it is told.
+"""The synthetic oracle: answers queries from what it knows to be true, a clip's own rewards or a value of a
+reply, as well or as badly as it is told.
 
 (The labeller in a terminal is terminal.py, people in browsers are page/.)
 """
@@ -18,12 +19,15 @@ from rl_dialog.preferences.segments import Clip, Segment
 
 @dataclass(frozen=True)
 class Oracle:
-    """P(first preferred) = sigmoid((R1 - R2) / temperature), R = sum_t discount^t r_t of the *true* rewards (Christiano et al. 2017, section 2.2.3).
+    """P(first preferred) = sigmoid((R1 - R2) / temperature), R = sum_t discount^t r_t of the *true* rewards
+    (Christiano et al. 2017, section 2.2.3).
 
-    What is drawn depends on the seed and the two segments alone: neither on the side on which each is shown nor on the order of the queries, so that
-    any number of oracles, after any restart, give the same answers. Raises UserError for settings that mean nothing, and where a reply has no truth.
+    What is drawn depends on the seed and the two segments alone: neither on the side on which each is shown
+    nor on the order of the queries, so that any number of oracles, after any restart, give the same answers.
+    Raises UserError for settings that mean nothing, and where a reply has no truth.
 
-    `Oracle(temperature=1, ties=None)` is `imitation`'s SyntheticGatherer with sample=True; `Oracle()` is the original reproduction's oracle.
+    `Oracle(temperature=1, ties=None)` is `imitation`'s SyntheticGatherer with sample=True; `Oracle()` is the
+    original reproduction's oracle.
     """
 
     truth: Callable[[Segment], float] | None = None
@@ -31,7 +35,8 @@ class Oracle:
     temperature: float = 0.0
     """0: the larger value wins; above, the answer is drawn from the softmax of the two"""
     noise: float = 0.0
-    """share of answers that are a coin's, left or right, whatever is compared: 0.1 turns 5 % of all preferences round"""
+    """share of answers that are a coin's, left or right, whatever is compared: 0.1 turns 5 % of all
+    preferences round"""
     discount: float = 1.0
     """of a clip's rewards, by step"""
     threshold: float = 50.0
@@ -56,11 +61,17 @@ class Oracle:
         if self.truth:
             found = float(self.truth(segment))
         elif isinstance(segment, Clip):
-            found = float(segment.rewards.astype(np.float64) @ self.discount ** np.arange(len(segment.rewards)))
+            found = float(
+                segment.rewards.astype(np.float64) @ self.discount ** np.arange(len(segment.rewards))
+            )
         else:
-            raise UserError(f"expected a function for the truth of replies, Oracle(truth=...), to answer for the reply {segment.text[:80]!r}")
+            raise UserError(
+                f"expected a function for the truth of replies, Oracle(truth=...), to answer for the reply {segment.text[:80]!r}"
+            )
         if not math.isfinite(found):
-            raise UserError(f"expected a finite number as the value of segment {segment.id[:12]}, got {found}")
+            raise UserError(
+                f"expected a finite number as the value of segment {segment.id[:12]}, got {found}"
+            )
         return found
 
     def probability(self, first: Segment, second: Segment) -> float:
@@ -72,7 +83,9 @@ class Oracle:
         if first.id > second.id:  # drawn for the pair in one order, whoever is first
             return 1.0 - self.preference(second, first)
         digest = hashlib.sha256(f"{self.seed} {first.id} {second.id}".encode()).digest()
-        coin, tossed, drawn = (int.from_bytes(digest[start : start + 8], "big") / 2**64 for start in (0, 8, 16))  # uniform in [0, 1)
+        coin, tossed, drawn = (
+            int.from_bytes(digest[start : start + 8], "big") / 2**64 for start in (0, 8, 16)
+        )  # uniform in [0, 1)
         if coin < self.noise:
             return float(tossed < 0.5)
         difference = self.value(first) - self.value(second)

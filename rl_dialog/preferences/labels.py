@@ -1,4 +1,5 @@
-"""What is asked and what is answered: a query as it is added and as it is shown, and the label that comes of it."""
+"""What is asked and what is answered: a query as it is added and as it is shown, and the label that comes of
+it."""
 
 from __future__ import annotations
 
@@ -11,13 +12,19 @@ from rl_dialog.data.storable import check_storable, name_of
 from rl_dialog.errors import UserError
 
 Choice = Literal["left", "right", "tie", "skip"]
-PREFERENCES: dict[str, float | None] = {"left": 1.0, "right": 0.0, "tie": 0.5, "skip": None}  # of what is shown on the left
+PREFERENCES: dict[str, float | None] = {
+    "left": 1.0,
+    "right": 0.0,
+    "tie": 0.5,
+    "skip": None,
+}  # of what is shown on the left
 CHOICES = {preference: choice for choice, preference in PREFERENCES.items()}
 
 
 @dataclass(frozen=True)
 class NewQuery:
-    """What `add_query` takes. Raises UserError for what no database can hold, and for a segment compared with itself."""
+    """What `add_query` takes. Raises UserError for what no database can hold, and for a segment compared with
+    itself."""
 
     first: str
     second: str

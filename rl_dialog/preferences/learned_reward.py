@@ -1,7 +1,8 @@
 """What stands in for the environment's reward while a policy learns from preferences.
 
-It sees every batch of trajectories before advantages are computed (`LearnedRewards` in rl_dialog/cluster/rllib.py calls it): it cuts them into clips
-for labellers, with the true rewards, and answers with the reward model's rewards. Before the first model is published it answers zeros.
+It sees every batch of trajectories before advantages are computed (`LearnedRewards` in
+rl_dialog/cluster/rllib.py calls it): it cuts them into clips for labellers, with the true rewards, and
+answers with the reward model's rewards. Before the first model is published it answers zeros.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class LearnedReward:
         device: where the model works.
     """
 
-    def __init__(self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0, device: str = "cpu"
+    ) -> None:
         self.clip_length, self.environment, self.keep, self.device = clip_length, environment, keep, device
         self.model: RewardModel | None = None
         self.version = 0  # 0: no model yet
@@ -51,7 +54,8 @@ class LearnedReward:
         self._cut_since = 0
 
     def use(self, model: RewardModel, version: int) -> None:
-        """From now on, weights and normaliser of this version. Raises UserError for one that is older than what is in use."""
+        """From now on, weights and normaliser of this version. Raises UserError for one that is older than
+        what is in use."""
         if version < self.version:
             raise UserError(f"expected a reward of version {self.version} or newer, got {version}")
         self.model, self.version = model.to(self.device), version
@@ -81,26 +85,55 @@ class LearnedReward:
         return taken
 
     def _cut(self, trajectory: Trajectory) -> None:
-        """Whole clips of what is known of the episode; what remains waits for the rest, or is padded where there will be none."""
+        """Whole clips of what is known of the episode; what remains waits for the rest, or is padded where
+        there will be none."""
         rest = self._rests.pop(trajectory.episode, None)
         ended = trajectory.terminated or trajectory.truncated
         n = len(trajectory.actions)
-        observations, actions, rewards, start = trajectory.observations[:n], trajectory.actions, trajectory.rewards, trajectory.start
+        observations, actions, rewards, start = (
+            trajectory.observations[:n],
+            trajectory.actions,
+            trajectory.rewards,
+            trajectory.start,
+        )
         if rest is not None and rest.start + len(rest.actions) == start:
-            observations, actions = np.concatenate([rest.observations, observations]), np.concatenate([rest.actions, actions])
+            observations, actions = (
+                np.concatenate([rest.observations, observations]),
+                np.concatenate([rest.actions, actions]),
+            )
             rewards, start = np.concatenate([rest.rewards, rewards]), rest.start
         elif start == 0:
             skipped = min(self._random.randrange(self.clip_length), n)
-            observations, actions, rewards, start = observations[skipped:], actions[skipped:], rewards[skipped:], skipped
+            observations, actions, rewards, start = (
+                observations[skipped:],
+                actions[skipped:],
+                rewards[skipped:],
+                skipped,
+            )
         whole = len(actions) if ended else len(actions) // self.clip_length * self.clip_length
-        source = {"env": self.environment, "worker": trajectory.worker, "episode": trajectory.episode, "reward_version": self.version}
-        for clip in cut_clips(observations[:whole], actions[:whole], rewards[:whole], length=self.clip_length, source=source, first=start):
+        source = {
+            "env": self.environment,
+            "worker": trajectory.worker,
+            "episode": trajectory.episode,
+            "reward_version": self.version,
+        }
+        for clip in cut_clips(
+            observations[:whole],
+            actions[:whole],
+            rewards[:whole],
+            length=self.clip_length,
+            source=source,
+            first=start,
+        ):
             self._keep(clip)
         if not ended:
-            self._rests[trajectory.episode] = _Rest(observations[whole:], actions[whole:], rewards[whole:], start + whole)
+            self._rests[trajectory.episode] = _Rest(
+                observations[whole:], actions[whole:], rewards[whole:], start + whole
+            )
 
     def _keep(self, clip: Clip) -> None:
-        """Reservoir sampling (Vitter 1985): every clip cut since the last `take_clips` is equally likely to be kept."""
+        """Reservoir sampling (Vitter 1985): every clip cut since the last `take_clips` is equally likely to
+        be kept."""
         self._cut_since += 1
         if len(self._clips) < self.keep:
             self._clips.append(clip)

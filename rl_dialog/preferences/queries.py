@@ -1,4 +1,5 @@
-"""Which pairs of clips are asked about: the clips at hand, the choice among their pairs, and the bounded pool of open queries.
+"""Which pairs of clips are asked about: the clips at hand, the choice among their pairs, and the bounded pool
+of open queries.
 
 clips = ClipPool(1000)
 broker = QueryBroker(log, QuerySettings(selection="variance"), seed=0)
@@ -24,7 +25,8 @@ TRIES = 20  # draws per wanted pair before all pairs are listed
 
 
 class ClipPool:
-    """At most `capacity` ids of clips: the newest, or a sample in which each that ever came has the same chance (Vitter 1985, algorithm R).
+    """At most `capacity` ids of clips: the newest, or a sample in which each that ever came has the same
+    chance (Vitter 1985, algorithm R).
 
     `add` never waits; what it drops is counted. Raises UserError for fewer than two places.
     """
@@ -79,7 +81,8 @@ class QuerySettings:
     newest: int = 50
     """with recency: how many clips are the newest"""
     prefetch: int = 4
-    """queries that wait for each labeller, while as many are being answered: the pool holds 2 x labellers x prefetch"""
+    """queries that wait for each labeller, while as many are being answered: the pool holds 2 x labellers x
+    prefetch"""
     expire: float = 600.0
     """seconds after which an unanswered query is offered no more: its clips are old by then"""
     task: str = ""
@@ -88,14 +91,24 @@ class QuerySettings:
     def __post_init__(self) -> None:
         if self.selection not in ("random", "variance"):
             raise UserError(f"expected random or variance as selection, got {self.selection!r}")
-        if self.candidates < 1 or self.newest < 1 or self.prefetch < 1 or not 0 <= self.recency <= 1 or not self.expire > 0:
-            raise UserError(f"expected candidates, newest and prefetch of at least 1, recency in [0, 1], expire above 0, got {self}")
+        if (
+            self.candidates < 1
+            or self.newest < 1
+            or self.prefetch < 1
+            or not 0 <= self.recency <= 1
+            or not self.expire > 0
+        ):
+            raise UserError(
+                f"expected candidates, newest and prefetch of at least 1, recency in [0, 1], expire above 0, got {self}"
+            )
 
 
 class QueryBroker:
-    """Keeps the log's pool of open queries filled, never with a pair that was asked about before: the log remembers them over restarts.
+    """Keeps the log's pool of open queries filled, never with a pair that was asked about before: the log
+    remembers them over restarts.
 
-    What is drawn depends on `seed` and on how many pairs were asked about, so that a resumed run goes on as it would have.
+    What is drawn depends on `seed` and on how many pairs were asked about, so that a resumed run goes on as
+    it would have.
     """
 
     def __init__(self, log: LabelLog, settings: QuerySettings | None = None, *, seed: int = 0) -> None:
@@ -114,11 +127,14 @@ class QueryBroker:
         about: Mapping[str, Any] | None = None,
         store: Callable[[Iterable[str]], None] = lambda ids: None,
     ) -> list[str]:
-        """Expires old queries and adds new ones until `pool` are open (by default what the settings say for so many labellers), but no more than can
-        become `wanted` labels; the ids of the new ones. `clips` (newest last) and what `returns` gives as in `choose`; it is called only if there is
-        something to choose. `store` is called with the clips of the new queries before they are offered: it writes their files.
+        """Expires old queries and adds new ones until `pool` are open (by default what the settings say for
+        so many labellers), but no more than can become `wanted` labels; the ids of the new ones. `clips`
+        (newest last) and what `returns` gives as in `choose`; it is called only if there is something to
+        choose. `store` is called with the clips of the new queries before they are offered: it writes their
+        files.
 
-        A late answer to a query that has expired counts, although another one was asked in its place: people's work is not thrown away.
+        A late answer to a query that has expired counts, although another one was asked in its place:
+        people's work is not thrown away.
         """
         self.log.expire(self.settings.expire)
         counts = self.log.counts()
@@ -134,9 +150,12 @@ class QueryBroker:
         self.asked.update(pair for pair, _ in chosen)
         return ids
 
-    def choose(self, clips: Sequence[str], number: int, *, returns: np.ndarray | None = None) -> list[tuple[Pair, float]]:
-        """Up to `number` new pairs, each with its priority: the variance of what the members predict, or 0. Both clips of a pair are for training, or
-        both for validation, in the proportion in which the log divides clips.
+    def choose(
+        self, clips: Sequence[str], number: int, *, returns: np.ndarray | None = None
+    ) -> list[tuple[Pair, float]]:
+        """Up to `number` new pairs, each with its priority: the variance of what the members predict, or 0.
+        Both clips of a pair are for training, or both for validation, in the proportion in which the log
+        divides clips.
 
         Args:
             clips: different ids in the order in which they came, the newest last.
@@ -156,7 +175,9 @@ class QueryBroker:
         for_validation = int(rng.binomial(number, self.log.validation)) if len(sides[True]) > 1 else 0
         validation = self._choose(sides[True], for_validation, rng, place, returns)
         training = self._choose(sides[False], number - len(validation), rng, place, returns)
-        short = number - len(validation) - len(training)  # more validation pairs, where the others are used up
+        short = (
+            number - len(validation) - len(training)
+        )  # more validation pairs, where the others are used up
         taken = {pair for pair, _ in validation}
         return training + validation + self._choose(sides[True], short, rng, place, returns, taken)
 
@@ -178,7 +199,9 @@ class QueryBroker:
         pairs += draw_pairs(clips, clips, drawn - len(pairs), rng, self.asked | taken | set(pairs))
         if not by_variance or not pairs:
             return [(pair, 0.0) for pair in pairs[:number]]
-        variance = preference_variance(returns, np.array([(place[one], place[other]) for one, other in pairs]))
+        variance = preference_variance(
+            returns, np.array([(place[one], place[other]) for one, other in pairs])
+        )
         best = np.argsort(-variance, kind="stable")[:number]
         return [(pairs[i], float(variance[i])) for i in best]
 
@@ -194,13 +217,23 @@ def preference_variance(returns: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     return (0.5 + 0.5 * np.tanh(difference / 2)).var(0)
 
 
-def draw_pairs(firsts: Sequence[str], seconds: Sequence[str], number: int, rng: np.random.Generator, used: Set[Pair] = frozenset()) -> list[Pair]:
-    """Up to `number` different pairs of two different clips, one of `firsts` and one of `seconds`, that are not in `used`; all of them where
-    there are no more."""
+def draw_pairs(
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    number: int,
+    rng: np.random.Generator,
+    used: Set[Pair] = frozenset(),
+) -> list[Pair]:
+    """Up to `number` different pairs of two different clips, one of `firsts` and one of `seconds`, that are
+    not in `used`; all of them where there are no more."""
     found: dict[Pair, None] = {}
     if number < 1 or not firsts:
         return []
-    for one, other in zip(rng.integers(len(firsts), size=TRIES * number), rng.integers(len(seconds), size=TRIES * number), strict=True):
+    for one, other in zip(
+        rng.integers(len(firsts), size=TRIES * number),
+        rng.integers(len(seconds), size=TRIES * number),
+        strict=True,
+    ):
         pair = _ordered(firsts[one], seconds[other])
         if pair not in found and pair[0] != pair[1] and pair not in used:
             found[pair] = None

@@ -41,7 +41,9 @@ class ReplyPair:
         if not 0 <= self.preference <= 1:
             raise UserError(f"expected a preference from 0 to 1, got {self.preference}")
         if list(_turns(self.first.context)) != list(_turns(self.second.context)):
-            raise UserError(f"expected two replies to one context, got other messages before {self.first.text!r} than before {self.second.text!r}")
+            raise UserError(
+                f"expected two replies to one context, got other messages before {self.first.text!r} than before {self.second.text!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,21 @@ class Preferences:
 
     def where(self, keep: Callable[[Reply], bool]) -> Preferences:
         """Those of replies that `keep` says yes to."""
-        return Preferences([pair for pair in self.pairs if keep(pair.first)], [rating for rating in self.ratings if keep(rating.reply)])
+        return Preferences(
+            [pair for pair in self.pairs if keep(pair.first)],
+            [rating for rating in self.ratings if keep(rating.reply)],
+        )
 
     def sizes(self) -> dict[str, int]:
         """How much there is of each kind."""
         conversations = len({group_of(reply) for reply in self.replies})
         good = sum(rating.good for rating in self.ratings)
-        return {"pairs": len(self.pairs), "ratings": len(self.ratings), "good": good, "conversations": conversations}
+        return {
+            "pairs": len(self.pairs),
+            "ratings": len(self.ratings),
+            "good": good,
+            "conversations": conversations,
+        }
 
     def check(self, objective: str, *, where: str) -> None:
         """Raises UserError where there is nothing that `pairs`, `ratings` or `both` can learn from."""
@@ -84,7 +94,10 @@ class Preferences:
 
     @property
     def replies(self) -> list[Reply]:
-        return [*(reply for pair in self.pairs for reply in (pair.first, pair.second)), *(rating.reply for rating in self.ratings)]
+        return [
+            *(reply for pair in self.pairs for reply in (pair.first, pair.second)),
+            *(rating.reply for rating in self.ratings),
+        ]
 
 
 def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int, Reply]]:
@@ -97,7 +110,9 @@ def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int,
         if i or openings:
             given = {name: dialog.messages[i].get(name) for name in JUDGED}
             judged = {name: value for name, value in given.items() if value is not None}  # null says nothing
-            source = {"dialog": dialog.id, "message": i, **judged} | ({"split": dialog.split} if dialog.split else {})
+            source = {"dialog": dialog.id, "message": i, **judged} | (
+                {"split": dialog.split} if dialog.split else {}
+            )
             if "generator" in dialog.meta:
                 source["model"] = dialog.meta["generator"]
             if not i:  # its context does not tell which conversation it is of
@@ -109,7 +124,10 @@ def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int,
 def as_dialog(reply: Reply) -> Dialog:
     """The reply as a Dialog that rewards can judge: its context counts for nothing, and what was said of the
     reply stands in its message."""
-    context = [{**message, "weight": 0} if message["role"] == "assistant" else dict(message) for message in reply.context]
+    context = [
+        {**message, "weight": 0} if message["role"] == "assistant" else dict(message)
+        for message in reply.context
+    ]
     judged = {name: reply.source[name] for name in JUDGED if name in reply.source}
     return Dialog(reply.id, [*context, {"role": "assistant", "content": reply.text, **judged}])
 
@@ -124,7 +142,14 @@ def split_of(reply: Reply, *, validation: float, test: float = 0.0, seed: int = 
     return reply.source.get("split") or assign_split(_conversation_start(reply), validation, test, seed=seed)
 
 
-def ratings_of(dialogs: Iterable[Dialog], component: str, *, above: float = 0.0, below: bool = False, openings: bool = False) -> Iterator[Rating]:
+def ratings_of(
+    dialogs: Iterable[Dialog],
+    component: str,
+    *,
+    above: float = 0.0,
+    below: bool = False,
+    openings: bool = False,
+) -> Iterator[Rating]:
     """The replies that a component of the rewards applies to, good where it is above a bound; `below` turns
     this round.
 
@@ -137,13 +162,17 @@ def ratings_of(dialogs: Iterable[Dialog], component: str, *, above: float = 0.0,
                 yield Rating(reply, -value if below else value, (value > above) != below)
 
 
-def held_out(labels: Preferences, splits: Sequence[str], *, validation: float, seed: int) -> tuple[Preferences, Preferences]:
+def held_out(
+    labels: Preferences, splits: Sequence[str], *, validation: float, seed: int
+) -> tuple[Preferences, Preferences]:
     """(of the training split, of `splits`): a conversation is in the split of the first of its replies."""
     split: dict[str, str] = {}  # its replies may have come from several places
     group = _groups(labels.replies)
     for reply in labels.replies:
         split.setdefault(group[_key(reply)], split_of(reply, validation=validation, seed=seed))
-    train, test = (labels.where(lambda reply, of=of: split[group[_key(reply)]] in of) for of in (("train",), splits))
+    train, test = (
+        labels.where(lambda reply, of=of: split[group[_key(reply)]] in of) for of in (("train",), splits)
+    )
     return train, test
 
 
@@ -174,7 +203,9 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
             continue
         first, second = segments[label.first], segments[label.second]
         if not (isinstance(first, Reply) and isinstance(second, Reply)):
-            raise UserError(f"expected labels of replies, got one of clips of an environment: {label.first}, {label.second}")
+            raise UserError(
+                f"expected labels of replies, got one of clips of an environment: {label.first}, {label.second}"
+            )
         found.append(ReplyPair(first, second, label.preference))
     return found
 
@@ -182,7 +213,11 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
 def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) -> list[ReplyPair]:
     """Pairs of different texts in one context of which the first earned more, the widest first; of equal
     texts the first one counts."""
-    return [ReplyPair(better.reply, worse.reply) for found in by_context(ratings) for better, worse in _widest(found, most_per_context)]
+    return [
+        ReplyPair(better.reply, worse.reply)
+        for found in by_context(ratings)
+        for better, worse in _widest(found, most_per_context)
+    ]
 
 
 def by_context(ratings: Iterable[Rating]) -> list[list[Rating]]:
@@ -190,7 +225,9 @@ def by_context(ratings: Iterable[Rating]) -> list[list[Rating]]:
     none."""
     at: dict[str, dict[str, Rating]] = {}
     for rating in (rating for rating in ratings if rating.reply.context):
-        at.setdefault(json.dumps(list(_turns(rating.reply.context))), {}).setdefault(rating.reply.text, rating)
+        at.setdefault(json.dumps(list(_turns(rating.reply.context))), {}).setdefault(
+            rating.reply.text, rating
+        )
     return [list(found.values()) for found in at.values()]
 
 
@@ -201,7 +238,10 @@ def conversation_of(reply: Reply) -> list[Mapping[str, str]]:
 
 def _widest(found: Sequence[Rating], most: int) -> list[tuple[Rating, Rating]]:
     numbered = [(rating.value, n) for n, rating in enumerate(found)]
-    return [(found[better], found[worse]) for (_, better), (_, worse) in widest_pairs(numbered, margin=0.0, most=most)]
+    return [
+        (found[better], found[worse])
+        for (_, better), (_, worse) in widest_pairs(numbered, margin=0.0, most=most)
+    ]
 
 
 def _groups(replies: Iterable[Reply]) -> dict[tuple[str, str | None], str]:
@@ -216,7 +256,11 @@ def _key(reply: Reply) -> tuple[str, str | None]:
 def _conversation_start(reply: Reply) -> Dialog:
     """Something of the reply's conversation from which its split can be told."""
     meta = {"group": reply.source["conversation"]} if "conversation" in reply.source else {}
-    return Dialog("reply", [*({**message} for message in reply.context), {"role": "assistant", "content": reply.text}], meta=meta)
+    return Dialog(
+        "reply",
+        [*({**message} for message in reply.context), {"role": "assistant", "content": reply.text}],
+        meta=meta,
+    )
 
 
 def _turns(context: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str]]:

@@ -53,7 +53,13 @@ class Fitting:
     """weight decay of all matrices"""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or not self.learning_rate > 0 or not self.epochs > 0 or not 0 <= self.noise < 1 or self.weight_decay < 0:
+        if (
+            self.batch_size < 1
+            or not self.learning_rate > 0
+            or not self.epochs > 0
+            or not 0 <= self.noise < 1
+            or self.weight_decay < 0
+        ):
             raise UserError(
                 f"expected a batch of at least 1, learning rate and epochs above 0, noise in [0, 1) and weight decay of at least 0, got {self}"
             )
@@ -81,11 +87,17 @@ def fit(
     compared = [(rows.of(pair.first), rows.of(pair.second), pair.preference) for pair in pairs]
     rated = [(rows.of(reply), bool(good)) for reply, good in ratings]
     steps = max(1, round(settings.epochs * max(len(compared), len(rated)) / settings.batch_size))
-    compared_next = _batches([max(len(first), len(second)) for first, second, _ in compared], settings.batch_size, seed)
+    compared_next = _batches(
+        [max(len(first), len(second)) for first, second, _ in compared], settings.batch_size, seed
+    )
     rated_next = _batches([len(row) for row, _ in rated], settings.batch_size, seed + 1)
 
     def batch_loss() -> Tensor:
-        loss = _pair_loss(reward, [compared[i] for i in next(compared_next)], settings.noise) if compared else 0.0
+        loss = (
+            _pair_loss(reward, [compared[i] for i in next(compared_next)], settings.noise)
+            if compared
+            else 0.0
+        )
         return loss + (_rating_loss(reward, [rated[i] for i in next(rated_next)]) if rated else 0.0)
 
     rate = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
@@ -93,12 +105,16 @@ def fit(
     reward.model.config.rated = bool(rated)
 
 
-def new_reward(labels: Preferences, base: str, shape: Mapping[str, int], max_length: int, reads: Reads, *, seed: int = 0) -> TextReward:
-    """A model with a new head on a pretrained `base`, a folder or hub name, or a new encoder of this shape, whose
-    tokenizer knows the words of the labels. Raises UserError for a base that cannot be loaded."""
+def new_reward(
+    labels: Preferences, base: str, shape: Mapping[str, int], max_length: int, reads: Reads, *, seed: int = 0
+) -> TextReward:
+    """A model with a new head on a pretrained `base`, a folder or hub name, or a new encoder of this shape,
+    whose tokenizer knows the words of the labels. Raises UserError for a base that cannot be loaded."""
     torch.manual_seed(seed)  # of the new weights
     if base:
-        return TextReward.from_base(resolve(base) if Path(base).is_dir() else base, max_length=max_length, reads=reads)
+        return TextReward.from_base(
+            resolve(base) if Path(base).is_dir() else base, max_length=max_length, reads=reads
+        )
     texts = (message["content"] for reply in labels.replies for message in conversation_of(reply))
     return TextReward.new(texts, **shape, max_length=max_length, reads=reads)
 
@@ -135,10 +151,14 @@ def plain_judges(train: Preferences, test: Preferences) -> dict[str, Scores]:
 def score(reward: ReplyReward, replies: Sequence[Reply]) -> Scores:
     """Reply id -> its score."""
     different = {reply.id: reply for reply in replies}
-    return dict(zip(different, reward.score(conversation_of(reply) for reply in different.values()), strict=True))
+    return dict(
+        zip(different, reward.score(conversation_of(reply) for reply in different.values()), strict=True)
+    )
 
 
-def _pair_loss(reward: TextReward, batch: Sequence[tuple[list[int], list[int], float]], noise: float) -> Tensor:
+def _pair_loss(
+    reward: TextReward, batch: Sequence[tuple[list[int], list[int], float]], noise: float
+) -> Tensor:
     first, second, preferred = zip(*batch, strict=True)
     scores = reward([*first, *second])  # both sides in one pass; dropout has a mask of its own for each
     ones, others = scores[: len(first)], scores[len(first) :]
@@ -148,7 +168,9 @@ def _pair_loss(reward: TextReward, batch: Sequence[tuple[list[int], list[int], f
 def _rating_loss(reward: TextReward, batch: Sequence[tuple[list[int], bool]]) -> Tensor:
     rows, good = zip(*batch, strict=True)
     scores = reward(rows)
-    return F.binary_cross_entropy_with_logits(scores, torch.tensor(good, dtype=scores.dtype, device=scores.device))
+    return F.binary_cross_entropy_with_logits(
+        scores, torch.tensor(good, dtype=scores.dtype, device=scores.device)
+    )
 
 
 class _Rows:

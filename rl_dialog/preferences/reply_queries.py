@@ -50,7 +50,9 @@ def asked_contexts(dialogs: Iterable[Dialog], *, most: int, seed: int) -> list[A
     return sorted(contexts.values(), key=lambda asked: _draw(seed, asked.reply, asked.reply))[: most or None]
 
 
-def choose_pairs(contexts: Sequence[Sequence[Reply]], *, per_context: int, most: int, seed: int) -> list[Pair]:
+def choose_pairs(
+    contexts: Sequence[Sequence[Reply]], *, per_context: int, most: int, seed: int
+) -> list[Pair]:
     """Which pairs to ask about, in which order: `per_context` of each of `most` contexts, 0 for all."""
     pairs = []
     for replies in contexts:
@@ -76,13 +78,17 @@ def add_queries(
     queries = []
     for pair, sure in zip(pairs, _sureness(reward_model, pairs), strict=True):
         split = split_of(pair[0], validation=validation, seed=seed)
-        first, second = (segments.add(replace(reply, source={**reply.source, "split": split})) for reply in pair)
+        first, second = (
+            segments.add(replace(reply, source={**reply.source, "split": split})) for reply in pair
+        )
         queries.append(NewQuery(first, second, task=task, priority=-sure, validation=split != "train"))
     log.add_queries(queries)
     return len(log.pairs()) - before
 
 
-def answer_queries(log: LabelLog, segments: Segments, oracle: Oracle, reward: Reward, *, name: str, most: int = 0) -> int:
+def answer_queries(
+    log: LabelLog, segments: Segments, oracle: Oracle, reward: Reward, *, name: str, most: int = 0
+) -> int:
     """Lets an oracle whose truth is the reward answer what is open, at most `most`, 0 for all; how many.
 
     It skips what the reward does not apply to. Raises UserError for clips of an environment.

@@ -6,9 +6,10 @@
     trainer.calibrate()                     # the normaliser: mean 0 over the steps of the newest labels' clips
     trainer.save(folder)                    # and .load: weights, optimizer, chance, and how far it is
 
-Each member of the ensemble sees its own resample of the labels (bagging): label i counts Poisson(1) times for member m, drawn once from the ids, so
-that the share of labels that a member sees is 1 - 1/e, new labels change nothing about the old ones, and a resumed run sees the same.
-Validation labels, whose clips are in no training label, are never trained on.
+Each member of the ensemble sees its own resample of the labels (bagging): label i counts Poisson(1) times for
+member m, drawn once from the ids, so that the share of labels that a member sees is 1 - 1/e, new labels
+change nothing about the old ones, and a resumed run sees the same. Validation labels, whose clips are in no
+training label, are never trained on.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class RewardTraining:
     l2: float = 0.0
     """coefficient of the sum of squared weights; with adaptive_l2 where it starts"""
     adaptive_l2: bool = False
-    """raise l2 while the validation loss is more than l2_high times the training loss, lower it while it is less than l2_low times"""
+    """raise l2 while the validation loss is more than l2_high times the training loss, lower it while it is
+    less than l2_low times"""
     l2_low: float = 1.1
     """see adaptive_l2; both as in Christiano et al. 2017"""
     l2_high: float = 1.5
@@ -69,17 +71,32 @@ class RewardTraining:
     """the newest so many are trained on, and a quarter as many validate"""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_labels < 1 or self.learning_rate <= 0 or not (0 <= self.noise < 1 and 0 <= self.label_smoothing < 1):
-            raise UserError(f"expected batch_size and max_labels of at least 1, a positive learning rate, noise and smoothing in [0, 1), got {self}")
+        if (
+            self.batch_size < 1
+            or self.max_labels < 1
+            or self.learning_rate <= 0
+            or not (0 <= self.noise < 1 and 0 <= self.label_smoothing < 1)
+        ):
+            raise UserError(
+                f"expected batch_size and max_labels of at least 1, a positive learning rate, noise and smoothing in [0, 1), got {self}"
+            )
         if self.l2 < 0 or not 0 < self.l2_low <= self.l2_high or self.l2_step <= 1:
-            raise UserError(f"expected l2 of at least 0, 0 < l2_low <= l2_high, and l2_step above 1, got {self}")
+            raise UserError(
+                f"expected l2 of at least 0, 0 < l2_low <= l2_high, and l2_step above 1, got {self}"
+            )
 
 
 class RewardTrainer:
-    """A reward model with its optimizer and its labels, on the model's device. Everything random depends on `seed`."""
+    """A reward model with its optimizer and its labels, on the model's device. Everything random depends on
+    `seed`."""
 
     def __init__(self, model: RewardModel, settings: RewardTraining | None = None, *, seed: int = 0) -> None:
-        self.model, self.settings, self.seed, self.device = model, settings or RewardTraining(), seed, model.mean.device
+        self.model, self.settings, self.seed, self.device = (
+            model,
+            settings or RewardTraining(),
+            seed,
+            model.mean.device,
+        )
         self.optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
         self.updates, self.epochs = 0, 0
         self.l2 = max(self.settings.l2, LEAST_L2) if self.settings.adaptive_l2 else self.settings.l2
@@ -88,20 +105,36 @@ class RewardTrainer:
         self.validation_pairs: list[Labelled] = []
 
     def set_labels(self, labels: Sequence[Labelled], segments: Mapping[str, Clip]) -> None:
-        """Takes the newest `max_labels` comparable labels, and the clips that they need from `segments` if they are new."""
+        """Takes the newest `max_labels` comparable labels, and the clips that they need from `segments` if
+        they are new."""
         comparable = [label for label in labels if label.preference is not None]
-        self.train_pairs = [label for label in comparable if not label.validation][-self.settings.max_labels :]
-        self.validation_pairs = [label for label in comparable if label.validation][-max(1, self.settings.max_labels // 4) :]
-        needed = {id for label in (*self.train_pairs, *self.validation_pairs) for id in (label.first, label.second)}
+        self.train_pairs = [label for label in comparable if not label.validation][
+            -self.settings.max_labels :
+        ]
+        self.validation_pairs = [label for label in comparable if label.validation][
+            -max(1, self.settings.max_labels // 4) :
+        ]
+        needed = {
+            id for label in (*self.train_pairs, *self.validation_pairs) for id in (label.first, label.second)
+        }
         kept = {id: clip for id, clip in self.clips.items() if id in needed}
         self.clips = kept | {id: _arrays(segments[id]) for id in needed if id not in kept}
 
     def fit(self, epochs: int = 1) -> dict[str, float]:
-        """So many passes over the training labels; metrics of the last. Raises UserError where there is no label to learn from."""
+        """So many passes over the training labels; metrics of the last. Raises UserError where there is no
+        label to learn from."""
         if not self.train_pairs:
-            raise UserError("expected labels to learn from, got none but incomparable ones or those for validation")
-        pairs = _Pairs(self.train_pairs, self.clips, self._counts(self.train_pairs), self.settings.label_smoothing)
-        held_out = _Pairs(self.validation_pairs, self.clips, None, self.settings.label_smoothing) if self.validation_pairs else None
+            raise UserError(
+                "expected labels to learn from, got none but incomparable ones or those for validation"
+            )
+        pairs = _Pairs(
+            self.train_pairs, self.clips, self._counts(self.train_pairs), self.settings.label_smoothing
+        )
+        held_out = (
+            _Pairs(self.validation_pairs, self.clips, None, self.settings.label_smoothing)
+            if self.validation_pairs
+            else None
+        )
         metrics: dict[str, float] = {}
         for epoch in range(epochs):
             metrics = self._epoch(pairs)
@@ -112,15 +145,26 @@ class RewardTrainer:
 
     @torch.no_grad()
     def evaluate(self, pairs: _Pairs) -> dict[str, float]:
-        """Of the ensemble's mean return: loss and accuracy without ties, the share of ties, and the calibration error, all per label."""
+        """Of the ensemble's mean return: loss and accuracy without ties, the share of ties, and the
+        calibration error, all per label."""
         self.model.eval()
-        difference = torch.cat([(a - b).mean(0).cpu() for a, b in (self._returns(pairs, rows) for rows in torch.arange(len(pairs)).split(128))])
-        loss = preference_loss(difference, torch.zeros_like(difference), pairs.preferred, noise=self.settings.noise).mean()
+        difference = torch.cat(
+            [
+                (a - b).mean(0).cpu()
+                for a, b in (self._returns(pairs, rows) for rows in torch.arange(len(pairs)).split(128))
+            ]
+        )
+        loss = preference_loss(
+            difference, torch.zeros_like(difference), pairs.preferred, noise=self.settings.noise
+        ).mean()
         found = {"loss": loss.item(), "tie_share": float((pairs.given == 0.5).float().mean())}
         decided = pairs.given != 0.5
         if decided.any():
             right = ((difference > 0) == (pairs.given > 0.5))[decided].float()
-            found |= {"accuracy": right.mean().item(), "calibration_error": _calibration_error(difference[decided], pairs.given[decided])}
+            found |= {
+                "accuracy": right.mean().item(),
+                "calibration_error": _calibration_error(difference[decided], pairs.given[decided]),
+            }
         return found
 
     def returns(self, clips: Sequence[Clip]) -> np.ndarray:
@@ -129,11 +173,15 @@ class RewardTrainer:
 
     def calibrate(self, labels: int = 100) -> None:
         """The normaliser from the steps of the clips of the newest training labels, padding left out."""
-        newest = dict.fromkeys(id for label in self.train_pairs[-labels:] for id in (label.first, label.second))
+        newest = dict.fromkeys(
+            id for label in self.train_pairs[-labels:] for id in (label.first, label.second)
+        )
         clips = [self.clips[id] for id in newest]
         observations = np.concatenate([restored(clip)[: clip["steps"]] for clip in clips])
         actions = np.concatenate([clip["actions"][: clip["steps"]] for clip in clips])
-        self.model.fit_normaliser(torch.from_numpy(observations).to(self.device), torch.from_numpy(actions).to(self.device))
+        self.model.fit_normaliser(
+            torch.from_numpy(observations).to(self.device), torch.from_numpy(actions).to(self.device)
+        )
 
     def save(self, directory: str | Path, *, version: int = 0) -> None:
         """Writes the model as `save_pretrained` does, and beside it what is needed to go on."""
@@ -148,7 +196,9 @@ class RewardTrainer:
         directory = Path(directory)
         found = RewardModel.from_pretrained(directory)
         if found.config != self.model.config:
-            raise UserError(f"{directory}: expected a reward model of the shape {self.model.config}, got {found.config}")
+            raise UserError(
+                f"{directory}: expected a reward model of the shape {self.model.config}, got {found.config}"
+            )
         self.model.load_state_dict(found.state_dict())
         load_optimizer(self.optimizer, directory / "optimizer.safetensors")
         state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
@@ -156,11 +206,15 @@ class RewardTrainer:
         return state["version"]
 
     def _epoch(self, pairs: _Pairs) -> dict[str, float]:
-        """One pass. Its order and its dropout depend on the seed and the number of passes so far, so that a resumed run repeats them."""
+        """One pass. Its order and its dropout depend on the seed and the number of passes so far, so that a
+        resumed run repeats them."""
         self.model.train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed * 1_000_003 + self.epochs)
-            losses = [self._update(pairs, rows) * len(rows) for rows in torch.randperm(len(pairs)).split(self.settings.batch_size)]
+            losses = [
+                self._update(pairs, rows) * len(rows)
+                for rows in torch.randperm(len(pairs)).split(self.settings.batch_size)
+            ]
         self.epochs += 1
         return {"loss": sum(losses) / len(pairs)}
 
@@ -169,7 +223,12 @@ class RewardTrainer:
         preferred, counts = pairs.preferred[rows].to(self.device), pairs.counts[:, rows].to(self.device)
         loss = preference_loss(first, second, preferred.expand_as(first), noise=self.settings.noise)  # (M, B)
         loss = (loss * counts).sum() / (len(rows) * len(loss))
-        penalty = self.l2 * sum((p**2).sum() for name, p in self.model.named_parameters() if name.endswith("weight")) if self.l2 else 0.0
+        penalty = (
+            self.l2
+            * sum((p**2).sum() for name, p in self.model.named_parameters() if name.endswith("weight"))
+            if self.l2
+            else 0.0
+        )
         self.optimizer.zero_grad()
         (loss + penalty).backward()
         self.optimizer.step()
@@ -186,14 +245,22 @@ class RewardTrainer:
         members = self.model.config.members
         if not self.settings.bagging or members == 1:
             return torch.ones(members, len(pairs))
-        drawn = [np.random.default_rng([self.seed, *label.query.encode()]).poisson(1.0, members) for label in pairs]
+        drawn = [
+            np.random.default_rng([self.seed, *label.query.encode()]).poisson(1.0, members) for label in pairs
+        ]
         return torch.from_numpy(np.array(drawn, np.float32).T.copy())
 
     def _steer_l2(self, metrics: Mapping[str, float]) -> None:
         if not self.settings.adaptive_l2:
             return
         ratio = metrics["validation_loss"] / max(metrics["loss"], 1e-8)
-        factor = self.settings.l2_step if ratio > self.settings.l2_high else 1 / self.settings.l2_step if ratio < self.settings.l2_low else 1.0
+        factor = (
+            self.settings.l2_step
+            if ratio > self.settings.l2_high
+            else 1 / self.settings.l2_step
+            if ratio < self.settings.l2_low
+            else 1.0
+        )
         self.l2 = min(max(self.l2 * factor, LEAST_L2), MOST_L2)
 
 
@@ -209,14 +276,22 @@ def clip_returns(model: RewardModel, clips: Sequence[Clip]) -> np.ndarray:
 class _Pairs:
     """Labels as tensors. Vectors are stacked once; pictures stay compact and are put together batch by batch."""
 
-    def __init__(self, labels: Sequence[Labelled], clips: Mapping[str, dict[str, np.ndarray]], counts: Tensor | None, smoothing: float) -> None:
+    def __init__(
+        self,
+        labels: Sequence[Labelled],
+        clips: Mapping[str, dict[str, np.ndarray]],
+        counts: Tensor | None,
+        smoothing: float,
+    ) -> None:
         self.ids = [(label.first, label.second) for label in labels]
         self.given = torch.tensor([label.preference for label in labels], dtype=torch.float32)
         self.preferred = self.given * (1 - smoothing) + smoothing / 2
         self.counts = counts
         numbers = {id: i for i, id in enumerate(dict.fromkeys(id for pair in self.ids for id in pair))}
         self.arrays = [clips[id] for id in numbers]
-        self.sides = torch.tensor([[numbers[first], numbers[second]] for first, second in self.ids])  # (labels, 2)
+        self.sides = torch.tensor(
+            [[numbers[first], numbers[second]] for first, second in self.ids]
+        )  # (labels, 2)
         small = all("observations" in each for each in self.arrays)
         self.stacked = _stacked(self.arrays) if small else None
 
@@ -238,12 +313,21 @@ def _arrays(clip: Clip) -> dict[str, Any]:
 def _stacked(clips: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, Tensor]:
     observations = np.stack([restored(each) for each in clips])
     actions = np.stack([each["actions"] for each in clips])
-    return torch.from_numpy(observations), torch.from_numpy(actions), torch.tensor([each["steps"] for each in clips])
+    return (
+        torch.from_numpy(observations),
+        torch.from_numpy(actions),
+        torch.tensor([each["steps"] for each in clips]),
+    )
 
 
 def _calibration_error(difference: Tensor, given: Tensor) -> float:
-    """Mean distance between what the model is sure of and how often it is right, over ten bins of P, weighted by their labels."""
+    """Mean distance between what the model is sure of and how often it is right, over ten bins of P, weighted
+    by their labels."""
     p = torch.sigmoid(difference)
     bins = (p * 10).long().clamp(max=9)
-    gaps = [((p[bins == b] - given[bins == b]).mean().abs() * (bins == b).sum()).item() for b in range(10) if (bins == b).any()]
+    gaps = [
+        ((p[bins == b] - given[bins == b]).mean().abs() * (bins == b).sum()).item()
+        for b in range(10)
+        if (bins == b).any()
+    ]
     return sum(gaps) / len(p)

@@ -1,7 +1,8 @@
 """The roles of a preference run but the learner's: who asks, who answers for a person, who fits the reward.
 
-Each does one step when it is told to, and keeps what it must not lose in the run's folder and its label log: any of them can be killed and made
-again. The synchronous run calls them in turn, in one process; the asynchronous one (rl_dialog/cluster/preferences.py) has each in its own actor.
+Each does one step when it is told to, and keeps what it must not lose in the run's folder and its label log:
+any of them can be killed and made again. The synchronous run calls them in turn, in one process; the
+asynchronous one (rl_dialog/cluster/preferences.py) has each in its own actor.
 
     learner  clips ->  Asker  queries ->  label log  <- answers  people, Oracle
        ^                                      |
@@ -31,7 +32,8 @@ KEPT_VERSIONS = 3
 
 
 class Asker:
-    """Holds the newest clips and offers pairs of them to labellers, as many as the schedule wants. A clip's file is written before it is asked about.
+    """Holds the newest clips and offers pairs of them to labellers, as many as the schedule wants. A clip's
+    file is written before it is asked about.
 
     Args:
         capacity: clips at hand; the oldest are forgotten.
@@ -43,7 +45,13 @@ class Asker:
     def __init__(self, log: LabelLog, segments: Segments, settings: QuerySettings, *, capacity: int = 1000, least: int = 2, labellers: int = 1,
                  pool: int | None = None, seed: int = 0) -> None:  # fmt: skip
         self.log, self.segments, self.settings = log, segments, settings
-        self.capacity, self.least, self.labellers, self.pool, self.seed = capacity, least, labellers, pool, seed
+        self.capacity, self.least, self.labellers, self.pool, self.seed = (
+            capacity,
+            least,
+            labellers,
+            pool,
+            seed,
+        )
         self.broker = QueryBroker(log, settings, seed=seed)
         self.forget()
 
@@ -51,10 +59,13 @@ class Asker:
         """All clips at hand. What was asked before is known from the log."""
         self.clips, self.at_hand = ClipPool(self.capacity), {}
 
-    def step(self, clips: Sequence[Clip], *, wanted: int, published: tuple[int, RewardModel] | None = None) -> dict[str, float]:
+    def step(
+        self, clips: Sequence[Clip], *, wanted: int, published: tuple[int, RewardModel] | None = None
+    ) -> dict[str, float]:
         """Takes clips and fills the pool of queries, for up to `wanted` labels in all; how it stands now.
 
-        `published`: the reward's version and model, for queries about which its members disagree, and for the record.
+        `published`: the reward's version and model, for queries about which its members disagree, and for the
+        record.
         """
         for clip in clips:
             self.at_hand[clip.id] = clip
@@ -66,28 +77,44 @@ class Asker:
             disputed = model and self.settings.selection == "variance"
             returns = (lambda: clip_returns(model, list(self.at_hand.values()))) if disputed else None
             write = lambda chosen: [self.segments.add(self.at_hand[id]) for id in chosen]  # noqa: E731
-            told = {"wanted": wanted, "pool": self.pool, "labellers": self.labellers, "reward_version": version}
+            told = {
+                "wanted": wanted,
+                "pool": self.pool,
+                "labellers": self.labellers,
+                "reward_version": version,
+            }
             self.broker.refill(ids, returns=returns, store=write, **told)
-        return {"clips": len(ids), "clips_dropped": self.clips.dropped, "labels_wanted": wanted, **self.log.counts()}
+        return {
+            "clips": len(ids),
+            "clips_dropped": self.clips.dropped,
+            "labels_wanted": wanted,
+            **self.log.counts(),
+        }
 
 
 class OracleLabeller:
     """Answers every open query from what the oracle knows of its clips, as a labeller of that name."""
 
-    def __init__(self, log: LabelLog, segments: Segments, oracle: Oracle, *, name: str = "oracle", at_once: int = 50) -> None:
+    def __init__(
+        self, log: LabelLog, segments: Segments, oracle: Oracle, *, name: str = "oracle", at_once: int = 50
+    ) -> None:
         self.log, self.segments, self.oracle, self.name, self.at_once = log, segments, oracle, name, at_once
 
     def step(self) -> dict[str, float]:
         """Answers what there is; how many."""
         answered = 0
         while queries := self.log.lease_many(self.name, self.at_once):
-            choices = [(query, self.oracle.choice(self.segments[query.left], self.segments[query.right])) for query in queries]
+            choices = [
+                (query, self.oracle.choice(self.segments[query.left], self.segments[query.right]))
+                for query in queries
+            ]
             answered += len(self.log.answer_many(choices, self.name))
         return {"answered": answered}
 
 
 class Teacher:
-    """Fits the reward model when there are new labels, and publishes the result: weights and normaliser of one version, in one folder.
+    """Fits the reward model when there are new labels, and publishes the result: weights and normaliser of
+    one version, in one folder.
 
     Args:
         folder: where versions are, `<folder>/<version>/`; the newest one is where a new Teacher goes on.
@@ -114,10 +141,14 @@ class Teacher:
         self._untold: dict[str, float] = {}  # of a version that was there before
         if newest:
             seen = json.loads((self.folder / str(newest) / "labels.json").read_text(encoding="utf-8"))
-            self._seen, self._untold = tuple(seen["state"]), {"version": self.version, "all_labels": seen["labels"]}
+            self._seen, self._untold = (
+                tuple(seen["state"]),
+                {"version": self.version, "all_labels": seen["labels"]},
+            )
 
     def step(self) -> dict[str, float]:
-        """Fits and publishes if labels have changed since the last version; its metrics, empty if nothing was to do."""
+        """Fits and publishes if labels have changed since the last version; its metrics, empty if nothing was
+        to do."""
         state = self.log.state()
         if state == self._seen:
             return {}
@@ -132,10 +163,18 @@ class Teacher:
         self._seen = state
         mean, std = self.trainer.model.mean.mean().item(), self.trainer.model.std.mean().item()
         spent = time.perf_counter() - began
-        return {"version": self.version, **metrics, "all_labels": len(labels), "raw_mean": mean, "raw_std": std, "seconds": spent}
+        return {
+            "version": self.version,
+            **metrics,
+            "all_labels": len(labels),
+            "raw_mean": mean,
+            "raw_std": std,
+            "seconds": spent,
+        }
 
     def teach(self) -> tuple[dict[str, float], tuple[int, RewardModel] | None]:
-        """A step, and the newest version; its metrics are also told once by who finds it in the folder, where there may be nothing to fit."""
+        """A step, and the newest version; its metrics are also told once by who finds it in the folder, where
+        there may be nothing to fit."""
         metrics, self._untold = self.step() or self._untold, {}
         return metrics, self.published()
 
@@ -149,7 +188,9 @@ class Teacher:
     def _publish(self, state: tuple[int, int], labels: int) -> None:
         def fill(directory: Path) -> None:
             self.trainer.save(directory, version=self.version)
-            (directory / "labels.json").write_text(json.dumps({"state": state, "labels": labels}) + "\n", encoding="utf-8")
+            (directory / "labels.json").write_text(
+                json.dumps({"state": state, "labels": labels}) + "\n", encoding="utf-8"
+            )
 
         write_atomically(self.folder / str(self.version), fill)
         for old in versions(self.folder)[:-KEPT_VERSIONS]:
@@ -158,7 +199,9 @@ class Teacher:
 
 def versions(folder: Path) -> list[int]:
     """The published ones, ascending."""
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+    return (
+        sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+    )
 
 
 def newest_version(folder: str | Path) -> int:

@@ -1,5 +1,5 @@
-"""What a run tells of itself in its folder: status.json, replaced as a whole every second, metrics.jsonl, a line per
-logged step, and where its newest policy and reward are."""
+"""What a run tells of itself in its folder: status.json, replaced as a whole every second, metrics.jsonl, a
+line per logged step, and where its newest policy and reward are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class RunFiles:
         self.folder = Path(folder)
 
     def status(self) -> dict[str, Any]:
-        """What status.json says, and `age`, the seconds since it was written; {} without one. Raises UserError for a file that is no JSON object."""
+        """What status.json says, and `age`, the seconds since it was written; {} without one. Raises
+        UserError for a file that is no JSON object."""
         path = self.folder / "status.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -38,10 +39,12 @@ class RunFiles:
         return finite(found) | {"age": age}
 
     def metrics(self, cursor: str = "") -> dict[str, Any]:
-        """The lines behind a cursor: {"lines", "cursor" for the next call, "more": there are lines left, "reset": all earlier lines are void}.
+        """The lines behind a cursor: {"lines", "cursor" for the next call, "more": there are lines left,
+        "reset": all earlier lines are void}.
 
-        A resumed run drops the lines after its checkpoint and writes others. A cursor therefore holds a checksum of what stood before it: where that
-        is not so any more, reading begins anew. A line that is not finished is left for the next call, one that is no JSON object is left out.
+        A resumed run drops the lines after its checkpoint and writes others. A cursor therefore holds a
+        checksum of what stood before it: where that is not so any more, reading begins anew. A line that is
+        not finished is left for the next call, one that is no JSON object is left out.
         """
         path = self.folder / "metrics.jsonl"
         try:
@@ -57,7 +60,9 @@ class RunFiles:
             data = file.read(PIECE)
             end = data.rfind(b"\n") + 1
             if not end and len(data) == PIECE:
-                raise UserError(f"{path}: expected lines of less than {PIECE} bytes, got a longer one at byte {offset}")
+                raise UserError(
+                    f"{path}: expected lines of less than {PIECE} bytes, got a longer one at byte {offset}"
+                )
             before = offset
             offset += end
             file.seek(max(0, offset - MARK))
@@ -68,8 +73,15 @@ class RunFiles:
 
     def headline(self) -> dict[str, Any]:
         """Steps, the mean true return of the last tenth of the run's episodes, and of the last evaluation."""
-        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        ended = [(line["train/return"], line["train/episodes"]) for line in lines if line.get("train/return") is not None]
+        lines = [
+            json.loads(line)
+            for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+        ended = [
+            (line["train/return"], line["train/episodes"])
+            for line in lines
+            if line.get("train/return") is not None
+        ]
         evaluated = [line for line in lines if line.get("eval/return") is not None]
         figures: dict[str, Any] = {"steps": lines[-1]["step"] if lines else 0}
         if ended:
@@ -90,13 +102,18 @@ class RunFiles:
         if version := newest_version(self.folder / "reward"):
             paths["reward"] = str(self.folder / "reward" / str(version))
         if (self.folder / "latest").is_file():
-            paths["checkpoint"] = str(self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip())
+            paths["checkpoint"] = str(
+                self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
+            )
         return paths
 
 
 def find_checkpoint(given: str) -> tuple[Path, Path | None]:
-    """The folder of the checkpoint that is meant, and of the run around it. Raises UserError where there is none."""
-    path = Path(given) if Path(given).name not in ("", "..") else Path(given).resolve()  # whose parent is not in its text
+    """The folder of the checkpoint that is meant, and of the run around it. Raises UserError where there is
+    none."""
+    path = (
+        Path(given) if Path(given).name not in ("", "..") else Path(given).resolve()
+    )  # whose parent is not in its text
     if given and (path / "config.json").is_file():
         return path, path.parent if (path.parent / "prefer.yaml").is_file() else None
     if given and (path / "latest").is_file():
@@ -109,9 +126,11 @@ def find_checkpoint(given: str) -> tuple[Path, Path | None]:
 
 
 def find_reward(folder: Path, checkpoint: Path | None) -> tuple[Path | None, int]:
-    """The folder of a run's reward model, None where it has none, and the version that was asked for and is deleted, or 0.
+    """The folder of a run's reward model, None where it has none, and the version that was asked for and is
+    deleted, or 0.
 
-    It is the one that `checkpoint` was trained on last, and without it, or where that was deleted, the newest.
+    It is the one that `checkpoint` was trained on last, and without it, or where that was deleted, the
+    newest.
     """
     progress = checkpoint and checkpoint / "trainer" / "progress.json"
     there = progress and progress.is_file()
@@ -139,7 +158,11 @@ def _line(text: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(values, dict):
         return None
-    return {name: value for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
 
 def finite(value: Any) -> Any:

@@ -12,16 +12,18 @@ from rl_dialog.errors import UserError
 
 @dataclass(frozen=True)
 class AnnotationSchedule:
-    """`initial` labels before training begins, and the rest of the `budget` over `total_steps` environment steps T, at a rate proportional to
+    """`initial` labels before training begins, and the rest of the `budget` over `total_steps` environment
+    steps T, at a rate proportional to
 
         constant    1
         hyperbolic  a / (T + a)      a = `scale`
 
-    (Christiano et al. 2017, appendix A: a = 5e6 frames and 500 labels first for Atari, 2e6 steps and a quarter first for MuJoCo.) Later labels are
-    fewer, for the reward is known better by then.
+    (Christiano et al. 2017, appendix A: a = 5e6 frames and 500 labels first for Atari, 2e6 steps and a
+    quarter first for MuJoCo.) Later labels are fewer, for the reward is known better by then.
 
-    `iterations` n asks in rounds instead, at n + 1 equally long phases of training: `initial` before the first one, then in proportion to the rate at
-    n equally spaced T from 0 to the end, as `imitation` does (its hyperbolic schedule has a = total_steps).
+    `iterations` n asks in rounds instead, at n + 1 equally long phases of training: `initial` before the
+    first one, then in proportion to the rate at n equally spaced T from 0 to the end, as `imitation` does
+    (its hyperbolic schedule has a = total_steps).
 
     Raises UserError for numbers that are no schedule.
     """
@@ -40,9 +42,13 @@ class AnnotationSchedule:
 
     def __post_init__(self) -> None:
         if not 0 <= self.initial <= self.budget or self.total_steps < 1 or self.iterations < 0:
-            raise UserError(f"expected 0 <= initial <= budget, at least one step and no negative iterations, got {self}")
+            raise UserError(
+                f"expected 0 <= initial <= budget, at least one step and no negative iterations, got {self}"
+            )
         if self.kind not in ("constant", "hyperbolic") or not (self.scale is None or self.scale > 0):
-            raise UserError(f"expected constant or hyperbolic, and a scale above 0, got {self.kind!r}, {self.scale}")
+            raise UserError(
+                f"expected constant or hyperbolic, and a scale above 0, got {self.kind!r}, {self.scale}"
+            )
 
     def rate(self, steps: float) -> float:
         """Relative to the rate at step 0."""
@@ -52,11 +58,14 @@ class AnnotationSchedule:
         return scale / (steps + scale)
 
     def labels_wanted(self, steps: int) -> int:
-        """How many labels there should be when so many steps were made: never fewer than before, the budget at the end, never more."""
+        """How many labels there should be when so many steps were made: never fewer than before, the budget
+        at the end, never more."""
         steps = min(max(steps, 0), self.total_steps)
         rest = self.budget - self.initial
         if self.iterations:
-            return self.initial + round(rest * self._rounds()[steps * (self.iterations + 1) // self.total_steps])
+            return self.initial + round(
+                rest * self._rounds()[steps * (self.iterations + 1) // self.total_steps]
+            )
         return self.initial + int(rest * (self._integral(steps) / self._integral(self.total_steps)))
 
     def _integral(self, steps: int) -> float:

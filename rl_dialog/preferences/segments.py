@@ -1,6 +1,7 @@
 """Segments: what is compared. A clip of an environment, or a reply in its context.
 
-Each is one file of its own, named by the SHA-256 of what is shown: the same segment is stored once, whoever meets it again and after any restart.
+Each is one file of its own, named by the SHA-256 of what is shown: the same segment is stored once, whoever
+meets it again and after any restart.
 
     clips/3f/3fa9....npz    Clip: observations, actions, true rewards, where it came from
     clips/81/8177....json   Reply: the messages before it, and its text
@@ -27,16 +28,21 @@ from rl_dialog.errors import UserError
 
 @dataclass(frozen=True)
 class Clip:
-    """L steps of one episode. An episode that ended sooner is padded: its last step is repeated, with rewards of 0.
+    """L steps of one episode. An episode that ended sooner is padded: its last step is repeated, with rewards
+    of 0.
 
     Letters: L steps. Raises UserError for arrays of different lengths.
     """
 
     observations: np.ndarray  # (L, ...) what the policy saw before each action
     actions: np.ndarray  # (L,) int64, or (L, A) float32
-    rewards: np.ndarray  # (L,) float32, the environment's own: for the oracle and for reports, never for the reward model
+    rewards: (
+        np.ndarray
+    )  # (L,) float32, the environment's own: for the oracle and for reports, never for the reward model
     steps: int  # that were taken; the rest is padding
-    source: Mapping[str, Any] = field(default_factory=dict)  # env, worker, episode, start, policy_version: not part of the id
+    source: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # env, worker, episode, start, policy_version: not part of the id
 
     def __post_init__(self) -> None:
         lengths = {len(self.observations), len(self.actions), len(self.rewards)}
@@ -64,13 +70,19 @@ class Clip:
 class Reply:
     """What a bot answered. Raises UserError for a context that is no messages."""
 
-    context: Sequence[Mapping[str, str]]  # messages with role and content; none before a reply that opens the conversation
+    context: Sequence[
+        Mapping[str, str]
+    ]  # messages with role and content; none before a reply that opens the conversation
     text: str
     source: Mapping[str, Any] = field(default_factory=dict)  # model, dialog, ...: not part of the id
 
     def __post_init__(self) -> None:
-        if not all(isinstance(message.get("content"), str) and message.get("role") for message in self.context):
-            raise UserError(f"expected a context of messages with role and content, got {str(self.context)[:200]}")
+        if not all(
+            isinstance(message.get("content"), str) and message.get("role") for message in self.context
+        ):
+            raise UserError(
+                f"expected a context of messages with role and content, got {str(self.context)[:200]}"
+            )
 
     @cached_property
     def id(self) -> str:
@@ -86,7 +98,8 @@ Segment = Clip | Reply
 
 
 class Segments:
-    """The folder of segments of a run. A file is there as a whole or not at all, and on the disk when `add` returns."""
+    """The folder of segments of a run. A file is there as a whole or not at all, and on the disk when `add`
+    returns."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -104,7 +117,8 @@ class Segments:
         return any(self._folder(id).glob(f"{id}.*"))
 
     def __getitem__(self, id: str) -> Segment:
-        """The segment of that id. Raises KeyError where there is none, UserError where the file is not what its name says."""
+        """The segment of that id. Raises KeyError where there is none, UserError where the file is not what
+        its name says."""
         found = [path for path in self._folder(id).glob(f"{id}.*") if path.suffix in (".npz", ".json")]
         if not found:
             raise KeyError(f"expected the segment {id} in {self.folder}, found none")
@@ -114,7 +128,9 @@ class Segments:
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise UserError(f"{path}: expected a segment, got {type(error).__name__}: {error}") from error
         if segment.id != id:
-            raise UserError(f"{path}: expected the segment {id}, got one whose content is {segment.id}: the file was changed")
+            raise UserError(
+                f"{path}: expected the segment {id}, got one whose content is {segment.id}: the file was changed"
+            )
         return segment
 
     def _folder(self, id: str) -> Path:
@@ -125,9 +141,16 @@ class Segments:
 
 
 def cut_clips(
-    observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, *, length: int, first: int = 0, source: Mapping[str, Any] | None = None
+    observations: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    *,
+    length: int,
+    first: int = 0,
+    source: Mapping[str, Any] | None = None,
 ) -> list[Clip]:
-    """Steps of one episode as clips that do not overlap; the last is padded, so that none straddles two episodes.
+    """Steps of one episode as clips that do not overlap; the last is padded, so that none straddles two
+    episodes.
 
     `first`: the number of the first of these steps in the episode. `source` gets each clip's `start`.
     """
@@ -137,14 +160,20 @@ def cut_clips(
         taken = np.minimum(np.arange(start, start + length), start + steps - 1)
         earned = np.zeros(length, np.float32)
         earned[:steps] = rewards[start : start + steps]
-        found.append(Clip(observations[taken], actions[taken], earned, steps, {**(source or {}), "start": first + start}))
+        found.append(
+            Clip(
+                observations[taken], actions[taken], earned, steps, {**(source or {}), "start": first + start}
+            )
+        )
     return found
 
 
 def _clip_bytes(clip: Clip) -> bytes:
     file = io.BytesIO()
     meta = json.dumps({"steps": clip.steps, "source": dict(clip.source)})
-    np.savez_compressed(file, **compact(clip.observations), actions=clip.actions, rewards=clip.rewards, meta=np.array(meta))
+    np.savez_compressed(
+        file, **compact(clip.observations), actions=clip.actions, rewards=clip.rewards, meta=np.array(meta)
+    )
     return file.getvalue()
 
 
@@ -155,12 +184,21 @@ def _read_clip(path: Path) -> Clip:
 
 
 def compact(observations: np.ndarray) -> dict[str, np.ndarray]:
-    """A clip's observations in a form that takes less room: stacks of frames # (L, H, W, S) as the first stack and the newest frame of the others.
+    """A clip's observations in a form that takes less room: stacks of frames # (L, H, W, S) as the first
+    stack and the newest frame of the others.
 
     Only where that loses nothing: at an episode's start a stack may have been emptied.
     """
-    overlapping = observations.ndim == 4 and observations.shape[-1] > 1 and np.array_equal(observations[1:, ..., :-1], observations[:-1, ..., 1:])
-    return {"stack": observations[0], "newest": observations[1:, ..., -1]} if overlapping else {"observations": observations}
+    overlapping = (
+        observations.ndim == 4
+        and observations.shape[-1] > 1
+        and np.array_equal(observations[1:, ..., :-1], observations[:-1, ..., 1:])
+    )
+    return (
+        {"stack": observations[0], "newest": observations[1:, ..., -1]}
+        if overlapping
+        else {"observations": observations}
+    )
 
 
 def restored(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -174,7 +212,9 @@ def restored(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _reply_bytes(reply: Reply) -> bytes:
-    return json.dumps({**json.loads(reply._content()), "source": dict(reply.source)}, ensure_ascii=False).encode()
+    return json.dumps(
+        {**json.loads(reply._content()), "source": dict(reply.source)}, ensure_ascii=False
+    ).encode()
 
 
 def _read_reply(path: Path) -> Reply:

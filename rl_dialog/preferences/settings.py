@@ -1,4 +1,5 @@
-"""What a preference run depends on: its roles, their numbers, and what suits an environment where a number is not given."""
+"""What a preference run depends on: its roles, their numbers, and what suits an environment where a number is
+not given."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ POSITION = Suited(
     budget=700,
     initial=350,
     envs=16,
-    ppo=replace(FEATURES, gamma=0.5, gae_lambda=0.9, learning_rate=1e-3, entropy_coeff=0.003, batch_size=1600),
+    ppo=replace(
+        FEATURES, gamma=0.5, gae_lambda=0.9, learning_rate=1e-3, entropy_coeff=0.003, batch_size=1600
+    ),
     schedule_scale=20_000,
     reward=RewardTraining(learning_rate=3e-3),
     queries=QuerySettings(selection="variance"),
@@ -210,6 +213,11 @@ def suited_groups(suited: Suited, steps: int) -> dict[str, dict[str, Any]]:
 def completed(run: R, suited: Suited) -> R:
     """The run with numbers that suit its environment where none are given."""
     budget = suited.budget if run.budget is None else run.budget
-    numbers = {"steps": suited.steps, "budget": budget, "initial_labels": min(suited.initial, budget), "num_envs": suited.envs}
+    numbers = {
+        "steps": suited.steps,
+        "budget": budget,
+        "initial_labels": min(suited.initial, budget),
+        "num_envs": suited.envs,
+    }
     numbers |= {name: getattr(suited, name) for name in ("first_epochs", "schedule_scale", "eval_every")}
     return replace(run, **{name: number for name, number in numbers.items() if getattr(run, name) is None})

@@ -1,7 +1,9 @@
-"""The labeller in a terminal: two clips side by side in half-block characters, or a conversation with two replies; one key for an answer.
+"""The labeller in a terminal: two clips side by side in half-block characters, or a conversation with two
+replies; one key for an answer.
 
-It works on the run's label log from a process of its own. The pair is leased while the person looks at it, and given back when they take a break,
-leave, or the terminal goes away. Where the input is no terminal it is read line by line, for scripts.
+It works on the run's label log from a process of its own. The pair is leased while the person looks at it,
+and given back when they take a break, leave, or the terminal goes away. Where the input is no terminal it is
+read line by line, for scripts.
 """
 
 from __future__ import annotations
@@ -41,7 +43,16 @@ EMPTY = 0.5  # seconds between two questions for a pair while there is none
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 SHADES = " ░▒▓█"  # dark to bright, where there are no colours ...
 ASCII_SHADES = " .:*#"  # ... and no blocks
-KEYS = {"l": "left", "r": "right", "e": "tie", "": "skip", "\n": "skip", "\r": "skip", " ": "skip", "s": "skip"}
+KEYS = {
+    "l": "left",
+    "r": "right",
+    "e": "tie",
+    "": "skip",
+    "\n": "skip",
+    "\r": "skip",
+    " ": "skip",
+    "s": "skip",
+}
 KEYS |= {"u": "undo", "p": "pause", "q": "quit", "\x04": "quit", "+": "faster", "-": "slower"}
 ARROWS = {"A": "tie", "B": "skip", "C": "right", "D": "left"}  # after ESC [ or ESC O
 CHOICES = {"left": "left", "right": "right", "tie": "equal", "skip": "can't tell"}
@@ -75,14 +86,24 @@ class TerminalLabeller:
                 self.active = time.monotonic()
                 while self._turn(keyboard, screen):
                     pass
-        except (KeyboardInterrupt, OSError):  # OSError: the terminal is gone; rich itself ends a program whose output nobody reads
+        except (
+            KeyboardInterrupt,
+            OSError,
+        ):  # OSError: the terminal is gone; rich itself ends a program whose output nobody reads
             pass
         finally:
             try:
                 self._give_back()
-            except KeyboardInterrupt:  # the terminal's end may come twice, as the end of the input and as a signal
+            except (
+                KeyboardInterrupt
+            ):  # the terminal's end may come twice, as the end of the input and as a signal
                 self._give_back()
-        return {"labeller": self.labeller, "answers": self.answers, "undone": self.undone, "labels": self.log.counts()["labels"]}
+        return {
+            "labeller": self.labeller,
+            "answers": self.answers,
+            "undone": self.undone,
+            "labels": self.log.counts()["labels"],
+        }
 
     def _turn(self, keyboard: Keyboard, screen: Screen) -> bool:
         """A frame, and what was typed meanwhile; False when the person wants to leave."""
@@ -92,7 +113,10 @@ class TerminalLabeller:
         if not self.paused:
             self._hold(now)
         frames = (now - self.began) * RATE * self.speed
-        screen.show(self._whole(self.view(frames) if self.pair else Text()), key=(self.pair and self.pair.id, self.paused, self.told))
+        screen.show(
+            self._whole(self.view(frames) if self.pair else Text()),
+            key=(self.pair and self.pair.id, self.paused, self.told),
+        )
         typed = keyboard.next(1 / RATE if self.pair and screen.live else EMPTY)
         if typed is None:
             return True
@@ -133,11 +157,15 @@ class TerminalLabeller:
         self.paused, self.told = True, why
 
     def _hold(self, now: float) -> None:
-        """The pair stays ours while somebody looks at it; where there is none, the next one becomes ours as soon as it is there."""
+        """The pair stays ours while somebody looks at it; where there is none, the next one becomes ours as
+        soon as it is there."""
         if self.pair and now - self.renewed > self.seconds / 3:
             self.renewed = now
             if not self.log.renew(self.pair.id, self.labeller, self.seconds):
-                self.pair, self.told = None, "The pair went to somebody else, or was answered. Here is another one."
+                self.pair, self.told = (
+                    None,
+                    "The pair went to somebody else, or was answered. Here is another one.",
+                )
         if not self.pair and now - self.asked > EMPTY / 2:
             pair = self.log.lease(self.labeller, self.seconds)
             if pair:
@@ -165,15 +193,28 @@ class TerminalLabeller:
             head = "Waiting for the next pair. It appears by itself."
         wanted = self.files.status().get("labels_wanted") if self.files else None
         done = f"{self.answers - self.undone} answered" + ("" if wanted is None else f", {wanted} wanted now")
-        return Group(Text(head, style="bold", justify="center"), middle, Text(self.told or HELP, style="dim"), Text(done, style="dim"))
+        return Group(
+            Text(head, style="bold", justify="center"),
+            middle,
+            Text(self.told or HELP, style="dim"),
+            Text(done, style="dim"),
+        )
 
     def _clips(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
         if self.draw is None:
-            raise UserError("expected a function that draws observations, TerminalLabeller(draw=...), to show clips")
+            raise UserError(
+                "expected a function that draws observations, TerminalLabeller(draw=...), to show clips"
+            )
         width, height = (self.console.width - 6) // 2, max(4, self.console.height - 8)
         blocks = self._shown(SHADES + "▀") == SHADES + "▀"
-        how = {"colours": blocks and self.console.color_system is not None, "shades": SHADES if blocks else ASCII_SHADES}
-        clips = [[half_blocks(frame, width, height, **how) for frame in drawn_frames(clip, self.draw)] for clip in (left, right)]
+        how = {
+            "colours": blocks and self.console.color_system is not None,
+            "shades": SHADES if blocks else ASCII_SHADES,
+        }
+        clips = [
+            [half_blocks(frame, width, height, **how) for frame in drawn_frames(clip, self.draw)]
+            for clip in (left, right)
+        ]
         longest = max(map(len, clips))
 
         def at(frame: float) -> RenderableType:
@@ -182,25 +223,41 @@ class TerminalLabeller:
             sides = []
             for name, pictures, clip in zip(("Left", "Right"), clips, (left, right), strict=True):
                 place = min(n, len(pictures) - 1)
-                ended = ", the episode ends" if clip.steps < len(clip.actions) and place == len(pictures) - 1 else ""
-                sides.append(Panel(Align.center(pictures[place]), title=name, subtitle=f"{place + 1}/{len(pictures)}{ended}", style="none"))
+                ended = (
+                    ", the episode ends"
+                    if clip.steps < len(clip.actions) and place == len(pictures) - 1
+                    else ""
+                )
+                sides.append(
+                    Panel(
+                        Align.center(pictures[place]),
+                        title=name,
+                        subtitle=f"{place + 1}/{len(pictures)}{ended}",
+                        style="none",
+                    )
+                )
             table.add_row(*sides)
             return table
 
         return at
 
     def _replies(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
-        talk = Text("\n".join(f"{message['role']}> {self._shown(message['content'])}" for message in left.context))
+        talk = Text(
+            "\n".join(f"{message['role']}> {self._shown(message['content'])}" for message in left.context)
+        )
         table = Table.grid(expand=True, padding=(0, 1))
         table.add_column(ratio=1)
         table.add_column(ratio=1)
         sides = (("Left", left), ("Right", right))
-        table.add_row(*(Panel(Text(self._shown(reply.text) or "(an empty reply)"), title=name) for name, reply in sides))
+        table.add_row(
+            *(Panel(Text(self._shown(reply.text) or "(an empty reply)"), title=name) for name, reply in sides)
+        )
         whole = Group(Panel(talk, title="The conversation so far", border_style="dim"), table)
         return lambda _: whole
 
     def _shown(self, text: str) -> str:
-        """The text with escapes for what the terminal's encoding does not have: two replies that differ must not look alike."""
+        """The text with escapes for what the terminal's encoding does not have: two replies that differ must
+        not look alike."""
         return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
 
 
@@ -219,18 +276,29 @@ class Picture:
             yield Cell.line()
 
 
-def half_blocks(frame: np.ndarray, columns: int, rows: int, *, colours: bool = True, shades: str = SHADES) -> Picture:
-    """A frame (H, W, 3) in at most so many characters: each shows two pixels, the upper one in its colour and the lower one in that of the ground."""
+def half_blocks(
+    frame: np.ndarray, columns: int, rows: int, *, colours: bool = True, shades: str = SHADES
+) -> Picture:
+    """A frame (H, W, 3) in at most so many characters: each shows two pixels, the upper one in its colour and
+    the lower one in that of the ground."""
     height, width, _ = frame.shape
     scale = min(columns / width, 2 * rows / height)
     across, down = max(1, round(width * scale)), max(1, round(height * scale / 2))
     kind = Image.Resampling.BOX if scale < 1 else Image.Resampling.NEAREST
     pixels = np.asarray(Image.fromarray(frame).resize((across, 2 * down), kind))
-    pixels = (pixels * (frame.max() / max(1, pixels.max()))).astype(np.uint8)  # what is small and bright is not averaged away
+    pixels = (pixels * (frame.max() / max(1, pixels.max()))).astype(
+        np.uint8
+    )  # what is small and bright is not averaged away
     if not colours:
         bright = pixels.reshape(down, 2, across, 3).mean((1, 3)) / 256 * len(shades)
         return Picture([[Cell("".join(shades[int(value)] for value in row))] for row in bright], across)
-    return Picture([list(_runs(upper, lower)) for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True)], across)
+    return Picture(
+        [
+            list(_runs(upper, lower))
+            for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True)
+        ],
+        across,
+    )
 
 
 def _runs(upper: list[list[int]], lower: list[list[int]]) -> Iterator[Cell]:
@@ -257,13 +325,16 @@ class Keyboard:
             tty.setcbreak(self.file)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.terminal:
             with suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(self.file, termios.TCSADRAIN, self.before)
 
     def next(self, seconds: float) -> str | None:
-        """What the next key or line means (one of the values of KEYS, or itself where it means nothing); None: nothing within so many seconds."""
+        """What the next key or line means (one of the values of KEYS, or itself where it means nothing);
+        None: nothing within so many seconds."""
         if not self._whole() and not self.ended and select.select([self.file], [], [], seconds)[0]:
             try:
                 read = os.read(self.file, 1024)
@@ -297,7 +368,11 @@ class Screen:
     """A terminal's whole screen, drawn anew with every frame; elsewhere every new state once."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.live, self.shown = console, console.is_terminal and not console.is_dumb_terminal, None
+        self.console, self.live, self.shown = (
+            console,
+            console.is_terminal and not console.is_dumb_terminal,
+            None,
+        )
         self.screen = Live(console=console, screen=True, auto_refresh=False) if self.live else None
 
     def __enter__(self) -> Screen:
@@ -305,7 +380,9 @@ class Screen:
             self.screen.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.screen:
             with suppress(OSError):
                 self.screen.stop()

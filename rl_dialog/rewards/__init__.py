@@ -1,4 +1,5 @@
-"""Rewards: named functions `Dialog -> list[float | None]`, one number per reply. A run uses a weighted sum of them.
+"""Rewards: named functions `Dialog -> list[float | None]`, one number per reply. A run uses a weighted sum of
+them.
 
 None means "does not apply to this reply" (the user never answered, nobody voted): it is left out of the sum
 and lowers the component's coverage. Where no component with a weight applies, the sum itself is missing.
@@ -24,7 +25,16 @@ from rl_dialog.rewards.human import logged, rating, vote
 from rl_dialog.rewards.learned import learned
 from rl_dialog.rewards.normalise import weighted_sum
 from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
-from rl_dialog.rewards.reply import inner_repetition, question, repetition, reply_length, reply_sentiment, toxicity, toxicity_level, toxicity_noised
+from rl_dialog.rewards.reply import (
+    inner_repetition,
+    question,
+    repetition,
+    reply_length,
+    reply_sentiment,
+    toxicity,
+    toxicity_level,
+    toxicity_noised,
+)
 from rl_dialog.rewards.scorers import BUILT_IN, Scorer, with_scorers
 from rl_dialog.rewards.statistics import Statistics
 from rl_dialog.rewards.user import (
@@ -119,14 +129,18 @@ def choose_rewards(
     compat: str = "",
     scorers: Mapping[str, Scorer] = BUILT_IN,
 ) -> dict[str, Reward]:
-    """The functions behind `names`, with their `scorers`, `rating` reading one named rating if asked; `module:function` is imported.
+    """The functions behind `names`, with their `scorers`, `rating` reading one named rating if asked;
+    `module:function` is imported.
 
-    `compat`, a name in COMPAT, takes them as the 2019 code computed them. Raises UserError for a name that is none of these.
+    `compat`, a name in COMPAT, takes them as the 2019 code computed them. Raises UserError for a name that is
+    none of these.
     """
     if compat:
         known = COMPAT[compat]
         if unknown := [name for name in names if name not in known]:
-            raise UserError(f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(known)}")
+            raise UserError(
+                f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(known)}"
+            )
         return {name: with_scorers(known[name][0], scorers) for name in names}
     chosen = {name: with_scorers(REWARDS[name] if name in REWARDS else _own(name), scorers) for name in names}
     if rating_name is not None and "rating" in chosen:
@@ -137,7 +151,9 @@ def choose_rewards(
 def _own(name: str) -> Reward:
     """A reward of the user's, `module:function`."""
     if ":" not in name:
-        raise UserError(f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of your own")
+        raise UserError(
+            f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of your own"
+        )
     found = own(name, "reward")
     if not callable(found):
         raise UserError(f"reward {name!r}: expected a function that takes a Dialog, got {found!r}")
@@ -145,7 +161,8 @@ def _own(name: str) -> Reward:
 
 
 def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> np.ndarray:
-    """Scores a dialog in place: each reply gets its components as `rewards` and their weighted sum as `reward`.
+    """Scores a dialog in place: each reply gets its components as `rewards` and their weighted sum as
+    `reward`.
 
     Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then
     their sum (NaN, and None in the message, where none with a weight other than 0 applies). Components that
@@ -158,7 +175,9 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
         message = dialog.messages[i]
         applied = {name: column[r] for name, column in columns.items() if column[r] is not None}
         totals.append(weighted_sum(applied, weights, {}))
-        message["rewards"] = {name: value for name, value in message.get("rewards", {}).items() if name not in rewards} | applied
+        message["rewards"] = {
+            name: value for name, value in message.get("rewards", {}).items() if name not in rewards
+        } | applied
         message["reward"] = totals[-1]
     return np.array([*columns.values(), totals], dtype=float).T  # None becomes NaN
 

@@ -14,16 +14,27 @@ from rl_dialog.rewards.normalise import Normaliser, read_kinds
 from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
 
 
-def read_weights(rewards: Mapping[str, float | None], *, names: Sequence[str] = (), weights: Sequence[float] = ()) -> dict[str, float]:
+def read_weights(
+    rewards: Mapping[str, float | None], *, names: Sequence[str] = (), weights: Sequence[float] = ()
+) -> dict[str, float]:
     """Reward -> weight, of `rewards` that have one and of `names` with `weights` (1 each by default), which
     may be those of the 2019 code."""
     if weights and len(weights) != len(names):
-        raise UserError(f"expected a weight for each reward, got {len(names)} rewards (-r), {len(weights)} weights (-w)")
+        raise UserError(
+            f"expected a weight for each reward, got {len(names)} rewards (-r), {len(weights)} weights (-w)"
+        )
     chosen = {name: float(weight) for name, weight in rewards.items() if weight is not None}
     for given, weight in zip(names, weights or [1.0] * len(names), strict=True):
-        name = given if given in REWARDS else COLUMNS_2019.get(given) or COLUMNS_2019.get(f"reward_{given}", given)
+        name = (
+            given
+            if given in REWARDS
+            else COLUMNS_2019.get(given) or COLUMNS_2019.get(f"reward_{given}", given)
+        )
         if name in chosen:
-            raise UserError(f"expected each reward once, got {name} twice" + (f", once as {given}" if given != name else ""))
+            raise UserError(
+                f"expected each reward once, got {name} twice"
+                + (f", once as {given}" if given != name else "")
+            )
         chosen[name] = weight
     for name, weight in chosen.items():
         if not math.isfinite(weight):
@@ -58,7 +69,9 @@ def load_rewards(
     models = make_scorers(scorers, label_weights=label_weights)
     functions = choose_rewards(weights, rating_name=rating, compat=compat, scorers=models)
     if "learned" in weights and models["reward_model"] is BUILT_IN["reward_model"]:
-        raise UserError("--rewards.learned: expected the model that it asks, --scorers reward_model=DIR (pipelines.fit_reward makes one)")
+        raise UserError(
+            "--rewards.learned: expected the model that it asks, --scorers reward_model=DIR (pipelines.fit_reward makes one)"
+        )
     return functions
 
 
@@ -72,7 +85,11 @@ def scorer_names(weights: Mapping[str, float], *, compat: str, scorers: Sequence
     own = dict(entry.partition("=")[::2] for entry in scorers)
     functions = {name: function for name, (function, _) in COMPAT[compat].items()} if compat else REWARDS
     needs = {name: needed(functions[name]) for name in weights if name in functions}
-    return {name: ", ".join(own.get(kind, BUILT_IN[kind].name) for kind in kinds) for name, kinds in needs.items() if kinds}
+    return {
+        name: ", ".join(own.get(kind, BUILT_IN[kind].name) for kind in kinds)
+        for name, kinds in needs.items()
+        if kinds
+    }
 
 
 def kinds_of(weights: Mapping[str, float], normalise: Sequence[str], *, compat: str) -> dict[str, str]:
@@ -89,5 +106,7 @@ def load_normalisers(path: str, weights: Mapping[str, float]) -> dict[str, Norma
     if not fitted:
         raise UserError(f"--normalisers {path}: expected a data directory that was prepared with --normalise")
     if unknown := [name for name in fitted if name not in weights]:
-        raise UserError(f"--normalisers {path}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in this run too")
+        raise UserError(
+            f"--normalisers {path}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in this run too"
+        )
     return {name: Normaliser.from_dict(values) for name, values in fitted.items()}

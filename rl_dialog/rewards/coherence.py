@@ -1,4 +1,5 @@
-"""How near the reply is to what the user said: cosines of an encoder's vectors. They do not apply where the user said nothing."""
+"""How near the reply is to what the user said: cosines of an encoder's vectors. They do not apply where the
+user said nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +32,14 @@ def coherence_greedy(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[
     return _compared(dialog, questions(dialog), encoder, _greedy)
 
 
-def _compared(dialog: Dialog, texts: Sequence[str | None], encoder: Scorer, compare: Callable[[np.ndarray, np.ndarray], float]) -> list[float | None]:
-    """`compare` of the reply's and the user's word vectors (n, H); 0 where either has none that the encoder knows."""
+def _compared(
+    dialog: Dialog,
+    texts: Sequence[str | None],
+    encoder: Scorer,
+    compare: Callable[[np.ndarray, np.ndarray], float],
+) -> list[float | None]:
+    """`compare` of the reply's and the user's word vectors (n, H); 0 where either has none that the encoder
+    knows."""
     values: list[float | None] = []
     for i, text in zip(dialog.replies, texts, strict=True):
         if text is None:

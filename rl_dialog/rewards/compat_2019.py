@@ -1,9 +1,10 @@
 """Rewards of the 2019 code as it computed them, defects included, to compare with its published runs.
 
-It saw a conversation as exchanges (user, bot, next user), matched letters instead of words, and normalised over the whole file. With `--compat 2019`
-prepare takes the functions of its offline columns, and their normalisers fitted to all splits; with `--compat 2019-self-play` those that its bots
-earned from each other. What is wrong with them is in README.md, next to what we do instead. Columns of sentiment have that code's values with its own
-classifier of 64 emojis as `--scorers sentiment=PATH`.
+It saw a conversation as exchanges (user, bot, next user), matched letters instead of words, and normalised
+over the whole file. With `--compat 2019` prepare takes the functions of its offline columns, and their
+normalisers fitted to all splits; with `--compat 2019-self-play` those that its bots earned from each other.
+What is wrong with them is in README.md, next to what we do instead. Columns of sentiment have that code's
+values with its own classifier of 64 emojis as `--scorers sentiment=PATH`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from rl_dialog.rewards.user import questions
 from rl_dialog.rewards.words import QUESTION_WORDS
 
 UNKNOWN = "<unk>"
-BETWEEN_TOKENS = re.compile(r"\s|[?!,;:@#$%&()\[\]{}<>\"]|--|\.{2,}")  # as that code's tokenizer split English; hyphens and slashes do not
+BETWEEN_TOKENS = re.compile(
+    r"\s|[?!,;:@#$%&()\[\]{}<>\"]|--|\.{2,}"
+)  # as that code's tokenizer split English; hyphens and slashes do not
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -32,8 +35,11 @@ def you(dialog: Dialog) -> list[float]:
 
 
 def answer_length(dialog: Dialog) -> list[float]:
-    """Pieces between single spaces of the next user turn, at most 30: punctuation counts, an empty turn is 1 piece, the last reply has 0."""
-    return [0.0 if answer is None else float(min(len(answer.split(" ")), 30)) for answer in _next_turns(dialog)]
+    """Pieces between single spaces of the next user turn, at most 30: punctuation counts, an empty turn is 1
+    piece, the last reply has 0."""
+    return [
+        0.0 if answer is None else float(min(len(answer.split(" ")), 30)) for answer in _next_turns(dialog)
+    ]
 
 
 def answer_characters(dialog: Dialog) -> list[float]:
@@ -42,7 +48,8 @@ def answer_characters(dialog: Dialog) -> list[float]:
 
 
 def laughter(dialog: Dialog) -> list[float]:
-    """How often the letters "ha" are in the next user turn ("what do you have": 2), at most 4; 0 for the last reply."""
+    """How often the letters "ha" are in the next user turn ("what do you have": 2), at most 4; 0 for the last
+    reply."""
     return [float(min((answer or "").count("ha"), 4)) for answer in _next_turns(dialog)]
 
 
@@ -52,8 +59,12 @@ def vote(dialog: Dialog) -> list[float]:
 
 
 def question(dialog: Dialog) -> list[float]:
-    """Half for "?", half for a question word in any case as a token of its own: "what's" and "What?" have one, "show" and "how-to" none."""
-    return [0.5 * ("?" in reply) + 0.5 * (not QUESTION_WORDS.isdisjoint(_tokens(reply.lower()))) for reply in _replies(dialog)]
+    """Half for "?", half for a question word in any case as a token of its own: "what's" and "What?" have
+    one, "show" and "how-to" none."""
+    return [
+        0.5 * ("?" in reply) + 0.5 * (not QUESTION_WORDS.isdisjoint(_tokens(reply.lower())))
+        for reply in _replies(dialog)
+    ]
 
 
 def compliments(dialog: Dialog) -> list[float]:
@@ -82,9 +93,13 @@ def sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
 
 
 def sentiment_transition(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
-    """Of the next user turn minus that of the turn before the reply; what is missing, after the last reply too, is the text "_"."""
+    """Of the next user turn minus that of the turn before the reply; what is missing, after the last reply
+    too, is the text "_"."""
     before = [turn or "" for turn in questions(dialog)]
-    return [sentiment(after or "_") - sentiment(turn or "_") for turn, after in zip(before, _next_turns(dialog), strict=True)]
+    return [
+        sentiment(after or "_") - sentiment(turn or "_")
+        for turn, after in zip(before, _next_turns(dialog), strict=True)
+    ]
 
 
 def sentiment_sum(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
@@ -94,10 +109,12 @@ def sentiment_sum(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
 
 
 def sentiment_slope(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
-    """(lowest - highest) / (row of the lowest - row of the highest), the 0 of the last reply included; 0 where all are equal; on every reply.
+    """(lowest - highest) / (row of the lowest - row of the highest), the 0 of the last reply included; 0
+    where all are equal; on every reply.
 
-    It sorted the rows by sentiment and took both ends: of equals the first row is the lowest and the last row the highest. Its sort kept the order of
-    equals in conversations of up to 16 exchanges; of longer ones, where it depended on the machine, we keep it too.
+    It sorted the rows by sentiment and took both ends: of equals the first row is the lowest and the last row
+    the highest. Its sort kept the order of equals in conversations of up to 16 exchanges; of longer ones,
+    where it depended on the machine, we keep it too.
     """
     values = [sentiment(answer) if answer else 0.0 for answer in _next_turns(dialog)]
     if not values or min(values) == max(values):
@@ -113,7 +130,9 @@ def you_spoken(dialog: Dialog) -> list[float]:
 
 def question_spoken(dialog: Dialog) -> list[float]:
     """1 where the reply has both "?" and the letters of a question word ("show")."""
-    return [float("?" in reply and any(word in reply for word in QUESTION_WORDS)) for reply in _replies(dialog)]
+    return [
+        float("?" in reply and any(word in reply for word in QUESTION_WORDS)) for reply in _replies(dialog)
+    ]
 
 
 def reply_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
@@ -123,7 +142,10 @@ def reply_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]
 
 def answer_sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
     """Of the next user turn; -0.5 where "<unk>" is in it."""
-    return [-0.5 if UNKNOWN in (answer or "") else sentiment(answer or "_") for answer in _next_turns(dialog, spoken=True)]
+    return [
+        -0.5 if UNKNOWN in (answer or "") else sentiment(answer or "_")
+        for answer in _next_turns(dialog, spoken=True)
+    ]
 
 
 def toxicity(dialog: Dialog, *, toxicity: Scorer = INSULT_LIST) -> list[float]:
@@ -170,7 +192,8 @@ def _replies(dialog: Dialog) -> list[str]:
 
 
 def _next_turns(dialog: Dialog, *, spoken: bool = False) -> list[str | None]:
-    """The user turn after each reply; after the last one the offline code knew none (None), in self-play there is one."""
+    """The user turn after each reply; after the last one the offline code knew none (None), in self-play
+    there is one."""
     after, later = [], ""
     for message in reversed(dialog.messages):
         after.append(later)

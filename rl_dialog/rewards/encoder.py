@@ -1,4 +1,5 @@
-"""What a transformers model says of texts: a classifier's labels, cosines of sentence vectors, greedy matches of token vectors, a regression head."""
+"""What a transformers model says of texts: a classifier's labels, cosines of sentence vectors, greedy matches
+of token vectors, a regression head."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ MAX_TOKENS = 512  # longer texts lose their tail; a model with fewer positions c
 
 
 class Encoder:
-    """A text encoder, or the trunk of a causal LM: one vector per token. Raises UserError when there is none at `path`."""
+    """A text encoder, or the trunk of a causal LM: one vector per token. Raises UserError when there is none
+    at `path`."""
 
     def __init__(self, path: str) -> None:
         from transformers import AutoModel
@@ -27,42 +29,64 @@ class Encoder:
         self.tokenizer, self.model, report = _load(AutoModel, path)
         lacking = [key for key in report["missing_keys"] if "pooler" not in key]
         if lacking:
-            raise UserError(f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]} first")
+            raise UserError(
+                f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]} first"
+            )
         self.length = _longest(self.tokenizer, self.model)
 
     @torch.no_grad()
     def __call__(self, texts: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
-        """{text: (its last hidden states (T, H), which of them are special tokens (T,))}. Texts of similar length share a batch."""
+        """{text: (its last hidden states (T, H), which of them are special tokens (T,))}. Texts of similar
+        length share a batch."""
         found = {}
         unique = list(set(texts))
         for places in batches([(len(text), text) for text in unique], BATCH_TEXTS):
             part = [unique[i] for i in places]
             encoded = self.tokenizer(
-                part, padding=True, truncation=True, max_length=self.length, return_tensors="pt", return_special_tokens_mask=True
+                part,
+                padding=True,
+                truncation=True,
+                max_length=self.length,
+                return_tensors="pt",
+                return_special_tokens_mask=True,
             )
             mask, special = encoded["attention_mask"].bool(), encoded["special_tokens_mask"].bool()
             if not encoded["input_ids"].shape[1]:  # nothing here that the tokenizer knows
-                found |= {text: (torch.empty(0, self.model.config.hidden_size), torch.empty(0, dtype=torch.bool)) for text in part}
+                found |= {
+                    text: (torch.empty(0, self.model.config.hidden_size), torch.empty(0, dtype=torch.bool))
+                    for text in part
+                }
                 continue
-            states = self.model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).last_hidden_state  # (B, T, H)
+            states = self.model(
+                input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]
+            ).last_hidden_state  # (B, T, H)
             found |= {text: (states[i, mask[i]], special[i, mask[i]]) for i, text in enumerate(part)}
         return found
 
 
 def cosine(encoder: Encoder, pairs: list[tuple[str, str]]) -> list[float]:
-    """The cosine of the two texts' mean token vectors, special tokens included as in sentence encoders. -1..1."""
+    """The cosine of the two texts' mean token vectors, special tokens included as in sentence encoders.
+    -1..1."""
     states = encoder([text for pair in pairs for text in pair])
-    means = {text: torch.nn.functional.normalize(vectors.mean(0), dim=0) for text, (vectors, _) in states.items() if len(vectors)}
+    means = {
+        text: torch.nn.functional.normalize(vectors.mean(0), dim=0)
+        for text, (vectors, _) in states.items()
+        if len(vectors)
+    }
     return [_compared(means, pair, lambda one, other: (one @ other).clamp(-1, 1)) for pair in pairs]
 
 
 def greedy_f1(encoder: Encoder, pairs: list[tuple[str, str]]) -> list[float]:
-    """BERTScore F1 (Zhang et al. 2020): every token takes its best cosine in the other text; P over the candidate's, R over the reference's.
+    """BERTScore F1 (Zhang et al. 2020): every token takes its best cosine in the other text; P over the
+    candidate's, R over the reference's.
 
     From the last layer, without idf weights, special tokens or rescaling.
     """
     states = encoder([text for pair in pairs for text in pair])
-    tokens = {text: torch.nn.functional.normalize(vectors[~special], dim=1) for text, (vectors, special) in states.items()}
+    tokens = {
+        text: torch.nn.functional.normalize(vectors[~special], dim=1)
+        for text, (vectors, special) in states.items()
+    }
     tokens = {text: vectors for text, vectors in tokens.items() if len(vectors)}
     return [_compared(tokens, pair, _greedy) for pair in pairs]
 
@@ -76,8 +100,14 @@ class Classifier:
         self.path = path
         self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
         if report["missing_keys"] or self.model.config.num_labels < 2:
-            why = f"its files lack {sorted(report['missing_keys'])[0]}" if report["missing_keys"] else "it has one output"
-            raise UserError(f"{path}: expected a trained classifier with at least two labels, got one of which {why}")
+            why = (
+                f"its files lack {sorted(report['missing_keys'])[0]}"
+                if report["missing_keys"]
+                else "it has one output"
+            )
+            raise UserError(
+                f"{path}: expected a trained classifier with at least two labels, got one of which {why}"
+            )
         self.length = _longest(self.tokenizer, self.model)
         named = self.model.config.id2label
         self.labels = [str(named[i]).lower() for i in range(self.model.config.num_labels)]
@@ -85,7 +115,8 @@ class Classifier:
             self.labels = list(EMOJIS)
 
     def weights(self, known: Mapping[str, float]) -> np.ndarray:
-        """(labels,) what each label counts; a classifier of 64 emojis has weights of its own. Raises UserError for a label that is not known."""
+        """(labels,) what each label counts; a classifier of 64 emojis has weights of its own. Raises
+        UserError for a label that is not known."""
         if self.labels == list(EMOJIS):
             return np.array([EMOJI_WEIGHTS.get(label, 0.0) for label in self.labels])
         plain = {_plain(label): weight for label, weight in known.items()}
@@ -99,12 +130,19 @@ class Classifier:
 
     @torch.no_grad()
     def __call__(self, texts: list[str]) -> np.ndarray:
-        """(texts, labels) probabilities, a sigmoid each where the model says that several labels may hold. Empty texts have 0 everywhere."""
+        """(texts, labels) probabilities, a sigmoid each where the model says that several labels may hold.
+        Empty texts have 0 everywhere."""
         found = np.zeros((len(texts), len(self.labels)))
         worded = [i for i, text in enumerate(texts) if text.strip()]
         for places in batches([(len(texts[i]), texts[i]) for i in worded], BATCH_TEXTS):
             part = [worded[place] for place in places]
-            encoded = self.tokenizer([texts[i] for i in part], padding=True, truncation=True, max_length=self.length, return_tensors="pt")
+            encoded = self.tokenizer(
+                [texts[i] for i in part],
+                padding=True,
+                truncation=True,
+                max_length=self.length,
+                return_tensors="pt",
+            )
             logits = self.model(**encoded).logits.float()
             several = self.model.config.problem_type == "multi_label_classification"
             found[part] = (logits.sigmoid() if several else logits.softmax(-1)).numpy()
@@ -112,14 +150,19 @@ class Classifier:
 
 
 class Regression:
-    """A regression head over (reference, candidate), as BLEURT is. Raises UserError when `path` has no such model."""
+    """A regression head over (reference, candidate), as BLEURT is. Raises UserError when `path` has no such
+    model."""
 
     def __init__(self, path: str) -> None:
         from transformers import AutoModelForSequenceClassification
 
         self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
         if self.model.config.num_labels != 1 or report["missing_keys"]:
-            why = f"it lacks {', '.join(sorted(report['missing_keys'])[:3])}" if report["missing_keys"] else f"{self.model.config.num_labels} labels"
+            why = (
+                f"it lacks {', '.join(sorted(report['missing_keys'])[:3])}"
+                if report["missing_keys"]
+                else f"{self.model.config.num_labels} labels"
+            )
             raise UserError(
                 f"{path}: expected a BLEURT checkpoint with a trained head of one output, got {why}. BLEURT's own TensorFlow files must be "
                 "converted first (to a BertForSequenceClassification with num_labels 1)"
@@ -131,7 +174,14 @@ class Regression:
         scores = [0.0] * len(pairs)
         for part in batches([(len(pair[0]) + len(pair[1]), pair) for pair in pairs], BATCH_TEXTS):
             candidates, references = zip(*(pairs[i] for i in part), strict=True)
-            encoded = self.tokenizer(list(references), list(candidates), padding=True, truncation=True, max_length=self.length, return_tensors="pt")
+            encoded = self.tokenizer(
+                list(references),
+                list(candidates),
+                padding=True,
+                truncation=True,
+                max_length=self.length,
+                return_tensors="pt",
+            )
             for i, value in zip(part, self.model(**encoded).logits[:, 0].tolist(), strict=True):
                 scores[i] = value
         return scores
@@ -142,8 +192,11 @@ def _plain(label: str) -> str:
     return label.lower().replace("_", " ").replace("-", " ")
 
 
-def _compared(vectors: dict[str, Tensor], pair: tuple[str, str], compare: Callable[[Tensor, Tensor], Any]) -> float:
-    """`compare` of the two texts' vectors; a text without any (nothing that the tokenizer knows) equals itself alone."""
+def _compared(
+    vectors: dict[str, Tensor], pair: tuple[str, str], compare: Callable[[Tensor, Tensor], Any]
+) -> float:
+    """`compare` of the two texts' vectors; a text without any (nothing that the tokenizer knows) equals
+    itself alone."""
     candidate, reference = pair
     if candidate in vectors and reference in vectors:
         return float(compare(vectors[candidate], vectors[reference]))
@@ -166,7 +219,9 @@ def _load(kind: Any, path: str) -> tuple[Any, Any, dict[str, Any]]:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="right")
         model, report = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub name ({error})") from error
+        raise UserError(
+            f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub name ({error})"
+        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer, model.eval(), report

@@ -34,7 +34,9 @@ def judges_texts(path: str) -> bool:
     """Is there a model of ours? Only its folder is looked at; a classifier of labels, or one on the hub, is
     none."""
     try:
-        return (Path(path) / FILE).is_file() or "rated" in json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        return (Path(path) / FILE).is_file() or "rated" in json.loads(
+            (Path(path) / "config.json").read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return False
 

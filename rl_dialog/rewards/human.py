@@ -17,18 +17,26 @@ def vote(dialog: Dialog) -> list[float | None]:
     for i in dialog.replies:
         given = dialog.messages[i].get("feedback", {}).get("vote")
         if given is not None and (isinstance(given, bool) or given not in (-1, 0, 1)):
-            raise DialogError(f"dialog {dialog.id!r}, message {i}: expected feedback.vote to be -1, 0 or 1, got {given!r}")
+            raise DialogError(
+                f"dialog {dialog.id!r}, message {i}: expected feedback.vote to be -1, 0 or 1, got {given!r}"
+            )
         values.append(None if given is None else float(given))
     return values
 
 
 def rating(dialog: Dialog, *, name: str | None = None) -> list[float | None]:
-    """A human's rating of the whole conversation, in the rating's own unit, on the last reply; does not apply to the replies before.
+    """A human's rating of the whole conversation, in the rating's own unit, on the last reply; does not apply
+    to the replies before.
 
-    `meta["ratings"]` is {name: number}; `name` picks one of them, without it their mean counts. Ratings that are not finite numbers are left out.
+    `meta["ratings"]` is {name: number}; `name` picks one of them, without it their mean counts. Ratings that
+    are not finite numbers are left out.
     """
     ratings = dialog.meta.get("ratings")
-    found = {key: value for key, value in ratings.items() if _is_number(value)} if isinstance(ratings, dict) else {}
+    found = (
+        {key: value for key, value in ratings.items() if _is_number(value)}
+        if isinstance(ratings, dict)
+        else {}
+    )
     chosen = [value for key, value in found.items() if name in (None, key)]
     values: list[float | None] = [None] * len(dialog.replies)
     if chosen and values:
@@ -37,7 +45,8 @@ def rating(dialog: Dialog, *, name: str | None = None) -> list[float | None]:
 
 
 def logged(dialog: Dialog) -> list[float | None]:
-    """The message's own `reward` as the log has it: a human 0/1, an environment's reward, an outcome. Does not apply where there is none."""
+    """The message's own `reward` as the log has it: a human 0/1, an environment's reward, an outcome. Does
+    not apply where there is none."""
     values = [dialog.messages[i].get("reward") for i in dialog.replies]
     return [None if value is None else float(value) for value in values]
 

@@ -1,4 +1,5 @@
-"""METEOR (Banerjee and Lavie 2005, with the weights of Lavie and Agarwal 2007): unigrams matched exactly, by stem, then by WordNet synonym."""
+"""METEOR (Banerjee and Lavie 2005, with the weights of Lavie and Agarwal 2007): unigrams matched exactly, by
+stem, then by WordNet synonym."""
 
 from __future__ import annotations
 
@@ -9,21 +10,46 @@ from pathlib import Path
 from rl_dialog.errors import UserError
 from rl_dialog.rewards.words import words
 
-ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # weight of recall in the mean; power and weight of the penalty for fragments
+ALPHA, BETA, GAMMA = (
+    0.9,
+    3.0,
+    0.5,
+)  # weight of recall in the mean; power and weight of the penalty for fragments
 
 PARTS_OF_SPEECH = ("noun", "verb", "adj", "adv")
 ENDINGS = {  # inflected ending -> ending of the base form, per part of speech: WordNet's rules of detachment
-    "noun": (("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"), ("men", "man"), ("ies", "y")),
-    "verb": (("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
+    "noun": (
+        ("s", ""),
+        ("ses", "s"),
+        ("ves", "f"),
+        ("xes", "x"),
+        ("zes", "z"),
+        ("ches", "ch"),
+        ("shes", "sh"),
+        ("men", "man"),
+        ("ies", "y"),
+    ),
+    "verb": (
+        ("s", ""),
+        ("ies", "y"),
+        ("es", "e"),
+        ("es", ""),
+        ("ed", "e"),
+        ("ed", ""),
+        ("ing", "e"),
+        ("ing", ""),
+    ),
     "adj": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
     "adv": (),
 }
 
 
 class Meteor:
-    """(1 - gamma (chunks / matches)^beta) P R / (alpha P + (1 - alpha) R) for P = matches / candidate words and R = matches / reference words.
+    """(1 - gamma (chunks / matches)^beta) P R / (alpha P + (1 - alpha) R) for P = matches / candidate words
+    and R = matches / reference words.
 
-    A chunk is a run of matches that are neighbours in both texts. Raises UserError for a folder without WordNet, UserError without a stemmer.
+    A chunk is a run of matches that are neighbours in both texts. Raises UserError for a folder without
+    WordNet, UserError without a stemmer.
     """
 
     def __init__(self, wordnet: str | Path) -> None:
@@ -47,10 +73,14 @@ class Meteor:
         return (1 - GAMMA * (chunks / len(matched)) ** BETA) * mean
 
     def align(self, mine: list[str], theirs: list[str]) -> dict[int, int]:
-        """{position in `mine`: position in `theirs`}: in each stage the longest runs first, so that there are few chunks."""
+        """{position in `mine`: position in `theirs`}: in each stage the longest runs first, so that there are
+        few chunks."""
         matched: dict[int, int] = {}
         for same in (lambda a, b: a == b, lambda a, b: self.stem(a) == self.stem(b), self.wordnet.synonyms):
-            free, left = set(range(len(mine))) - matched.keys(), set(range(len(theirs))) - set(matched.values())
+            free, left = (
+                set(range(len(mine))) - matched.keys(),
+                set(range(len(theirs))) - set(matched.values()),
+            )
             pairs = {(i, j) for i in free for j in left if same(mine[i], theirs[j])}
             while pairs:
                 run = _longest_run(pairs)
@@ -72,10 +102,13 @@ def _longest_run(pairs: set[tuple[int, int]]) -> dict[int, int]:
 
 
 class WordNet:
-    """Which words share a synset, from the index.* and *.exc files of a WordNet folder. Raises UserError where they are missing."""
+    """Which words share a synset, from the index.* and *.exc files of a WordNet folder. Raises UserError
+    where they are missing."""
 
     def __init__(self, folder: str | Path) -> None:
-        missing = [f"index.{part}" for part in PARTS_OF_SPEECH if not (Path(folder) / f"index.{part}").is_file()]
+        missing = [
+            f"index.{part}" for part in PARTS_OF_SPEECH if not (Path(folder) / f"index.{part}").is_file()
+        ]
         if missing:
             raise UserError(
                 f"{folder}: expected a WordNet folder with index.noun, index.verb, index.adj and index.adv, missing {', '.join(missing)}; "
@@ -90,15 +123,25 @@ class WordNet:
         return not self.synsets(one).isdisjoint(self.synsets(other))
 
     def _synsets(self, word: str) -> frozenset[tuple[str, str]]:
-        return frozenset((part, offset) for part in PARTS_OF_SPEECH for form in self._forms(word, part) for offset in self.index[part].get(form, ()))
+        return frozenset(
+            (part, offset)
+            for part in PARTS_OF_SPEECH
+            for form in self._forms(word, part)
+            for offset in self.index[part].get(form, ())
+        )
 
     def _forms(self, word: str, part: str) -> set[str]:
-        bases = {word[: -len(ending)] + base for ending, base in ENDINGS[part] if word.endswith(ending) and len(word) > len(ending)}
+        bases = {
+            word[: -len(ending)] + base
+            for ending, base in ENDINGS[part]
+            if word.endswith(ending) and len(word) > len(ending)
+        }
         return {word, *self.exceptions[part].get(word, bases)}
 
 
 def _read_index(path: Path) -> dict[str, tuple[str, ...]]:
-    """Lines `lemma pos synsets pointers ...pointer symbols... senses tagged ...offsets...`; the licence's lines begin with two spaces."""
+    """Lines `lemma pos synsets pointers ...pointer symbols... senses tagged ...offsets...`; the licence's
+    lines begin with two spaces."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("  "):

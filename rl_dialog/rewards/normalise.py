@@ -1,4 +1,5 @@
-"""Normalisers of reward components: fitted on the training split, kept in the manifest, and the same for every reply afterwards.
+"""Normalisers of reward components: fitted on the training split, kept in the manifest, and the same for
+every reply afterwards.
 
     zscore   (x - mean) / std             std of the population, as numpy
     min_max  (x - min) / (max - min)      new data may leave 0..1
@@ -46,23 +47,39 @@ class Normaliser:
     def from_dict(cls, values: Mapping[str, Any]) -> Normaliser:
         """The inverse of `to_dict`. Raises UserError for what no normaliser looks like."""
         try:
-            found = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+            found = cls(
+                **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+            )
         except TypeError as error:
-            raise UserError(f"expected a normaliser with kind, shift, scale, values and ranks, got {dict(values)}") from error
-        if found.kind not in KINDS or not found.scale or len(found.values) != len(found.ranks) or (found.kind == "rank" and not found.values):
-            raise UserError(f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as ranks, got {dict(values)}")
+            raise UserError(
+                f"expected a normaliser with kind, shift, scale, values and ranks, got {dict(values)}"
+            ) from error
+        if (
+            found.kind not in KINDS
+            or not found.scale
+            or len(found.values) != len(found.ranks)
+            or (found.kind == "rank" and not found.values)
+        ):
+            raise UserError(
+                f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as ranks, got {dict(values)}"
+            )
         return found
 
 
 def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """{reward: kind} of `zscore` for all or `sentiment=rank` for one; a later entry wins, `none` is left out. Raises UserError."""
+    """{reward: kind} of `zscore` for all or `sentiment=rank` for one; a later entry wins, `none` is left out.
+    Raises UserError."""
     found: dict[str, str] = {}
     for entry in entries:
         name, equals, kind = entry.rpartition("=")
         if kind not in KINDS:
-            raise UserError(f"--normalise {entry}: expected one of {', '.join(KINDS)} for all rewards, or NAME=KIND for one")
+            raise UserError(
+                f"--normalise {entry}: expected one of {', '.join(KINDS)} for all rewards, or NAME=KIND for one"
+            )
         if equals and name not in names:
-            raise UserError(f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got {name!r}")
+            raise UserError(
+                f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got {name!r}"
+            )
         found |= dict.fromkeys([name] if equals else names, kind)
     return {name: kind for name, kind in found.items() if kind != "none"}
 
@@ -74,7 +91,8 @@ def fit_moments(kind: str, *, mean: float, std: float, low: float, high: float) 
 
 
 def fit_rank(values: np.ndarray) -> Normaliser:
-    """`rank` from the training replies' values (R,); with more than KNOTS different values the line goes through evenly spaced quantiles."""
+    """`rank` from the training replies' values (R,); with more than KNOTS different values the line goes
+    through evenly spaced quantiles."""
     distinct, counts = np.unique(values, return_counts=True)
     below = np.cumsum(counts) - counts
     ranks = (below + counts / 2) / counts.sum()
@@ -102,7 +120,9 @@ def fit_normalisers(
     return fitted
 
 
-def weighted_sum(components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]) -> float | None:
+def weighted_sum(
+    components: Mapping[str, float], weights: Mapping[str, float], normalisers: Mapping[str, Normaliser]
+) -> float | None:
     """A reply's reward: the sum of weight * normalised component over the `components` that apply to it.
 
     None where none of them has a weight other than 0: a reward that nobody gave is not one of 0.

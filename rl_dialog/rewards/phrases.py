@@ -1,4 +1,5 @@
-"""Fixed English words of the assistant: compliments, politeness, support, cheer, and speaking about the user. They apply to every reply."""
+"""Fixed English words of the assistant: compliments, politeness, support, cheer, and speaking about the user.
+They apply to every reply."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ SUPPORTIVE = (
     "i am in the same boat", "if you feel like you need to vent",
 )
 # fmt: on
-NEGATIONS = frozenset(("not", "t", "no", "never", "nor", "neither", "nobody", "nothing", "cannot", "without", "hardly"))  # t: don't, can't
+NEGATIONS = frozenset(
+    ("not", "t", "no", "never", "nor", "neither", "nobody", "nothing", "cannot", "without", "hardly")
+)  # t: don't, can't
 REACH = 3  # words before a phrase in which a negation turns it around: "not really very happy"
 _CLAUSE = re.compile(r"[.!?;:,\n\u2026\u3002\uff0c\uff01\uff1f]+")
 
@@ -53,7 +56,8 @@ def supportive(dialog: Dialog) -> list[float]:
 
 
 def you(dialog: Dialog) -> list[float]:
-    """1 where the reply speaks about the user: "you" as a word of its own ("you're" too, "your" and "young" not), else 0."""
+    """1 where the reply speaks about the user: "you" as a word of its own ("you're" too, "your" and "young"
+    not), else 0."""
     return [float("you" in parts(reply)) for reply in _replies(dialog)]
 
 
@@ -62,14 +66,17 @@ def _replies(dialog: Dialog) -> list[str]:
 
 
 def _says(text: str, phrases: tuple[str, ...]) -> float:
-    """1.0 if a clause of `text` holds one of the phrases as whole words, and no negation stands shortly before it."""
+    """1.0 if a clause of `text` holds one of the phrases as whole words, and no negation stands shortly
+    before it."""
     known = _by_first_word(phrases)
     if known.keys().isdisjoint(parts(text)):
         return 0.0
     for said in map(parts, _CLAUSE.split(text)):
         for start, word in enumerate(said):
             for phrase in known.get(word, ()):
-                if said[start : start + len(phrase)] == phrase and NEGATIONS.isdisjoint(said[max(start - REACH, 0) : start]):
+                if said[start : start + len(phrase)] == phrase and NEGATIONS.isdisjoint(
+                    said[max(start - REACH, 0) : start]
+                ):
                     return 1.0
     return 0.0
 

@@ -1,4 +1,5 @@
-"""How the assistant spoke: rewards read from the reply and the assistant's earlier turns. They apply to every reply."""
+"""How the assistant spoke: rewards read from the reply and the assistant's earlier turns. They apply to every
+reply."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ QUESTION_MARKS = "?\uff1f\u061f"  # ASCII, fullwidth, Arabic
 
 
 def question(dialog: Dialog) -> list[float]:
-    """0, 0.5 or 1: half for a question mark, half for an English question word as a word of its own ("show" is none)."""
+    """0, 0.5 or 1: half for a question mark, half for an English question word as a word of its own ("show"
+    is none)."""
     values = []
     for i in dialog.replies:
         text = dialog.messages[i]["content"] or ""
@@ -22,7 +24,8 @@ def question(dialog: Dialog) -> list[float]:
 
 
 def repetition(dialog: Dialog) -> list[float]:
-    """0, -1, -2, ...: minus the number of distinct content words of the reply that the assistant already used in this dialog."""
+    """0, -1, -2, ...: minus the number of distinct content words of the reply that the assistant already used
+    in this dialog."""
     values, used = [], set()
     replies = set(dialog.replies)
     for i, message in enumerate(dialog.messages):
@@ -62,10 +65,13 @@ def toxicity_level(dialog: Dialog, *, toxicity_level: Scorer = INSULT_LEVEL) -> 
 
 
 def toxicity_noised(dialog: Dialog, *, toxicity_level: Scorer = INSULT_LEVEL) -> list[float]:
-    """0 or -2: as `toxicity_level`, but level 1 becomes 0 or 2 by a coin that the text decides, so that it falls the same way every time."""
+    """0 or -2: as `toxicity_level`, but level 1 becomes 0 or 2 by a coin that the text decides, so that it
+    falls the same way every time."""
     texts = [dialog.messages[i]["content"] or "" for i in dialog.replies]
     levels = [toxicity_level(text) for text in texts]
-    return [0.0 - (2 * _coin(text) if level == 1 else level) for text, level in zip(texts, levels, strict=True)]
+    return [
+        0.0 - (2 * _coin(text) if level == 1 else level) for text, level in zip(texts, levels, strict=True)
+    ]
 
 
 def _coin(text: str) -> int:

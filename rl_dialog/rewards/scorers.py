@@ -1,7 +1,9 @@
-"""Models behind rewards. A scorer turns a text into a number or vectors; it is loaded once per process and asked once per text, in batches.
+"""Models behind rewards. A scorer turns a text into a number or vectors; it is loaded once per process and
+asked once per text, in batches.
 
-A reward function says which scorer it needs by the name of a keyword (`sentiment`, `encoder`, `toxicity`). `make_scorers` gives the built-in one,
-which needs no download, or a model of the user's. `in_batches` runs the functions once before, to hear what they ask.
+A reward function says which scorer it needs by the name of a keyword (`sentiment`, `encoder`, `toxicity`).
+`make_scorers` gives the built-in one, which needs no download, or a model of the user's. `in_batches` runs
+the functions once before, to hear what they ask.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ HASHED = 256  # numbers in the built-in encoder's vector of a word
 
 
 class Scorer:
-    """text -> what `score` says of it, remembered. While it collects, unknown texts give `blank` and are scored together by `score_collected`.
+    """text -> what `score` says of it, remembered. While it collects, unknown texts give `blank` and are
+    scored together by `score_collected`.
 
     A text may also be a whole conversation: a tuple of (role, content).
     """
@@ -65,7 +68,9 @@ class Scorer:
     def _remember(self, texts: list[Any], values: Sequence[Any]) -> None:
         for text, value in zip(texts, values, strict=True):
             self.known[text] = value
-            self.bytes += (len(text) if isinstance(text, str) else 8 * len(text)) + getattr(value, "nbytes", 0)
+            self.bytes += (len(text) if isinstance(text, str) else 8 * len(text)) + getattr(
+                value, "nbytes", 0
+            )
 
     def _make_room(self) -> None:
         if len(self.known) >= MOST_TEXTS or self.bytes >= MOST_BYTES:
@@ -73,15 +78,25 @@ class Scorer:
             self.bytes = 0
 
 
-def make_scorers(chosen: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None) -> dict[str, Scorer]:
-    """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`. Raises UserError for what cannot be one."""
+def make_scorers(
+    chosen: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None
+) -> dict[str, Scorer]:
+    """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`. Raises UserError
+    for what cannot be one."""
     paths = dict(entry.partition("=")[::2] for entry in chosen)
     for name, path in paths.items():
         if name not in BUILT_IN or not path:
-            raise UserError(f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name")
+            raise UserError(
+                f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name"
+            )
     if label_weights and not any(name in LABELS and not judges_texts(path) for name, path in paths.items()):
-        raise UserError("--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH")
-    return {name: _model(name, paths[name], label_weights or {}) if name in paths else scorer for name, scorer in BUILT_IN.items()}
+        raise UserError(
+            "--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH"
+        )
+    return {
+        name: _model(name, paths[name], label_weights or {}) if name in paths else scorer
+        for name, scorer in BUILT_IN.items()
+    }
 
 
 def needed(function: Callable) -> list[str]:
@@ -98,9 +113,15 @@ def with_scorers(function: Callable, scorers: Mapping[str, Scorer]) -> Callable:
     return partial(function, **{name: scorers[name] for name in names}) if names else function
 
 
-def in_batches(dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: Sequence[Scorer]) -> Iterator[Dialog]:
+def in_batches(
+    dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: Sequence[Scorer]
+) -> Iterator[Dialog]:
     """The dialogs, each once its texts for `scorers` have been scored together with those of others."""
-    asking = [reward for reward in rewards if isinstance(reward, partial) and any(value in scorers for value in reward.keywords.values())]
+    asking = [
+        reward
+        for reward in rewards
+        if isinstance(reward, partial) and any(value in scorers for value in reward.keywords.values())
+    ]
     for start in range(0, len(dialogs), TOGETHER):
         group = dialogs[start : start + TOGETHER]
         if asking:
@@ -108,7 +129,9 @@ def in_batches(dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: 
                 scorer.collect()
             for dialog in group:
                 for reward in asking:
-                    with suppress(Exception):  # a blank may be what it cannot work with; what is really wrong is raised when its value is asked for
+                    with suppress(
+                        Exception
+                    ):  # a blank may be what it cannot work with; what is really wrong is raised when its value is asked for
                         reward(dialog)
             for scorer in scorers:
                 scorer.score_collected()
@@ -122,8 +145,9 @@ def in_batches(dialogs: Sequence[Dialog], rewards: Sequence[Callable], scorers: 
 def _analyser() -> Any:
     """The lexicon, read once per process, and VADER's rules with the same numbers in linear time.
 
-    There are no parts to combine: a word's valence depends on the three words before it, the two behind it and whether the text mixes capitals, so
-    it is asked with these words alone (the library lower-cases all words for each one of the lexicon); the valences are added up as they were.
+    There are no parts to combine: a word's valence depends on the three words before it, the two behind it
+    and whether the text mixes capitals, so it is asked with these words alone (the library lower-cases all
+    words for each one of the lexicon); the valences are added up as they were.
     """
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
@@ -131,9 +155,14 @@ def _analyser() -> Any:
         raise UserError("rewards of sentiment need VADER: pip install vaderSentiment") from error
 
     class Analyser(SentimentIntensityAnalyzer):
-        def sentiment_valence(self, valence: float, sentitext: Any, item: str, i: int, sentiments: list[float]) -> list[float]:
+        def sentiment_valence(
+            self, valence: float, sentitext: Any, item: str, i: int, sentiments: list[float]
+        ) -> list[float]:
             start = max(i - 3, 0)
-            near = SimpleNamespace(words_and_emoticons=sentitext.words_and_emoticons[start : i + 3], is_cap_diff=sentitext.is_cap_diff)
+            near = SimpleNamespace(
+                words_and_emoticons=sentitext.words_and_emoticons[start : i + 3],
+                is_cap_diff=sentitext.is_cap_diff,
+            )
             return super().sentiment_valence(valence, near, item, i - start, sentiments)
 
         _but_check = staticmethod(_but_check)
@@ -142,12 +171,14 @@ def _analyser() -> Any:
 
 
 def _but_check(said: list[str], valences: list[float]) -> list[float]:
-    """Half of what stands before the first "but" and 1.5 times what stands behind it, as VADER does it: in place of each valence, one after the
-    other, the first that equals it at that moment is changed."""
+    """Half of what stands before the first "but" and 1.5 times what stands behind it, as VADER does it: in
+    place of each valence, one after the other, the first that equals it at that moment is changed."""
     but = next((i for i, word in enumerate(said) if word.lower() == "but"), None)
     if but is None:
         return valences
-    places: dict[float, list[int]] = {}  # a heap per value; a place that has another value by now is dropped when it comes up
+    places: dict[
+        float, list[int]
+    ] = {}  # a heap per value; a place that has another value by now is dropped when it comes up
     for i, valence in enumerate(valences):
         places.setdefault(valence, []).append(i)
     for i in range(len(valences)):
@@ -169,26 +200,34 @@ def _hashed(word: str) -> np.ndarray:
 
 
 def _hashed_words(text: str) -> np.ndarray:
-    """(n, HASHED) a random vector per word, always the same one: near are texts that share words. Of a long text the first MOST_WORDS words."""
+    """(n, HASHED) a random vector per word, always the same one: near are texts that share words. Of a long
+    text the first MOST_WORDS words."""
     read = words(text[: 64 * MOST_WORDS])[:MOST_WORDS]
     return np.stack([_hashed(word) for word in read]) if read else np.zeros((0, HASHED))
 
 
-SURE = math.exp(-0.355)  # 0.70: the probability from which a text counts as toxic for good, in the filter that the levels come from
+SURE = math.exp(
+    -0.355
+)  # 0.70: the probability from which a text counts as toxic for good, in the filter that the levels come from
 
 
 def toxicity_levels(probabilities: Sequence[Sequence[float]], levels: Sequence[float]) -> list[int]:
-    """0 (safe), 1 (sensitive) or 2 (toxic) for each text, of a classifier whose labels stand for `levels`: (texts, labels), (labels,).
+    """0 (safe), 1 (sensitive) or 2 (toxic) for each text, of a classifier whose labels stand for `levels`:
+    (texts, labels), (labels,).
 
-    The likeliest level, but 2 only where it has a probability of at least SURE, else the likelier of 0 and 1. A classifier without a level between
-    says 1 where it is not sure.
+    The likeliest level, but 2 only where it has a probability of at least SURE, else the likelier of 0 and 1.
+    A classifier without a level between says 1 where it is not sure.
     """
     given, levels = np.asarray(probabilities, dtype=float), np.asarray(levels)
     some, much = (given[:, levels == level].sum(1).clip(0, 1) for level in (1, 2))
     none = (1 - some - much).clip(0)
     between = some > none if (levels == 1).any() else True
     unsure = np.where(between, 1, 0)
-    return np.select([(much > none) & (much > some) & (much >= SURE), (much > none) & (much > some)], [2, unsure], (some > none).astype(int)).tolist()
+    return np.select(
+        [(much > none) & (much > some) & (much >= SURE), (much > none) & (much > some)],
+        [2, unsure],
+        (some > none).astype(int),
+    ).tolist()
 
 
 _INSULTS = """
@@ -198,11 +237,24 @@ idiots imbecile jackass jerk loser moron moronic morons motherfucker pathetic pi
 INSULTS = frozenset(_INSULTS.split())
 
 VADER = Scorer("VADER", lambda texts: [_analyser().polarity_scores(text)["compound"] for text in texts], 0.0)
-HASHED_WORDS = Scorer("hashed words", lambda texts: [_hashed_words(text) for text in texts], np.zeros((0, HASHED)))
-INSULT_LIST = Scorer("list of insults", lambda texts: [float(not INSULTS.isdisjoint(parts(text))) for text in texts], 0.0)  # a floor, not a judge
-INSULT_LEVEL = Scorer(INSULT_LIST.name, lambda texts: toxicity_levels([[INSULT_LIST(text)] for text in texts], [2]), 0)
-NO_MODEL = Scorer("none", lambda conversations: [None] * len(conversations), None)  # a learned reward has nothing to say before it was learned
-BUILT_IN: dict[str, Scorer] = {"sentiment": VADER, "encoder": HASHED_WORDS, "toxicity": INSULT_LIST, "toxicity_level": INSULT_LEVEL}
+HASHED_WORDS = Scorer(
+    "hashed words", lambda texts: [_hashed_words(text) for text in texts], np.zeros((0, HASHED))
+)
+INSULT_LIST = Scorer(
+    "list of insults", lambda texts: [float(not INSULTS.isdisjoint(parts(text))) for text in texts], 0.0
+)  # a floor, not a judge
+INSULT_LEVEL = Scorer(
+    INSULT_LIST.name, lambda texts: toxicity_levels([[INSULT_LIST(text)] for text in texts], [2]), 0
+)
+NO_MODEL = Scorer(
+    "none", lambda conversations: [None] * len(conversations), None
+)  # a learned reward has nothing to say before it was learned
+BUILT_IN: dict[str, Scorer] = {
+    "sentiment": VADER,
+    "encoder": HASHED_WORDS,
+    "toxicity": INSULT_LIST,
+    "toxicity_level": INSULT_LEVEL,
+}
 BUILT_IN["reward_model"] = NO_MODEL
 
 
@@ -225,7 +277,9 @@ def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
     weights = classifier.weights({**LABELS[name], **label_weights})
     if name == "toxicity_level":
         if not set(weights) <= {0, 1, 2}:
-            raise UserError(f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights {label_weights}")
+            raise UserError(
+                f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights {label_weights}"
+            )
         return Scorer(path, lambda texts: toxicity_levels(classifier(texts), weights), 0)
     return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)
 
@@ -235,13 +289,16 @@ def _reward_model(path: str) -> Scorer:
     reward = load_reward_model(path)
 
     def score(conversations: list[tuple[tuple[str, str], ...]]) -> list[float]:
-        return reward.score([{"role": role, "content": content} for role, content in turns] for turns in conversations)
+        return reward.score(
+            [{"role": role, "content": content} for role, content in turns] for turns in conversations
+        )
 
     return Scorer(path, score, 0.0)
 
 
 def _token_vectors(path: str, encoder: Any) -> Scorer:
-    """(n, H) of each text; a text of spaces has none, or two empty ones would be alike by their special tokens."""
+    """(n, H) of each text; a text of spaces has none, or two empty ones would be alike by their special
+    tokens."""
     nothing = np.zeros((0, encoder.model.config.hidden_size))
 
     def score(texts: list[str]) -> list[np.ndarray]:
@@ -253,14 +310,32 @@ def _token_vectors(path: str, encoder: Any) -> Scorer:
 
 SENTIMENT = {"positive": 1.0, "pos": 1.0, "neutral": 0.0, "neu": 0.0, "negative": -1.0, "neg": -1.0}
 SENTIMENT |= {f"{n} star{'s' * (n > 1)}": (n - 3) / 2 for n in range(1, 6)}
-TOXIC = {"toxic": 1.0, "toxicity": 1.0, "hate": 1.0, "offensive": 1.0, "nontoxic": 0.0, "non-toxic": 0.0, "not toxic": 0.0, "neutral": 0.0}
+TOXIC = {
+    "toxic": 1.0,
+    "toxicity": 1.0,
+    "hate": 1.0,
+    "offensive": 1.0,
+    "nontoxic": 0.0,
+    "non-toxic": 0.0,
+    "not toxic": 0.0,
+    "neutral": 0.0,
+}
 TOXIC |= {"nothate": 0.0, "non-hate": 0.0, "non-offensive": 0.0, "not-offensive": 0.0}
 FITTED = {"bad": 0.0, "good": 1.0}
-LEVELS = {label: 2 * weight for label, weight in (TOXIC | FITTED).items()} | {"safe": 0.0, "sensitive": 1.0, "unsafe": 2.0}
+LEVELS = {label: 2 * weight for label, weight in (TOXIC | FITTED).items()} | {
+    "safe": 0.0,
+    "sensitive": 1.0,
+    "unsafe": 2.0,
+}
 LEVELS |= {label: float(level) for level in range(3) for label in (str(level), f"label_{level}")}
-LABELS = {"sentiment": SENTIMENT | FITTED, "toxicity": TOXIC | FITTED, "toxicity_level": LEVELS}  # what labels count that need no --label_weights
+LABELS = {
+    "sentiment": SENTIMENT | FITTED,
+    "toxicity": TOXIC | FITTED,
+    "toxicity_level": LEVELS,
+}  # what labels count that need no --label_weights
 
-# The 64 outputs of DeepMoji's classifiers in their order, and what the 2019 code made of them; the others weigh 0.
+# The 64 outputs of DeepMoji's classifiers in their order, and what the 2019 code made of them; the others
+# weigh 0.
 _EMOJIS = """
 joy unamused weary sob heart_eyes pensive ok_hand blush heart smirk grin notes flushed 100 sleeping relieved relaxed raised_hands two_hearts
 expressionless sweat_smile pray confused kissing_heart heartbeat neutral_face information_desk_person disappointed see_no_evil tired_face v
@@ -272,7 +347,19 @@ EMOJIS = tuple(_EMOJIS.split())
 EMOJI_WEIGHTS = {
     **dict.fromkeys(("kissing_heart", "thumbsup", "ok_hand", "smile"), 1.0),
     **dict.fromkeys(("blush", "wink", "muscle", "grin", "heart_eyes", "100"), 0.75),
-    **dict.fromkeys(("smirk", "stuck_out_tongue_winking_eye", "sunglasses", "relieved", "relaxed", "blue_heart", "two_hearts", "heartbeat"), 0.5),
+    **dict.fromkeys(
+        (
+            "smirk",
+            "stuck_out_tongue_winking_eye",
+            "sunglasses",
+            "relieved",
+            "relaxed",
+            "blue_heart",
+            "two_hearts",
+            "heartbeat",
+        ),
+        0.5,
+    ),
     "yellow_heart": 0.5,
     **dict.fromkeys(("disappointed", "eyes", "expressionless", "sleeping", "grimacing"), -0.5),
     **dict.fromkeys(("neutral_face", "confused", "triumph", "confounded"), -0.75),

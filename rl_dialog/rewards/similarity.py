@@ -1,9 +1,11 @@
-"""How similar a candidate reply is to a reference reply: plain functions of two texts, from words or from a model.
+"""How similar a candidate reply is to a reference reply: plain functions of two texts, from words or from a
+model.
 
     score = similarity("token_f1")
     score(["it costs 5 pounds"], ["the ticket costs 5 pounds"])    # one float per pair, 1 = the same
 
-README.md ("Similarity to a reference") defines each. Words need nothing; the others import what they need when they are chosen.
+README.md ("Similarity to a reference") defines each. Words need nothing; the others import what they need
+when they are chosen.
 """
 
 from __future__ import annotations
@@ -16,19 +18,25 @@ from collections.abc import Callable, Sequence
 from rl_dialog.errors import UserError
 from rl_dialog.rewards.words import words
 
-Similarity = Callable[[Sequence[str], Sequence[str]], list[float]]  # (candidates, references) -> one float each
+Similarity = Callable[
+    [Sequence[str], Sequence[str]], list[float]
+]  # (candidates, references) -> one float each
 Pairs = list[tuple[str, str]]  # (candidate, reference), neither of them empty
 
 
 def similarity(name: str, *, path: str = "") -> Similarity:
-    """The similarity of that name. `path`: its WordNet folder, encoder or BLEURT checkpoint, where it needs one.
+    """The similarity of that name. `path`: its WordNet folder, encoder or BLEURT checkpoint, where it needs
+    one.
 
-    A pair with an empty text (nothing but spaces) scores 0, or 1 when both are empty; libraries leave that undefined.
-    Raises UserError for an unknown name, a missing `path` or one that the similarity does not read, and ImportError for a missing library.
+    A pair with an empty text (nothing but spaces) scores 0, or 1 when both are empty; libraries leave that
+    undefined. Raises UserError for an unknown name, a missing `path` or one that the similarity does not
+    read, and ImportError for a missing library.
     """
     if name not in _MAKERS:
         near = difflib.get_close_matches(name, SIMILARITY_NAMES, n=1)
-        raise UserError(f"unknown similarity {name!r}: expected one of {', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}")
+        raise UserError(
+            f"unknown similarity {name!r}: expected one of {', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}"
+        )
     make, needs = _MAKERS[name]
     if needs and not path:
         raise UserError(f"similarity {name}: expected {needs} as its path (--similarity_path), got none")
@@ -38,7 +46,9 @@ def similarity(name: str, *, path: str = "") -> Similarity:
 
     def score(candidates: Sequence[str], references: Sequence[str]) -> list[float]:
         pairs = list(zip(candidates, references, strict=True))
-        scored = [i for i, (candidate, reference) in enumerate(pairs) if candidate.strip() and reference.strip()]
+        scored = [
+            i for i, (candidate, reference) in enumerate(pairs) if candidate.strip() and reference.strip()
+        ]
         values = [float(not candidate.strip() and not reference.strip()) for candidate, reference in pairs]
         for i, value in zip(scored, function([pairs[i] for i in scored]) if scored else (), strict=True):
             if not math.isfinite(value):
@@ -54,7 +64,8 @@ def _token_f1() -> Callable[[Pairs], list[float]]:
 
 
 def token_f1(candidate: str, reference: str) -> float:
-    """F1 of the two bags of words: 2 |A n B| / (|A| + |B|), words as often as they occur in both. Texts without words are equal or not."""
+    """F1 of the two bags of words: 2 |A n B| / (|A| + |B|), words as often as they occur in both. Texts
+    without words are equal or not."""
     mine, theirs = Counter(words(candidate)), Counter(words(reference))
     total = mine.total() + theirs.total()
     if not total:
@@ -66,14 +77,20 @@ def _chrf() -> Callable[[Pairs], list[float]]:
     from sacrebleu.metrics import CHRF
 
     metric = CHRF()
-    return lambda pairs: [min(metric.sentence_score(candidate, [reference]).score / 100, 1.0) for candidate, reference in pairs]
+    return lambda pairs: [
+        min(metric.sentence_score(candidate, [reference]).score / 100, 1.0) for candidate, reference in pairs
+    ]
 
 
 def _bleu() -> Callable[[Pairs], list[float]]:
     from sacrebleu.metrics import BLEU
 
-    metric = BLEU(effective_order=True)  # up to 4-grams, fewer where a text has fewer words; a precision of 0 is smoothed ("exp")
-    return lambda pairs: [min(metric.sentence_score(candidate, [reference]).score / 100, 1.0) for candidate, reference in pairs]
+    metric = BLEU(
+        effective_order=True
+    )  # up to 4-grams, fewer where a text has fewer words; a precision of 0 is smoothed ("exp")
+    return lambda pairs: [
+        min(metric.sentence_score(candidate, [reference]).score / 100, 1.0) for candidate, reference in pairs
+    ]
 
 
 def _meteor(path: str) -> Callable[[Pairs], list[float]]:
@@ -104,11 +121,16 @@ def _bleurt(path: str) -> Callable[[Pairs], list[float]]:
 
 
 _ENCODER = "an encoder (a folder with a transformers model, or a hub name such as roberta-large)"
-_MAKERS: dict[str, tuple[Callable[..., Callable[[Pairs], list[float]]], str]] = {  # name -> how to make it, which path it needs
+_MAKERS: dict[
+    str, tuple[Callable[..., Callable[[Pairs], list[float]]], str]
+] = {  # name -> how to make it, which path it needs
     "token_f1": (_token_f1, ""),
     "chrf": (_chrf, ""),
     "bleu": (_bleu, ""),
-    "meteor": (_meteor, "a WordNet folder for its synonyms (Debian: apt-get install wordnet-base, then /usr/share/wordnet)"),
+    "meteor": (
+        _meteor,
+        "a WordNet folder for its synonyms (Debian: apt-get install wordnet-base, then /usr/share/wordnet)",
+    ),
     "embedding": (_embedding, _ENCODER),
     "bert_score": (_bert_score, _ENCODER),
     "bleurt": (_bleurt, "a BLEURT checkpoint (a folder with a transformers sequence-regression model)"),

@@ -1,7 +1,8 @@
 """How reward components spread and correlate over replies, gathered chunk by chunk and merged exactly.
 
-Two components are compared over the replies that both apply to, so the sums are kept per pair (i, j): `mean[i, j]` is the mean of i where j applies
-too. The diagonal holds the components' own figures. Merging follows Chan, Golub and LeVeque (1983), so large means do not eat small spreads.
+Two components are compared over the replies that both apply to, so the sums are kept per pair (i, j):
+`mean[i, j]` is the mean of i where j applies too. The diagonal holds the components' own figures. Merging
+follows Chan, Golub and LeVeque (1983), so large means do not eat small spreads.
 """
 
 from __future__ import annotations
@@ -62,39 +63,56 @@ class Statistics:
         )
 
     def summary(self, weights: dict[str, float]) -> dict[str, Any]:
-        """For the manifest. Mean, std (population), min and max are over the replies a component applies to; coverage is their share of all replies.
+        """For the manifest. Mean, std (population), min and max are over the replies a component applies to;
+        coverage is their share of all replies.
 
         The last column is the weighted sum, whose coverage is the share of the replies that have a reward.
         A correlation is null where either side is constant.
         """
         names = [*weights, SUM]
         rows = [self._column(k) for k in range(len(names))]
-        components = {name: {"weight": weights[name], **row} for name, row in zip(weights, rows[:-1], strict=True)}
+        components = {
+            name: {"weight": weights[name], **row} for name, row in zip(weights, rows[:-1], strict=True)
+        }
         return {"components": components, "sum": rows[-1], "correlation": self._correlation(names)}
 
     def _column(self, k: int) -> dict[str, float | None]:
         n = self.count[k, k]
         if n == 0:
             return {"mean": None, "std": None, "min": None, "max": None, "coverage": 0.0}
-        figures = (self.mean[k, k], np.sqrt(self.square[k, k] / n), self.low[k], self.high[k], n / self.replies)
+        figures = (
+            self.mean[k, k],
+            np.sqrt(self.square[k, k] / n),
+            self.low[k],
+            self.high[k],
+            n / self.replies,
+        )
         return dict(zip(("mean", "std", "min", "max", "coverage"), map(_rounded, figures), strict=True))
 
     def _correlation(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
         spread = np.sqrt(self.square * self.square.T)
         known = (spread > 0) & (self.low < self.high)[:, None] & (self.low < self.high)[None, :]
         values = np.divide(self.product, spread, out=np.zeros_like(spread), where=known).clip(-1, 1)
-        return {a: {b: _rounded(values[i, j]) if known[i, j] else None for j, b in enumerate(names)} for i, a in enumerate(names)}
+        return {
+            a: {b: _rounded(values[i, j]) if known[i, j] else None for j, b in enumerate(names)}
+            for i, a in enumerate(names)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON holds exactly; infinities of an empty column become null."""
         arrays = {name: getattr(self, name).tolist() for name in ("count", "mean", "square", "product")}
-        limits = {name: [float(v) if np.isfinite(v) else None for v in getattr(self, name)] for name in ("low", "high")}
+        limits = {
+            name: [float(v) if np.isfinite(v) else None for v in getattr(self, name)]
+            for name in ("low", "high")
+        }
         return {"replies": self.replies, **arrays, **limits}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Statistics:
         """The inverse of `to_dict`."""
-        arrays = {name: np.array(values[name], dtype=float) for name in ("count", "mean", "square", "product")}
+        arrays = {
+            name: np.array(values[name], dtype=float) for name in ("count", "mean", "square", "product")
+        }
         low = np.array([np.inf if v is None else v for v in values["low"]])
         high = np.array([-np.inf if v is None else v for v in values["high"]])
         return cls(values["replies"], **arrays, low=low, high=high)

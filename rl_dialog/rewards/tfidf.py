@@ -1,9 +1,11 @@
-"""A small text classifier for when there is no model at hand: words and pairs of words, weighted, and a logistic regression; seconds to fit on a CPU.
+"""A small text classifier for when there is no model at hand: words and pairs of words, weighted, and a
+logistic regression; seconds to fit on a CPU.
 
     p(good) = sigmoid(sum_f w_f x_f + b),   x_f = (1 + log tf_f) idf_f, divided by the length of x
     idf_f = 1 + log((1 + n) / (1 + df_f)),  w_f = r_f c_f, c of the regression, r_f = log of how much commoner f is in good texts than in bad ones
 
-After Wang and Manning (2012), as the 2019 code did for toxicity. Reading a fitted one needs numpy only; nothing of it is a pickle.
+After Wang and Manning (2012), as the 2019 code did for toxicity. Reading a fitted one needs numpy only;
+nothing of it is a pickle.
 """
 
 from __future__ import annotations
@@ -38,18 +40,24 @@ class TfidfSettings:
 
     def __post_init__(self) -> None:
         if self.min_texts < 1 or not 0 < self.max_share <= 1 or not self.inverse_penalty > 0:
-            raise UserError(f"expected min_texts of at least 1, max_share in (0, 1] and a positive inverse_penalty, got {self}")
+            raise UserError(
+                f"expected min_texts of at least 1, max_share in (0, 1] and a positive inverse_penalty, got {self}"
+            )
 
 
 class TfidfClassifier:
     """F features with their idf (F,) and weight (F,), and a bias."""
 
     def __init__(self, features: Sequence[str], idf: np.ndarray, weight: np.ndarray, bias: float) -> None:
-        self.known = {feature: (float(i), float(w)) for feature, i, w in zip(features, idf, weight, strict=True)}
+        self.known = {
+            feature: (float(i), float(w)) for feature, i, w in zip(features, idf, weight, strict=True)
+        }
         self.bias = float(bias)
 
     @classmethod
-    def fit(cls, texts: Sequence[str], good: Sequence[bool], settings: TfidfSettings | None = None) -> TfidfClassifier:
+    def fit(
+        cls, texts: Sequence[str], good: Sequence[bool], settings: TfidfSettings | None = None
+    ) -> TfidfClassifier:
         """From labelled texts. Raises UserError without both labels, or where no feature is left."""
         settings = settings or TfidfSettings()
         try:
@@ -60,15 +68,24 @@ class TfidfClassifier:
         good = np.asarray(good, bool)
         if good.all() or not good.any():
             raise UserError(f"expected good and bad texts, got {int(good.sum())} good ones of {len(good)}")
-        vectorizer = TfidfVectorizer(analyzer=grams, min_df=settings.min_texts, max_df=settings.max_share, sublinear_tf=True)
+        vectorizer = TfidfVectorizer(
+            analyzer=grams, min_df=settings.min_texts, max_df=settings.max_share, sublinear_tf=True
+        )
         try:
             x = vectorizer.fit_transform(texts)
         except ValueError as error:
             expected = f"words that occur in at least {settings.min_texts} of the {len(texts)} texts"
             raise UserError(f"expected {expected}, found none: give more texts") from error
         ratio = np.log(_shares(x[good]) / _shares(x[~good]))
-        regression = LogisticRegression(C=settings.inverse_penalty, max_iter=1000).fit(x.multiply(ratio).tocsr(), good)
-        return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_, ratio * regression.coef_[0], regression.intercept_[0])
+        regression = LogisticRegression(C=settings.inverse_penalty, max_iter=1000).fit(
+            x.multiply(ratio).tocsr(), good
+        )
+        return cls(
+            vectorizer.get_feature_names_out().tolist(),
+            vectorizer.idf_,
+            ratio * regression.coef_[0],
+            regression.intercept_[0],
+        )
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
         """p(good) of each text; a text without known features has that of the bias."""
@@ -99,8 +116,12 @@ class TfidfClassifier:
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes `tfidf.json`."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        features = {feature: [round(idf, 6), round(weight, 6)] for feature, (idf, weight) in self.known.items()}
-        (Path(folder) / FILE).write_text(json.dumps({"bias": self.bias, "features": features}, ensure_ascii=False), encoding="utf-8")
+        features = {
+            feature: [round(idf, 6), round(weight, 6)] for feature, (idf, weight) in self.known.items()
+        }
+        (Path(folder) / FILE).write_text(
+            json.dumps({"bias": self.bias, "features": features}, ensure_ascii=False), encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, folder: str | Path) -> TfidfClassifier:
@@ -112,7 +133,9 @@ class TfidfClassifier:
             numbers = np.array(list(features.values()), dtype=float).reshape(-1, 2)
             return cls(list(features), numbers[:, 0], numbers[:, 1], float(values["bias"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: expected a classifier that pipelines.fit_reward wrote, got {type(error).__name__}: {error}") from error
+            raise UserError(
+                f"{path}: expected a classifier that pipelines.fit_reward wrote, got {type(error).__name__}: {error}"
+            ) from error
 
 
 def grams(text: str) -> list[str]:

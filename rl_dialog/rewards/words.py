@@ -8,13 +8,17 @@ from functools import lru_cache
 REMEMBERED = 256  # texts: several rewards count the words of the same dialog, one after the other
 LONGEST_REMEMBERED = 10_000  # characters: 256 turns of a megabyte would fill the memory with their words
 
-# Scripts written without spaces: kana, Han ideographs and their extensions. Korean and most others separate words, so \w+ finds theirs.
-UNSPACED = "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+# Scripts written without spaces: kana, Han ideographs and their extensions. Korean and most others separate
+# words, so \w+ finds theirs.
+UNSPACED = (
+    "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
 _SPACED = rf"[^\W{UNSPACED}]+"
 _WORD = re.compile(rf"[{UNSPACED}]|{_SPACED}(?:['’]{_SPACED})*")
 _RUN = re.compile(rf"[{UNSPACED}]+|{_SPACED}")
 
-# English function words, which say nothing about repetition. Question words are not among them: asking the same question again is repetition.
+# English function words, which say nothing about repetition. Question words are not among them: asking the
+# same question again is repetition.
 _FUNCTION_WORDS = """
 a an the this that these those some any each every no not nor
 i me my mine myself you your yours yourself he him his himself she her hers herself it its itself
@@ -52,7 +56,8 @@ def content_words(text: str) -> set[str]:
 
 
 def meaningful(text: str) -> list[str]:
-    """The words that carry meaning, in order: no function words; unspaced text gives its pairs of neighbouring characters."""
+    """The words that carry meaning, in order: no function words; unspaced text gives its pairs of
+    neighbouring characters."""
     found: list[str] = []
     for part in parts(text):
         if re.match(f"[{UNSPACED}]", part):

@@ -30,7 +30,9 @@ def create_app(models: Models, store: Store, *, take: Take | None = None) -> Fas
     metrics = Metrics(models)
     here = {"redirect_slashes": False, "responses": ERRORS, "strict_content_type": True}
     app = FastAPI(title="rl_dialog", lifespan=_lifespan, docs_url=None, redoc_url=None, **here)
-    app.state.server = Server(models, store, metrics, Completions(models, store, metrics), take or _taking_alone())
+    app.state.server = Server(
+        models, store, metrics, Completions(models, store, metrics), take or _taking_alone()
+    )
     for routes in (openai, chats, operation):
         app.include_router(routes)
     app.mount("/page", PageFiles(directory=PAGE))

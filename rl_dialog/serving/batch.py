@@ -1,11 +1,13 @@
 """The running batch of a server: replies of any age and prompts of any length, one forward pass for all.
 
-The rows lie in the slots of models/slots.py, replies first, prompts behind them, and behind those the conversations that ended:
+The rows lie in the slots of models/slots.py, replies first, prompts behind them, and behind those the
+conversations that ended:
 
     slot    0 .. replies - 1    .. replies + prompts - 1    .. slots + kept - 1
             one token a step    a piece of prompt a step    idle: what the next turn of a chat begins with is already read
 
-What a row says depends on its own seed only, not on the others: the same request gives what evaluation/generation.py gives.
+What a row says depends on its own seed only, not on the others: the same request gives what
+evaluation/generation.py gives.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SHARED = 16  # tokens: a shorter common beginning is read anew instead of copied
-IMPOSSIBLE = -9999.0  # JSON has no infinity; OpenAI writes the log-probability of what cannot be said like this
+IMPOSSIBLE = (
+    -9999.0
+)  # JSON has no infinity; OpenAI writes the log-probability of what cannot be said like this
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,16 @@ class Ask:
     choices: int = 1
     stop: tuple[str, ...] = ()  # texts that end a reply and are not part of it
     beta: float | None = None  # another beta than the checkpoint's, where its method has one
-    decoder: Literal["method", "lm"] = "method"  # lm: the language model alone, without values and without choosing among replies
-    top_logprobs: int | None = None  # how many alternatives to report per token; None reports no log-probabilities
+    decoder: Literal["method", "lm"] = (
+        "method"  # lm: the language model alone, without values and without choosing among replies
+    )
+    top_logprobs: int | None = (
+        None  # how many alternatives to report per token; None reports no log-probabilities
+    )
     values: bool = False  # report Q and V of every token
-    key: str = ""  # what one key's conversations left in the slots is never used for another's: how much was there would tell what they said
+    # what one key's conversations left in the slots is never used for another's: how much was there would
+    # tell what they said
+    key: str = ""
     user: str = ""  # whose turn it is when many wait
 
 
@@ -72,15 +82,20 @@ class Row:
     generator: torch.Generator
     read: int = 0  # tokens of the prompt in the slot
     tokens: list[int] = field(default_factory=list)  # of the reply; the last one is not in the slot yet
-    told: list[Token] = field(default_factory=list)  # without the end of turn; whoever hands them over empties it
+    told: list[Token] = field(
+        default_factory=list
+    )  # without the end of turn; whoever hands them over empties it
     finish: Literal["", "stop", "length"] = ""
 
 
 class RunningBatch:
     """Rows that join, step together and leave."""
 
-    def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerFast, *, slots: int, kept: int, piece: int) -> None:
-        """slots: rows at most; kept: ended conversations whose beginnings stay; piece: prompt tokens read per step.
+    def __init__(
+        self, policy: Policy, tokenizer: PreTrainedTokenizerFast, *, slots: int, kept: int, piece: int
+    ) -> None:
+        """slots: rows at most; kept: ended conversations whose beginnings stay; piece: prompt tokens read per
+        step.
 
         Raises UserError for models whose attention needs more than positions and a mask.
         """
@@ -91,7 +106,9 @@ class RunningBatch:
         self.replies: list[Row] = []
         self.prompts: list[Row] = []
         self.slots = policy.new_slots(slots + kept, self.context)
-        self.held: list[list[int]] = [[] for _ in range(slots + kept)]  # the tokens whose keys and values each slot has
+        self.held: list[list[int]] = [
+            [] for _ in range(slots + kept)
+        ]  # the tokens whose keys and values each slot has
         self.keys = [""] * (slots + kept)  # whose they are
         self.prompted = [0] * (slots + kept)  # how many of them were the prompt, the reply behind them
         self.used = [0] * (slots + kept)  # the step in which each was last used
@@ -108,7 +125,8 @@ class RunningBatch:
 
     @torch.inference_mode()
     def join(self, row: Row) -> int:
-        """Gives the row the slot behind the last, with as much of its prompt as some slot holds; returns how many tokens those are."""
+        """Gives the row the slot behind the last, with as much of its prompt as some slot holds; returns how
+        many tokens those are."""
         place, prompt = len(self), list(row.ask.prompt)
         self.prompts.append(row)
         source, length = self._longest_beginning(prompt, row.ask.key)
@@ -148,15 +166,20 @@ class RunningBatch:
         self.held = [[] for _ in self.held]
 
     def _longest_beginning(self, prompt: list[int], key: str) -> tuple[int, int]:
-        """The slot of this key that shares the longest beginning with the prompt, and its length; the prompt's last token is always read anew."""
-        shared = [_common(held, prompt) if owner == key else 0 for held, owner in zip(self.held, self.keys, strict=True)]
+        """The slot of this key that shares the longest beginning with the prompt, and its length; the
+        prompt's last token is always read anew."""
+        shared = [
+            _common(held, prompt) if owner == key else 0
+            for held, owner in zip(self.held, self.keys, strict=True)
+        ]
         best = int(np.argmax(shared))
         length = min(shared[best], len(prompt) - 1)
         return (best, length) if length >= SHARED else (0, 0)
 
     def _slot_to_fill(self, first: int, source: int, length: int) -> int:
-        """The slot to give up among the idle ones, `first` and those behind it: the source itself where the prompt continues the one that was
-        answered there, else an empty one, else the one unused for longest."""
+        """The slot to give up among the idle ones, `first` and those behind it: the source itself where the
+        prompt continues the one that was answered there, else an empty one, else the one unused for longest.
+        """
         if length and source >= first and length >= self.prompted[source] - 1:
             return source
         idle = [slot for slot in range(first, len(self.held)) if slot != source or not length]
@@ -173,7 +196,8 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Reads a piece of every prompt, and says one token of every reply. Returns the replies that got one; those that ended have left."""
+        """Reads a piece of every prompt, and says one token of every reply. Returns the replies that got one;
+        those that ended have left."""
         self.steps += 1
         rows = list(self.replies)
         if rows:
@@ -183,7 +207,8 @@ class RunningBatch:
         return rows
 
     def _read_prompts(self) -> list[Row]:
-        """Reads on in every prompt, `piece` tokens in all; those read to the end become replies with their first token."""
+        """Reads on in every prompt, `piece` tokens in all; those read to the end become replies with their
+        first token."""
         rows = list(self.prompts)
         length = max(1, self.piece // len(rows))
         pieces = [list(row.ask.prompt[row.read : row.read + length]) for row in rows]
@@ -203,7 +228,8 @@ class RunningBatch:
         return ready
 
     def _forward(self, pieces: list[list[int]], first: int, whole: list[int]) -> Outputs:
-        """Reads the pieces behind what the slots from `first` on hold; what the policy says at the ends of those in `whole`."""
+        """Reads the pieces behind what the slots from `first` on hold; what the policy says at the ends of
+        those in `whole`."""
         tokens = torch.zeros(len(pieces), max(map(len, pieces)), dtype=torch.int64)
         positions, real = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
         for i, piece in enumerate(pieces):
@@ -218,7 +244,10 @@ class RunningBatch:
             first=first,
             positions=positions.to(device),
             real=real.to(device),
-            wanted=(torch.tensor(whole, device=device, dtype=torch.int64), torch.tensor(ends, device=device, dtype=torch.int64)),
+            wanted=(
+                torch.tensor(whole, device=device, dtype=torch.int64),
+                torch.tensor(ends, device=device, dtype=torch.int64),
+            ),
             wants_v=any(row.ask.values for row in self.rows),
         )
         for i, piece in enumerate(pieces):
@@ -236,7 +265,13 @@ class RunningBatch:
                 row.finish = "stop"
             else:
                 row.told.append(Token(token, row.text.add(token), **about))
-                row.finish = "stop" if row.text.stopped else "length" if len(row.tokens) >= row.ask.decoding.max_new_tokens else ""
+                row.finish = (
+                    "stop"
+                    if row.text.stopped
+                    else "length"
+                    if len(row.tokens) >= row.ask.decoding.max_new_tokens
+                    else ""
+                )
             if row.finish:
                 said = row.tokens[:-1] if token in self.stops else row.tokens
                 row.text.end(self.tokenizer.decode(said, skip_special_tokens=True))
@@ -247,7 +282,11 @@ class RunningBatch:
 
         def decoded(chosen: Tensor | None, kind: tuple[str, float | None]) -> Tensor:
             part, (decoder, beta) = out if chosen is None else in_states(out, chosen), kind
-            return part.lm.dense() if decoder == "lm" else (method if beta is None else replace(method, beta=beta)).decode(part)
+            return (
+                part.lm.dense()
+                if decoder == "lm"
+                else (method if beta is None else replace(method, beta=beta)).decode(part)
+            )
 
         return _by_kind(rows, lambda row: (row.ask.decoder, row.ask.beta), decoded)
 
@@ -264,14 +303,17 @@ class RunningBatch:
             told[i]["logprob"] = _finite(line[tokens[i]].item(), IMPOSSIBLE)
             if ask.top_logprobs:
                 values, ids = line.topk(min(ask.top_logprobs, len(line)))
-                told[i]["top"] = tuple(zip(ids.tolist(), (_finite(value, IMPOSSIBLE) for value in values.tolist()), strict=True))
+                told[i]["top"] = tuple(
+                    zip(ids.tolist(), (_finite(value, IMPOSSIBLE) for value in values.tolist()), strict=True)
+                )
             if ask.values:
                 told[i] |= {"q": _finite(q[i]), "v": _finite(v[i])}
         return told
 
 
 def _draw(logits: Tensor, rows: list[Row]) -> Tensor:
-    """(S,) tokens: the likeliest, or a Gumbel-max draw from each row's own stream (as evaluation/generation.py draws)."""
+    """(S,) tokens: the likeliest, or a Gumbel-max draw from each row's own stream (as
+    evaluation/generation.py draws)."""
 
     def warped(chosen: Tensor | None, decoding: Decoding) -> Tensor:
         part = logits if chosen is None else logits[chosen]
@@ -281,7 +323,9 @@ def _draw(logits: Tensor, rows: list[Row]) -> Tensor:
 
     def kind(row: Row) -> Decoding:
         asked = row.ask.decoding
-        return Decoding(do_sample=asked.do_sample, temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p)
+        return Decoding(
+            do_sample=asked.do_sample, temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p
+        )
 
     scores = _by_kind(rows, kind, warped)
     noise = torch.ones(scores.shape)
@@ -291,8 +335,11 @@ def _draw(logits: Tensor, rows: list[Row]) -> Tensor:
     return (scores - noise.log_().to(scores.device)).argmax(1)
 
 
-def _by_kind(rows: list[Row], kind: Callable[[Row], Any], work: Callable[[Tensor | None, Any], Tensor]) -> Tensor:
-    """`work` done once for all rows of a kind: (their indices, the kind) -> a line per row; the indices are None where all rows are of one kind."""
+def _by_kind(
+    rows: list[Row], kind: Callable[[Row], Any], work: Callable[[Tensor | None, Any], Tensor]
+) -> Tensor:
+    """`work` done once for all rows of a kind: (their indices, the kind) -> a line per row; the indices are
+    None where all rows are of one kind."""
     groups: dict[Any, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(kind(row), []).append(i)
@@ -316,18 +363,36 @@ def _finite(value: float, otherwise: float | None = None) -> float | None:
 
 
 def _require_plain_attention(policy: Policy) -> None:
-    """Raises UserError for a model that the slots cannot carry: sliding windows, states that are not keys and values, masks of its own."""
+    """Raises UserError for a model that the slots cannot carry: sliding windows, states that are not keys and
+    values, masks of its own."""
     config = policy.config
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if kinds or (window and window < (getattr(config, "max_position_embeddings", None) or math.inf)):
-        raise UserError(f"{config.model_type}: expected layers that attend to the whole conversation, got {sorted(kinds) or 'a sliding window'}")
-    tokens = torch.randint(0, policy.get_input_embeddings().num_embeddings, (2, 9), generator=torch.Generator().manual_seed(0)).to(policy.device)
-    slots, positions, real = policy.new_slots(3, 16), torch.arange(9, device=tokens.device).expand(2, 9), torch.ones_like(tokens, dtype=torch.bool)
+        raise UserError(
+            f"{config.model_type}: expected layers that attend to the whole conversation, got {sorted(kinds) or 'a sliding window'}"
+        )
+    tokens = torch.randint(
+        0, policy.get_input_embeddings().num_embeddings, (2, 9), generator=torch.Generator().manual_seed(0)
+    ).to(policy.device)
+    slots, positions, real = (
+        policy.new_slots(3, 16),
+        torch.arange(9, device=tokens.device).expand(2, 9),
+        torch.ones_like(tokens, dtype=torch.bool),
+    )
     for part in (slice(0, 4), slice(4, 9)):
         wanted = torch.arange(2, device=tokens.device), torch.full((2,), -1, device=tokens.device)
-        out = policy.read(tokens[:, part], slots, first=1, positions=positions[:, part], real=real[:, part], wanted=wanted)
+        out = policy.read(
+            tokens[:, part], slots, first=1, positions=positions[:, part], real=real[:, part], wanted=wanted
+        )
     with torch.inference_mode():
-        got, expected = policy.method.decode(out), policy(tokens, use_cache=False, logits_to_keep=1).logits[:, 0]
-    if not torch.allclose(got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2):
-        raise UserError(f"{config.model_type}: cannot be served, its logits with keys and values kept in slots are not those it has without")
+        got, expected = (
+            policy.method.decode(out),
+            policy(tokens, use_cache=False, logits_to_keep=1).logits[:, 0],
+        )
+    if not torch.allclose(
+        got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2
+    ):
+        raise UserError(
+            f"{config.model_type}: cannot be served, its logits with keys and values kept in slots are not those it has without"
+        )

@@ -1,4 +1,5 @@
-"""POST /v1/chat/completions: a request to an Ask, the engine's pieces to an answer, and the exchange into the store before the answer is complete."""
+"""POST /v1/chat/completions: a request to an Ask, the engine's pieces to an answer, and the exchange into the
+store before the answer is complete."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 
 STREAM_INTERVAL = 0.03  # seconds between two events of a stream, but for its first and last
-EVENTS = 200  # a second at most, of all streams together: on their way to the clients they take processor time from the engine
+# a second at most, of all streams together: on their way to the clients they take processor time from the
+# engine
+EVENTS = 200
 
 
 @dataclass
@@ -51,7 +54,9 @@ class Exchange:
     seen: bool = False  # its first token
 
     def __post_init__(self) -> None:
-        self.texts, self.tokens, self.finish = ([make() for _ in range(self.ask.choices)] for make in (str, list, str))
+        self.texts, self.tokens, self.finish = (
+            [make() for _ in range(self.ask.choices)] for make in (str, list, str)
+        )
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -75,15 +80,30 @@ class Exchange:
     def settings(self) -> dict[str, Any]:
         """How the replies were drawn, for the store: with these and the checkpoint they can be drawn again."""
         ask, decoding = self.ask, self.ask.decoding
-        drawn = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k} if decoding.do_sample else {"temperature": 0}
-        given = {"seed": ask.seed, "max_tokens": decoding.max_new_tokens, "decoder": ask.decoder, "num_generations": decoding.num_generations}
+        drawn = (
+            {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
+            if decoding.do_sample
+            else {"temperature": 0}
+        )
+        given = {
+            "seed": ask.seed,
+            "max_tokens": decoding.max_new_tokens,
+            "decoder": ask.decoder,
+            "num_generations": decoding.num_generations,
+        }
         given |= {"metadata": self.request.metadata} if self.request.metadata else {}
-        return drawn | given | ({} if ask.beta is None else {"beta": ask.beta}) | ({"stop": list(ask.stop)} if ask.stop else {})
+        return (
+            drawn
+            | given
+            | ({} if ask.beta is None else {"beta": ask.beta})
+            | ({"stop": list(ask.stop)} if ask.stop else {})
+        )
 
 
 class Mailbox:
-    """What the engine's thread hands to a coroutine. What comes until there is text, an end and an error wake it at once; what comes between waits
-    for its next look, as a wake-up per token and client would cost more than the tokens of a small model."""
+    """What the engine's thread hands to a coroutine. What comes until there is text, an end and an error wake
+    it at once; what comes between waits for its next look, as a wake-up per token and client would cost more
+    than the tokens of a small model."""
 
     def __init__(self) -> None:
         self._loop, self._rings = asyncio.get_running_loop(), asyncio.Event()
@@ -100,7 +120,9 @@ class Mailbox:
     async def take(self, interval: float, deadline: float) -> list[Piece | Exception]:
         """What has arrived when woken, or after `interval` seconds; nothing when the deadline passes first."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._rings.wait(), timeout=min(interval, max(0.0, deadline - time.monotonic())))
+            await asyncio.wait_for(
+                self._rings.wait(), timeout=min(interval, max(0.0, deadline - time.monotonic()))
+            )
         self._rings.clear()
         return [self._held.popleft() for _ in range(len(self._held))]
 
@@ -138,7 +160,8 @@ class Completions:
         )
 
     async def pieces(self, exchange: Exchange) -> AsyncIterator[list[Piece]]:
-        """What the engine says, as much as there is at a time, until every choice has ended. Leaving the iteration cancels the request.
+        """What the engine says, as much as there is at a time, until every choice has ended. Leaving the
+        iteration cancels the request.
 
         Raises ApiError.
         """
@@ -148,10 +171,16 @@ class Completions:
         self.streams += bool(exchange.request.stream)
         try:
             while not exchange.done:
-                interval = max(STREAM_INTERVAL, self.streams / EVENTS) if exchange.request.stream else math.inf
+                interval = (
+                    max(STREAM_INTERVAL, self.streams / EVENTS) if exchange.request.stream else math.inf
+                )
                 found = await mail.take(interval, deadline)
                 if not found and time.monotonic() >= deadline:
-                    raise ApiError(503, f"no complete reply within {self._settings.request_timeout:g} seconds", code="timeout")
+                    raise ApiError(
+                        503,
+                        f"no complete reply within {self._settings.request_timeout:g} seconds",
+                        code="timeout",
+                    )
                 for what in found:
                     if isinstance(what, Exception):
                         raise _refusal(what)
@@ -171,31 +200,50 @@ class Completions:
         chat = await self._store(exchange)
         choices = []
         for index, text in enumerate(exchange.texts):
-            choice = {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}, "finish_reason": exchange.finish[index]}
+            choice = {
+                "index": index,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "finish_reason": exchange.finish[index],
+            }
             choices.append(choice | self._about(exchange, index, exchange.tokens[index]))
         return self._head(exchange, "chat.completion", chat) | {"choices": choices, "usage": exchange.usage()}
 
     async def stream(self, exchange: Exchange, pieces: AsyncIterator[list[Piece]]) -> AsyncIterator[str]:
-        """The answer as server-sent events, the reason why it ended only once the exchange is stored. Errors become an event: the status is sent."""
+        """The answer as server-sent events, the reason why it ended only once the exchange is stored. Errors
+        become an event: the status is sent."""
         options, chat = exchange.request.stream_options, exchange.chat
         wants_usage = bool(options and options.include_usage)
 
         def event(choices: list[dict[str, Any]], **more: Any) -> str:
-            chunk = self._head(exchange, "chat.completion.chunk", chat) | {"choices": choices} | ({"usage": None} if wants_usage else {}) | more
-            return f"data: {json.dumps(chunk)}\n\n"  # ASCII: some clients take U+2028 or U+0085 for the end of a line
+            chunk = (
+                self._head(exchange, "chat.completion.chunk", chat)
+                | {"choices": choices}
+                | ({"usage": None} if wants_usage else {})
+                | more
+            )
+            # ASCII: some clients take U+2028 or U+0085 for the end of a line
+            return f"data: {json.dumps(chunk)}\n\n"
 
         try:
-            roles = [{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None} for i in range(exchange.ask.choices)]
+            roles = [
+                {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                for i in range(exchange.ask.choices)
+            ]
             yield event(roles)
             last: list[dict[str, Any]] = []
             async for found in pieces:
                 said = []
                 for index in dict.fromkeys(piece.choice for piece in found):
                     of_choice = [piece for piece in found if piece.choice == index]
-                    text, tokens = "".join(piece.text for piece in of_choice), [token for piece in of_choice for token in piece.tokens]
+                    text, tokens = (
+                        "".join(piece.text for piece in of_choice),
+                        [token for piece in of_choice for token in piece.tokens],
+                    )
                     about = self._about(exchange, index, tokens)
                     if text or about:
-                        said.append({"index": index, "delta": {"content": text}, "finish_reason": None} | about)
+                        said.append(
+                            {"index": index, "delta": {"content": text}, "finish_reason": None} | about
+                        )
                     if of_choice[-1].finish:
                         last.append({"index": index, "delta": {}, "finish_reason": of_choice[-1].finish})
                 if said:
@@ -217,16 +265,30 @@ class Completions:
             try:
                 assigned = await asyncio.to_thread(self.store.model_of, chat, key=key)
             except KeyError:
-                raise ApiError(404, f"there is no chat {chat!r} for this API key", param="chat_id", code="chat_not_found") from None
+                raise ApiError(
+                    404, f"there is no chat {chat!r} for this API key", param="chat_id", code="chat_not_found"
+                ) from None
             name = assigned if name == ASSIGNED else name
         elif name == ASSIGNED:
-            raise ApiError(400, f"model {ASSIGNED!r} needs a chat_id: POST /v1/chats gives one", param="model", code="invalid_value")
+            raise ApiError(
+                400,
+                f"model {ASSIGNED!r} needs a chat_id: POST /v1/chats gives one",
+                param="model",
+                code="invalid_value",
+            )
         served = self.models.served
-        if name not in served and request.model == ASSIGNED:  # its model was taken out of service: the chat goes on with another
+        if (
+            name not in served and request.model == ASSIGNED
+        ):  # its model was taken out of service: the chat goes on with another
             name = self.models.assign(chat)
         if name not in served:
             expected = ", ".join(map(repr, served))
-            raise ApiError(404, f"the model {name!r} does not exist; expected one of {expected}", param="model", code="model_not_found")
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist; expected one of {expected}",
+                param="model",
+                code="model_not_found",
+            )
         return chat, served[name]
 
     def _decoding(self, request: ChatRequest, config: dict[str, Any], model: Served) -> Decoding:
@@ -237,9 +299,16 @@ class Completions:
             return config.get(name, default) if value is None else value
 
         most = model.most_tokens(self._settings)
-        wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        wanted = (
+            request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        )
         if wanted is not None and wanted > most:
-            raise ApiError(400, f"max_tokens: expected at most {most}, got {wanted}", param="max_tokens", code="invalid_value")
+            raise ApiError(
+                400,
+                f"max_tokens: expected at most {most}, got {wanted}",
+                param="max_tokens",
+                code="invalid_value",
+            )
         try:
             wanted = wanted or min(most, int(config.get("max_tokens", self._settings.max_tokens)))
             temperature = float(given("temperature", Decoding.temperature))
@@ -259,12 +328,18 @@ class Completions:
         return decoding
 
     def _prompt(self, request: ChatRequest, decoding: Decoding, model: Served) -> list[int]:
-        """The token ids to continue. Older messages are left out where they do not fit, as in training; the last one must fit."""
-        tokenizer, room = model.tokenizer, min(decoding.max_prompt_length, model.engine.context - decoding.max_new_tokens)
+        """The token ids to continue. Older messages are left out where they do not fit, as in training; the
+        last one must fit."""
+        tokenizer, room = (
+            model.tokenizer,
+            min(decoding.max_prompt_length, model.engine.context - decoding.max_new_tokens),
+        )
         try:
             messages = request_messages([message.plain for message in request.messages])
             lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
-            messages = messages[:lead] + messages[max(lead, len(messages) - room) :]  # each message takes a token at least
+            messages = (
+                messages[:lead] + messages[max(lead, len(messages) - room) :]
+            )  # each message takes a token at least
             prompt = encode_prompt(messages, tokenizer, max_length=room)
             if len(prompt) == room:
                 kept = messages[:lead] + messages[max(lead, len(messages) - 1) :]
@@ -272,7 +347,12 @@ class Completions:
                     message = f"expected at most {room} tokens in the system prompt and the last message, got {length}"
                     raise ApiError(400, message, param="messages", code="context_length_exceeded")
         except TemplateError as error:
-            raise ApiError(400, f"messages: the model's chat template refuses them: {error}", param="messages", code="invalid_value") from None
+            raise ApiError(
+                400,
+                f"messages: the model's chat template refuses them: {error}",
+                param="messages",
+                code="invalid_value",
+            ) from None
         except ValueError as error:
             raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from None
         return prompt
@@ -284,8 +364,14 @@ class Completions:
         except (QueueFull, Refused) as error:
             raise _refusal(error) from None
         except Closed as error:
-            if (model := self.models.served.get(exchange.model.name)) not in (None, exchange.model):  # replaced a moment ago
-                exchange.model, exchange.ask = model, await self._ask(exchange.request, exchange.key, model)  # its tokens may be others
+            if (model := self.models.served.get(exchange.model.name)) not in (
+                None,
+                exchange.model,
+            ):  # replaced a moment ago
+                exchange.model, exchange.ask = (
+                    model,
+                    await self._ask(exchange.request, exchange.key, model),
+                )  # its tokens may be others
                 return await self._submit(exchange, deliver)
             raise _refusal(error) from None
 
@@ -313,20 +399,36 @@ class Completions:
                 seconds=time.monotonic() - exchange.began,
             )
         except KeyError:
-            raise ApiError(404, f"the chat {exchange.chat!r} was deleted meanwhile", param="chat_id", code="chat_not_found") from None
+            raise ApiError(
+                404,
+                f"the chat {exchange.chat!r} was deleted meanwhile",
+                param="chat_id",
+                code="chat_not_found",
+            ) from None
         except Exception as error:  # the client must not take for kept what is not
             logging.getLogger(__name__).error("an exchange could not be stored", exc_info=error)
-            raise ApiError(500, "the reply could not be stored; the server's log has the reason", code="not_stored") from None
+            raise ApiError(
+                500, "the reply could not be stored; the server's log has the reason", code="not_stored"
+            ) from None
 
     def _head(self, exchange: Exchange, kind: str, chat: str | None) -> dict[str, Any]:
         name = ASSIGNED if exchange.request.model == ASSIGNED else exchange.model.name
-        return {"id": exchange.id, "object": kind, "created": exchange.created, "model": name, "chat_id": chat}
+        return {
+            "id": exchange.id,
+            "object": kind,
+            "created": exchange.created,
+            "model": name,
+            "chat_id": chat,
+        }
 
     def _about(self, exchange: Exchange, index: int, tokens: list[Token]) -> dict[str, Any]:
         """Log-probabilities and values of some tokens, as far as they were asked for."""
         found: dict[str, Any] = {}
         if exchange.request.logprobs and tokens:
-            found["logprobs"] = {"content": [self._logprob(exchange, token) for token in tokens], "refusal": None}
+            found["logprobs"] = {
+                "content": [self._logprob(exchange, token) for token in tokens],
+                "refusal": None,
+            }
         if exchange.request.return_values and tokens:
             found["values"] = {"content": [_value(token) for token in tokens]}
         return found
@@ -341,12 +443,16 @@ def _refusal(error: Exception) -> ApiError:
     """What ended a request, as an answer."""
     if isinstance(error, QueueFull):
         headers = {"Retry-After": f"{error.retry_after:.0f}"}
-        return ApiError(429, f"the server is busy: {error}", kind="rate_limit_error", code="queue_full", headers=headers)
+        return ApiError(
+            429, f"the server is busy: {error}", kind="rate_limit_error", code="queue_full", headers=headers
+        )
     if isinstance(error, Closed):
         return ApiError(503, str(error), code="shutting_down", headers={"Retry-After": "1"})
     if isinstance(error, Refused):
         return ApiError(400, str(error), code="invalid_value")
-    return ApiError(500, "the model failed on this batch of requests; the server's log has the reason", code="model_error")
+    return ApiError(
+        500, "the model failed on this batch of requests; the server's log has the reason", code="model_error"
+    )
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Replies for many clients at once: a thread steps the running batch (serving/batch.py) and hands tokens out as they come.
+"""Replies for many clients at once: a thread steps the running batch (serving/batch.py) and hands tokens out
+as they come.
 
-`submit` queues a request; when a slot is free, the key with the fewest rows in the batch is next, of its users the one with the fewest, of their
-requests the one that waited longest. A request may need several rows: one per choice, times the replies of which its method says the best.
+`submit` queues a request; when a slot is free, the key with the fewest rows in the batch is next, of its
+users the one with the fewest, of their requests the one that waited longest. A request may need several rows:
+one per choice, times the replies of which its method says the best.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ import torch
 from rl_dialog.config import finite
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.generation import Choice, Reply, generations, load_for_decoding, reply_scores, stream
+from rl_dialog.evaluation.generation import (
+    Choice,
+    Reply,
+    generations,
+    load_for_decoding,
+    reply_scores,
+    stream,
+)
 from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask, Row, RunningBatch, Token
@@ -38,7 +47,8 @@ MOST_ROWS = 64  # replies of one request, those included that are drawn to say t
 
 @dataclass(frozen=True)
 class Piece:
-    """The next characters of a choice, perhaps none, with the tokens read meanwhile. A choice's last piece says why it ended."""
+    """The next characters of a choice, perhaps none, with the tokens read meanwhile. A choice's last piece
+    says why it ended."""
 
     choice: int
     text: str
@@ -69,7 +79,9 @@ class Closed(RuntimeError):
 class Ticket:
     """A request on its way. `cancel` may be called from any thread, at any time."""
 
-    def __init__(self, ask: Ask, choices: list[_Choice], deliver: Callable[[Piece | Exception], None]) -> None:
+    def __init__(
+        self, ask: Ask, choices: list[_Choice], deliver: Callable[[Piece | Exception], None]
+    ) -> None:
         self.ask, self.deliver = ask, deliver
         self.to_join = deque((choice, row) for choice in choices for row in choice.rows)
         self.open = len(choices)  # choices that are not finished
@@ -110,13 +122,23 @@ class Engine:
     """A policy that answers many clients. `submit` from any thread; `close` ends it."""
 
     def __init__(
-        self, policy: Policy, tokenizer: PreTrainedTokenizerFast, *, slots: int = 16, kept: int = 16, queue: int = 256, piece: int = 512
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        slots: int = 16,
+        kept: int = 16,
+        queue: int = 256,
+        piece: int = 512,
     ) -> None:
-        """slots: replies in one batch; kept: ended conversations whose beginnings stay; queue: most requests that wait; piece: prompt tokens read
-        per step. Raises UserError for settings that make no sense and for models that cannot be served.
+        """slots: replies in one batch; kept: ended conversations whose beginnings stay; queue: most requests
+        that wait; piece: prompt tokens read per step. Raises UserError for settings that make no sense and
+        for models that cannot be served.
         """
         if slots < 1 or kept < 0 or queue < 0 or piece < 1:
-            raise UserError(f"expected slots and piece of at least 1, kept and queue of at least 0, got {slots}, {piece}, {kept}, {queue}")
+            raise UserError(
+                f"expected slots and piece of at least 1, kept and queue of at least 0, got {slots}, {piece}, {kept}, {queue}"
+            )
         self.policy, self.method, self.tokenizer, self.queue = policy, policy.method, tokenizer, queue
         self.batch = RunningBatch(policy, tokenizer, slots=slots, kept=kept, piece=piece)
         self.context = self.batch.context  # tokens at most, prompt and reply together
@@ -133,7 +155,8 @@ class Engine:
     # What clients call.
 
     def submit(self, ask: Ask, deliver: Callable[[Piece | Exception], None]) -> Ticket:
-        """Queues a request. `deliver` is called in the engine's thread with every Piece, or with the exception that ended the request.
+        """Queues a request. `deliver` is called in the engine's thread with every Piece, or with the
+        exception that ended the request.
 
         Raises QueueFull, Closed and Refused.
         """
@@ -165,12 +188,18 @@ class Engine:
         return len(self.batch)
 
     def healthy(self, patience: float = 60.0) -> bool:
-        """False once the thread is gone, no step succeeds any more, or none has ended for `patience` seconds though there is work."""
+        """False once the thread is gone, no step succeeds any more, or none has ended for `patience` seconds
+        though there is work."""
         idle = not len(self.batch) and not self.depth()
-        return self._thread.is_alive() and self._failing < FAILING and (idle or time.monotonic() - self._beat < patience)
+        return (
+            self._thread.is_alive()
+            and self._failing < FAILING
+            and (idle or time.monotonic() - self._beat < patience)
+        )
 
     def close(self, *, drain: float = 0.0) -> None:
-        """Takes no more requests, gives those it has `drain` seconds, ends the others with Closed and the thread with them."""
+        """Takes no more requests, gives those it has `drain` seconds, ends the others with Closed and the
+        thread with them."""
         with self._wake:
             self._closing, self._deadline = True, time.monotonic() + drain
             self._wake.notify()
@@ -178,33 +207,52 @@ class Engine:
 
     def draws(self, ask: Ask) -> int:
         """How many replies are drawn per choice, of which the best is said."""
-        return generations(self.policy, ask.decoding) if ask.decoder == "method" else ask.decoding.num_generations or 1
+        return (
+            generations(self.policy, ask.decoding)
+            if ask.decoder == "method"
+            else ask.decoding.num_generations or 1
+        )
 
     def _check(self, ask: Ask) -> None:
         ask.decoding.check()
         length, context = len(ask.prompt) + ask.decoding.max_new_tokens, self.batch.context
         if ask.decoding.num_beams > 1:
-            raise UserError("expected sampling or greedy decoding, got a beam search, which the engine does not run")
+            raise UserError(
+                "expected sampling or greedy decoding, got a beam search, which the engine does not run"
+            )
         if (rows := ask.choices * self.draws(ask)) > MOST_ROWS:
-            raise UserError(f"expected at most {MOST_ROWS} replies for a request, got {rows}: choices times the replies of which each is the best")
+            raise UserError(
+                f"expected at most {MOST_ROWS} replies for a request, got {rows}: choices times the replies of which each is the best"
+            )
         if self.draws(ask) > 1 and (tokens := self.draws(ask) * length) > MOST_SCORED:
-            raise UserError(f"expected at most {MOST_SCORED} tokens, prompts included, in the replies of which the best is said, got {tokens}")
+            raise UserError(
+                f"expected at most {MOST_SCORED} tokens, prompts included, in the replies of which the best is said, got {tokens}"
+            )
         if not ask.prompt or ask.choices < 1:
-            raise UserError(f"expected a prompt of at least one token and at least one choice, got {len(ask.prompt)} and {ask.choices}")
+            raise UserError(
+                f"expected a prompt of at least one token and at least one choice, got {len(ask.prompt)} and {ask.choices}"
+            )
         if length > context:
-            raise UserError(f"expected at most {context} tokens, prompt and reply together, got {len(ask.prompt)} + {ask.decoding.max_new_tokens}")
+            raise UserError(
+                f"expected at most {context} tokens, prompt and reply together, got {len(ask.prompt)} + {ask.decoding.max_new_tokens}"
+            )
         method = self.policy.method
         if ask.beta is not None and not method.acts_with_beta:
             raise UserError(f"this model was trained with {type(method).__name__}, which has no beta to set")
         if ask.beta is not None:
-            finite(replace(method, beta=ask.beta), "the request")  # raises UserError for one that the method does not take
+            finite(
+                replace(method, beta=ask.beta), "the request"
+            )  # raises UserError for one that the method does not take
 
     def _choices(self, ask: Ask) -> list[_Choice]:
         draws, choices = self.draws(ask), []
         for index in range(ask.choices):
             seed = stream(ask.seed, 1, index) if index else ask.seed
             seeds = [stream(seed, draw) for draw in range(draws)] if draws > 1 else [seed]
-            rows = [Row(ask, TextStream(self.tokenizer, ask.stop), torch.Generator().manual_seed(each)) for each in seeds]
+            rows = [
+                Row(ask, TextStream(self.tokenizer, ask.stop), torch.Generator().manual_seed(each))
+                for each in seeds
+            ]
             choices.append(_Choice(index, rows))
         return choices
 
@@ -217,7 +265,9 @@ class Engine:
                     self._step()
                     self._failing = 0
                 except Exception as error:  # a request must not end the service for the others
-                    logging.getLogger(__name__).exception("a step failed; the requests in the batch get the error")
+                    logging.getLogger(__name__).exception(
+                        "a step failed; the requests in the batch get the error"
+                    )
                     self._failing += 1
                     self._fail(error)
                 self._beat = time.monotonic()
@@ -235,7 +285,9 @@ class Engine:
             while not self._closing and not len(self.batch) and not self.waiting:
                 self._wake.wait()
                 self._beat = time.monotonic()
-            return not self._closing or ((len(self.batch) or self.waiting) and time.monotonic() < self._deadline)
+            return not self._closing or (
+                (len(self.batch) or self.waiting) and time.monotonic() < self._deadline
+            )
 
     def _step(self) -> None:
         """Rows of cancelled requests leave, waiting ones join, and everyone gets a token."""
@@ -255,9 +307,14 @@ class Engine:
                 self._show(ticket, choice, row)
 
     def _next(self) -> Ticket | None:
-        """The request whose next row joins. Further rows of a request join once the first has read the prompt, to copy what it read."""
+        """The request whose next row joins. Further rows of a request join once the first has read the
+        prompt, to copy what it read."""
         with self._wake:
-            busy = Counter(name for row in self.batch.rows for name in (("key", row.ask.key), ("user", row.ask.key, row.ask.user)))
+            busy = Counter(
+                name
+                for row in self.batch.rows
+                for name in (("key", row.ask.key), ("user", row.ask.key, row.ask.user))
+            )
             reading = {self.tickets[row][0] for row in self.batch.prompts}
             heads = [tickets[0] for tickets in self.waiting.values() if tickets[0] not in reading]
 
@@ -315,8 +372,13 @@ class Engine:
     def _best(self, rows: list[Row]) -> Row:
         """The reply that the method values most."""
         ask = rows[0].ask
-        replies = [Reply(row.text.text, tuple(token.id for token in row.told), row.tokens[-1] in self.batch.stops) for row in rows]
-        scores = reply_scores(self.policy, self.tokenizer, [list(ask.prompt)] * len(rows), replies, ask.decoding)
+        replies = [
+            Reply(row.text.text, tuple(token.id for token in row.told), row.tokens[-1] in self.batch.stops)
+            for row in rows
+        ]
+        scores = reply_scores(
+            self.policy, self.tokenizer, [list(ask.prompt)] * len(rows), replies, ask.decoding
+        )
         return rows[Choice(replies, scores).chosen]
 
     def _show(self, ticket: Ticket, choice: _Choice, row: Row) -> None:
@@ -331,7 +393,9 @@ class Engine:
         try:
             ticket.deliver(what)
         except Exception as error:
-            logging.getLogger(__name__).warning("a client could not take its tokens, its request is cancelled: %r", error)
+            logging.getLogger(__name__).warning(
+                "a client could not take its tokens, its request is cancelled: %r", error
+            )
             ticket.cancel()
 
     def _fail(self, error: Exception) -> None:
@@ -346,7 +410,8 @@ class Engine:
 
 
 def load_engine(place: str, *, device: str = "auto", **sizes: int) -> Engine:
-    """The engine of a checkpoint directory; sizes: those of Engine. Raises UserError for one that cannot be loaded or served."""
+    """The engine of a checkpoint directory; sizes: those of Engine. Raises UserError for one that cannot be
+    loaded or served."""
     policy = load_for_decoding(place).to(named_device(device))
     tokenizer = load_tokenizer(place)
     known = policy.get_input_embeddings().num_embeddings

@@ -21,10 +21,26 @@ class Metrics:
 
     def __init__(self, models: Models) -> None:
         self.registry = CollectorRegistry()
-        self.responses = Counter("serve_responses", "HTTP responses", ["route", "status"], registry=self.registry)
-        self.open = Gauge("serve_open_requests", "HTTP requests that are being answered", registry=self.registry)
-        self.ttft = Histogram("serve_ttft_seconds", "from a request to its first token", ["model"], buckets=SECONDS, registry=self.registry)
-        self.seconds = Histogram("serve_reply_seconds", "from a request to the end of its reply", ["model"], buckets=SECONDS, registry=self.registry)
+        self.responses = Counter(
+            "serve_responses", "HTTP responses", ["route", "status"], registry=self.registry
+        )
+        self.open = Gauge(
+            "serve_open_requests", "HTTP requests that are being answered", registry=self.registry
+        )
+        self.ttft = Histogram(
+            "serve_ttft_seconds",
+            "from a request to its first token",
+            ["model"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "serve_reply_seconds",
+            "from a request to the end of its reply",
+            ["model"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
         self.registry.register(_Engines(models))
 
     def first_token(self, model: str, exchange: Any) -> None:
@@ -60,7 +76,9 @@ class _Engines(Collector):
                 family.add_metric([model.name], read(model.engine))
             yield family
         for name in vars(served[0].engine.stats) if served else ():
-            family = CounterMetricFamily(f"serve_{name}", f"{name.replace('_', ' ')} since the model was loaded", labels=["model"])
+            family = CounterMetricFamily(
+                f"serve_{name}", f"{name.replace('_', ' ')} since the model was loaded", labels=["model"]
+            )
             for model in served:
                 family.add_metric([model.name], getattr(model.engine.stats, name))
             yield family

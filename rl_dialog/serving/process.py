@@ -1,11 +1,12 @@
-"""An engine in a process of its own, so that its steps do not wait for Python's lock behind the threads that answer HTTP.
+"""An engine in a process of its own, so that its steps do not wait for Python's lock behind the threads that
+answer HTTP.
 
     server                                                 engine's process
     EngineProcess.submit  -- ("submit", number, Ask) -->   Engine.submit
     deliver(Piece)        <-- [(number, Piece)], State --  at once what begins or ends a reply, what comes between every 20 ms
 
-The two talk over a socket pair that nobody else can open. Where one side dies the other notices at once: the engine's process ends with its
-server, and what an engine still had to answer ends with Closed.
+The two talk over a socket pair that nobody else can open. Where one side dies the other notices at once: the
+engine's process ends with its server, and what an engine still had to answer ends with Closed.
 """
 
 from __future__ import annotations
@@ -49,18 +50,28 @@ class State:
 
 
 class EngineProcess:
-    """Engine's face to a server: `submit` from any thread, `close` ends it. What an Engine refuses in `submit`, this one delivers.
+    """Engine's face to a server: `submit` from any thread, `close` ends it. What an Engine refuses in
+    `submit`, this one delivers.
 
     Raises UserError for a checkpoint that cannot be loaded or served, as `load_engine` does.
     """
 
-    def __init__(self, place: str, *, threads: int = 0, died: Callable[[], None] | None = None, **options: Any) -> None:
-        """threads: of torch, 0 leaves it to torch; died: called in a thread when the process ends unasked; options: those of `load_engine`."""
+    def __init__(
+        self, place: str, *, threads: int = 0, died: Callable[[], None] | None = None, **options: Any
+    ) -> None:
+        """threads: of torch, 0 leaves it to torch; died: called in a thread when the process ends unasked;
+        options: those of `load_engine`."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"from rl_dialog.serving.process import main; main({theirs.fileno()})"]
+        command = [
+            sys.executable,
+            "-c",
+            f"from rl_dialog.serving.process import main; main({theirs.fileno()})",
+        ]
         with theirs:
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+            )
         self._connection = Connection(ours.detach())
         self._sending, self._closing, self._died = threading.Lock(), False, died
         self._numbers = itertools.count()
@@ -70,7 +81,9 @@ class EngineProcess:
             self._connection.send((place, threads, options))
             told = self._connection.recv()
         except (EOFError, OSError):
-            told = UserError(f"{place}: the process that was to load it ended with status {self._process.wait()}")
+            told = UserError(
+                f"{place}: the process that was to load it ended with status {self._process.wait()}"
+            )
         if isinstance(told, Exception):
             self._connection.close()
             self._process.wait()
@@ -80,8 +93,8 @@ class EngineProcess:
         self._thread.start()
 
     def submit(self, ask: Ask, deliver: Callable[[Piece | Exception], None]) -> _Request:
-        """Queues a request. `deliver` is called in a thread with every Piece, or with the exception that ended or refused the request (QueueFull,
-        Refused, Closed). Raises Closed."""
+        """Queues a request. `deliver` is called in a thread with every Piece, or with the exception that
+        ended or refused the request (QueueFull, Refused, Closed). Raises Closed."""
         request = _Request(self, next(self._numbers), ask.choices, deliver)
         self._open[request.number] = request
         if self._closing or not self._send("submit", request.number, ask):
@@ -106,7 +119,8 @@ class EngineProcess:
         return not self._closing and self._state.healthy and time.monotonic() - self._heard < SILENCE
 
     def close(self, *, drain: float = 0.0) -> None:
-        """Takes no more requests, gives those it has `drain` seconds, ends the others with Closed and the process with them."""
+        """Takes no more requests, gives those it has `drain` seconds, ends the others with Closed and the
+        process with them."""
         self._closing = True
         self._send("close", 0, drain)
         self._thread.join(timeout=drain + 60)
@@ -148,7 +162,9 @@ class EngineProcess:
 class _Request:
     """A request on its way. `cancel` may be called from any thread, at any time."""
 
-    def __init__(self, engine: EngineProcess, number: int, choices: int, deliver: Callable[[Piece | Exception], None]) -> None:
+    def __init__(
+        self, engine: EngineProcess, number: int, choices: int, deliver: Callable[[Piece | Exception], None]
+    ) -> None:
         self.engine, self.number, self.deliver = engine, number, deliver
         self.open = choices  # that are not finished
 
@@ -163,7 +179,9 @@ class _Request:
         try:
             self.deliver(what)
         except Exception as error:
-            logging.getLogger(__name__).warning("a client could not take its tokens, its request is cancelled: %r", error)
+            logging.getLogger(__name__).warning(
+                "a client could not take its tokens, its request is cancelled: %r", error
+            )
             self.cancel()
 
 
@@ -171,8 +189,8 @@ class _Request:
 
 
 class _Outbox:
-    """What the engine's thread says, sent by a thread that does not keep it waiting: not by the wait for a server that is slow to read, and by
-    taking Python's lock once for several steps of a small model."""
+    """What the engine's thread says, sent by a thread that does not keep it waiting: not by the wait for a
+    server that is slow to read, and by taking Python's lock once for several steps of a small model."""
 
     def __init__(self, connection: Connection, engine: Any) -> None:
         self.connection, self.engine = connection, engine
@@ -191,7 +209,9 @@ class _Outbox:
 
     def put(self, number: int, what: Piece | Exception) -> None:
         known = not isinstance(what, Exception) or isinstance(what, QueueFull | Refused | Closed)
-        self._held.append((number, what if known else RuntimeError(repr(what))))  # others may not survive the way
+        self._held.append(
+            (number, what if known else RuntimeError(repr(what)))
+        )  # others may not survive the way
         if isinstance(what, Exception) or what.finish or (what.text and number in self._silent):
             self._silent.discard(number)
             self._rings.set()
@@ -231,7 +251,9 @@ def _listen(connection: Connection, engine: Any, outbox: _Outbox, drains: queue.
             elif kind == "submit":
                 outbox.expect(number)
                 try:
-                    tickets[number] = engine.submit(what, lambda piece, number=number: outbox.put(number, piece))
+                    tickets[number] = engine.submit(
+                        what, lambda piece, number=number: outbox.put(number, piece)
+                    )
                 except (QueueFull, Refused, Closed) as error:
                     outbox.put(number, error)
     except (EOFError, OSError):
@@ -240,7 +262,9 @@ def _listen(connection: Connection, engine: Any, outbox: _Outbox, drains: queue.
 
 def main(descriptor: int) -> None:
     """Loads what the server names and serves it until the server says to end, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the server decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches every process of a terminal: the server decides
     connection = Connection(descriptor)
     place, threads, options = connection.recv()
     if threads:
@@ -251,8 +275,12 @@ def main(descriptor: int) -> None:
         connection.send(error if isinstance(error, UserError) else UserError(f"{place}: {error!r}"))
         return
     connection.send((engine.method, engine.context))
-    sys.setswitchinterval(0.0005)  # else each request that comes waits up to 5 ms until the engine's thread lets Python go
+    sys.setswitchinterval(
+        0.0005
+    )  # else each request that comes waits up to 5 ms until the engine's thread lets Python go
     outbox, drains = _Outbox(connection, engine), queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, engine, outbox, drains), name="requests", daemon=True).start()
+    threading.Thread(
+        target=_listen, args=(connection, engine, outbox, drains), name="requests", daemon=True
+    ).start()
     engine.close(drain=drains.get())
     outbox.end()

@@ -1,7 +1,8 @@
-"""What clients send and get: OpenAI's chat completions with a few fields of ours, and the routes around them (chats, feedback, ratings).
+"""What clients send and get: OpenAI's chat completions with a few fields of ours, and the routes around them
+(chats, feedback, ratings).
 
-Unknown fields are refused: a misspelt `temperature` must not be ignored. Fields of OpenAI's that would change the reply and that we do not have are
-refused when they ask for something.
+Unknown fields are refused: a misspelt `temperature` must not be ignored. Fields of OpenAI's that would change
+the reply and that we do not have are refused when they ask for something.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ import difflib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from rl_dialog.errors import UserError
 
@@ -36,7 +45,14 @@ class ApiError(Exception):
     """An answer that is an error, in OpenAI's form."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str = "", headers: dict[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "",
+        headers: dict[str, str] | None = None,
     ) -> None:
         message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."
         super().__init__(message)
@@ -79,7 +95,11 @@ class Message(BaseModel):
     @property
     def plain(self) -> dict[str, str]:
         """The message as a Dialog holds it."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        content = (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content or ())
+        )
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
@@ -135,7 +155,8 @@ class ChatRequest(Drawing):
     """report Q, V and Q - V of every token"""
     # accepted because common clients send them; they do not change a reply here
     generation_config: Annotated[str, Field(max_length=20_000)] | None = None
-    """JSON of a transformers GenerationConfig (`transformers chat` sends one): what it sets counts where the fields above do not"""
+    """JSON of a transformers GenerationConfig (`transformers chat` sends one): what it sets counts where the
+    fields above do not"""
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -205,14 +226,27 @@ def explain(errors: list[dict[str, Any]]) -> ApiError:
     """The first thing that is wrong with a request."""
     error = errors[0]
     if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}", code="invalid_value")
+        return ApiError(
+            400,
+            f"the body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}",
+            code="invalid_value",
+        )
     place = [str(part)[:100] for part in error["loc"] if part not in ("body", "query", "path")]
-    if error["type"] != "extra_forbidden":  # pydantic's own names for the parts of a union say nothing to a client
+    if (
+        error["type"] != "extra_forbidden"
+    ):  # pydantic's own names for the parts of a union say nothing to a client
         place = [part for part in place if part.isalnum() or part.isidentifier()]
     param = ".".join(place) or None
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(place[-1], [*ChatRequest.model_fields, *Ratings.model_fields, *Feedback.model_fields], n=1)
-        return ApiError(400, f"unknown field {param}" + (f"; did you mean {close[0]}?" if close else ""), param=param, code="unknown_parameter")
+        close = difflib.get_close_matches(
+            place[-1], [*ChatRequest.model_fields, *Ratings.model_fields, *Feedback.model_fields], n=1
+        )
+        return ApiError(
+            400,
+            f"unknown field {param}" + (f"; did you mean {close[0]}?" if close else ""),
+            param=param,
+            code="unknown_parameter",
+        )
     message = error["msg"].removeprefix("Value error, ")
     where = "" if param is None or message.startswith(place[0]) else f"{param}: "
     return ApiError(400, f"{where}{message}", param=param, code="invalid_value")
@@ -225,10 +259,18 @@ def generation_settings(text: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
-        raise ApiError(400, "generation_config: expected a JSON object", param="generation_config", code="invalid_value")
+        raise ApiError(
+            400, "generation_config: expected a JSON object", param="generation_config", code="invalid_value"
+        )
     if given.get("num_beams") not in (None, 1):
-        raise ApiError(400, "generation_config: expected num_beams 1, this server does not run beam searches", param="generation_config")
-    found = {name: given.get(name) for name in ("temperature", "top_p", "top_k")} | {"max_tokens": given.get("max_new_tokens")}
+        raise ApiError(
+            400,
+            "generation_config: expected num_beams 1, this server does not run beam searches",
+            param="generation_config",
+        )
+    found = {name: given.get(name) for name in ("temperature", "top_p", "top_k")} | {
+        "max_tokens": given.get("max_new_tokens")
+    }
     if given.get("do_sample") is False:
         found["temperature"] = 0
     try:

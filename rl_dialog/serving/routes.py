@@ -53,16 +53,25 @@ async def server_of(request: Request) -> Server:
 Here = Annotated[Server, Depends(server_of)]
 
 
-async def key_of(request: Request, server: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> Key | None:
+async def key_of(
+    request: Request,
+    server: Here,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
+) -> Key | None:
     """Who is asking; None where the server is open to all. Raises ApiError for nobody known."""
     needs_key = server.models.settings.needs_key
-    if not needs_key and request.url.hostname not in LOOPBACK:  # a web page whose name was pointed to this machine
+    if (
+        not needs_key and request.url.hostname not in LOOPBACK
+    ):  # a web page whose name was pointed to this machine
         hosts = ", ".join(LOOPBACK)
         message = f"without keys this server answers to {hosts} only, not to {request.url.hostname}"
         raise ApiError(403, message, code="wrong_host")
     key = await asyncio.to_thread(server.store.find_key, credentials.credentials) if credentials else None
     if key is None and needs_key:
-        unknown, missing = "this API key is not known or was revoked", "expected an API key: Authorization: Bearer sk-rl-..."
+        unknown, missing = (
+            "this API key is not known or was revoked",
+            "expected an API key: Authorization: Bearer sk-rl-...",
+        )
         message = unknown if credentials else missing
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     return key
@@ -99,14 +108,20 @@ async def one_model(name: str, server: Here, _: Caller) -> dict[str, Any]:
 
 
 @openai.post("/v1/chat/completions", response_model=None, responses=EVENTS)
-async def chat_completions(body: Annotated[ChatRequest, Body()], request: Request, server: Here, key: Caller) -> Response:
+async def chat_completions(
+    body: Annotated[ChatRequest, Body()], request: Request, server: Here, key: Caller
+) -> Response:
     completions = server.completions
     exchange = await completions.begin(body, key)
     if not body.stream:
         return JSONResponse(await _unless_gone(request, completions.whole(exchange)))
     pieces = completions.pieces(exchange)
-    first = await _unless_gone(request, anext(pieces))  # what is refused is refused with a status, not with an event
-    return _Events(completions.stream(exchange, _with_first(first, pieces)), server.models.settings.request_timeout)
+    first = await _unless_gone(
+        request, anext(pieces)
+    )  # what is refused is refused with a status, not with an event
+    return _Events(
+        completions.stream(exchange, _with_first(first, pieces)), server.models.settings.request_timeout
+    )
 
 
 @openai.post("/load_model", response_model=None, responses=EVENTS)
@@ -139,7 +154,10 @@ async def read_chat(chat: str, server: Here, key: Caller) -> dict[str, Any]:
     with _bad_values():
         stored = await asyncio.to_thread(server.store.chat, chat, key=key)
     shown = {name: stored[name] for name in ("id", "ratings", "comments")}
-    model, has_values = ASSIGNED if stored["assigned"] else stored["model"], server.models.has_values(stored["model"])
+    model, has_values = (
+        ASSIGNED if stored["assigned"] else stored["model"],
+        server.models.has_values(stored["model"]),
+    )
     about = {"object": "chat", "created": int(stored["created"]), "model": model, "has_values": has_values}
     return shown | about | {"messages": [_message(message) for message in stored["messages"]]}
 
@@ -171,8 +189,14 @@ async def delete_user(user: str, server: Here, key: Caller) -> dict[str, Any]:
 @chats.get("/page.json")
 async def page_settings(server: Here) -> dict[str, Any]:
     settings = server.models.settings
-    shown = {name: getattr(settings, name) for name in ("title", "consent", "needs_key", "min_messages", "max_tokens")}
-    return shown | {"bots": len(server.models.compared()), "max_message_characters": 4 * settings.max_prompt_length}
+    shown = {
+        name: getattr(settings, name)
+        for name in ("title", "consent", "needs_key", "min_messages", "max_tokens")
+    }
+    return shown | {
+        "bots": len(server.models.compared()),
+        "max_message_characters": 4 * settings.max_prompt_length,
+    }
 
 
 @chats.get("/", include_in_schema=False)
@@ -264,10 +288,15 @@ class PageFiles(StaticFiles):
 
 
 class _Events(StreamingResponse):
-    """Server-sent events, for at most so many seconds: a client that reads nothing must not hold a connection for ever."""
+    """Server-sent events, for at most so many seconds: a client that reads nothing must not hold a connection
+    for ever."""
 
     def __init__(self, events: AsyncIterator[str], seconds: float) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
         self.seconds = seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -58,13 +58,18 @@ class Models:
         if not settings.apart:
             if settings.threads:
                 torch.set_num_threads(settings.threads)
-            sys.setswitchinterval(0.0005)  # else each step of a request waits up to 5 ms until an engine's thread lets Python go
+            sys.setswitchinterval(
+                0.0005
+            )  # else each step of a request waits up to 5 ms until an engine's thread lets Python go
         self.settings, self.died = settings, died
-        self.served = {name: self._load(name, checkpoint, settings) for name, checkpoint in settings.models.items()}
+        self.served = {
+            name: self._load(name, checkpoint, settings) for name, checkpoint in settings.models.items()
+        }
         self._updating = threading.Lock()
 
     def update(self, settings: ServeSettings) -> None:
-        """Makes the models those of `settings`. New ones are loaded first, then take over at once; replaced ones finish what they have."""
+        """Makes the models those of `settings`. New ones are loaded first, then take over at once; replaced
+        ones finish what they have."""
         with self._updating:
             before = self.served
             same = all(getattr(settings, name) == getattr(self.settings, name) for name in SIZES)
@@ -81,7 +86,12 @@ class Models:
             self.served, self.settings = after, settings
         for old in before.values():
             if old not in after.values():
-                threading.Thread(target=old.engine.close, kwargs={"drain": settings.drain}, name=f"drain {old.name}", daemon=True).start()
+                threading.Thread(
+                    target=old.engine.close,
+                    kwargs={"drain": settings.drain},
+                    name=f"drain {old.name}",
+                    daemon=True,
+                ).start()
 
     def draw(self) -> str:
         """A model for a new chat, at random by the split's weights."""
@@ -89,24 +99,35 @@ class Models:
 
     def assign(self, chat: str) -> str:
         """The model that a chat gets by its id: always the same one as long as the split stays."""
-        weights = {name: self.settings.split.get(name, 0.0 if self.settings.split else 1.0) for name in self.served}
+        weights = {
+            name: self.settings.split.get(name, 0.0 if self.settings.split else 1.0) for name in self.served
+        }
         draw = int.from_bytes(hashlib.sha256(chat.encode()).digest()[:8]) / 2**64 * sum(weights.values())
         sums = itertools.accumulate(weights.values())
-        return next((name for name, upper in zip(weights, sums, strict=True) if draw < upper), next(iter(weights)))
+        return next(
+            (name for name, upper in zip(weights, sums, strict=True) if draw < upper), next(iter(weights))
+        )
 
     def has_values(self, name: str) -> bool:
         return name in self.served and self.served[name].has_values
 
     def compared(self) -> list[str]:
         """The models that new chats may get."""
-        return [name for name in self.served if self.settings.split.get(name, 0.0 if self.settings.split else 1.0) > 0]
+        return [
+            name
+            for name in self.served
+            if self.settings.split.get(name, 0.0 if self.settings.split else 1.0) > 0
+        ]
 
     def healthy(self) -> bool:
         return all(model.engine.healthy() for model in self.served.values())
 
     def close(self) -> None:
         """Ends every engine; running requests have `drain` seconds."""
-        threads = [threading.Thread(target=model.engine.close, kwargs={"drain": self.settings.drain}) for model in self.served.values()]
+        threads = [
+            threading.Thread(target=model.engine.close, kwargs={"drain": self.settings.drain})
+            for model in self.served.values()
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -115,10 +136,16 @@ class Models:
     def _load(self, name: str, checkpoint: str, settings: ServeSettings) -> Served:
         """A checkpoint with an engine of its own. Raises UserError for one that cannot be loaded or served."""
         if name == ASSIGNED:
-            raise UserError(f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a chat")
+            raise UserError(
+                f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a chat"
+            )
         place = resolve(checkpoint)
         options = {name: getattr(settings, name) for name in SIZES}
-        engine = EngineProcess(place, threads=settings.threads, died=self.died, **options) if settings.apart else load_engine(place, **options)
+        engine = (
+            EngineProcess(place, threads=settings.threads, died=self.died, **options)
+            if settings.apart
+            else load_engine(place, **options)
+        )
         method = method_name(engine.method)
         logging.getLogger(__name__).info("model %s: %s, %s", name, place, method)
         return Served(name, place, method, engine, load_tokenizer(place), time.time())

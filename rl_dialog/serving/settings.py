@@ -56,7 +56,9 @@ class ServerOptions:
 class ServeSettings(ServerOptions):
     """Everything a server needs to know: plain values, which travel to replicas and stand in a Serve config."""
 
-    models: dict[str, str] = field(default_factory=dict)  # name -> run folder, checkpoint directory or hub name
+    models: dict[str, str] = field(
+        default_factory=dict
+    )  # name -> run folder, checkpoint directory or hub name
     split: dict[str, float] = field(default_factory=dict)  # name -> weight in draws for new chats
     store: str = "sqlite:///chats.db"  # URL of the database with chats, votes and keys
     needs_key: bool = True  # off: everyone who reaches the server may use it
@@ -68,7 +70,13 @@ class ServeSettings(ServerOptions):
 
 
 def settings_from(
-    options: ServerOptions, *, models: Sequence[str], split: Sequence[str], store: str, public_host: str = "", shown: bool
+    options: ServerOptions,
+    *,
+    models: Sequence[str],
+    split: Sequence[str],
+    store: str,
+    public_host: str = "",
+    shown: bool,
 ) -> ServeSettings:
     """The settings of a server whose models and weights are given as NAME=VALUE.
 
@@ -89,7 +97,9 @@ def settings_from(
     weights = {name: _number(weight, name) for name, weight in _named("split", split).items()}
     places = {name: _absolute(place) for name, place in _named("models", models).items()}
     given = {field.name: getattr(options, field.name) for field in fields(ServerOptions)}
-    return ServeSettings(**given, models=places, split=weights, store=_url(store, shown=shown), needs_key=needs_key)
+    return ServeSettings(
+        **given, models=places, split=weights, store=_url(store, shown=shown), needs_key=needs_key
+    )
 
 
 def check_settings(settings: ServeSettings) -> None:

@@ -81,7 +81,10 @@ class Chat:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         texts = [as_typed(text, sys.getfilesystemencoding()) for text in self.prime]
         for user, bot in zip(texts[::2], texts[1::2], strict=True):
-            self.messages += [{"role": "user", "content": user}, {"role": "assistant", "content": bot, "weight": 0}]  # no reply of the policy's
+            self.messages += [
+                {"role": "user", "content": user},
+                {"role": "assistant", "content": bot, "weight": 0},
+            ]  # no reply of the policy's
             print(f"you> {user}\nbot> {bot}", flush=True)
         self.given = len(self.messages)
 
@@ -89,9 +92,17 @@ class Chat:
         """Adds the user's message and the reply, which it prints."""
         self.messages.append({"role": "user", "content": text})
         if self.debug:
-            prompt = encode_prompt(self.messages, self.tokenizer, max_length=prompt_room(self.policy, self.decoding))
+            prompt = encode_prompt(
+                self.messages, self.tokenizer, max_length=prompt_room(self.policy, self.decoding)
+            )
             print(f"context ({len(prompt)} tokens): {self.tokenizer.decode(prompt)}")
-        reply = self._draw() if self.by_rank else self._choose() if generations(self.policy, self.decoding) > 1 else self._stream()
+        reply = (
+            self._draw()
+            if self.by_rank
+            else self._choose()
+            if generations(self.policy, self.decoding) > 1
+            else self._stream()
+        )
         if self.debug:
             print(self._table(prompt, reply), flush=True)
         self.messages.append({"role": "assistant", "content": reply.text})
@@ -99,7 +110,9 @@ class Chat:
 
     def undo(self) -> bool:
         """Takes back the last exchange; False when there is none."""
-        users = [i for i, message in enumerate(self.messages) if message["role"] == "user" and i >= self.given]
+        users = [
+            i for i, message in enumerate(self.messages) if message["role"] == "user" and i >= self.given
+        ]
         if users:
             del self.messages[users[-1] :]
         return bool(users)
@@ -113,7 +126,12 @@ class Chat:
         others = {"beta": self.beta, "beams_by_rank": self.decoding.num_beams if self.by_rank else None}
         given = {name: value for name, value in others.items() if value is not None}
         decoding = asdict(self.decoding) | given
-        meta = {"checkpoint": self.place, "method": method_name(self.policy.method), "decoding": decoding, "started": self.started}
+        meta = {
+            "checkpoint": self.place,
+            "method": method_name(self.policy.method),
+            "decoding": decoding,
+            "started": self.started,
+        }
         path = Path(self.file)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", newline="\n") as file:
@@ -123,7 +141,9 @@ class Chat:
     def _stream(self) -> Reply:
         print("bot> ", end="", flush=True)
         streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        return stream_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed(), streamer=streamer)
+        return stream_reply(
+            self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed(), streamer=streamer
+        )
 
     def _choose(self) -> Reply:
         choice = choose_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed())
@@ -137,17 +157,27 @@ class Chat:
         beams = beam_replies(self.policy, self.tokenizer, self.messages, self.decoding)
         chosen, odds = choose_beam(beams, np.random.default_rng(self._seed()))
         for i, beam in enumerate(beams) if self.debug else ():
-            print(f"beam {i + 1}{' *' if i == chosen else '  '} score {beam.score:8.4f}  drawn with {odds[i]:.2f}  {beam.text or '(empty)'}")
+            print(
+                f"beam {i + 1}{' *' if i == chosen else '  '} score {beam.score:8.4f}  drawn with {odds[i]:.2f}  {beam.text or '(empty)'}"
+            )
         print(f"bot> {beams[chosen].text}", flush=True)
         return beams[chosen]
 
     def _seed(self) -> int:
-        """Another stream for each reply of a sitting, so that a message that was taken back can be answered anew."""
+        """Another stream for each reply of a sitting, so that a message that was taken back can be answered
+        anew."""
         return stream(self.seed, self.replies)
 
     def _table(self, prompt: list[int], reply: Reply) -> str:
         ids = [*reply.tokens, *([self.tokenizer.eos_token_id] if reply.finished else [])]
-        names = {"q": "Q", "v": "V", "advantage": "Q - V", "prior": "log prior", "lm": "log LM", "policy": "log policy"}
+        names = {
+            "q": "Q",
+            "v": "V",
+            "advantage": "Q - V",
+            "prior": "log prior",
+            "lm": "log LM",
+            "policy": "log policy",
+        }
         lines = [f"{'token':<16}" + "".join(f"{title:>12}" for title in names.values())]
         for row in token_table(self.policy, self.prior, prompt, ids) if ids else ():
             cells = "".join(f"{'-' if row[name] is None else format(row[name], '.4f'):>12}" for name in names)

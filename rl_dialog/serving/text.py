@@ -1,4 +1,5 @@
-"""Tokens to the text a client may see so far: whole characters, nothing behind a stop sequence, no white space around the reply."""
+"""Tokens to the text a client may see so far: whole characters, nothing behind a stop sequence, no white
+space around the reply."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class TextStream:
         """Without what may turn out to be the beginning of a stop sequence or the end of the reply."""
         shown = self._whole
         if not self.stopped:
-            held = max((n for word in self.stop for n in range(1, len(word)) if shown.endswith(word[:n])), default=0)
+            held = max(
+                (n for word in self.stop for n in range(1, len(word)) if shown.endswith(word[:n])), default=0
+            )
             shown = shown[: len(shown) - held]
         return shown.strip()
 

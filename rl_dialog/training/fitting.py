@@ -1,4 +1,5 @@
-"""How a small model is fitted: AdamW, whose rate rises for a tenth of the steps and then falls to zero in a line."""
+"""How a small model is fitted: AdamW, whose rate rises for a tenth of the steps and then falls to zero in a
+line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Imitation of expert acts: each of the acts is a yes-or-no question, answered with logistic regression on a shared network.
+"""Imitation of expert acts: each of the acts is a yes-or-no question, answered with logistic regression on a
+shared network.
 
     loss = mean_i -[w a_i log p_i + (1 - a_i) log(1 - p_i)]     w = pos_weight: of 209 acts about 2.5 are said in a turn
 
@@ -38,20 +39,32 @@ class Imitation:
     """share of the dialogs that choose the epoch"""
 
     def __post_init__(self) -> None:
-        if self.epochs < 0 or self.batch_size < 1 or self.learning_rate <= 0 or self.pos_weight <= 0 or not 0 < self.held_out < 1:
-            raise UserError(f"expected epochs >= 0, batch_size >= 1, positive rates and weights and 0 < held_out < 1, got {self}")
+        if (
+            self.epochs < 0
+            or self.batch_size < 1
+            or self.learning_rate <= 0
+            or self.pos_weight <= 0
+            or not 0 < self.held_out < 1
+        ):
+            raise UserError(
+                f"expected epochs >= 0, batch_size >= 1, positive rates and weights and 0 < held_out < 1, got {self}"
+            )
 
 
 def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs: np.ndarray, config: Imitation, *, seed: int = 0,
             log: Callable[[int, dict[str, float]], None] = lambda epoch, metrics: None) -> dict[str, float]:  # fmt: skip
-    """Trains `policy` in place on expert turns # (N, S), (N, A), (N,); returns the metrics of the epoch that was kept.
+    """Trains `policy` in place on expert turns # (N, S), (N, A), (N,); returns the metrics of the epoch that
+    was kept.
 
-    Metrics: `loss` as above on the training dialogs; `held_out_loss`, and `held_out_f1` of the acts with p > 1/2, on the others. Raises UserError
-    for demonstrations of another world, or too few to hold one dialog out.
+    Metrics: `loss` as above on the training dialogs; `held_out_loss`, and `held_out_f1` of the acts with p >
+    1/2, on the others. Raises UserError for demonstrations of another world, or too few to hold one dialog
+    out.
     """
     if states.shape[1:] != (policy.config.state_size,) or actions.shape[1:] != (policy.config.action_size,):
         shapes = (policy.config.state_size, policy.config.action_size)
-        raise UserError(f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}: another world's?")
+        raise UserError(
+            f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}: another world's?"
+        )
     generator = np.random.default_rng(seed)
     everyone = generator.permutation(np.unique(dialogs))
     if len(everyone) < 2:
@@ -59,7 +72,9 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
     held = np.isin(dialogs, everyone[: max(1, round(config.held_out * len(everyone)))])
     x, a = torch.from_numpy(states), torch.from_numpy(actions).float()
     train, held = torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
-    optimizer = torch.optim.RMSprop(policy.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    optimizer = torch.optim.RMSprop(
+        policy.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+    )
     weight = torch.tensor(config.pos_weight)
     best: dict[str, float] = {}
     kept = policy.state_dict()
@@ -71,7 +86,11 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        metrics = {"loss": float(np.mean(losses)), **_held_out(policy, x[held], a[held], weight), "epoch": float(epoch + 1)}
+        metrics = {
+            "loss": float(np.mean(losses)),
+            **_held_out(policy, x[held], a[held], weight),
+            "epoch": float(epoch + 1),
+        }
         log(epoch + 1, metrics)
         if not best or metrics["held_out_loss"] < best["held_out_loss"]:
             best, kept = metrics, copy.deepcopy(policy.state_dict())
@@ -84,4 +103,7 @@ def _held_out(policy: ActPolicy, states: Tensor, actions: Tensor, weight: Tensor
     logits = policy.logits(states)
     said, right = logits > 0, actions > 0
     loss = binary_cross_entropy_with_logits(logits, actions, pos_weight=weight)
-    return {"held_out_loss": loss.item(), "held_out_f1": 2 * (said & right).sum().item() / max(1, (said.sum() + right.sum()).item())}
+    return {
+        "held_out_loss": loss.item(),
+        "held_out_f1": 2 * (said & right).sum().item() / max(1, (said.sum() + right.sum()).item()),
+    }

@@ -1,4 +1,5 @@
-"""What a run writes while it trains, one JSON line per logged step and a tracker of your choice, and how it is shown to whoever started it."""
+"""What a run writes while it trains, one JSON line per logged step and a tracker of your choice, and how it
+is shown to whoever started it."""
 
 from __future__ import annotations
 
@@ -27,17 +28,31 @@ PROJECT = "rl_dialog"  # of wandb and mlflow, unless WANDB_PROJECT or MLFLOW_EXP
 class Logger:
     """Writes `metrics.jsonl` into `directory` and reports to tensorboard, wandb, mlflow or none.
 
-    A resumed run drops the lines after the step that it resumes from, and brings the tracker to hold just the lines that are left: the curve becomes
-    the one of a run that was never stopped. `settings` is what the tracker shows of the run's config. Raises UserError when the tracker's package
-    is not there, UserError when it cannot be written to.
+    A resumed run drops the lines after the step that it resumes from, and brings the tracker to hold just the
+    lines that are left: the curve becomes the one of a run that was never stopped. `settings` is what the
+    tracker shows of the run's config. Raises UserError when the tracker's package is not there, UserError
+    when it cannot be written to.
     """
 
-    def __init__(self, directory: Path, *, first_step: int = 0, report_to: str = "tensorboard", settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        first_step: int = 0,
+        report_to: str = "tensorboard",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "metrics.jsonl"
-        kept = [line for line in path.read_text().splitlines() if _step_of(line) <= first_step] if path.exists() and first_step else []
+        kept = (
+            [line for line in path.read_text().splitlines() if _step_of(line) <= first_step]
+            if path.exists() and first_step
+            else []
+        )
         path.write_text("".join(line + "\n" for line in kept))
-        self._track, self._close_tracker = _open_tracker(report_to, directory, first_step, kept, settings or {})
+        self._track, self._close_tracker = _open_tracker(
+            report_to, directory, first_step, kept, settings or {}
+        )
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -60,12 +75,16 @@ def check_tracker(name: str) -> None:
     if name == "mlflow":
         client = _import_mlflow().MlflowClient
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-        if uri and "://" not in uri.removeprefix("file://"):  # a folder: nothing is written, and nobody is asked
+        if uri and "://" not in uri.removeprefix(
+            "file://"
+        ):  # a folder: nothing is written, and nobody is asked
             with _mlflow_errors(uri):
                 client(uri)
 
 
-def _open_tracker(name: str, directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]) -> tuple[Log, Callable[[], None]]:
+def _open_tracker(
+    name: str, directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[Log, Callable[[], None]]:
     """How to log and how to close."""
     if name == "tensorboard":
         return _tensorboard(directory, first_step)
@@ -80,7 +99,8 @@ def _tensorboard(directory: Path, first_step: int) -> tuple[Log, Callable[[], No
     from torch.utils.tensorboard import SummaryWriter
 
     folder = directory / "tensorboard"
-    # Files are read in the order of their names, which begin with the second they were made in: two of one second could be read the wrong way round.
+    # Files are read in the order of their names, which begin with the second they were made in: two of one
+    # second could be read the wrong way round.
     while any(folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
         time.sleep(0.1)
     board = SummaryWriter(str(folder), purge_step=first_step + 1)
@@ -88,7 +108,8 @@ def _tensorboard(directory: Path, first_step: int) -> tuple[Log, Callable[[], No
     def log(step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             board.add_scalar(name, value, step)
-        board.flush()  # by itself it waits two minutes, and what a killed run had not written is not written again
+        # by itself it waits two minutes, and what a killed run had not written is not written again
+        board.flush()
 
     return log, board.close
 
@@ -97,19 +118,27 @@ def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise UserError("report_to wandb needs the package wandb: pip install wandb, or choose another --report_to") from error
+        raise UserError(
+            "report_to wandb needs the package wandb: pip install wandb, or choose another --report_to"
+        ) from error
     return wandb
 
 
-def _wandb(directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]) -> tuple[Log, Callable[[], None]]:
-    """A server goes on behind the last step that it has. An offline run is written again from its first line: what a killed one had in memory is
-    missing from its file."""
+def _wandb(
+    directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[Log, Callable[[], None]]:
+    """A server goes on behind the last step that it has. An offline run is written again from its first line:
+    what a killed one had in memory is missing from its file."""
     wandb = _import_wandb()
     earlier, run_id = _run_ids(directory, first_step)
     for file in (directory / "wandb").glob(f"offline-run-*/run-{earlier}.wandb"):
         if not file.with_name(file.name + ".synced").exists():
             shutil.rmtree(file.parent)
-    where = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": directory.name, "dir": str(directory)}
+    where = {
+        "project": os.environ.get("WANDB_PROJECT", PROJECT),
+        "name": directory.name,
+        "dir": str(directory),
+    }
     run = wandb.init(**where, id=run_id, resume="allow", config=dict(settings))
     begin = run.step
 
@@ -131,7 +160,9 @@ def _import_mlflow() -> Any:
     try:
         import mlflow
     except ImportError as error:
-        raise UserError("report_to mlflow needs the package mlflow: pip install mlflow, or choose another --report_to") from error
+        raise UserError(
+            "report_to mlflow needs the package mlflow: pip install mlflow, or choose another --report_to"
+        ) from error
     return mlflow
 
 
@@ -148,8 +179,11 @@ def _mlflow_errors(uri: str) -> Iterator[None]:
         ) from None
 
 
-def _mlflow(directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]) -> tuple[Log, Callable[[], None]]:
-    """MLflow keeps every point it was ever given, so a run that holds others than `kept` is deleted and written again."""
+def _mlflow(
+    directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[Log, Callable[[], None]]:
+    """MLflow keeps every point it was ever given, so a run that holds others than `kept` is deleted and
+    written again."""
     mlflow = _import_mlflow()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory.absolute().parent / 'mlflow.db'}"
     with _mlflow_errors(uri):
@@ -160,17 +194,28 @@ def _mlflow(directory: Path, first_step: int, kept: Sequence[str], settings: Map
     earlier, run_id = _run_ids(directory, first_step)
     found = client.search_runs([experiment], f"tags.rl_dialog_run = '{earlier}'") if earlier else ()
     wanted = sorted((name, step) for step, metrics in _points(kept) for name in metrics)
-    history = [point for run in found for name in run.data.metrics for point in client.get_metric_history(run.info.run_id, name)]
+    history = [
+        point
+        for run in found
+        for name in run.data.metrics
+        for point in client.get_metric_history(run.info.run_id, name)
+    ]
     if first_step and len(found) == 1 and sorted((point.key, point.step) for point in history) == wanted:
         run = found[0].info.run_id
         client.update_run(run, status="RUNNING")
     else:
-        run = client.create_run(experiment, run_name=directory.name, tags={"rl_dialog_run": run_id}).info.run_id
+        run = client.create_run(
+            experiment, run_name=directory.name, tags={"rl_dialog_run": run_id}
+        ).info.run_id
         for key, value in _flat(settings):
             client.log_param(run, key, value)
         written = {(point.key, point.step): point.timestamp for point in history}
         now = int(time.time() * 1000)
-        points = [mlflow.entities.Metric(k, v, written.get((k, step), now), step) for step, metrics in _points(kept) for k, v in metrics.items()]
+        points = [
+            mlflow.entities.Metric(k, v, written.get((k, step), now), step)
+            for step, metrics in _points(kept)
+            for k, v in metrics.items()
+        ]
         for start in range(0, len(points), 1000):  # no more at once
             client.log_batch(run, metrics=points[start : start + 1000])
         for old in found:
@@ -184,7 +229,8 @@ def _mlflow(directory: Path, first_step: int, kept: Sequence[str], settings: Map
 
 
 def _run_ids(directory: Path, first_step: int) -> tuple[str | None, str]:
-    """What a tracker knew the run in this folder by, if there was one, and now knows it by: the same where it is resumed."""
+    """What a tracker knew the run in this folder by, if there was one, and now knows it by: the same where it
+    is resumed."""
     path = directory / "tracker_id"
     earlier = path.read_text(encoding="utf-8").strip() if path.exists() else None
     run_id = earlier if earlier and first_step else uuid.uuid4().hex[:16]
@@ -216,7 +262,8 @@ def write_note(directory: Path, text: str) -> None:
 
 @contextmanager
 def following(directory: Path) -> Iterator[list[str]]:
-    """Shows a run while the block lasts, from what its workers write to `metrics.jsonl`: a bar in a terminal, else a line per logged step.
+    """Shows a run while the block lasts, from what its workers write to `metrics.jsonl`: a bar in a terminal,
+    else a line per logged step.
 
     Their notes are shown between, each one once; the block gets the list of those.
     """
@@ -233,9 +280,15 @@ def following(directory: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def logged(
-    directory: Path, *, first_step: int = 0, report_to: str = "tensorboard", settings: Mapping[str, Any] | None = None, quiet: bool = False
+    directory: Path,
+    *,
+    first_step: int = 0,
+    report_to: str = "tensorboard",
+    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
 ) -> Iterator[Log]:
-    """`log(step, metrics)` of a run in this process, which is shown while the block lasts unless it is to be `quiet`."""
+    """`log(step, metrics)` of a run in this process, which is shown while the block lasts unless it is to be
+    `quiet`."""
     with nullcontext() if quiet else following(directory):
         logger = Logger(directory, first_step=first_step, report_to=report_to, settings=settings)
         try:
@@ -246,7 +299,10 @@ def logged(
 
 def _follow(directory: Path, shown: int, noted: int, notes: list[str], over: threading.Event) -> None:
     bar = tqdm(
-        total=1.0, disable=not sys.stderr.isatty(), dynamic_ncols=True, bar_format="{percentage:3.0f}% |{bar}| {elapsed}<{remaining} {postfix}"
+        total=1.0,
+        disable=not sys.stderr.isatty(),
+        dynamic_ncols=True,
+        bar_format="{percentage:3.0f}% |{bar}| {elapsed}<{remaining} {postfix}",
     )
     while True:
         last = over.wait(0.5)
@@ -262,7 +318,9 @@ def _follow(directory: Path, shown: int, noted: int, notes: list[str], over: thr
             if not line.endswith("\n"):
                 break
             shown, values = shown + 1, json.loads(line)
-            text = f"step {values.pop('step')}: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
+            text = f"step {values.pop('step')}: " + "  ".join(
+                f"{name} {value:.4g}" for name, value in values.items() if value is not None
+            )
             if bar.disable:
                 print(text, flush=True)
             else:

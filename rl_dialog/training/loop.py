@@ -1,9 +1,12 @@
-"""The only training loop: step, accumulate, clip, log, evaluate, save, resume. It runs alone or as one of the workers of a process group.
+"""The only training loop: step, accumulate, clip, log, evaluate, save, resume. It runs alone or as one of the
+workers of a process group.
 
-Losses arrive as sums over a method's terms (most often decisions) and are divided by the number of terms that an update has on average: a constant,
-so a token weighs the same whichever rows it meets, and one worker, two workers and accumulated gradients make the same update. The rows of an update
-are drawn regardless of their lengths; only inside it they are put into micro-batches of like lengths, which saves padding. The order of the data and
-all randomness follow from (seed, step), so a run that was killed and resumed is the run that was not.
+Losses arrive as sums over a method's terms (most often decisions) and are divided by the number of terms that
+an update has on average: a constant, so a token weighs the same whichever rows it meets, and one worker, two
+workers and accumulated gradients make the same update. The rows of an update are drawn regardless of their
+lengths; only inside it they are put into micro-batches of like lengths, which saves padding. The order of the
+data and all randomness follow from (seed, step), so a run that was killed and resumed is the run that was
+not.
 """
 
 from __future__ import annotations
@@ -39,7 +42,14 @@ from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose
 from rl_dialog.training.logger import Logger
-from rl_dialog.training.optim import Schedule, default_learning_rate, learning_rate_at, load_optimizer, make_optimizer, save_optimizer
+from rl_dialog.training.optim import (
+    Schedule,
+    default_learning_rate,
+    learning_rate_at,
+    load_optimizer,
+    make_optimizer,
+    save_optimizer,
+)
 
 FAR = 0.5  # nats per token from the prior at the start that are told: two clones of the same logs are nearer
 PADDING = 512  # tokens of padding in a micro-batch that are cheaper than one more pass through the model
@@ -56,14 +66,15 @@ class TrainerConfig:
     gradient_accumulation_steps: int = 1
     """micro-batches per update"""
     num_train_epochs: float | None = None
-    """passes over the training split, where max_steps is not set; by default 3, or more where that is less than 4,000 updates of a new model or of
-    new values, 2,000 of a model that was cloned before, and 1,000 of new values beside a pretrained one"""
+    """passes over the training split, where max_steps is not set; by default 3, or more where that is less
+    than 4,000 updates of a new model or of new values, 2,000 of a model that was cloned before, and 1,000 of
+    new values beside a pretrained one"""
     max_steps: int = 0
     """updates; 0 derives them from num_train_epochs"""
     learning_rate: float | None = None
-    """peak learning rate of AdamW; by default it follows from the width and the start: 2e-3 for a new model of width 64, 1e-3 for one that goes on
-    from such a model, 6e-5 for a pretrained one of width 768; a fifth of it for dpo. Values with a trunk of their own learn at most at 8e-3 over the
-    root of the width"""
+    """peak learning rate of AdamW; by default it follows from the width and the start: 2e-3 for a new model
+    of width 64, 1e-3 for one that goes on from such a model, 6e-5 for a pretrained one of width 768; a fifth
+    of it for dpo. Values with a trunk of their own learn at most at 8e-3 over the root of the width"""
     lr_scheduler_type: Schedule = "linear"
     """the learning rate stays (constant), or falls to zero (linear, cosine)"""
     warmup_steps: int | None = None
@@ -71,20 +82,24 @@ class TrainerConfig:
     weight_decay: float = 0.0
     """weight decay of AdamW, on matrices only"""
     max_grad_norm: float = 1.0
-    """clip the norm of the gradient, of the language model and of the value heads (with a trunk of their own) apart; 0 does not clip"""
+    """clip the norm of the gradient, of the language model and of the value heads (with a trunk of their own)
+    apart; 0 does not clip"""
     bf16: bool = False
     """bfloat16 autocast (weights, values and the optimizer stay float32)"""
     reward_spread: Literal["reply_end", "every_token"] = "reply_end"
     """where a reply's reward arrives; every_token reproduces the 2019 code"""
     reward_shift: float = 0.0
-    """added to every reply's reward, in the data's unit: it also pays for (or charges) each further reply of a dialog"""
+    """added to every reply's reward, in the data's unit: it also pays for (or charges) each further reply of
+    a dialog"""
     value_unit: float = 0.0
-    """values are learned in this many units of reward; 0 takes the spread of the training split's returns, 1 learns raw values as the papers do.
-    beta and c are in this unit; whatever is reported is in units of reward"""
+    """values are learned in this many units of reward; 0 takes the spread of the training split's returns, 1
+    learns raw values as the papers do. beta and c are in this unit; whatever is reported is in units of
+    reward"""
     logging_steps: int = 10
     """updates between two lines of metrics"""
     eval_steps: int | None = None
-    """updates between two evaluations; 0 evaluates at the end only; by default five evaluations in runs of 500 updates or more"""
+    """updates between two evaluations; 0 evaluates at the end only; by default five evaluations in runs of
+    500 updates or more"""
     save_steps: int = 0
     """updates between two checkpoints; 0 saves at every evaluation"""
     save_total_limit: int = 2
@@ -92,16 +107,20 @@ class TrainerConfig:
     seed: int = 0
     """seed of the order of the data, of initial weights and of dropout"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
-    """where metrics go besides metrics.jsonl; wandb and mlflow are installed apart and read their own environment variables"""
+    """where metrics go besides metrics.jsonl; wandb and mlflow are installed apart and read their own
+    environment variables"""
 
 
 class Objective(nn.Module):
-    """Policy and loss as one module, so that DDP sees a whole forward pass. `prior` is what has `prior_scores`: a Prior, or a policy with LoRA."""
+    """Policy and loss as one module, so that DDP sees a whole forward pass. `prior` is what has
+    `prior_scores`: a Prior, or a policy with LoRA."""
 
     def __init__(self, policy: Policy, prior: Prior | Policy | None = None) -> None:
         super().__init__()
         self.policy = policy
-        self._prior = (prior,)  # inside a tuple it is no submodule: nothing of it is trained, saved or sent to other workers
+        self._prior = (
+            prior,
+        )  # inside a tuple it is no submodule: nothing of it is trained, saved or sent to other workers
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         out = self.policy.outputs(batch)
@@ -112,7 +131,8 @@ class Objective(nn.Module):
 
 
 class Trainer:
-    """One policy, its data and its run folder. `train()` starts, or continues from the run folder's latest checkpoint.
+    """One policy, its data and its run folder. `train()` starts, or continues from the run folder's latest
+    checkpoint.
 
     Args:
         policy: as loaded; its method decides the loss.
@@ -158,20 +178,31 @@ class Trainer:
                 f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run prepare with a smaller --max_length "
                 "(dt adds a token to every reply), or give a new model a larger --model.context"
             )
-        self.train_rows, self.eval_rows, self.evaluate, self.report, self.describe = train_rows, eval_rows, evaluate, report, describe
+        self.train_rows, self.eval_rows, self.evaluate, self.report, self.describe = (
+            train_rows,
+            eval_rows,
+            evaluate,
+            report,
+            describe,
+        )
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.policy = policy.start_training().to(self.device)
-        by_default = policy.method.learning_rate_share * default_learning_rate(policy.config.hidden_size, policy.start)
+        by_default = policy.method.learning_rate_share * default_learning_rate(
+            policy.config.hidden_size, policy.start
+        )
         self.learning_rate = by_default if config.learning_rate is None else config.learning_rate
-        # Steps that suit words are too long for values: at 5e-3 and width 32 their transformer forgets to tell states apart for good.
+        # Steps that suit words are too long for values: at 5e-3 and width 32 their transformer forgets to
+        # tell states apart for good.
         most = default_learning_rate(policy.config.hidden_size, "made")
         self.optimizer = make_optimizer(
             self.policy,
             learning_rate=self.learning_rate,
             weight_decay=config.weight_decay,
             values=self.policy.values(),
-            value_share=min(1.0, most / self.learning_rate) if self.policy.value_trunk is not None and self.learning_rate else 1.0,
+            value_share=min(1.0, most / self.learning_rate)
+            if self.policy.value_trunk is not None and self.learning_rate
+            else 1.0,
         )
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
@@ -179,34 +210,61 @@ class Trainer:
         self.warmup_steps = self.total_steps // 50 if config.warmup_steps is None else config.warmup_steps
         few = 0 if self.total_steps < 500 else -(-self.total_steps // 5)
         self.eval_steps = few if config.eval_steps is None else config.eval_steps
-        self.terms_per_update = _terms(policy.method, train_rows) / len(train_rows) * policy.method.rows_per_unit * self.batch_size
+        self.terms_per_update = (
+            _terms(policy.method, train_rows)
+            / len(train_rows)
+            * policy.method.rows_per_unit
+            * self.batch_size
+        )
         self.step, self.best = 0, None
         self._held_out: list[float] = []  # the mean -log p of held-out tokens at each evaluation
         self._epoch: tuple[int, list[np.ndarray]] | None = None
         self.metric, self.sign = self._selection_metric()
-        self.objective = Objective(self.policy, None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy)
+        self.objective = Objective(
+            self.policy,
+            None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy,
+        )
         self._prior_logp, self._prior_lse = self._ask_prior() if policy.method.uses_prior else (None, None)
         self._proposals = self._propose() if policy.method.proposals else None
         self._first_q = self._meet_prior() if policy.method.uses_prior else None
         self._reach = self._reach_of_q() if self._first_q is not None else math.inf
 
     def train(self) -> dict[str, Any]:
-        """Trains to the last step; returns the final metrics and the paths of the latest and the best checkpoint."""
+        """Trains to the last step; returns the final metrics and the paths of the latest and the best
+        checkpoint."""
         self._resume()
         objective: nn.Module = self.objective
         if self.world > 1:
-            objective = DistributedDataParallel(objective, find_unused_parameters=_may_leave_parameters_out(self.policy))
-        settings = asdict(self.config) | {"method": {"name": type(self.policy.method).__name__.lower(), **asdict(self.policy.method)}}
-        log = None if self.rank else Logger(self.output_dir, first_step=self.step, report_to=self.config.report_to, settings=settings)
+            objective = DistributedDataParallel(
+                objective, find_unused_parameters=_may_leave_parameters_out(self.policy)
+            )
+        settings = asdict(self.config) | {
+            "method": {"name": type(self.policy.method).__name__.lower(), **asdict(self.policy.method)}
+        }
+        log = (
+            None
+            if self.rank
+            else Logger(
+                self.output_dir, first_step=self.step, report_to=self.config.report_to, settings=settings
+            )
+        )
         with contextlib.closing(log) if log else contextlib.nullcontext():
             metrics = self._train(objective, log)
         self._say_if_still_learning()
         units = {} if self.policy.value_unit == 1 else {"value_unit": self.policy.value_unit}
-        units |= {f"{name}_in_rewards": value for name, value in self.policy.method.in_rewards(self.policy.value_unit).items()}
-        return metrics | units | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+        units |= {
+            f"{name}_in_rewards": value
+            for name, value in self.policy.method.in_rewards(self.policy.value_unit).items()
+        }
+        return (
+            metrics
+            | units
+            | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+        )
 
     def _say_if_still_learning(self) -> None:
-        """A warning where the held-out cross-entropy fell by more than a fiftieth between the last two evaluations."""
+        """A warning where the held-out cross-entropy fell by more than a fiftieth between the last two
+        evaluations."""
         if len(self._held_out) > 1 and self._held_out[-1] < 0.98 * self._held_out[-2]:
             warnings.warn(
                 f"the held-out loss was still falling at the end, from {self._held_out[-2]:.3f} to {self._held_out[-1]:.3f} per token: "
@@ -238,16 +296,28 @@ class Trainer:
         return metrics
 
     def _update(self, objective: nn.Module) -> tuple[dict[str, Tensor], int]:
-        """One optimizer step on the next global batch; returns the summed metrics and the number of tokens on this worker."""
+        """One optimizer step on the next global batch; returns the summed metrics and the number of tokens on
+        this worker."""
         config = self.config
         batches = [self._collate(rows, self.train_rows, 0) for rows in self._micro_batches(self.step)]
-        count = self._sum_over_workers(torch.tensor(float(sum(map(self.policy.method.terms, batches))), device=self.device))
+        count = self._sum_over_workers(
+            torch.tensor(float(sum(map(self.policy.method.terms, batches))), device=self.device)
+        )
         for batch in batches:
             batch.progress = self.step / self.total_steps
         self._measure(batches)
-        torch.manual_seed(int(np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0] >> 1))
+        torch.manual_seed(
+            int(
+                np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0]
+                >> 1
+            )
+        )
         rate = learning_rate_at(
-            self.step, peak=self.learning_rate, warmup=self.warmup_steps, total=self.total_steps, schedule=config.lr_scheduler_type
+            self.step,
+            peak=self.learning_rate,
+            warmup=self.warmup_steps,
+            total=self.total_steps,
+            schedule=config.lr_scheduler_type,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("share", 1.0)
@@ -261,7 +331,10 @@ class Trainer:
                 (total * (self.world / self.terms_per_update)).backward()  # DDP averages over workers
             for name, value in {"loss": total.detach(), **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()
-        norms = [nn.utils.clip_grad_norm_(part, config.max_grad_norm or float("inf")) for part in self.policy.parts()]
+        norms = [
+            nn.utils.clip_grad_norm_(part, config.max_grad_norm or float("inf"))
+            for part in self.policy.parts()
+        ]
         norm = torch.stack(norms).norm()
         if not torch.isfinite(norm):
             raise UserError(
@@ -272,21 +345,33 @@ class Trainer:
         if target_rate := self.policy.method.target_rate(self.total_steps, self.step / self.total_steps):
             self.policy.update_targets(target_rate)
         self.step += 1
-        share = count / self.world  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
+        share = (
+            count / self.world
+        )  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
         tokens = sum(int(b.attention_mask.sum()) for b in batches)
-        return sums | {"grad_norm": norm.detach() * share, "learning_rate": rate * share, "decisions": share}, tokens
+        return sums | {
+            "grad_norm": norm.detach() * share,
+            "learning_rate": rate * share,
+            "decisions": share,
+        }, tokens
 
     def _planned_updates(self) -> int:
-        """Those of num_train_epochs; by default at least as many as what begins here, a model or its values, needs to be learned at all."""
+        """Those of num_train_epochs; by default at least as many as what begins here, a model or its values,
+        needs to be learned at all."""
         if self.config.num_train_epochs is not None:
             return max(1, round(self.config.num_train_epochs * self.steps_per_epoch))
         with_values = self.policy.heads is not None
-        least = {"new": 4000, "made": 4000 if with_values else 2000, "pretrained": 1000 if with_values else 0}[self.policy.start]
+        least = {
+            "new": 4000,
+            "made": 4000 if with_values else 2000,
+            "pretrained": 1000 if with_values else 0,
+        }[self.policy.start]
         return max(3 * self.steps_per_epoch, least)
 
     @torch.no_grad()
     def _measure(self, batches: Sequence[Batch]) -> None:
-        """Gives every batch what the method measures in all of them, on all workers, before any of them is learned from."""
+        """Gives every batch what the method measures in all of them, on all workers, before any of them is
+        learned from."""
         if not self.policy.method.measures:
             return
         found = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
@@ -295,25 +380,46 @@ class Trainer:
             batch.measured = found
 
     def _micro_batches(self, step: int) -> Iterator[Sequence[int]]:
-        """This worker's rows of update `step`. The global batch depends on (seed, step) and its size, never on how it is cut."""
+        """This worker's rows of update `step`. The global batch depends on (seed, step) and its size, never
+        on how it is cut."""
         epoch, position = divmod(step, self.steps_per_epoch)
         unit = self.policy.method.rows_per_unit
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, epoch_order(len(self.train_rows) // unit, self.batch_size, seed=self.config.seed, epoch=epoch)
-        lengths = {i: max(len(self.train_rows[i * unit + k].input_ids) for k in range(unit)) for i in self._epoch[1][position]}
+            self._epoch = (
+                epoch,
+                epoch_order(
+                    len(self.train_rows) // unit, self.batch_size, seed=self.config.seed, epoch=epoch
+                ),
+            )
+        lengths = {
+            i: max(len(self.train_rows[i * unit + k].input_ids) for k in range(unit))
+            for i in self._epoch[1][position]
+        }
         drawn = sorted(self._epoch[1][position].tolist(), key=lengths.__getitem__)
-        for part in like_lengths(drawn[self.rank :: self.world], lengths, self.config.per_device_train_batch_size):
+        for part in like_lengths(
+            drawn[self.rank :: self.world], lengths, self.config.per_device_train_batch_size
+        ):
             yield [i * unit + k for i in part for k in range(unit)]
 
     def _collate(self, indices: Sequence[int], rows: Sequence[Row], offset: int) -> Batch:
-        """Some of `rows` as a batch; what was computed before training about all rows, train and eval, has them from `offset` on."""
+        """Some of `rows` as a batch; what was computed before training about all rows, train and eval, has
+        them from `offset` on."""
         chosen = None if self._prior_logp is None else [self._prior_logp[offset + i] for i in indices]
-        batch = collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0, spread=self.config.reward_spread, prior_logp=chosen)
+        batch = collate(
+            [rows[i] for i in indices],
+            pad_id=self.tokenizer.pad_token_id or 0,
+            spread=self.config.reward_spread,
+            prior_logp=chosen,
+        )
         if self._prior_lse is not None:
             width = [len(logp) for logp in chosen]
             parts = [self._prior_lse[offset + i] for i in indices]
-            tails = [part[n:] for part, n in zip(parts, width, strict=True)]  # of the states that only bootstrap, which come last
-            batch.prior_lse = torch.from_numpy(np.concatenate([part[:n] for part, n in zip(parts, width, strict=True)] + tails))
+            tails = [
+                part[n:] for part, n in zip(parts, width, strict=True)
+            ]  # of the states that only bootstrap, which come last
+            batch.prior_lse = torch.from_numpy(
+                np.concatenate([part[:n] for part, n in zip(parts, width, strict=True)] + tails)
+            )
         if self._proposals is not None:
             proposed = [self._proposals[offset + i] for i in indices]
             batch.proposals = torch.from_numpy(np.concatenate([each.features for each in proposed]))
@@ -321,14 +427,16 @@ class Trainer:
         return batch.to(self.device)
 
     def _propose(self) -> list[Proposals]:
-        """What the LM, as it is before training, answers to every context. It stays so: methods that ask for this do not train it."""
+        """What the LM, as it is before training, answers to every context. It stays so: methods that ask for
+        this do not train it."""
         ends = {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id or 0}
         self.policy.eval()
         return propose(self.policy, [*self.train_rows, *self.eval_rows], **ends, seed=self.config.seed)
 
     @torch.no_grad()
     def _ask_prior(self, batch_size: int = 32) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Under the frozen prior, once, in a fixed order: log p of every logged action, and the log-sum-exp of its logits in every state of a row.
+        """Under the frozen prior, once, in a fixed order: log p of every logged action, and the log-sum-exp
+        of its logits in every state of a row.
 
         One array per row, train and eval rows in this order.
         """
@@ -350,7 +458,8 @@ class Trainer:
 
     @torch.no_grad()
     def _meet_prior(self, rows: int = 64) -> float | None:
-        """A warning where training starts far from the prior; the mean Q of logged tokens there, where Q is the LM's logits."""
+        """A warning where training starts far from the prior; the mean Q of logged tokens there, where Q is
+        the LM's logits."""
         (frozen,) = self.objective._prior
         self.policy.eval()
         kl, q, tokens = 0.0, 0.0, 0
@@ -361,7 +470,11 @@ class Trainer:
             tokens += batch.decisions
             with self._autocast():
                 if frozen is not self.policy:  # else it is the start
-                    kl += float(kl_divergences(self.policy.outputs(batch).lm.rows(known), frozen.prior_scores(batch).rows(known)).sum())
+                    kl += float(
+                        kl_divergences(
+                            self.policy.outputs(batch).lm.rows(known), frozen.prior_scores(batch).rows(known)
+                        ).sum()
+                    )
                 if self.policy.method.heads.lm_target:
                     q += float(self.objective(batch)[1]["q"])
         if kl / tokens > FAR:
@@ -373,17 +486,22 @@ class Trainer:
         return q / tokens if self.policy.method.heads.lm_target else None
 
     def _reach_of_q(self) -> float:
-        """How far the mean Q of logged tokens can move before it is about something else than rewards and a prior's log-probabilities."""
+        """How far the mean Q of logged tokens can move before it is about something else than rewards and a
+        prior's log-probabilities."""
         every = self.config.reward_spread == "every_token"
         tokens = [row.assistant.sum() / len(row.rewards) if every else 1.0 for row in self.train_rows]
         returns = max(
-            float(np.nanmax(np.abs(to_go(row.rewards.astype(np.float64))), initial=0.0)) * n for row, n in zip(self.train_rows, tokens, strict=True)
+            float(np.nanmax(np.abs(to_go(row.rewards.astype(np.float64))), initial=0.0)) * n
+            for row, n in zip(self.train_rows, tokens, strict=True)
         )
         reward = max(float(np.nanmax(np.abs(row.rewards), initial=0.0)) for row in self.train_rows)
-        return math.log(self.policy.get_output_embeddings().weight.shape[0]) + self.policy.method.reach(returns, reward)
+        return math.log(self.policy.get_output_embeddings().weight.shape[0]) + self.policy.method.reach(
+            returns, reward
+        )
 
     def _say_if_q_ran_away(self, q: float | None) -> None:
-        """Once, at the first logged step where it is so; training goes on, because a bound from the logs cannot be sure."""
+        """Once, at the first logged step where it is so; training goes on, because a bound from the logs
+        cannot be sure."""
         if q is None or abs(q - (self._first_q or 0.0)) <= self._reach:
             return
         warnings.warn(
@@ -403,7 +521,9 @@ class Trainer:
         count = torch.zeros((), device=self.device)
         mine = range(self.rank * size, len(self.eval_rows), size * self.world)
         parts = [range(start, min(start + size, len(self.eval_rows))) for start in mine]
-        idle = not parts and bool(self.eval_rows)  # few rows: this worker has none, and still must name the sums that all add up
+        idle = not parts and bool(
+            self.eval_rows
+        )  # few rows: this worker has none, and still must name the sums that all add up
         parts = [range(min(size, len(self.eval_rows)))] if idle else parts
         measured = None
         if self.policy.method.measures and self.eval_rows:
@@ -420,7 +540,9 @@ class Trainer:
             count += self.policy.method.terms(batch)
         if idle:
             sums, count = {name: 0 * value for name, value in sums.items()}, 0 * count
-        metrics = self._means("eval", sums | {"decisions": count}) if self.eval_rows else {}  # `decisions`: what the sums are divided by
+        metrics = (
+            self._means("eval", sums | {"decisions": count}) if self.eval_rows else {}
+        )  # `decisions`: what the sums are divided by
         if "eval/nll" in metrics:
             metrics["eval/perplexity"] = float(np.exp(metrics["eval/nll"]))
             self._held_out.append(metrics["eval/nll"])
@@ -452,9 +574,11 @@ class Trainer:
 
     @torch.no_grad()
     def _at_target_kl(self, rows: int = 64, halvings: int = 24) -> Method:
-        """The method with the strength at which KL(policy || p) per held-out reply is its `target_kl`, by bisection; it rises with the strength.
+        """The method with the strength at which KL(policy || p) per held-out reply is its `target_kl`, by
+        bisection; it rises with the strength.
 
-        It is the `kl_per_reply` of `evaluate`: summed over the decisions of logged replies, of validation rows where there are any.
+        It is the `kl_per_reply` of `evaluate`: summed over the decisions of logged replies, of validation
+        rows where there are any.
         """
         self.policy.eval()
         method, chosen = self.policy.method, (self.eval_rows or self.train_rows)[:rows]
@@ -464,7 +588,12 @@ class Trainer:
 
         def divergence(strength: float) -> float:
             stronger = method.with_strength(strength)
-            parts = (kl_divergence(stronger.decode(out).log_softmax(1), out.lm.dense().log_softmax(1))[: batch.decisions] for batch, out in found)
+            parts = (
+                kl_divergence(stronger.decode(out).log_softmax(1), out.lm.dense().log_softmax(1))[
+                    : batch.decisions
+                ]
+                for batch, out in found
+            )
             return sum(float(part.sum()) for part in parts) / max(1, replies)
 
         low, high = -7.0, 9.0  # exponents of e
@@ -493,7 +622,9 @@ class Trainer:
                 shutil.rmtree(old)
 
     def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
-        save_policy(self.policy, directory, prior="../prior" if (self.output_dir / "prior").is_dir() else None)
+        save_policy(
+            self.policy, directory, prior="../prior" if (self.output_dir / "prior").is_dir() else None
+        )
         self.tokenizer.save_pretrained(directory)
         write_json(directory / "metrics.json", {"step": self.step, **metrics})
         (directory / "README.md").write_text(self.describe, encoding="utf-8")
@@ -511,7 +642,8 @@ class Trainer:
         write_json(state / "progress.json", progress)
 
     def _resume(self) -> None:
-        """Continues from `latest`, if there is one. Raises UserError when it belongs to other data or another batch size."""
+        """Continues from `latest`, if there is one. Raises UserError when it belongs to other data or another
+        batch size."""
         if not (self.output_dir / "latest").is_file():
             return
         state = self._pointer("latest") / "trainer"
@@ -527,7 +659,8 @@ class Trainer:
         self.step, self.best = progress["step"], progress["best"]
 
     def _selection_metric(self) -> tuple[str | None, int]:
-        """What `best` means: the return in an environment, for cloning the held-out loss, else the latest (a TD error ranks no policies)."""
+        """What `best` means: the return in an environment, for cloning the held-out loss, else the latest (a
+        TD error ranks no policies)."""
         if self.evaluate:
             return "eval/return", 1
         return ("eval/loss", -1) if self.policy.method.heads == Heads() and self.eval_rows else (None, 1)
@@ -535,7 +668,12 @@ class Trainer:
     def _means(self, group: str, sums: dict[str, Tensor]) -> dict[str, float]:
         """Sums over this worker's decisions to means over everyone's."""
         names = [name for name in sums if name != "decisions"]
-        stacked = torch.stack([torch.as_tensor(sums[name], dtype=torch.float64).to(self.device) for name in (*names, "decisions")])
+        stacked = torch.stack(
+            [
+                torch.as_tensor(sums[name], dtype=torch.float64).to(self.device)
+                for name in (*names, "decisions")
+            ]
+        )
         *values, count = self._sum_over_workers(stacked).tolist()
         return {f"{group}/{name}": value / count for name, value in zip(names, values, strict=True)}
 
@@ -545,7 +683,9 @@ class Trainer:
         return value
 
     def _autocast(self) -> contextlib.AbstractContextManager:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else contextlib.nullcontext()
+        return (
+            torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else contextlib.nullcontext()
+        )
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.step % every == 0
@@ -557,33 +697,52 @@ class Trainer:
 
 def _shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:
     """The rows with `shift` added to every known reward."""
-    return rows if not shift else [replace(row, rewards=(row.rewards + shift).astype(np.float32)) for row in rows]
+    return (
+        rows
+        if not shift
+        else [replace(row, rewards=(row.rewards + shift).astype(np.float32)) for row in rows]
+    )
 
 
 def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows with 0 for the replies before a known outcome, where all rewards of the training split are outcomes.
+    """The rows with 0 for the replies before a known outcome, where all rewards of the training split are
+    outcomes.
 
-    Where only last replies have a reward, it is that of the conversation and the replies before it earned 0; anywhere else a missing reward is one
-    that nobody gave.
+    Where only last replies have a reward, it is that of the conversation and the replies before it earned 0;
+    anywhere else a missing reward is one that nobody gave.
     """
     known = [~np.isnan(row.rewards) for row in train_rows]
     if any(each[:-1].any() for each in known) or not any(len(each) > 1 and each[-1] for each in known):
         return rows
     if rows is train_rows:
-        warnings.warn("only last replies have a reward: it is taken for the conversation's, and the replies before it earned 0", stacklevel=3)
-    return [row if np.isnan(row.rewards[-1:]).any() else replace(row, rewards=np.nan_to_num(row.rewards)) for row in rows]
+        warnings.warn(
+            "only last replies have a reward: it is taken for the conversation's, and the replies before it earned 0",
+            stacklevel=3,
+        )
+    return [
+        row if np.isnan(row.rewards[-1:]).any() else replace(row, rewards=np.nan_to_num(row.rewards))
+        for row in rows
+    ]
 
 
 def _in_units(rows: Sequence[Row], unit: float) -> Sequence[Row]:
-    """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided by it and rounded once."""
-    return rows if unit == 1 else [replace(row, rewards=(row.rewards.astype(np.float64) / unit).astype(np.float32)) for row in rows]
+    """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided
+    by it and rounded once."""
+    return (
+        rows
+        if unit == 1
+        else [
+            replace(row, rewards=(row.rewards.astype(np.float64) / unit).astype(np.float32)) for row in rows
+        ]
+    )
 
 
 def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
-    """(standard deviation, mean) of what followed each reply to the end of its row, undiscounted; what has no known reward counts nothing.
+    """(standard deviation, mean) of what followed each reply to the end of its row, undiscounted; what has no
+    known reward counts nothing.
 
-    The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where all returns are equal it is their size,
-    or 1 when they are 0.
+    The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where
+    all returns are equal it is their size, or 1 when they are 0.
     """
     returns = np.concatenate([to_go(row.rewards.astype(np.float64)) for row in rows])
     returns = returns[~np.isnan(returns)]
@@ -601,7 +760,8 @@ def _terms(method: Method, rows: Sequence[Row], size: int = 512) -> int:
 
 
 def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
-    """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed out."""
+    """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed
+    out."""
     if not method.needs_rewards:
         return
     given = np.concatenate([row.rewards for row in rows])
@@ -612,23 +772,29 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
             "run prepare with --rewards.NAME WEIGHT (its manifest.json lists what the logs carry), or train bc"
         )
     if (rewards == rewards[0]).all():
-        warnings.warn(f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long conversations get", stacklevel=3)
+        warnings.warn(
+            f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long conversations get",
+            stacklevel=3,
+        )
 
 
 def _may_leave_parameters_out(policy: Policy) -> bool:
-    """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when the cloning term is off, say."""
+    """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when
+    the cloning term is off, say."""
     config = policy.model_config
     return policy.method.skips_parameters or config.detach_q or config.detach_v or config.detach_lm
 
 
 def epoch_order(count: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """The updates of one epoch: all rows in random order, whatever their lengths; the last update is filled up from the epoch's first rows."""
+    """The updates of one epoch: all rows in random order, whatever their lengths; the last update is filled
+    up from the epoch's first rows."""
     order = np.random.default_rng((seed, epoch)).permutation(count)
     return list(np.concatenate([order, np.resize(order, -count % batch_size)]).reshape(-1, batch_size))
 
 
 def like_lengths(rows: Sequence[int], lengths: Mapping[int, int], size: int) -> Iterator[Sequence[int]]:
-    """Cuts `rows`, which rise in length, into micro-batches of at most `size`, and where padding would cost more than a pass of its own."""
+    """Cuts `rows`, which rise in length, into micro-batches of at most `size`, and where padding would cost
+    more than a pass of its own."""
     start, real = 0, 0
     for end, row in enumerate(rows):
         padding = lengths[row] * (end - start) - real

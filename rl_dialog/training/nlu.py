@@ -2,7 +2,8 @@
 
     loss = mean over turns of [sum over the text's tokens of CE(tags) + sum over acts of BCE(sentence)], both over what the turn's side can say
 
-Acts that need no words of their own are rare: each one's positive term weighs 1 + log10(negatives / positives), as in BERTNLU.
+Acts that need no words of their own are rare: each one's positive term weighs 1 + log10(negatives /
+positives), as in BERTNLU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ POOL = 32  # batches whose turns are sorted by length together
 OUTSIDE = 0
 
 
-def labels_of(turns: Sequence[LabelledTurn], *, min_count: int = 3, context: int = 1, max_length: int = 128) -> Labels:
+def labels_of(
+    turns: Sequence[LabelledTurn], *, min_count: int = 3, context: int = 1, max_length: int = 128
+) -> Labels:
     """What occurs in the turns at least `min_count` times. Raises UserError where nothing does."""
     tags, acts = Counter(), Counter()
     sides: dict[tuple, set[str]] = {}
@@ -34,7 +37,9 @@ def labels_of(turns: Sequence[LabelledTurn], *, min_count: int = 3, context: int
         for label in [*(tag for _, _, tag in spans), *whole]:
             (tags if len(label) == 3 else acts)[label] += 1
             sides.setdefault(label, set()).add(turn.side)
-    kept = [sorted(label for label, count in counter.items() if count >= min_count) for counter in (tags, acts)]
+    kept = [
+        sorted(label for label, count in counter.items() if count >= min_count) for counter in (tags, acts)
+    ]
     if not any(kept):
         raise UserError(
             f"expected acts that occur at least {min_count} times, got {len(turns)} turns with {sum(acts.values()) + sum(tags.values())} acts"
@@ -83,7 +88,8 @@ def loss_of(nlu: Nlu, turns: Sequence[LabelledTurn], positive: Tensor | None = N
 
 
 def targets(labels: Labels, turns: Sequence[LabelledTurn], batch: Encoded) -> tuple[Tensor, Tensor]:
-    """The tag of each token # (B, T) int64: 0 outside, 1 + 2k begins tag k, 2 + 2k goes on; and which acts the sentence has # (B, acts) float."""
+    """The tag of each token # (B, T) int64: 0 outside, 1 + 2k begins tag k, 2 + 2k goes on; and which acts
+    the sentence has # (B, acts) float."""
     tag_number = {tag: i for i, tag in enumerate(labels.tags)}
     act_number = {act: i for i, act in enumerate(labels.acts)}
     tags = torch.full(batch.text.shape, OUTSIDE)
@@ -95,7 +101,9 @@ def targets(labels: Labels, turns: Sequence[LabelledTurn], batch: Encoded) -> tu
                 told[row, act_number[act]] = 1
         for first, last, tag in spans:
             inside = [
-                t for t, (start, end) in enumerate(batch.offsets[row]) if batch.text[row, t] and start < last and end > first and tag in tag_number
+                t
+                for t, (start, end) in enumerate(batch.offsets[row])
+                if batch.text[row, t] and start < last and end > first and tag in tag_number
             ]
             for t in inside:
                 tags[row, t] = 1 + 2 * tag_number[tag] + (t != inside[0])
@@ -103,9 +111,11 @@ def targets(labels: Labels, turns: Sequence[LabelledTurn], batch: Encoded) -> tu
 
 
 def judge(nlu: Nlu, turns: Sequence[LabelledTurn]) -> dict[str, dict[str, float]]:
-    """Precision, recall and F1 of acts, values compared without case and blanks: "all", each side, and each intent of a side ("user/Inform").
+    """Precision, recall and F1 of acts, values compared without case and blanks: "all", each side, and each
+    intent of a side ("user/Inform").
 
-    Counts are summed over turns (micro). Only `acts` is there where neither has any: {"precision", "recall", "f1", "acts"}.
+    Counts are summed over turns (micro). Only `acts` is there where neither has any: {"precision", "recall",
+    "f1", "acts"}.
     """
     counts: Counter = Counter()
     found = nlu.understand([(turn.text, turn.context, turn.side) for turn in turns])
@@ -123,7 +133,9 @@ def table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     rows = [f"{'held out':<12}{'of':<22}{'precision':>10}{'recall':>8}{'F1':>8}{'acts':>8}"]
     for source, judged in figures.items():
         for name, x in judged.items():
-            rows.append(f"{source:<12}{name:<22}{x['precision']:>10.3f}{x['recall']:>8.3f}{x['f1']:>8.3f}{x['acts']:>8}")
+            rows.append(
+                f"{source:<12}{name:<22}{x['precision']:>10.3f}{x['recall']:>8.3f}{x['f1']:>8.3f}{x['acts']:>8}"
+            )
     return "\n".join(rows)
 
 

@@ -1,12 +1,14 @@
-"""Policy gradient methods: their settings, losses and advantages; rl_dialog/cluster/learner.py trains with them.
+"""Policy gradient methods: their settings, losses and advantages; rl_dialog/cluster/learner.py trains with
+them.
 
-PPO (Schulman et al. 2017), with A_t from GAE (2016) and standardised over the batch, rho = pi(a|s) / pi_old(a|s):
+PPO (Schulman et al. 2017), with A_t from GAE (2016) and standardised over the batch, rho = pi(a|s) /
+pi_old(a|s):
 
     loss = -mean min(rho A, clip(rho, 1 - clip, 1 + clip) A) - entropy_coeff mean H(pi) + value_coeff mean (v(s) - v_target)^2
 
-v_target is the lambda-return A + v. With one pass over the whole batch rho = 1: REINFORCE is that with lambda = 1 and v = 0, A2C (Mnih et al. 2016)
-with lambda = 1, n steps, and advantages as they are. APPO samples asynchronously; V-trace (Espeholt et al. 2018) corrects for the age of the policy
-that sampled.
+v_target is the lambda-return A + v. With one pass over the whole batch rho = 1: REINFORCE is that with lambda
+= 1 and v = 0, A2C (Mnih et al. 2016) with lambda = 1, n steps, and advantages as they are. APPO samples
+asynchronously; V-trace (Espeholt et al. 2018) corrects for the age of the policy that sampled.
 """
 
 from __future__ import annotations
@@ -60,11 +62,24 @@ class PPO:
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.passes) < 1 or not 0 <= self.minibatch_size <= self.batch_size:
-            raise UserError(f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}")
-        if not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1) or min(self.clip, self.learning_rate, self.value_learning_rate) <= 0:
-            raise UserError(f"expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got {self}")
-        if self.optimizer not in ("adam", "rmsprop") or min(self.entropy_coeff, self.value_coeff, self.lr_zero_steps) < 0 or self.max_grad_norm <= 0:
-            raise UserError(f"expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive max_grad_norm, got {self}")
+            raise UserError(
+                f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}"
+            )
+        if (
+            not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1)
+            or min(self.clip, self.learning_rate, self.value_learning_rate) <= 0
+        ):
+            raise UserError(
+                f"expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got {self}"
+            )
+        if (
+            self.optimizer not in ("adam", "rmsprop")
+            or min(self.entropy_coeff, self.value_coeff, self.lr_zero_steps) < 0
+            or self.max_grad_norm <= 0
+        ):
+            raise UserError(
+                f"expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive max_grad_norm, got {self}"
+            )
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,8 @@ class PG(PPO):
 
 @dataclass(frozen=True)
 class A2C(PPO):
-    """Advantage actor-critic as in OpenAI's baselines: one gradient step per batch, of n steps of each environment."""
+    """Advantage actor-critic as in OpenAI's baselines: one gradient step per batch, of n steps of each
+    environment."""
 
     batch_size: int = 80
     """n times the number of environments: 5 * 16"""
@@ -123,16 +139,27 @@ class GDPL(PPO):
     """how the reward is learned"""
 
 
-# What MovingDot and Atari games start from. With few numbers to see, steps are dear and updates cheap; envs: 16, 32 and 16 of them.
-POSITION = PPO(batch_size=1600, gamma=0.9, gae_lambda=0.9, entropy_coeff=0.01, learning_rate=3e-3, max_grad_norm=0.5)
+# What MovingDot and Atari games start from. With few numbers to see, steps are dear and updates cheap; envs:
+# 16, 32 and 16 of them.
+POSITION = PPO(
+    batch_size=1600, gamma=0.9, gae_lambda=0.9, entropy_coeff=0.01, learning_rate=3e-3, max_grad_norm=0.5
+)
 FEATURES = PPO(entropy_coeff=0.01, value_learning_rate=1e-3, max_grad_norm=0.5)
-PIXELS = PPO(batch_size=1024, clip=0.1, entropy_coeff=0.01, learning_rate=2.5e-4, value_coeff=0.5, max_grad_norm=0.5)
+PIXELS = PPO(
+    batch_size=1024, clip=0.1, entropy_coeff=0.01, learning_rate=2.5e-4, value_coeff=0.5, max_grad_norm=0.5
+)
 
 
 def generalised_advantages(
-    rewards: Sequence[np.ndarray], values: Sequence[np.ndarray], terminated: Sequence[bool], *, gamma: float, gae_lambda: float
+    rewards: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    terminated: Sequence[bool],
+    *,
+    gamma: float,
+    gae_lambda: float,
 ) -> list[np.ndarray]:
-    """A_t = d_t + gamma lambda A_t+1 with d_t = r_t + gamma v_t+1 - v_t, of pieces of episodes: float32 # (n,) each
+    """A_t = d_t + gamma lambda A_t+1 with d_t = r_t + gamma v_t+1 - v_t, of pieces of episodes: float32 #
+    (n,) each
 
     Args:
         rewards: (n,) each.

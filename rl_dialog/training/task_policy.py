@@ -74,10 +74,15 @@ def validation_figures(outcomes: Iterable[Any]) -> dict[str, float]:
     """Means over conversations: success, complete, turns and return."""
     outcomes = list(outcomes)
     columns = {"success": "success", "complete": "complete", "turns": "turns", "return": "total"}
-    return {f"eval/{name}": float(np.mean([getattr(each, key) for each in outcomes])) for name, key in columns.items()}
+    return {
+        f"eval/{name}": float(np.mean([getattr(each, key) for each in outcomes]))
+        for name, key in columns.items()
+    }
 
 
-def train_by_imitation(training: TaskTraining, policy: ActPolicy, settings: Imitation) -> tuple[ActPolicy, dict[str, Any]]:
+def train_by_imitation(
+    training: TaskTraining, policy: ActPolicy, settings: Imitation
+) -> tuple[ActPolicy, dict[str, Any]]:
     """Trains `policy` in place on the experts' turns; the policy, and what became of the training.
 
     Raises UserError, OSError.
@@ -91,7 +96,11 @@ def train_by_imitation(training: TaskTraining, policy: ActPolicy, settings: Imit
         metrics = _named(kept) | training.validate(policy)
     checkpoints = Checkpoints(training.folder, training.save_total_limit)
     checkpoints.save(epoch, policy, metrics)
-    return policy.eval(), {"epoch": epoch, "demonstrations": len(experts), "checkpoint": str(checkpoints.best_folder)}
+    return policy.eval(), {
+        "epoch": epoch,
+        "demonstrations": len(experts),
+        "checkpoint": str(checkpoints.best_folder),
+    }
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -111,8 +120,14 @@ class Checkpoints:
             progress = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             remedy = "start anew with --overwrite"
-            raise UserError(f"{path}: expected the state of a run to resume, found no such file; {remedy}") from error
-        self.epoch, self.best, self.best_success = progress["epoch"], progress["best"], progress["best_success"]
+            raise UserError(
+                f"{path}: expected the state of a run to resume, found no such file; {remedy}"
+            ) from error
+        self.epoch, self.best, self.best_success = (
+            progress["epoch"],
+            progress["best"],
+            progress["best_success"],
+        )
 
     @property
     def best_folder(self) -> Path:
@@ -168,7 +183,9 @@ class Checkpoints:
 
 
 def _save_reward(reward: AdversarialReward, directory: Path) -> None:
-    save_file({**reward.state_dict(), "generator": reward.generator.get_state()}, directory / "reward.safetensors")
+    save_file(
+        {**reward.state_dict(), "generator": reward.generator.get_state()}, directory / "reward.safetensors"
+    )
     save_optimizer(reward.optimizer, directory / "reward_optimizer.safetensors")
 
 

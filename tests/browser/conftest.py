@@ -1,4 +1,5 @@
-"""Chromium, and the real application behind it: real routes, keys and store; what the bot says, and when, is up to the test."""
+"""Chromium, and the real application behind it: real routes, keys and store; what the bot says, and when, is
+up to the test."""
 
 import shutil
 import socket
@@ -22,7 +23,9 @@ def chromium():
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     with api.sync_playwright() as playwright:
         own = playwright.chromium.executable_path
-        found = next(filter(None, map(shutil.which, (own, "chromium", "chromium-browser", "google-chrome"))), None)
+        found = next(
+            filter(None, map(shutil.which, (own, "chromium", "chromium-browser", "google-chrome"))), None
+        )
         if found is None:
             pytest.skip("no Chromium: playwright install chromium")
         browser = playwright.chromium.launch(executable_path=found, args=SWITCHES)
@@ -32,7 +35,8 @@ def chromium():
 
 @dataclass
 class Line:
-    """One reply of the scripted bot. With `hold`, it waits after so many words until it is cancelled or `go` is set."""
+    """One reply of the scripted bot. With `hold`, it waits after so many words until it is cancelled or `go`
+    is set."""
 
     text: str
     hold: int | None = None
@@ -42,7 +46,8 @@ class Line:
 
 
 class Script:
-    """Stands for an engine's `submit`: says the lines in their order, then small talk. V is 1, and Q - V of the words is 0, -0.25, 0.5, -0.75, ..."""
+    """Stands for an engine's `submit`: says the lines in their order, then small talk. V is 1, and Q - V of
+    the words is 0, -0.25, 0.5, -0.75, ..."""
 
     def __init__(self) -> None:
         self.lines: deque[Line] = deque()
@@ -140,7 +145,9 @@ def server(tokenizer, tmp_path_factory):
     models, store = Models(settings), Store(settings.store)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        running = uvicorn.Server(uvicorn.Config(create_app(models, store), log_level="warning", timeout_graceful_shutdown=1))
+        running = uvicorn.Server(
+            uvicorn.Config(create_app(models, store), log_level="warning", timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -162,7 +169,8 @@ def served(server):
 
 @pytest.fixture
 def open_page(chromium):
-    """open_page(address, width, height): a page of a new browser profile. What it complains about or asks of other hosts fails the test."""
+    """open_page(address, width, height): a page of a new browser profile. What it complains about or asks of
+    other hosts fails the test."""
     contexts, wrong = [], []
 
     def start(address, *, width=1000, height=800, clock=False, **options):
@@ -171,8 +179,20 @@ def open_page(chromium):
         page.set_default_timeout(15_000)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}"))
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" and "Failed to load resource" not in said.text else None)
-        page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith(address.split("/#")[0]) else None)
+        page.on(
+            "console",
+            lambda said: (
+                wrong.append(said.text)
+                if said.type == "error" and "Failed to load resource" not in said.text
+                else None
+            ),
+        )
+        page.on(
+            "request",
+            lambda request: (
+                wrong.append(request.url) if not request.url.startswith(address.split("/#")[0]) else None
+            ),
+        )
         if clock:
             page.clock.install()
         page.goto(address)

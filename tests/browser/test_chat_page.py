@@ -34,7 +34,9 @@ class Chat:
         return self
 
     def send(self, text, *, wait=True):
-        self.stop.wait_for(state="hidden")  # nothing can be sent while a reply is written, and its text is there before its end is
+        self.stop.wait_for(
+            state="hidden"
+        )  # nothing can be sent while a reply is written, and its text is there before its end is
         self.input.fill(text)
         self.input.press("Enter")
         if wait:
@@ -78,7 +80,9 @@ def test_consent_chat_votes_ratings_and_all_of_it_after_a_reload(served, chat):
     me.page.get_by_role("heading", name="Everyday chat").wait_for()
     assert me.page.locator("#consent .consent-text").inner_text() == served.settings.consent
     assert served.store.counts()["chats"] == 0, "nothing is recorded before the agreement"
-    assert "key" not in me.page.url and me.kept("key").startswith("sk-"), "the key is not left in the address bar"
+    assert "key" not in me.page.url and me.kept("key").startswith("sk-"), (
+        "the key is not left in the address bar"
+    )
     me.begin()
     served.script.say("I baked bread.")
     served.script.say("With butter, please.")
@@ -90,7 +94,11 @@ def test_consent_chat_votes_ratings_and_all_of_it_after_a_reload(served, chat):
     up, down = me.button("Good reply"), me.button("Bad reply", 1)
     up.click()
     down.click()
-    assert [button.get_attribute("aria-pressed") for button in (up, down, me.button("Bad reply"))] == ["true", "true", "false"]
+    assert [button.get_attribute("aria-pressed") for button in (up, down, me.button("Bad reply"))] == [
+        "true",
+        "true",
+        "false",
+    ]
     me.button("Better reply", 1).click()
     suggestion = me.page.get_by_role("textbox", name="What should it have said?")
     assert suggestion.input_value() == "With butter, please."
@@ -104,7 +112,11 @@ def test_consent_chat_votes_ratings_and_all_of_it_after_a_reload(served, chat):
     me.page.get_by_role("radio", name="6", exact=True).first.check()
     me.button("Send my ratings").click()
     assert me.page.get_by_text("One answer is missing: How good was the bot's language?").is_visible()
-    for group, value in zip(me.page.get_by_role("group").filter(has=me.page.get_by_role("radio")).all(), (5, 6, 7, 4, 3), strict=True):
+    for group, value in zip(
+        me.page.get_by_role("group").filter(has=me.page.get_by_role("radio")).all(),
+        (5, 6, 7, 4, 3),
+        strict=True,
+    ):
         group.get_by_role("radio").nth(value - 1).check()
     me.page.get_by_label("Anything else?").fill("kind")
     me.button("Send my ratings").click()
@@ -114,16 +126,33 @@ def test_consent_chat_votes_ratings_and_all_of_it_after_a_reload(served, chat):
     replies = [message for message in dialog.messages if message["role"] == "assistant"]
     assert [reply["feedback"] for reply in replies] == [{"vote": 1}, {"vote": -1, "edit": "Butter and salt."}]
     assert edited.messages[-1]["content"] == "Butter and salt."
-    assert dialog.meta["ratings"] == {"quality": 5, "fluency": 6, "diversity": 7, "contingency": 4, "empathy": 3}
-    assert (dialog.meta["comments"], dialog.meta["consent"], dialog.meta["assigned"]) == ("kind", served.settings.consent, True)
+    assert dialog.meta["ratings"] == {
+        "quality": 5,
+        "fluency": 6,
+        "diversity": 7,
+        "contingency": 4,
+        "empathy": 3,
+    }
+    assert (dialog.meta["comments"], dialog.meta["consent"], dialog.meta["assigned"]) == (
+        "kind",
+        served.settings.consent,
+        True,
+    )
     assert dialog.meta["user"] == me.kept("user")
 
     me.page.reload()
     me.page.get_by_role("heading", name="Thank you!").wait_for()
     assert me.bubbles() == ["Hello there", "I baked bread.", "What on it?\nTell me", "With butter, please."]
-    assert [button.get_attribute("aria-pressed") for button in (up, down, me.button("Bad reply"))] == ["true", "true", "false"]
+    assert [button.get_attribute("aria-pressed") for button in (up, down, me.button("Bad reply"))] == [
+        "true",
+        "true",
+        "false",
+    ]
     assert me.text("Butter and salt.").is_visible() and me.text("kind").is_visible()
-    assert rated(me.page) == [["Quality", "Fluency", "Diversity", "Relevance", "Empathy"], [f"{n} of 7" for n in (5, 6, 7, 4, 3)]]
+    assert rated(me.page) == [
+        ["Quality", "Fluency", "Diversity", "Relevance", "Empathy"],
+        [f"{n} of 7" for n in (5, 6, 7, 4, 3)],
+    ]
     first = me.kept("chat")
     me.button("New chat").click()
     me.page.get_by_role("heading", name="Say hello").wait_for()
@@ -135,7 +164,9 @@ def test_what_is_said_streams_and_can_be_stopped(served, chat):
     slow = served.script.say("one two three four", hold=2)
     me.send("count", wait=False)
     me.text("one two").wait_for()
-    assert not me.button("Send").is_visible() and not me.button("Good reply").is_visible(), "no votes on an unfinished reply"
+    assert not me.button("Send").is_visible() and not me.button("Good reply").is_visible(), (
+        "no votes on an unfinished reply"
+    )
     me.stop.click()
     eventually(slow.cancelled.is_set)
     assert me.page.get_by_text("You stopped this reply.").is_visible()
@@ -151,14 +182,21 @@ def test_what_is_said_streams_and_can_be_stopped(served, chat):
     me.page.locator(".dots").last.wait_for()
     me.stop.click()
     eventually(silent.cancelled.is_set)
-    assert me.input.input_value() == "are you there?" and me.bubbles() == ["count", "one two three"], "the message is back in the field"
+    assert me.input.input_value() == "are you there?" and me.bubbles() == ["count", "one two three"], (
+        "the message is back in the field"
+    )
 
     served.script.say("this breaks off", hold=1)
     me.send("go on", wait=False)
     me.text("this").wait_for()
     me.stop.click()
     me.send("and now?")
-    assert [said["content"] for said in stored(served, me)[-1].messages][-4:] == ["go on", "this", "and now?", "That sounds lovely."]
+    assert [said["content"] for said in stored(served, me)[-1].messages][-4:] == [
+        "go on",
+        "this",
+        "and now?",
+        "That sounds lovely.",
+    ]
 
 
 def test_a_reload_while_the_bot_writes_keeps_the_message(served, chat):
@@ -192,7 +230,9 @@ def test_values_colour_every_token(served, chat):
     assert tokens.evaluate_all("all => all.map(token => token.className)") == signs
     assert [me.page.locator(f"#legend-{end}").inner_text() for end in ("low", "high")] == ["−1", "+1"]
     colour = "token => getComputedStyle(token).backgroundColor"
-    assert tokens.nth(2).evaluate(colour) == me.replies.nth(1).locator(".token").nth(2).evaluate(colour), "one scale for the whole chat"
+    assert tokens.nth(2).evaluate(colour) == me.replies.nth(1).locator(".token").nth(2).evaluate(colour), (
+        "one scale for the whole chat"
+    )
     strengths = [float(tokens.nth(n).evaluate(colour).rstrip(")").split("/")[-1]) for n in (1, 2, 3, 4)]
     assert strengths == pytest.approx([0.62 * size for size in (0.25, 0.5, 0.75, 1)], abs=0.01)
 
@@ -238,7 +278,9 @@ def test_by_keyboard_alone(served, chat):
     def tab_to(name, key="Tab"):
         for _ in range(12):
             press(key)
-            if me.button(name).evaluate("button => button === document.activeElement && button.matches(':focus-visible')"):
+            if me.button(name).evaluate(
+                "button => button === document.activeElement && button.matches(':focus-visible')"
+            ):
                 return
         raise AssertionError(f"{key} does not lead to {name}")
 
@@ -285,7 +327,10 @@ def test_on_a_phone(served, chat, width):
     me = chat(width=width, height=640, is_mobile=True, has_touch=True)
 
     def check():
-        assert me.page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)") <= width
+        assert (
+            me.page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+            <= width
+        )
         controls = me.page.locator("button:visible, input:visible, textarea:visible")
         boxes = """all => all.map(control => {
             const {left, right, width, height} = control.getBoundingClientRect();
@@ -392,7 +437,9 @@ def test_errors_can_be_tried_again(served, chat):
     me.page.get_by_text("The server cannot be reached.").wait_for()
     me.page.context.set_offline(False)
     me.send("third")
-    assert me.bubbles() == ["first", "That sounds lovely.", "second\nthird", "That sounds lovely."], "the unanswered message goes with the next one"
+    assert me.bubbles() == ["first", "That sounds lovely.", "second\nthird", "That sounds lovely."], (
+        "the unanswered message goes with the next one"
+    )
     me.input.fill("x" * 1030)
     assert me.page.get_by_text("6 characters too many").is_visible() and me.button("Send").is_disabled()
     me.input.fill("word " * 200)
@@ -450,7 +497,9 @@ def test_deleting_ones_data(served, chat):
     me.button("Delete my data").click()
     me.button("Delete everything").click()
     me.text("Deleted: 1 chat.").wait_for()
-    assert served.store.counts()["chats"] == before - 1 and me.kept("user") is None and me.kept("chat") is None
+    assert (
+        served.store.counts()["chats"] == before - 1 and me.kept("user") is None and me.kept("chat") is None
+    )
     me.begin()
     assert me.kept("user") != user and me.bubbles() == []
 
@@ -482,13 +531,26 @@ def test_a_screen_reader_hears_replies_once_and_whole(served, chat):
     me.send("hello")
     eventually(lambda: me.page.evaluate("heard") == ["The bot is writing.", "The bot: That sounds lovely."])
     live = me.page.locator("[aria-live], [role=status], [role=alert], [role=log]")
-    assert not any(region.locator(".bubble").count() for region in live.all()), "nothing that streams is a live region"
+    assert not any(region.locator(".bubble").count() for region in live.all()), (
+        "nothing that streams is a live region"
+    )
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
 def test_events_are_read_wherever_the_network_cuts_them(served, open_page, end):
     page = open_page(served.url)
-    stream = [": a comment", 'data: {"text": "grüße 👋"}', "", "data:one", "data: two", "", "event: x", "data: [DONE]", "", "data: never finished"]
+    stream = [
+        ": a comment",
+        'data: {"text": "grüße 👋"}',
+        "",
+        "data:one",
+        "data: two",
+        "",
+        "event: x",
+        "data: [DONE]",
+        "",
+        "data: never finished",
+    ]
     found = page.evaluate(
         """async (text) => {
             const {events} = await import('/page/api.js');

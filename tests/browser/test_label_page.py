@@ -18,7 +18,15 @@ from rl_dialog.preferences.segments import Clip, Reply, Segments
 pytestmark = pytest.mark.browser
 
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
-KEYS = {"ArrowLeft": "left", "l": "left", "L": "left", "ArrowRight": "right", "R": "right", "ArrowUp": "tie", "e": "tie"}
+KEYS = {
+    "ArrowLeft": "left",
+    "l": "left",
+    "L": "left",
+    "ArrowRight": "right",
+    "R": "right",
+    "ArrowUp": "tie",
+    "e": "tie",
+}
 KEYS |= {"ArrowDown": "skip", " ": "skip", "Enter": "skip"}
 KEPT = re.compile("answers? (is|are) kept here and sent again")
 PIXEL = "canvas => [...canvas.getContext('2d').getImageData(3, canvas.height - 1, 1, 1).data].slice(0, 3)"
@@ -38,7 +46,10 @@ class Labels:
 
     def __init__(self, folder, log):
         self.folder, self.log, self.segments = folder, log, Segments(folder / "clips")
-        self.colours, self.ahead = {}, 0.0  # of a clip's ground -> its id; seconds that have passed at a stroke
+        self.colours, self.ahead = (
+            {},
+            0.0,
+        )  # of a clip's ground -> its id; seconds that have passed at a stroke
         self.settings, self.servers = {}, []
 
     def clip(self, steps=12):
@@ -83,8 +94,15 @@ class Person:
     def ready(self):
         """Waits until there is a pair to answer; (left, right) segments as they are seen, by their colours."""
         self.page.locator("#left canvas").wait_for()
-        eventually(lambda: self.page.evaluate("() => !document.querySelector('.choice').disabled && !document.querySelector('.choice.pressed')"))
-        return tuple(self.labels.colours[tuple(self.page.locator(f"#{side} canvas").evaluate(PIXEL))] for side in ("left", "right"))
+        eventually(
+            lambda: self.page.evaluate(
+                "() => !document.querySelector('.choice').disabled && !document.querySelector('.choice.pressed')"
+            )
+        )
+        return tuple(
+            self.labels.colours[tuple(self.page.locator(f"#{side} canvas").evaluate(PIXEL))]
+            for side in ("left", "right")
+        )
 
     def answer(self, key):
         """What was seen, and the choice."""
@@ -113,9 +131,15 @@ def sit_down(labels, open_page):
 def agrees(label, seen, choice):
     """Is this the label of what was seen and chosen?"""
     if choice in ("skip", "tie"):
-        return {label.first, label.second} == set(seen) and label.preference == (None if choice == "skip" else 0.5)
+        return {label.first, label.second} == set(seen) and label.preference == (
+            None if choice == "skip" else 0.5
+        )
     preferred = label.first if label.preference == 1 else label.second
-    return {label.first, label.second} == set(seen) and label.preference in (0, 1) and preferred == seen[("left", "right").index(choice)]
+    return (
+        {label.first, label.second} == set(seen)
+        and label.preference in (0, 1)
+        and preferred == seen[("left", "right").index(choice)]
+    )
 
 
 def test_two_people_label_thirty_pairs_by_keys_and_one_takes_one_back(labels, sit_down):
@@ -141,7 +165,12 @@ def test_two_people_label_thirty_pairs_by_keys_and_one_takes_one_back(labels, si
     assert len(given) == 30 and len(standing) == 30 - len(skips) and len(skips) > 5
     assert all(agrees(standing[pair], *told) for pair, told in given.items() if pair in standing)
     counts = labels.log.counts()
-    assert (counts["skipped"], counts["revoked"], counts["waiting"], counts["leased"]) == (len(skips), 1, 0, 0)
+    assert (counts["skipped"], counts["revoked"], counts["waiting"], counts["leased"]) == (
+        len(skips),
+        1,
+        0,
+        0,
+    )
     assert {one["labels"] + one["skips"] for one in labels.log.labellers().values()} == {15}
 
 
@@ -171,7 +200,12 @@ def test_the_next_pair_is_there_when_the_last_is_answered(labels, sit_down):
     ann.page.context.set_offline(True)
     first = ann.ready()
     ann.press("l")
-    eventually(lambda: ann.page.evaluate("() => !document.querySelector('.choice.pressed')") and ann.ready() != first, 1)
+    eventually(
+        lambda: (
+            ann.page.evaluate("() => !document.querySelector('.choice.pressed')") and ann.ready() != first
+        ),
+        1,
+    )
     ann.page.context.set_offline(False)
     ann.saved(1)
     eventually(lambda: labels.log.counts()["leased"] == 2)
@@ -295,7 +329,16 @@ def test_clips_loop_with_speed_pause_and_an_end(labels, sit_down):
     ann.page.wait_for_timeout(300)
     assert seen() == before
     ann.button("Play").click()
-    for key, speed in (("-", "½×"), ("-", "¼×"), ("-", "¼×"), ("+", "½×"), ("+", "1×"), ("+", "2×"), ("+", "4×"), ("+", "4×")):
+    for key, speed in (
+        ("-", "½×"),
+        ("-", "¼×"),
+        ("-", "¼×"),
+        ("+", "½×"),
+        ("+", "1×"),
+        ("+", "2×"),
+        ("+", "4×"),
+        ("+", "4×"),
+    ):
         ann.press(key)
         assert ann.button(speed).get_attribute("aria-pressed") == "true"
     assert len(eventually(lambda: len({seen() for _ in range(20)}) > 3 and "many frames")) > 0
@@ -305,17 +348,27 @@ def test_clips_loop_with_speed_pause_and_an_end(labels, sit_down):
 
 
 def test_replies_are_text_and_nothing_else(labels, sit_down):
-    context = [{"role": "user", "content": MARKUP}, {"role": "assistant", "content": "Sure.\nWhich one?"}, {"role": "user", "content": "word " * 900}]
+    context = [
+        {"role": "user", "content": MARKUP},
+        {"role": "assistant", "content": "Sure.\nWhich one?"},
+        {"role": "user", "content": "word " * 900},
+    ]
     one, other = (labels.segments.add(Reply(context, text)) for text in (f"{MARKUP} one", "other " * 600))
     labels.log.add_query(one, other, task=MARKUP)
     ann = sit_down("ann", labels.url())
     ann.page.get_by_role("heading", name=MARKUP).wait_for()
-    assert ann.page.locator("#context p").first.inner_text() == MARKUP and ann.page.locator("img:not(.mark), b").count() == 0
+    assert (
+        ann.page.locator("#context p").first.inner_text() == MARKUP
+        and ann.page.locator("img:not(.mark), b").count() == 0
+    )
     shown = {side: ann.page.locator(f"#{side} .reply") for side in ("left", "right")}
     texts = {side: found.inner_text() for side, found in shown.items()}
     assert {text.split()[-1] for text in texts.values()} == {"one", "other"}
     assert not ann.button("1×").is_visible(), "nothing to play"
-    assert ann.page.evaluate("document.documentElement.scrollHeight <= innerHeight") and ann.button("Equal").is_visible()
+    assert (
+        ann.page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+        and ann.button("Equal").is_visible()
+    )
     long = shown["left"] if texts["left"].startswith("other") else shown["right"]
     long.focus()
     ann.press("ArrowDown")
@@ -340,7 +393,9 @@ def test_by_tab_and_by_mouse(labels, sit_down):
     assert labels.log.state() == (0, 0), "keys of a dialog are its own"
     for _ in range(12):
         ann.press("Tab")
-        if ann.button("Equal").evaluate("button => button === document.activeElement && button.matches(':focus-visible')"):
+        if ann.button("Equal").evaluate(
+            "button => button === document.activeElement && button.matches(':focus-visible')"
+        ):
             break
     ann.press("Enter")
     ann.saved(1)
@@ -359,7 +414,14 @@ def test_by_tab_and_by_mouse(labels, sit_down):
     ann.button("You and your labels").click()
     ann.page.get_by_role("heading", name="ann").wait_for()
     numbers = ann.page.locator("#me-numbers").inner_text().split("\n")
-    assert numbers[:6] == ["2", "labels", "1", "equal", "1", "can’t tell"] or numbers[:6] == ["labels", "2", "equal", "1", "can’t tell", "1"]
+    assert numbers[:6] == ["2", "labels", "1", "equal", "1", "can’t tell"] or numbers[:6] == [
+        "labels",
+        "2",
+        "equal",
+        "1",
+        "can’t tell",
+        "1",
+    ]
 
 
 @pytest.mark.slow
@@ -391,17 +453,28 @@ def test_a_wrong_token_is_asked_for_again(labels, open_page):
 @pytest.mark.parametrize("width", [320, pytest.param(375, marks=pytest.mark.slow)])
 def test_on_a_phone(labels, sit_down, width):
     labels.ask(2, task="Which of the two clips shows the greener one, all in all?")
-    labels.log.add_query(*(labels.segments.add(Reply([{"role": "user", "content": "hi " * 80}], f"{n} " * 90)) for n in range(2)), priority=-1.0)
+    labels.log.add_query(
+        *(
+            labels.segments.add(Reply([{"role": "user", "content": "hi " * 80}], f"{n} " * 90))
+            for n in range(2)
+        ),
+        priority=-1.0,
+    )
     (labels.folder / "status.json").write_text('{"labels_wanted": 12, "label_budget": 100}')
     ann = sit_down("ann", labels.url(), width=width, height=640, is_mobile=True, has_touch=True)
 
     def check():
-        assert ann.page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)") <= width
+        assert (
+            ann.page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+            <= width
+        )
         boxes = """all => all.map(control => {
             const {left, right, bottom, width, height} = control.getBoundingClientRect();
             return [control.outerHTML.slice(0, 90), left, right, bottom, width, height];
         })"""
-        for told, left, right, bottom, wide, high in ann.page.locator("button:visible, a:visible").evaluate_all(boxes):
+        for told, left, right, bottom, wide, high in ann.page.locator(
+            "button:visible, a:visible"
+        ).evaluate_all(boxes):
             assert wide >= 40 and high >= 40 and left >= 0 and right <= width + 0.5 and bottom <= 640.5, told
 
     ann.ready()
@@ -436,7 +509,9 @@ def test_the_numbers_of_the_run(labels, sit_down):
 @pytest.mark.slow
 def test_the_live_page_of_the_run(labels, sit_down):
     def say(**status):
-        (labels.folder / "status.json").write_text(json.dumps({"steps": 5, "roles": {"learner": {"pid": 7, "restarts": 1}}} | status))
+        (labels.folder / "status.json").write_text(
+            json.dumps({"steps": 5, "roles": {"learner": {"pid": 7, "restarts": 1}}} | status)
+        )
 
     def log_metrics(*lines, mode="a"):
         with (labels.folder / "metrics.jsonl").open(mode) as file:
@@ -446,13 +521,17 @@ def test_the_live_page_of_the_run(labels, sit_down):
     ann.page.get_by_role("link", name="The run").click()
     ann.says("No metrics yet.")
     say()
-    log_metrics(*({"step": n, "train/return": n / 10, "pref/labels": 2 * n, "own/thing": 3.0} for n in range(40)))
+    log_metrics(
+        *({"step": n, "train/return": n / 10, "pref/labels": 2 * n, "own/thing": 3.0} for n in range(40))
+    )
     chart = ann.page.get_by_role("img", name=re.compile("Return"))
     chart.wait_for()
     assert chart.get_attribute("aria-label") == "Return (true reward): 3.9 at step 39"
     assert len(chart.locator("polyline").get_attribute("points").split()) == 40
     titles = ann.page.locator("figcaption b").all_inner_texts()
-    assert titles == ["Return (true reward)", "Labels", "Own thing"], "what is known first, whatever else there is after it"
+    assert titles == ["Return (true reward)", "Labels", "Own thing"], (
+        "what is known first, whatever else there is after it"
+    )
     ann.says("live")
     assert ann.page.locator("#parts table").inner_text().split() == ["pid", "restarts", "learner", "7", "1"]
     log_metrics({"step": 40, "train/return": 8.0, "eval/return": 9.0})
@@ -462,7 +541,12 @@ def test_the_live_page_of_the_run(labels, sit_down):
     ann.page.mouse.move(1, 1)
     log_metrics({"step": 1, "train/return": 1.0}, mode="w")  # a resumed run
     ann.page.get_by_role("img", name="Return (true reward): 1 at step 1").wait_for()
-    say(over=True, events=[{"time": time.time(), "role": "teacher", "pid": 3, "what": "its process died", "restarts": 1}])
+    say(
+        over=True,
+        events=[
+            {"time": time.time(), "role": "teacher", "pid": 3, "what": "its process died", "restarts": 1}
+        ],
+    )
     ann.says("over")
     ann.says("teacher: its process died")
     ann.page.set_viewport_size({"width": 320, "height": 640})

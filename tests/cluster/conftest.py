@@ -36,10 +36,25 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT)}
     environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "rl_dialog.cluster.serve:proxy_errors"
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path: Ray keeps sockets there
-        where = ["--port", str(free_port()), "--dashboard-port", str(dashboard), "--temp-dir", folder, "--num-cpus", "2"]
-        where += ["--dashboard-agent-listen-port", str(free_port())]  # the usual one may belong to another Ray of this machine
+        where = [
+            "--port",
+            str(free_port()),
+            "--dashboard-port",
+            str(dashboard),
+            "--temp-dir",
+            folder,
+            "--num-cpus",
+            "2",
+        ]
+        where += [
+            "--dashboard-agent-listen-port",
+            str(free_port()),
+        ]  # the usual one may belong to another Ray of this machine
         with subprocess.Popen(
-            [RAY, "start", "--head", "--block", *where], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [RAY, "start", "--head", "--block", *where],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         ) as run:
             deadline = time.monotonic() + 120
             while not listening(dashboard):

@@ -1,4 +1,5 @@
-"""The trainer with policies for control, in this process: what is sampled, what is learned, chance, and how a run goes on."""
+"""The trainer with policies for control, in this process: what is sampled, what is learned, chance, and how a
+run goes on."""
 
 from functools import partial
 
@@ -20,8 +21,14 @@ POSITION = partial(MovingDotVector, observations="position", max_steps=80)  # 20
 
 def trainer(settings=None, make_envs=POSITION, policy=None, **more):
     torch.manual_seed(0)
-    policy = policy or ControlPolicy(shape_of(make_envs(1), hidden=(512,) if len(make_envs(1).single_observation_space.shape) == 3 else (16,)))
-    return PolicyTrainer(policy, make_envs, settings or PPO(**SMALL), **{"workers": 0, "envs": 4, "renew_every": 0} | more)
+    policy = policy or ControlPolicy(
+        shape_of(
+            make_envs(1), hidden=(512,) if len(make_envs(1).single_observation_space.shape) == 3 else (16,)
+        )
+    )
+    return PolicyTrainer(
+        policy, make_envs, settings or PPO(**SMALL), **{"workers": 0, "envs": 4, "renew_every": 0} | more
+    )
 
 
 def weights(each):
@@ -38,7 +45,8 @@ def replayed(trajectories, envs):
 
 
 def test_sampling_learns_nothing_and_tells_everything():
-    """Trajectories of a frozen policy: played again with the same seed, they are what it does; pieces of an episode follow one another."""
+    """Trajectories of a frozen policy: played again with the same seed, they are what it does; pieces of an
+    episode follow one another."""
     with trainer() as each:
         before = weights(each)
         found = each.sample() + each.sample()
@@ -50,13 +58,27 @@ def test_sampling_learns_nothing_and_tells_everything():
     seen, _ = envs.reset(seed=0)
     for i, pieces in by_env.items():
         pieces.sort(key=lambda piece: (int(piece.episode.rsplit("-", 1)[1]), piece.start))
-        assert np.array_equal(pieces[0].observations[0], seen[i]) and sum(len(piece.actions) for piece in pieces) >= 56
+        assert (
+            np.array_equal(pieces[0].observations[0], seen[i])
+            and sum(len(piece.actions) for piece in pieces) >= 56
+        )
         for piece, following in zip(pieces, pieces[1:], strict=False):
-            assert len(piece.observations) == len(piece.actions) + 1 == len(piece.log_probs) + 1 == len(piece.rewards) + 1
+            assert (
+                len(piece.observations)
+                == len(piece.actions) + 1
+                == len(piece.log_probs) + 1
+                == len(piece.rewards) + 1
+            )
             if piece.truncated:
-                assert piece.start + len(piece.actions) == 20 and following.start == 0 and following.episode != piece.episode
+                assert (
+                    piece.start + len(piece.actions) == 20
+                    and following.start == 0
+                    and following.episode != piece.episode
+                )
             else:
-                assert following.episode == piece.episode and following.start == piece.start + len(piece.actions)
+                assert following.episode == piece.episode and following.start == piece.start + len(
+                    piece.actions
+                )
                 assert np.array_equal(piece.observations[-1], following.observations[0])
         assert all((piece.worker, piece.terminated) == (0, False) for piece in pieces)
     actions = {i: np.concatenate([piece.actions for piece in pieces]) for i, pieces in by_env.items()}
@@ -73,7 +95,8 @@ def test_sampling_learns_nothing_and_tells_everything():
 
 
 def test_a_learned_reward_never_sees_learned_ones():
-    """Whatever it returns: what it is told are the environment's rewards, and the return that is reported is theirs."""
+    """Whatever it returns: what it is told are the environment's rewards, and the return that is reported is
+    theirs."""
     told = []
 
     def reward(trajectories):
@@ -82,12 +105,20 @@ def test_a_learned_reward_never_sees_learned_ones():
 
     with trainer(reward=reward) as each, trainer() as plain:
         found, wanted = [each.train() for _ in range(2)], [plain.train() for _ in range(2)]
-        assert found[0]["return"] == wanted[0]["return"] and found[0]["episodes"] == 4 and found[0]["length"] == 20
+        assert (
+            found[0]["return"] == wanted[0]["return"]
+            and found[0]["episodes"] == 4
+            and found[0]["length"] == 20
+        )
         assert not same(weights(each), weights(plain))
-    assert all(abs(each.rewards).max() <= 4 for trajectories in told for each in trajectories) and len(told) == 2
+    assert (
+        all(abs(each.rewards).max() <= 4 for trajectories in told for each in trajectories) and len(told) == 2
+    )
 
 
-@pytest.mark.parametrize("nothing", [lambda trajectories: None, lambda trajectories: [each.rewards for each in trajectories]])
+@pytest.mark.parametrize(
+    "nothing", [lambda trajectories: None, lambda trajectories: [each.rewards for each in trajectories]]
+)
 def test_a_reward_may_have_nothing_to_say_yet(nothing):
     with trainer(reward=nothing) as each, trainer() as plain:
         each.train(), plain.train()
@@ -105,7 +136,8 @@ def test_chance_is_the_seeds():
 
 @pytest.mark.parametrize("settings", [PPO(**SMALL, lr_zero_steps=1000), A2C(batch_size=20)])
 def test_a_run_that_goes_on_is_one_that_never_stopped(settings, tmp_path):
-    """Four rounds, and two and two: the same weights, steps and learning rates. Episodes start anew every second round."""
+    """Four rounds, and two and two: the same weights, steps and learning rates. Episodes start anew every
+    second round."""
     with trainer(settings, renew_every=2) as whole:
         expected = [whole.train() for _ in range(4)]
         wanted = weights(whole)
@@ -113,7 +145,9 @@ def test_a_run_that_goes_on_is_one_that_never_stopped(settings, tmp_path):
         half.train(), half.train()
         half.save(tmp_path / "trainer")
         half.policy().save_pretrained(tmp_path)
-    with trainer(settings, policy=ControlPolicy.from_pretrained(tmp_path), first_round=2, renew_every=2) as rest:
+    with trainer(
+        settings, policy=ControlPolicy.from_pretrained(tmp_path), first_round=2, renew_every=2
+    ) as rest:
         rest.load(tmp_path / "trainer")
         found = [rest.train(), rest.train()]
         assert same(weights(rest), wanted) and found == expected[2:]
@@ -125,28 +159,56 @@ def test_the_learning_rate_falls_to_zero_and_no_further():
         rates = [each.train()["learning_rate"] for _ in range(2)]
         before = weights(each)
         last = each.train()["learning_rate"]
-        moved = [name for name, value in weights(each).items() if not torch.equal(value, before[name]) and name not in ("value_mean", "value_std")]
+        moved = [
+            name
+            for name, value in weights(each).items()
+            if not torch.equal(value, before[name]) and name not in ("value_mean", "value_std")
+        ]
     assert rates[0] == pytest.approx(3.5e-4) and (rates[1], last) == (0.0, 0.0)
-    assert all(name.startswith("value_network.4") or name.startswith("value_network.2") for name in moved)  # Pop-Art rescales the last layer
+    assert all(
+        name.startswith("value_network.4") or name.startswith("value_network.2") for name in moved
+    )  # Pop-Art rescales the last layer
 
 
 @pytest.mark.parametrize("settings", [PPO(**SMALL), PG(batch_size=120), A2C(batch_size=20)])
-@pytest.mark.parametrize("make_envs", [POSITION, partial(MovingDotVector, continuous=True), partial(MovingDotVector, observations="pixels")])
+@pytest.mark.parametrize(
+    "make_envs",
+    [POSITION, partial(MovingDotVector, continuous=True), partial(MovingDotVector, observations="pixels")],
+)
 def test_every_kind_of_policy_is_updated(settings, make_envs):
     if len(make_envs(1).single_observation_space.shape) == 3:
         settings = type(settings)(
-            **{**{name: getattr(settings, name) for name in settings.__dataclass_fields__}, "batch_size": 16, "minibatch_size": 0}
+            **{
+                **{name: getattr(settings, name) for name in settings.__dataclass_fields__},
+                "batch_size": 16,
+                "minibatch_size": 0,
+            }
         )
     with trainer(settings, make_envs) as each:
         before, metrics = weights(each), each.train()
         moved = {name for name, value in weights(each).items() if not torch.equal(value, before[name])}
-        assert {name.split(".")[0] for name in moved} >= {"policy"} and np.isfinite(list(metrics.values())).all()
-        assert metrics["entropy"] > 1 and (settings.baseline or not any(name.startswith("value_network") for name in moved))
+        assert {name.split(".")[0] for name in moved} >= {"policy"} and np.isfinite(
+            list(metrics.values())
+        ).all()
+        assert metrics["entropy"] > 1 and (
+            settings.baseline or not any(name.startswith("value_network") for name in moved)
+        )
 
 
 def test_it_learns():
-    """The middle from anywhere, 20 actions: after 6,000 steps the return is over three times that of the first episodes."""
-    with trainer(PPO(batch_size=600, minibatch_size=100, passes=4, learning_rate=3e-3, value_learning_rate=3e-3, gamma=0.9), envs=30) as each:
+    """The middle from anywhere, 20 actions: after 6,000 steps the return is over three times that of the
+    first episodes."""
+    with trainer(
+        PPO(
+            batch_size=600,
+            minibatch_size=100,
+            passes=4,
+            learning_rate=3e-3,
+            value_learning_rate=3e-3,
+            gamma=0.9,
+        ),
+        envs=30,
+    ) as each:
         returns = [each.train()["return"] for _ in range(10)]
     assert np.mean(returns[-3:]) > 3 * max(returns[0], 8), returns
 
@@ -160,7 +222,8 @@ def test_it_learns_on_an_accelerator():
 
 @pytest.mark.slow
 def test_two_workers_sample_learn_and_go_on(tmp_path):
-    """With Ray: frozen sampling, trajectories of both workers, and a resumed run that is the uninterrupted one."""
+    """With Ray: frozen sampling, trajectories of both workers, and a resumed run that is the uninterrupted
+    one."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
@@ -170,7 +233,11 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
         with trainer(**shape, reward=lambda trajectories: told.extend(trajectories)) as whole:
             before = weights(whole)
             found = whole.sample()
-            assert same(before, weights(whole)) and whole.steps == 0 and {each.worker for each in found} == {1, 2}
+            assert (
+                same(before, weights(whole))
+                and whole.steps == 0
+                and {each.worker for each in found} == {1, 2}
+            )
             assert sum(len(each.actions) for each in found) >= 120 and not told
             whole.train()
             assert {(each.worker, each.env) for each in told} == {(1, 0), (1, 1), (2, 0), (2, 1)}

@@ -11,7 +11,9 @@ from rl_dialog.errors import UserError
 
 def test_the_workers_own_error_comes_out_of_rays_wrapper():
     error = ray.exceptions.RayTaskError(
-        "write", "a long traceback of Ray's", UserError("fix the template\nFailed to apply UDF transform after 1/1 attempts")
+        "write",
+        "a long traceback of Ray's",
+        UserError("fix the template\nFailed to apply UDF transform after 1/1 attempts"),
     )
     with pytest.raises(UserError, match="^fix the template$"), errors_of_workers():
         raise error.as_instanceof_cause()

@@ -1,4 +1,5 @@
-"""`ray job submit` of a sweep to a cluster with a token: its progress is in the job's log, its results on the cluster's storage."""
+"""`ray job submit` of a sweep to a cluster with a token: its progress is in the job's log, its results on the
+cluster's storage."""
 
 from __future__ import annotations
 
@@ -25,14 +26,32 @@ SWEEP = {
 }
 
 
-def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(
+    head: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
     address, environment = head
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
-    work = [sys.executable, "-m", "pipelines.tune", "--sweep", str(tmp_path / "sweep.yaml"), "--output_dir", str(tmp_path / "out")]
+    work = [
+        sys.executable,
+        "-m",
+        "pipelines.tune",
+        "--sweep",
+        str(tmp_path / "sweep.yaml"),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
     submit = [RAY, "job", "submit", "--address", address, "--working-dir", "."]
-    refused = subprocess.run([*submit, "--", *work], cwd=ROOT, env=environment | {"RAY_AUTH_MODE": "disabled"}, capture_output=True, timeout=120)
+    refused = subprocess.run(
+        [*submit, "--", *work],
+        cwd=ROOT,
+        env=environment | {"RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        timeout=120,
+    )
     assert refused.returncode != 0 and not (tmp_path / "out").exists()
-    done = subprocess.run([*submit, "--", *work], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [*submit, "--", *work], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "[2/2] c=0." in done.stdout and "succeeded" in done.stdout
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["points"]) == 2

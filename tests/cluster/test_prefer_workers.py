@@ -1,4 +1,5 @@
-"""A preference run whose environments are stepped by env runners of their own, on another machine of the cluster, and one of them dies."""
+"""A preference run whose environments are stepped by env runners of their own, on another machine of the
+cluster, and one of them dies."""
 
 import json
 import os
@@ -63,4 +64,6 @@ def test_env_runners_on_another_node_of_which_one_is_killed(two_nodes, tmp_path)
     assert event["role"] == "worker" and event["restarts"] == 1
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["train/worker_restarts"] == 1
-    assert sum(line.get("train/episodes") or 0 for line in lines) == pytest.approx(result["steps"] / 100, rel=0.1)
+    assert sum(line.get("train/episodes") or 0 for line in lines) == pytest.approx(
+        result["steps"] / 100, rel=0.1
+    )

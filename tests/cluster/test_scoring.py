@@ -11,7 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_dialog.cluster.scoring import FIGURES, RECORDS, Scorer, Scoring, group_logs, group_tables, hash64, read_group, trailing_hashes
+from rl_dialog.cluster.scoring import (
+    FIGURES,
+    RECORDS,
+    Scorer,
+    Scoring,
+    group_logs,
+    group_tables,
+    hash64,
+    read_group,
+    trailing_hashes,
+)
 from rl_dialog.data.building import fingerprint
 from rl_dialog.data.readers import LogFile, find_logs
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
@@ -21,7 +31,10 @@ from rl_dialog.rewards import Statistics
 
 
 def talk(number, *, opening=None, **fields):
-    replies = [{"role": "user", "content": opening or f"question {number}"}, {"role": "assistant", "content": "how are you ?"}]
+    replies = [
+        {"role": "user", "content": opening or f"question {number}"},
+        {"role": "assistant", "content": "how are you ?"},
+    ]
     return Dialog(id=f"d{number}", messages=replies, source="chats", **fields)
 
 
@@ -53,7 +66,16 @@ def test_a_reader_yields_dialogs_bad_records_file_hashes_and_its_memory(tmp_path
 
 def records(*dialogs):
     rows = [
-        {"group": 3, "position": 7 + i, "log": 0, "file": "chats", "record": i, "kind": "dialog", "json": d.to_json()} for i, d in enumerate(dialogs)
+        {
+            "group": 3,
+            "position": 7 + i,
+            "log": 0,
+            "file": "chats",
+            "record": i,
+            "kind": "dialog",
+            "json": d.to_json(),
+        }
+        for i, d in enumerate(dialogs)
     ]
     return pa.Table.from_pylist(rows, RECORDS)
 
@@ -75,22 +97,36 @@ def test_a_scorer_writes_scored_dialogs_by_split_and_reports_figures(tmp_path):
         written[split] = [Dialog.from_row(r) for r in rows]
     for split, members in written.items():
         assert [d.id for d in members] == [d.id for d in dialogs if assign_split(d, 0.2, 0.2) == split]
-        assert all(d.split == split and d.messages[1]["reward"] == 0.5 and d.messages[1]["rewards"] == {"question": 1.0} for d in members)
+        assert all(
+            d.split == split
+            and d.messages[1]["reward"] == 0.5
+            and d.messages[1]["rewards"] == {"question": 1.0}
+            for d in members
+        )
     assert Counter(row["split"]) == {code: len(written[split]) for code, split in enumerate(SPLITS)}
     assert row["id"] == [hash64(d.id) for split in SPLITS for d in written[split]]
     summary = json.loads(row["summary"])
-    assert {(what, count) for _, _, what, count in summary["counts"]} == {("dialogs", 30), ("replies", 30), ("turns", 60), ("no_reply", 1)}
+    assert {(what, count) for _, _, what, count in summary["counts"]} == {
+        ("dialogs", 30),
+        ("replies", 30),
+        ("turns", 60),
+        ("no_reply", 1),
+    }
     assert Statistics.from_dict(summary["statistics"]).summary({"question": 0.5})["sum"]["mean"] == 0.5
 
 
 def test_declared_splits_are_kept_and_the_rest_hashed(tmp_path):
     scoring = Scoring({"logged": 1.0}, split="declared", validation=0.0, test=0.0)
-    [row] = make_scorer(tmp_path, scoring)(records(talk(0, split="test"), talk(1), talk(2, split="validation"))).to_pylist()
+    [row] = make_scorer(tmp_path, scoring)(
+        records(talk(0, split="test"), talk(1), talk(2, split="validation"))
+    ).to_pylist()
     assert row["split"] == [0, 1, 2]
     assert row["id"] == [hash64(name) for name in ("d1", "d2", "d0")]
 
 
-@pytest.mark.parametrize(("identifier", "hashes"), [("a", 0), ("a7", 0), ("a#7", 1), ("a##12", 2), ("#3", 1), ("a#", 0), ("7", 0)])
+@pytest.mark.parametrize(
+    ("identifier", "hashes"), [("a", 0), ("a7", 0), ("a#7", 1), ("a##12", 2), ("#3", 1), ("a#", 0), ("7", 0)]
+)
 def test_hashes_before_a_number_at_the_end_of_an_id(identifier, hashes):
     assert trailing_hashes(identifier) == hashes
 
@@ -106,8 +142,13 @@ def test_a_vote_that_is_none_goes_to_quarantine(tmp_path):
     for compat in ("", "2019"):
         scorer = make_scorer(tmp_path / f"out{compat}", Scoring({"vote": 1.0}, compat=compat))
         [row] = scorer(read).to_pylist()
-        assert len(row["id"]) == 2 and ["quarantined", 2] in [entry[2:] for entry in json.loads(row["summary"])["counts"]]
-        bad = [json.loads(line) for line in next((tmp_path / f"out{compat}" / "quarantine").iterdir()).read_text().splitlines()]
+        assert len(row["id"]) == 2 and ["quarantined", 2] in [
+            entry[2:] for entry in json.loads(row["summary"])["counts"]
+        ]
+        bad = [
+            json.loads(line)
+            for line in next((tmp_path / f"out{compat}" / "quarantine").iterdir()).read_text().splitlines()
+        ]
         assert [entry["where"] for entry in bad] == ["record 2", "record 4"] and bad[0]["file"] == str(path)
         assert "dialog 'd3', message 1: expected feedback.vote to be -1, 0 or 1, got 'up'" in bad[1]["reason"]
     with pytest.raises(UserError, match="chats.jsonl:record 2: .*a strict run"):

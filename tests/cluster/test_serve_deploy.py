@@ -1,4 +1,5 @@
-"""The server on a cluster with a token: `ray job submit` starts it, `serve deploy` replaces its model, and nobody gets in without a key."""
+"""The server on a cluster with a token: `ray job submit` starts it, `serve deploy` replaces its model, and
+nobody gets in without a key."""
 
 from __future__ import annotations
 
@@ -25,22 +26,58 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url, store = f"http://127.0.0.1:{port}", Store(f"sqlite:///{tmp_path}/chats.db")
-    server = [sys.executable, "-m", "pipelines.serve", "--store", store.name, "--port", str(port), "--host", "0.0.0.0", "--threads", "1"]
+    server = [
+        sys.executable,
+        "-m",
+        "pipelines.serve",
+        "--store",
+        store.name,
+        "--port",
+        str(port),
+        "--host",
+        "0.0.0.0",
+        "--threads",
+        "1",
+    ]
 
     def run(*arguments, **changed):
-        return subprocess.run(list(map(str, arguments)), cwd=ROOT, env=environment | changed, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            list(map(str, arguments)),
+            cwd=ROOT,
+            env=environment | changed,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
 
     def submit(*flags, **changed):
         deadline = time.monotonic() + 60
         while True:
-            done = run(BIN / "ray", "job", "submit", "--address", address, "--working-dir", ".", "--", *server, *flags, **changed)
-            if "No available agent" not in done.stderr or time.monotonic() > deadline:  # the cluster has only just started
+            done = run(
+                BIN / "ray",
+                "job",
+                "submit",
+                "--address",
+                address,
+                "--working-dir",
+                ".",
+                "--",
+                *server,
+                *flags,
+                **changed,
+            )
+            if (
+                "No available agent" not in done.stderr or time.monotonic() > deadline
+            ):  # the cluster has only just started
                 return done
 
     models = "--models", f"bot={checkpoints['bc']}", "--detach"
     assert submit(*models, RAY_AUTH_MODE="disabled").returncode != 0, "without the cluster's token"
     open_to_all = submit(*models)
-    assert open_to_all.returncode != 0 and "expected API keys before others can reach the server" in open_to_all.stdout
+    assert (
+        open_to_all.returncode != 0
+        and "expected API keys before others can reach the server" in open_to_all.stdout
+    )
     key = store.add_key("ann", requests_per_minute=1000)
     started = submit(*models)
     assert started.returncode == 0, started.stdout[-3000:] + started.stderr[-3000:]
@@ -53,19 +90,26 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
     for wrong in ({}, {"Authorization": "Bearer sk-rl-wrong"}):
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=wrong)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["choices"][0]["finish_reason"]
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["choices"][
+        0
+    ]["finish_reason"]
     assert method() == "bc"
 
     config = tmp_path / "serve.yaml"
     built = run(*server, "--models", f"bot={checkpoints['ilql']}", "--build", config)
     assert built.returncode == 0, built.stderr
-    assert key not in config.read_text() and yaml.safe_load(config.read_text())["applications"][0]["deployments"][0]["user_config"]["models"]
+    assert (
+        key not in config.read_text()
+        and yaml.safe_load(config.read_text())["applications"][0]["deployments"][0]["user_config"]["models"]
+    )
     refused = run(BIN / "serve", "deploy", config, "--address", address, RAY_AUTH_MODE="disabled")
     assert refused.returncode != 0 and method() == "bc"
     deployed = run(BIN / "serve", "deploy", config, "--address", address)
     assert deployed.returncode == 0, deployed.stderr
     deadline = time.monotonic() + 120
-    while method() != "ilql":  # another replica, because `serve deploy` counts as another version: the old one answers until the new one does
+    while (
+        method() != "ilql"
+    ):  # another replica, because `serve deploy` counts as another version: the old one answers until the new one does
         assert time.monotonic() < deadline, "the new model never came"
         time.sleep(0.5)
     assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code == 200
@@ -74,8 +118,13 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
     assert run(BIN / "serve", "deploy", config, "--address", address).returncode == 0
     deadline, statuses = time.monotonic() + 60, set()
     while method() != "bc":  # only the user_config changed: in place, nobody waits
-        statuses.add(httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code)
+        statuses.add(
+            httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+        )
         assert time.monotonic() < deadline, "the model was not replaced in place"
-    assert statuses <= {200} and httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["created"] >= loaded
+    assert (
+        statuses <= {200}
+        and httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["created"] >= loaded
+    )
     assert store.counts()["turns"] >= 2
     store.close()

@@ -17,7 +17,10 @@ from rl_dialog.data.shards import SHARD_SCHEMA, unpack_rows
 
 
 def talk(number, *, opening=None, **fields):
-    replies = [{"role": "user", "content": opening or f"question {number}"}, {"role": "assistant", "content": "how are you ?"}]
+    replies = [
+        {"role": "user", "content": opening or f"question {number}"},
+        {"role": "assistant", "content": "how are you ?"},
+    ]
     return Dialog(id=f"d{number}", messages=replies, source="chats", **fields)
 
 
@@ -34,7 +37,11 @@ def test_an_id_that_was_taken_is_counted_in_reading_order_over_chunks():
     found = scored(train=["a", "b", "a"], validation=["a", "c"], test=["b"])
     found.order = {"train": np.array([0, 0, 2]), "validation": np.array([1, 1]), "test": np.array([3])}
     copies = occurrences(found)
-    assert {split: copy.tolist() for split, copy in copies.items()} == {"train": [1, 1, 3], "validation": [2, 1], "test": [2]}
+    assert {split: copy.tolist() for split, copy in copies.items()} == {
+        "train": [1, 1, 3],
+        "validation": [2, 1],
+        "test": [2],
+    }
     assert shared_contexts(found) == 2
     assert [len(copy) for copy in occurrences(scored()).values()] == [0, 0, 0]
 
@@ -43,8 +50,19 @@ def test_shards_cut_the_chunks_of_a_split_into_equal_parts():
     found = scored(train=list("abcdefg"), test=["a"])
     found.chunks["train"] = [("one", 3), ("two", 1), ("three", 3)]
     plan = list(plan_shards(found, 2))
-    assert [(p["split"], p["number"]) for p in plan] == [("train", 0), ("train", 1), ("train", 2), ("train", 3), ("test", 0)]
-    assert [p["parts"] for p in plan[:4]] == [[["one", 0, 2]], [["one", 2, 3], ["two", 0, 1]], [["three", 0, 2]], [["three", 2, 3]]]
+    assert [(p["split"], p["number"]) for p in plan] == [
+        ("train", 0),
+        ("train", 1),
+        ("train", 2),
+        ("train", 3),
+        ("test", 0),
+    ]
+    assert [p["parts"] for p in plan[:4]] == [
+        [["one", 0, 2]],
+        [["one", 2, 3], ["two", 0, 1]],
+        [["three", 0, 2]],
+        [["three", 2, 3]],
+    ]
     assert [p["suffixes"] for p in plan] == [{}, {}, {}, {}, {0: "#2"}]
 
 
@@ -59,8 +77,15 @@ def test_a_writer_tokenises_the_planned_dialogs_and_renames(tmp_path, tokenizer)
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / WORK).mkdir()
     dialogs = [talk(i) for i in range(4)]
-    pq.write_table(pa.Table.from_pylist([d.to_row() for d in dialogs], ARROW_SCHEMA), tmp_path / "chunk.parquet")
-    plan = {"split": "train", "number": 2, "parts": [[str(tmp_path / "chunk.parquet"), 1, 4]], "suffixes": {"1": "#2"}}
+    pq.write_table(
+        pa.Table.from_pylist([d.to_row() for d in dialogs], ARROW_SCHEMA), tmp_path / "chunk.parquet"
+    )
+    plan = {
+        "split": "train",
+        "number": 2,
+        "parts": [[str(tmp_path / "chunk.parquet"), 1, 4]],
+        "suffixes": {"1": "#2"},
+    }
     writer = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {})
     [row] = writer(pa.table({"plan": [json.dumps(plan)]})).to_pylist()
     shard = Shard(**json.loads(row["summary"]))
@@ -70,7 +95,9 @@ def test_a_writer_tokenises_the_planned_dialogs_and_renames(tmp_path, tokenizer)
     assert table.column("id").to_pylist() == ["d1", "d2#2", "d3"]
     assert (shard.file, shard.dialogs, shard.replies, shard.rows) == ("train-00002.parquet", 3, 3, 3)
     assert shard.tokens == sum(len(row.input_ids) for row in rows)
-    assert tokenizer.decode(rows[0].input_ids) == tokenizer.apply_chat_template(dialogs[1].messages, tokenize=False)
+    assert tokenizer.decode(rows[0].input_ids) == tokenizer.apply_chat_template(
+        dialogs[1].messages, tokenize=False
+    )
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -79,12 +106,27 @@ def test_a_dialog_that_takes_too_long_to_tokenise_is_left_out(tmp_path, tokenize
 
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / WORK).mkdir()
-    pq.write_table(pa.Table.from_pylist([talk(i).to_row() for i in range(3)], ARROW_SCHEMA), tmp_path / "chunk.parquet")
-    plan = {"split": "train", "number": 0, "parts": [[str(tmp_path / "chunk.parquet"), 0, 3]], "suffixes": {"1": "#2", "2": "#3"}}
+    pq.write_table(
+        pa.Table.from_pylist([talk(i).to_row() for i in range(3)], ARROW_SCHEMA), tmp_path / "chunk.parquet"
+    )
+    plan = {
+        "split": "train",
+        "number": 0,
+        "parts": [[str(tmp_path / "chunk.parquet"), 0, 3]],
+        "suffixes": {"1": "#2", "2": "#3"},
+    }
     real = module.tokenize
-    monkeypatch.setattr(module, "tokenize", lambda dialog, *args, **more: time.sleep(9 * (dialog.id == "d1")) or real(dialog, *args, **more))
-    [row] = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {}, 1.0)(pa.table({"plan": [json.dumps(plan)]})).to_pylist()
+    monkeypatch.setattr(
+        module,
+        "tokenize",
+        lambda dialog, *args, **more: time.sleep(9 * (dialog.id == "d1")) or real(dialog, *args, **more),
+    )
+    [row] = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {}, 1.0)(
+        pa.table({"plan": [json.dumps(plan)]})
+    ).to_pylist()
     shard = Shard(**json.loads(row["summary"]))
     assert pq.read_table(tmp_path / "train-00000.parquet").column("id").to_pylist() == ["d0", "d2#3"]
-    assert shard.dialogs == 2 and [(item["source"], item["where"]) for item in shard.late] == [("chats", "dialog 'd1#2'")]
+    assert shard.dialogs == 2 and [(item["source"], item["where"]) for item in shard.late] == [
+        ("chats", "dialog 'd1#2'")
+    ]
     assert "tokenised within 1 s" in shard.late[0]["reason"]

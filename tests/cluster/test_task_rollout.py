@@ -24,7 +24,14 @@ EPISODES = range(200)
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=100 << 20,
+    )
     yield
     ray.shutdown()
 
@@ -41,7 +48,9 @@ def policy(player):
 
 
 def conversations(player, policy, *, seed, num_workers=0):
-    return play_in_order(player.maker if num_workers else lambda: player, EPISODES, policy, seed, num_workers=num_workers)
+    return play_in_order(
+        player.maker if num_workers else lambda: player, EPISODES, policy, seed, num_workers=num_workers
+    )
 
 
 def test_chunks_do_not_depend_on_the_workers():
@@ -52,11 +61,17 @@ def test_chunks_do_not_depend_on_the_workers():
 def test_any_number_of_workers_holds_the_same_conversations(cluster, player, policy):
     """The rule policy and a network, on the same workers."""
     policies = {"rule": None, "network": policy}
-    expected = {name: transcripts_hash(conversations(player, each, seed=5)) for name, each in policies.items()}
+    expected = {
+        name: transcripts_hash(conversations(player, each, seed=5)) for name, each in policies.items()
+    }
     for count in (1, 2, 4):
         with Workers(partial(Player, "", Options()), count) as workers:
-            assert {name: transcripts_hash(played(workers, each)) for name, each in policies.items()} == expected, count
-    assert transcripts_hash(conversations(player, None, seed=5, num_workers=2)) == expected["rule"]  # in their order, too
+            assert {
+                name: transcripts_hash(played(workers, each)) for name, each in policies.items()
+            } == expected, count
+    assert (
+        transcripts_hash(conversations(player, None, seed=5, num_workers=2)) == expected["rule"]
+    )  # in their order, too
     assert transcripts_hash(conversations(player, policy, seed=6)) != expected["network"]
 
 
@@ -81,8 +96,11 @@ class Mortal:
 
 
 @pytest.mark.slow
-def test_a_worker_killed_in_the_middle_costs_no_conversation_and_doubles_none(cluster, player, policy, tmp_path):
-    """Its chunk is played again by its successor: the batch is complete, every episode is there once, and all are as they would have been."""
+def test_a_worker_killed_in_the_middle_costs_no_conversation_and_doubles_none(
+    cluster, player, policy, tmp_path
+):
+    """Its chunk is played again by its successor: the batch is complete, every episode is there once, and all
+    are as they would have been."""
     marker = tmp_path / "killed"
     with Workers(partial(Mortal, marker), 2) as workers:
         found = played(workers, policy)
@@ -95,5 +113,8 @@ def test_a_worker_killed_in_the_middle_costs_no_conversation_and_doubles_none(cl
 def test_a_players_own_error_comes_through(cluster):
     with pytest.raises(UserError, match="at least one rollout worker"):
         Workers(partial(Player, "", Options()), 0)
-    with Workers(partial(Player, "", Options(), together=0), 1) as workers, pytest.raises(UserError, match="at least one conversation at a time"):
+    with (
+        Workers(partial(Player, "", Options(), together=0), 1) as workers,
+        pytest.raises(UserError, match="at least one conversation at a time"),
+    ):
         list(workers.play_chunks([[0]], None, 0))

@@ -1,4 +1,5 @@
-"""The alignment rule: the table of the docstring to the letter, then random rows against a slow implementation written from the same words."""
+"""The alignment rule: the table of the docstring to the letter, then random rows against a slow
+implementation written from the same words."""
 
 import random
 from dataclasses import replace
@@ -25,7 +26,8 @@ def flags(*positions, width=8):
 
 
 def test_the_table_of_the_docstring(table_row):
-    """States end at t=2 and 3 (actions a1, a2) and t=6 (action b1); r_a arrives after a2, r_b after b1; a2 links to b1 across the user's token."""
+    """States end at t=2 and 3 (actions a1, a2) and t=6 (action b1); r_a arrives after a2, r_b after b1; a2
+    links to b1 across the user's token."""
     batch = collate([table_row])
     assert batch.input_ids.tolist() == [IDS]
     assert batch.attention_mask.tolist() == [[True] * 8]
@@ -51,13 +53,16 @@ def test_types(table_row):
     integers = ("input_ids", "nxt", "states", "actions", "next_state", "rows")
     booleans = ("attention_mask", "act", "done", "dones", "turn_end", "rated")
     expected = (
-        {name: torch.int64 for name in integers} | {name: torch.bool for name in booleans} | {"reward": torch.float32, "rewards": torch.float32}
+        {name: torch.int64 for name in integers}
+        | {name: torch.bool for name in booleans}
+        | {"reward": torch.float32, "rewards": torch.float32}
     )
     assert kinds == expected
 
 
 def test_the_replies_and_the_context_of_the_table(table_row):
-    """Two replies: decisions 0, 1 and 2. They end at tokens 4 and 7, which are states that know all of them. The rest are tokens 1, 2, 5 and 6."""
+    """Two replies: decisions 0, 1 and 2. They end at tokens 4 and 7, which are states that know all of them.
+    The rest are tokens 1, 2, 5 and 6."""
     batch = collate([table_row])
     assert batch.reply.tolist() == [0, 0, 1]
     assert batch.reply_starts.tolist() == [0, 2]
@@ -82,7 +87,8 @@ def test_a_missing_reward_is_masked_and_never_nan(make_row, spread, first):
 
 
 def test_a_truncated_row_bootstraps_from_its_last_token(make_row):
-    """<u> <a> a1 a2 <u> <a>, cut off: the last action's next state is the last token (t=5), which takes no action and has no `done`."""
+    """<u> <a> a1 a2 <u> <a>, cut off: the last action's next state is the last token (t=5), which takes no
+    action and has no `done`."""
     batch = collate([make_row([U, A, A1, A2, U, A], [(2, 3, 1.5)], truncated=True)])
     assert batch.states.tolist() == [1, 2, 5]
     assert batch.actions.tolist() == [A1, A2]
@@ -100,7 +106,8 @@ def test_a_truncated_row_that_ends_with_its_action(make_row):
 
 
 def test_bootstrap_states_come_after_all_decisions(make_row, table_row):
-    """Rows of 6 and 8 tokens, padded to 8: decisions of row 0 (t=1, 2), of row 1 (8+2, 8+3, 8+6), then row 0's last token (t=5)."""
+    """Rows of 6 and 8 tokens, padded to 8: decisions of row 0 (t=1, 2), of row 1 (8+2, 8+3, 8+6), then row
+    0's last token (t=5)."""
     batch = collate([make_row([U, A, A1, A2, U, A], [(2, 3, 1.5)], truncated=True), table_row])
     assert batch.states.tolist() == [1, 2, 10, 11, 14, 5]
     assert batch.next_state.tolist() == [1, 5, 3, 4, 0]
@@ -127,7 +134,8 @@ def test_a_truncated_row_s_padding_is_no_end_either(make_row, table_row):
 
 
 def test_after_the_end_there_is_no_state_even_where_one_begins_the_row(make_row):
-    """Rows of <u> a1 and <u> b1: the states are each row's first token, and `next_state` of an ended decision is 0, not its own row's beginning."""
+    """Rows of <u> a1 and <u> b1: the states are each row's first token, and `next_state` of an ended decision
+    is 0, not its own row's beginning."""
     batch = collate([make_row([U, A1], [(1, 1, 1.0)]), make_row([U, B1], [(1, 1, 2.0)])])
     assert batch.states.tolist() == [0, 2]
     assert batch.next_state.tolist() == [0, 0] and batch.dones.tolist() == [True, True]
@@ -168,16 +176,22 @@ def test_prior_logp_follows_the_decisions(table_row, make_row):
 
 def test_to_moves_every_tensor(table_row):
     moved = collate([table_row], prior_logp=[np.zeros(3)]).to("meta")
-    assert {value.device.type for value in vars(moved).values() if isinstance(value, torch.Tensor)} == {"meta"}
+    assert {value.device.type for value in vars(moved).values() if isinstance(value, torch.Tensor)} == {
+        "meta"
+    }
     assert moved.prior_logp is not None
     assert collate([table_row]).to("cpu").prior_logp is None
 
 
 def test_weight_zero_and_tool_messages_through_the_tokenizer(tokenizer):
-    """From the record to the batch: three assistant messages, the middle one context; the first reply links to the last."""
+    """From the record to the batch: three assistant messages, the middle one context; the first reply links
+    to the last."""
     from rl_dialog.data.schema import Dialog
 
-    replies = [{"role": "assistant", "content": "a", "reward": 1.0}, {"role": "assistant", "content": "b", "reward": 9.0, "weight": 0}]
+    replies = [
+        {"role": "assistant", "content": "a", "reward": 1.0},
+        {"role": "assistant", "content": "b", "reward": 9.0, "weight": 0},
+    ]
     last = {"role": "assistant", "content": "c", "reward": 2.0}
     user = {"role": "user", "content": "u"}
     (row,) = tokenize(Dialog(id="d", messages=[user, replies[0], user, replies[1], user, last]), tokenizer)
@@ -188,7 +202,8 @@ def test_weight_zero_and_tool_messages_through_the_tokenizer(tokenizer):
     assert batch.dones.tolist() == [False, False, False, True]
 
 
-# --- random rows ---------------------------------------------------------------------------------------------------------------------------------
+# --- random rows
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def random_row(draw, make_row):
@@ -210,7 +225,9 @@ def decisions_of(row, spread):
         if not row.assistant[t + 1]:
             continue
         later = [s for s in range(t + 1, length - 1) if row.assistant[s + 1]]
-        following = tuple(row.input_ids[: later[0] + 1]) if later else tuple(row.input_ids) if row.truncated else None
+        following = (
+            tuple(row.input_ids[: later[0] + 1]) if later else tuple(row.input_ids) if row.truncated else None
+        )
         which = sum(1 for end in row.reply_ends if end < t + 1)  # replies that ended before this action
         ends = t + 1 in row.reply_ends
         earned = row.rewards[which] if ends or spread == "every_token" else 0
@@ -227,7 +244,9 @@ def decisions_in(batch: Batch):
     text = [tuple(batch.input_ids[s // width, : s % width + 1].tolist()) for s in batch.states.tolist()]
     return [
         (text[n], a, r, None if done else text[following], end, rated)
-        for n, (a, r, following, done, end, rated) in enumerate(zip(*(getattr(batch, name).tolist() for name in names), strict=True))
+        for n, (a, r, following, done, end, rated) in enumerate(
+            zip(*(getattr(batch, name).tolist() for name in names), strict=True)
+        )
     ]
 
 
@@ -240,7 +259,9 @@ def test_random_rows_against_the_slow_implementation(make_row, spread):
         expected = [decision for row in rows for decision in decisions_of(row, spread)]
         assert decisions_in(batch) == expected
         assert batch.rows.tolist() == [b for b, row in enumerate(rows) for _ in decisions_of(row, spread)]
-        assert len(batch.states) == len(expected) + sum(bool(row.truncated and decisions_of(row, spread)) for row in rows)
+        assert len(batch.states) == len(expected) + sum(
+            bool(row.truncated and decisions_of(row, spread)) for row in rows
+        )
 
 
 def test_the_dense_and_the_gathered_view_agree(make_row):
@@ -260,20 +281,24 @@ def test_the_dense_and_the_gathered_view_agree(make_row):
 
 
 def test_replies_of_random_rows(make_row):
-    """R replies in reading order: their decisions lie together, begin before their first token and end at their last one."""
+    """R replies in reading order: their decisions lie together, begin before their first token and end at
+    their last one."""
     draw = random.Random(6)
     for _ in range(60):
         rows = [random_row(draw, make_row) for _ in range(draw.randint(1, 5))]
         batch = collate(rows)
         width = batch.input_ids.shape[1]
         spans = [(b, first, last) for b, row in enumerate(rows) for first, last in replies_of(row)]
-        assert batch.reply.tolist() == [n for n, (_, first, last) in enumerate(spans) for _ in range(first, last + 1)]
+        assert batch.reply.tolist() == [
+            n for n, (_, first, last) in enumerate(spans) for _ in range(first, last + 1)
+        ]
         assert batch.states[batch.reply_starts].tolist() == [b * width + first - 1 for b, first, _ in spans]
         assert batch.reply_ends.tolist() == [b * width + last for b, _, last in spans]
 
 
 def replies_of(row):
-    """(first token, last token) of each reply; every end in `reply_ends` closes the run of assistant tokens before it."""
+    """(first token, last token) of each reply; every end in `reply_ends` closes the run of assistant tokens
+    before it."""
     first = None
     for t, written in enumerate(row.assistant):
         first = t if written and first is None else first
@@ -283,7 +308,8 @@ def replies_of(row):
 
 
 def test_context_and_decisions_are_all_predictions(make_row):
-    """Every token but a row's first is predicted once: by a decision or by the context; nothing predicts padding."""
+    """Every token but a row's first is predicted once: by a decision or by the context; nothing predicts
+    padding."""
     draw = random.Random(7)
     for _ in range(60):
         rows = [random_row(draw, make_row) for _ in range(draw.randint(1, 5))]
@@ -303,12 +329,19 @@ def test_rows_together_or_apart_are_the_same_decisions(make_row):
         together = decisions_in(collate(rows, pad_id=7))
         assert together == [d for row in rows for d in decisions_in(collate([row]))]
         order = draw.sample(range(4), 4)
-        assert sorted(map(repr, decisions_in(collate([rows[i] for i in order])))) == sorted(map(repr, together))
+        assert sorted(map(repr, decisions_in(collate([rows[i] for i in order])))) == sorted(
+            map(repr, together)
+        )
 
 
 def test_a_longer_neighbour_only_adds_padding(make_row):
     row = make_row(IDS, [(3, 4, 0.5), (7, 7, 2.0)], truncated=True)
-    longer = replace(row, input_ids=np.arange(1, 41, dtype=np.int32), assistant=np.zeros(40, bool), reply_ends=np.zeros(0, np.int32))
+    longer = replace(
+        row,
+        input_ids=np.arange(1, 41, dtype=np.int32),
+        assistant=np.zeros(40, bool),
+        reply_ends=np.zeros(0, np.int32),
+    )
     alone, beside = collate([row]), collate([row, replace(longer, rewards=np.zeros(0, np.float32))])
     for name in ("input_ids", "attention_mask", "act", "reward", "nxt", "done"):
         wide = getattr(beside, name)[:1]

@@ -19,7 +19,10 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     out.mkdir()
     with building(out, overwrite=False) as directory:  # an empty one is fine
         (directory / "manifest.json").write_text('{"format": "rl_dialog.data", "version": 2}')
-    with pytest.raises(UserError, match="exists and is not empty.*--overwrite"), building(out, overwrite=False):
+    with (
+        pytest.raises(UserError, match="exists and is not empty.*--overwrite"),
+        building(out, overwrite=False),
+    ):
         pass
     with pytest.raises(RuntimeError), building(out, overwrite=True):
         raise RuntimeError("killed half way")
@@ -27,13 +30,19 @@ def test_a_directory_is_replaced_only_when_asked_and_only_a_data_directory(tmp_p
     with building(out, overwrite=True) as directory:
         (directory / "new").touch()
     assert [p.name for p in out.iterdir()] == ["new"]
-    with pytest.raises(UserError, match="no data directory, so --overwrite leaves it alone"), building(out, overwrite=True):
+    with (
+        pytest.raises(UserError, match="no data directory, so --overwrite leaves it alone"),
+        building(out, overwrite=True),
+    ):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_the_next_run_removes_what_a_killed_one_left(tmp_path):
-    out, script = tmp_path / "out", "import sys, time; from pathlib import Path; from rl_dialog.data.building import building\n"
+    out, script = (
+        tmp_path / "out",
+        "import sys, time; from pathlib import Path; from rl_dialog.data.building import building\n",
+    )
     script += "with building(Path(sys.argv[1]), overwrite=False) as d: (d / 'half').touch(); print('here', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", script, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as run:
         assert run.stdout.readline() == b"here\n"

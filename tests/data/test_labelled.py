@@ -15,7 +15,9 @@ def spans(text, *acts):
 
 def test_values_are_found_as_words():
     text = "Two rooms in the East , please , northeast of it"
-    assert located(text, [(*AREA, "east"), ("Inform", "Hotel", "Parking", "yes"), ("Request", "Hotel", "Phone", "?")]) == (
+    assert located(
+        text, [(*AREA, "east"), ("Inform", "Hotel", "Parking", "yes"), ("Request", "Hotel", "Phone", "?")]
+    ) == (
         [(17, 21, AREA)],
         [("Inform", "Hotel", "Parking", "yes"), ("Request", "Hotel", "Phone", "?")],
     )
@@ -25,8 +27,14 @@ def test_values_are_found_as_words():
 
 
 def test_no_place_is_given_twice():
-    assert spans("4 stars and 4 people", (*STARS, "4"), ("Inform", "Hotel", "People", "4")) == [("4", STARS), ("4", ("Inform", "Hotel", "People"))]
-    assert spans("the north gallery in the north", (*AREA, "north"), (*NAME, "the north gallery")) == [("the north gallery", NAME), ("north", AREA)]
+    assert spans("4 stars and 4 people", (*STARS, "4"), ("Inform", "Hotel", "People", "4")) == [
+        ("4", STARS),
+        ("4", ("Inform", "Hotel", "People")),
+    ]
+    assert spans("the north gallery in the north", (*AREA, "north"), (*NAME, "the north gallery")) == [
+        ("the north gallery", NAME),
+        ("north", AREA),
+    ]
 
 
 def test_what_is_not_there_is_about_the_sentence():
@@ -46,4 +54,6 @@ def test_logs_with_placeholders_teach_no_values(tmp_path):
                           {"role": "assistant", "content": "[hotel_name]", "acts": [["Inform", "Hotel", "Name", "inn"]]}])  # fmt: skip
     write_jsonl([dialog], tmp_path / "dialogs.jsonl")
     dialogs, bad = read_logs([tmp_path / "dialogs.jsonl"])
-    assert [turn.text for turn in labelled_turns(dialogs, annotated, without=re.compile(r"\[hotel_name\]"))] == ["east"] and not bad
+    assert [
+        turn.text for turn in labelled_turns(dialogs, annotated, without=re.compile(r"\[hotel_name\]"))
+    ] == ["east"] and not bad

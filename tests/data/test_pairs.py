@@ -15,7 +15,10 @@ from rl_dialog.rewards import apply_rewards, choose_rewards
 def talk(name, *turns):
     """user text, (reply, reward), user text, ..."""
     messages = [
-        {"role": "user", "content": turn} if isinstance(turn, str) else {"role": "assistant", "content": turn[0], "reward": turn[1]} for turn in turns
+        {"role": "user", "content": turn}
+        if isinstance(turn, str)
+        else {"role": "assistant", "content": turn[0], "reward": turn[1]}
+        for turn in turns
     ]
     return Dialog(id=name, messages=messages)
 
@@ -30,29 +33,54 @@ DIALOGS = [
 
 
 def texts(pairs):
-    return [(pair["chosen"][0]["content"], pair["rejected"][0]["content"], pair["chosen_reward"] - pair["rejected_reward"]) for pair in pairs]
+    return [
+        (
+            pair["chosen"][0]["content"],
+            pair["rejected"][0]["content"],
+            pair["chosen_reward"] - pair["rejected_reward"],
+        )
+        for pair in pairs
+    ]
 
 
 def test_pairs_by_the_reply_s_own_reward():
-    """To "hi": hello 1, hey .5, go away -1 (the second hello is the same reply); to "hi, hello, how?": badly 5, well 0."""
+    """To "hi": hello 1, hey .5, go away -1 (the second hello is the same reply); to "hi, hello, how?": badly
+    5, well 0."""
     found = list(mine_pairs(lambda: DIALOGS))
-    assert texts(found) == [("hello", "go away", 2.0), ("hey", "go away", 1.5), ("hello", "hey", 0.5), ("badly", "well", 5.0)]
+    assert texts(found) == [
+        ("hello", "go away", 2.0),
+        ("hey", "go away", 1.5),
+        ("hello", "hey", 0.5),
+        ("badly", "well", 5.0),
+    ]
     assert found[0]["prompt"] == [{"role": "user", "content": "hi"}] and found[0]["ids"] == ["a", "b"]
     assert [message["content"] for message in found[3]["prompt"]] == ["hi", "hello", "how?"]
 
 
 def test_pairs_by_what_came_of_it():
     """ "hello" of a leads to 1 + 0, before that of c is seen; so it still beats "hey" by a half."""
-    assert texts(mine_pairs(lambda: DIALOGS, by="to_go"))[:3] == [("hello", "go away", 2.0), ("hey", "go away", 1.5), ("hello", "hey", 0.5)]
+    assert texts(mine_pairs(lambda: DIALOGS, by="to_go"))[:3] == [
+        ("hello", "go away", 2.0),
+        ("hey", "go away", 1.5),
+        ("hello", "hey", 0.5),
+    ]
 
 
 def test_margin_and_most_per_context():
-    assert texts(mine_pairs(lambda: DIALOGS, margin=1.6)) == [("hello", "go away", 2.0), ("badly", "well", 5.0)]
-    assert texts(mine_pairs(lambda: DIALOGS, most_per_context=1)) == [("hello", "go away", 2.0), ("badly", "well", 5.0)]
+    assert texts(mine_pairs(lambda: DIALOGS, margin=1.6)) == [
+        ("hello", "go away", 2.0),
+        ("badly", "well", 5.0),
+    ]
+    assert texts(mine_pairs(lambda: DIALOGS, most_per_context=1)) == [
+        ("hello", "go away", 2.0),
+        ("badly", "well", 5.0),
+    ]
 
 
 def test_replies_without_a_reward_make_no_pair():
-    silent = Dialog(id="x", messages=[{"role": "user", "content": "bye"}, {"role": "assistant", "content": "no"}])
+    silent = Dialog(
+        id="x", messages=[{"role": "user", "content": "bye"}, {"role": "assistant", "content": "no"}]
+    )
     assert not list(mine_pairs(lambda: [silent, DIALOGS[4]]))
     silent.messages[1] |= {"reward": None, "rewards": {"question": 0.0}}  # as prepare writes a weight of 0
     assert not list(mine_pairs(lambda: [silent, DIALOGS[4]]))
@@ -90,7 +118,10 @@ def test_the_file_is_read_back_as_preferences(tmp_path):
     found = list(read_log(logs[0], max_line_bytes=1 << 20))
     assert not bad and len(found) == 8 and logs[0].reader == "trl"
     again = list(mine_pairs(lambda: found))
-    assert {(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in again} >= {("hello", "go away"), ("badly", "well")}
+    assert {(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in again} >= {
+        ("hello", "go away"),
+        ("badly", "well"),
+    }
     assert again[0]["chosen_reward"] == pytest.approx(1.0)
 
 

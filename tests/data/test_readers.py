@@ -36,7 +36,9 @@ def read(*paths, reader=None, **options) -> tuple[list[Dialog], list[Bad]]:
     """Everything that comes out of these files: dialogs, and what is bad at finding or at reading."""
     logs, bads, _ = find_logs([str(path) for path in paths], reader=reader)
     items = [item for log in logs for item in read_log(log, **options)]
-    return [item for item in items if isinstance(item, Dialog)], bads + [item for item in items if isinstance(item, Bad)]
+    return [item for item in items if isinstance(item, Dialog)], bads + [
+        item for item in items if isinstance(item, Bad)
+    ]
 
 
 def one_bad(bads: list[Bad]) -> Bad:
@@ -46,7 +48,8 @@ def one_bad(bads: list[Bad]) -> Bad:
     return bads[0]
 
 
-# --- finding --------------------------------------------------------------------------------------------------------------------------------------
+# --- finding
+# --------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_of_mixed_formats_is_read_in_sorted_order(tmp_path):
@@ -76,7 +79,14 @@ def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     quoted = "# How a line looks\n" + jsonl(GOOD)
     for name in ("README.md", "LICENSE", "README", "x.py"):
         write(tmp_path / name, quoted)
-    for name in ("ontology.json", "kb.json", "db/hotel_db.json", "sys_da_voc.txt", "quarantine.jsonl", "results.json"):
+    for name in (
+        "ontology.json",
+        "kb.json",
+        "db/hotel_db.json",
+        "sys_da_voc.txt",
+        "quarantine.jsonl",
+        "results.json",
+    ):
         write(tmp_path / name, '{"hotel": {"area": ["east"]}}')
     write(tmp_path / ".hidden.jsonl", jsonl(GOOD))
     write(tmp_path / "__MACOSX/a.jsonl", jsonl(GOOD))
@@ -86,7 +96,10 @@ def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     assert [Path(log.path).name for log in logs] == ["a.jsonl", "notice.jsonl"]
     assert len(skipped) == 10 and all(entry.reason for entry in skipped)
     assert Path(one_bad(bads).file).name == "unknown.json"
-    assert "no reader recognises this file: expected one of dialog, trl" in bads[0].reason and "rows" in bads[0].reason
+    assert (
+        "no reader recognises this file: expected one of dialog, trl" in bads[0].reason
+        and "rows" in bads[0].reason
+    )
 
 
 def test_a_log_with_the_name_of_an_auxiliary_file_is_still_read(tmp_path):
@@ -147,7 +160,8 @@ def test_ids_made_for_records_without_one_are_stable_and_distinct(tmp_path):
     assert [dialog.id for dialog in alone] == ["march:1", "march:2"] and alone[0].source == "march"
 
 
-# --- damaged files --------------------------------------------------------------------------------------------------------------------------------
+# --- damaged files
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz", "a.zip", "a"])
@@ -188,8 +202,15 @@ def test_broken_lines_between_good_ones(tmp_path):
     reasons = dict(zip((bad.where for bad in bads), (bad.reason for bad in bads), strict=True))
     assert "invalid JSON" in reasons["line 3"]
     assert "expected UTF-8 text, got byte 0xff at column" in reasons["line 8"]
-    assert "NaN" in reasons["line 9"] and "`role` to be one of" in reasons["line 10"] and "robot" in reasons["line 10"]
-    assert "rewards on assistant messages only" in reasons["line 11"] and "text that UTF-8 and JSON can hold" in reasons["line 14"]
+    assert (
+        "NaN" in reasons["line 9"]
+        and "`role` to be one of" in reasons["line 10"]
+        and "robot" in reasons["line 10"]
+    )
+    assert (
+        "rewards on assistant messages only" in reasons["line 11"]
+        and "text that UTF-8 and JSON can hold" in reasons["line 14"]
+    )
     for bad in bads:
         json.dumps(asdict(bad)).encode()
         json.dumps(asdict(bad), ensure_ascii=False).encode()
@@ -222,13 +243,19 @@ def test_utf16_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz"])
 def test_dialogs_before_the_cut_of_a_gzip_survive(tmp_path, name):
-    rows = [{"id": str(i), "messages": [{"role": "user", "content": str(hash((i, 1)))}]} for i in range(20_000)]
+    rows = [
+        {"id": str(i), "messages": [{"role": "user", "content": str(hash((i, 1)))}]} for i in range(20_000)
+    ]
     text = jsonl(*rows) if name == "a.jsonl.gz" else json.dumps(rows)
     whole = gzip.compress(text.encode())
     dialogs, bads = read(write(tmp_path / name, whole[: len(whole) // 2]))
     assert 5_000 < len(dialogs) < 15_000
     assert [dialog.id for dialog in dialogs] == [str(i) for i in range(len(dialogs))]
-    assert "gzip" in one_bad(bads).reason and "cut off" in bads[0].reason and bads[0].where == f"after record {len(dialogs)}"
+    assert (
+        "gzip" in one_bad(bads).reason
+        and "cut off" in bads[0].reason
+        and bads[0].where == f"after record {len(dialogs)}"
+    )
 
 
 def test_dialogs_before_the_cut_of_an_array_survive(tmp_path):
@@ -256,7 +283,9 @@ def test_a_broken_element_of_an_array_does_not_cost_the_others(tmp_path):
 def test_truncated_zip_and_damaged_member(tmp_path):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.jsonl", jsonl(*[{"id": str(i), **GOOD, "note": str(hash((i, 1)))} for i in range(20_000)]))
+        archive.writestr(
+            "a.jsonl", jsonl(*[{"id": str(i), **GOOD, "note": str(hash((i, 1)))} for i in range(20_000)])
+        )
         archive.writestr("README.md", "text")
     whole = buffer.getvalue()
     dialogs, bads = read(write(tmp_path / "cut.zip", whole[: len(whole) // 2]))
@@ -264,7 +293,11 @@ def test_truncated_zip_and_damaged_member(tmp_path):
     damaged = bytearray(whole)
     damaged[len(whole) // 2 : len(whole) // 2 + 200] = bytes(200)
     dialogs, bads = read(write(tmp_path / "damaged.zip", bytes(damaged)))
-    assert 1_000 < len(dialogs) < 20_000 and "reading stopped here" in bads[-1].reason and bads[-1].file.endswith("damaged.zip/a.jsonl")
+    assert (
+        1_000 < len(dialogs) < 20_000
+        and "reading stopped here" in bads[-1].reason
+        and bads[-1].file.endswith("damaged.zip/a.jsonl")
+    )
     write(tmp_path / "whole.zip", whole)
     logs, bads, skipped = find_logs([str(tmp_path / "whole.zip")])
     assert (logs[0].member, logs[0].corpus, len(skipped)) == ("a.jsonl", "whole", 1)
@@ -286,13 +319,19 @@ def test_a_line_of_200_megabytes_is_reported_in_bounded_memory(tmp_path):
         tracemalloc.stop()
         assert peak < megabytes << 20, f"{peak / 2**20:.0f} MB at a limit of {limit}"
         assert [dialog.id for dialog in dialogs] == ["long:1", "long:3"]
-        assert one_bad(bads).where == "line 2" and f"at most {limit} bytes" in bads[0].reason and "209715" in bads[0].reason
+        assert (
+            one_bad(bads).where == "line 2"
+            and f"at most {limit} bytes" in bads[0].reason
+            and "209715" in bads[0].reason
+        )
     assert time.process_time() - started < 5
     path.unlink()
 
 
 def test_a_first_and_only_line_that_is_too_long_is_still_recognised(tmp_path):
-    path = write(tmp_path / "a.jsonl", b'{"messages": [{"role": "user", "content": "' + b"a" * (3 << 20) + b'"}]}')
+    path = write(
+        tmp_path / "a.jsonl", b'{"messages": [{"role": "user", "content": "' + b"a" * (3 << 20) + b'"}]}'
+    )
     dialogs, bads = read(path, max_line_bytes=1 << 20)
     assert not dialogs and "max_line_bytes" in one_bad(bads).reason
     assert len(read(path)[0]) == 1
@@ -352,14 +391,32 @@ def test_random_damage_never_raises_and_never_passes_in_silence(tmp_path):
         "a.json.gz": gzip.compress(json.dumps([GOOD] * 5).encode()),
         "val.json": json.dumps({"SNG1": {"goal": {}, "log": [{"text": "x"}, {"text": "y"}]}}).encode(),
     }
-    pieces = [b"{", b"}", b"[", b"]", b'"', b",", b"null", b"NaN", b"1e999", b"\\", b"\xff", b"\x00", b"\n", b"{}", b"\\ud800"]
+    pieces = [
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b'"',
+        b",",
+        b"null",
+        b"NaN",
+        b"1e999",
+        b"\\",
+        b"\xff",
+        b"\x00",
+        b"\n",
+        b"{}",
+        b"\\ud800",
+    ]
     for round_number in range(400):
         name, data = rng.choice([(name, bytearray(data)) for name, data in seeds.items()])
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(data))
             data[at : at + rng.choice([0, 1, 4])] = rng.choice(pieces)
         path = write(tmp_path / str(round_number) / name, bytes(data))
-        dialogs, bads = read(path, reader=rng.choice([None, None, *READERS]), max_line_bytes=rng.choice([50, 1 << 20]))
+        dialogs, bads = read(
+            path, reader=rng.choice([None, None, *READERS]), max_line_bytes=rng.choice([50, 1 << 20])
+        )
         assert dialogs or bads, data
         for dialog in dialogs:
             assert Dialog.from_row(dialog.to_row()) == dialog
@@ -368,11 +425,14 @@ def test_random_damage_never_raises_and_never_passes_in_silence(tmp_path):
             json.dumps(asdict(bad), ensure_ascii=False).encode()
 
 
-# --- JSON in pieces -------------------------------------------------------------------------------------------------------------------------------
+# --- JSON in pieces
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("value", [[1, "a,]", {"b": [None, 2.5]}], {"k": {"x": 1, "y": [2]}, "é": "ü\\\"'"}, [], {}, 7, [[], [1]]])
+@pytest.mark.parametrize(
+    "value", [[1, "a,]", {"b": [None, 2.5]}], {"k": {"x": 1, "y": [2]}, "é": "ü\\\"'"}, [], {}, 7, [[], [1]]]
+)
 def test_elements_are_those_of_json_loads(depth, value):
     def elements(value, depth, path=()):
         if depth == 0 or not isinstance(value, dict | list):
@@ -409,16 +469,28 @@ def test_beginning_closes_what_is_open():
     assert beginning("no json") is None and beginning("") is None
 
 
-# --- our own format and OpenAI's ------------------------------------------------------------------------------------------------------------------
+# --- our own format and OpenAI's
+# ------------------------------------------------------------------------------------------------------------------
 
 OWN = Dialog(
     id="d1",
     messages=[
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "日本語\nok"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
         {"role": "tool", "content": "{}", "tool_call_id": "1"},
-        {"role": "assistant", "content": "ok", "reward": 0.5, "rewards": {"length": 1.0}, "feedback": {"vote": 1}, "weight": 1},
+        {
+            "role": "assistant",
+            "content": "ok",
+            "reward": 0.5,
+            "rewards": {"length": 1.0},
+            "feedback": {"vote": 1},
+            "weight": 1,
+        },
     ],
     source="bank",
     split="test",
@@ -433,7 +505,9 @@ def test_our_own_jsonl_and_parquet_come_back_equal(tmp_path):
     write_jsonl([OWN, other], tmp_path / "a.jsonl")
     assert find_logs([str(tmp_path / "a.jsonl")])[0][0].reader == "dialog"
     assert read(tmp_path / "a.jsonl") == ([OWN, other], [])
-    table = pa.Table.from_pylist([OWN.to_row(), other.to_row()], schema=ARROW_SCHEMA).append_column("input_ids", [[1, 2]])
+    table = pa.Table.from_pylist([OWN.to_row(), other.to_row()], schema=ARROW_SCHEMA).append_column(
+        "input_ids", [[1, 2]]
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     assert find_logs([str(tmp_path / "a.parquet")])[0][0].reader == "dialog"
     assert read(tmp_path / "a.parquet") == ([OWN, other], [])
@@ -456,7 +530,14 @@ def test_openai_rows(tmp_path):
         "messages": [
             {"role": "developer", "content": "be kind"},
             {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
-            {"role": "assistant", "content": "ok", "weight": 0, "reward": 1, "rewards": {"a": 2}, "feedback": {"vote": -1}},
+            {
+                "role": "assistant",
+                "content": "ok",
+                "weight": 0,
+                "reward": 1,
+                "rewards": {"a": 2},
+                "feedback": {"vote": -1},
+            },
             {"role": "assistant", "tool_calls": [{"id": "1"}]},
         ],
         "tools": [{"type": "function"}],
@@ -465,10 +546,18 @@ def test_openai_rows(tmp_path):
     dialogs, bads = read(write(tmp_path / "chat.jsonl", jsonl(row, {**row, "id": 7, "source": "shop"})))
     assert not bads
     first, second = dialogs
-    assert first.messages[0] == {"role": "system", "content": "be kind"} and first.messages[1]["content"] == "one two"
+    assert (
+        first.messages[0] == {"role": "system", "content": "be kind"}
+        and first.messages[1]["content"] == "one two"
+    )
     assert first.messages[2] == row["messages"][2] and first.replies == [3]
     assert first.messages[3] == {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    assert (first.id, first.source, first.split, first.meta) == ("chat:1", "chat", "validation", {"tools": row["tools"]})
+    assert (first.id, first.source, first.split, first.meta) == (
+        "chat:1",
+        "chat",
+        "validation",
+        {"tools": row["tools"]},
+    )
     assert (second.id, second.source) == ("7", "shop")
     for dialog in dialogs:
         assert Dialog.from_row(dialog.to_row()) == dialog
@@ -477,7 +566,10 @@ def test_openai_rows(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "message 0, part 0: expected .*text only.*image_url"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "message 0, part 0: expected .*text only.*image_url",
+        ),
         ({"messages": ["hi"]}, "message 0: expected an object, got 'hi'"),
         ({"split": "holdout"}, "expected one of .*got 'holdout'"),
         ({"id": ["x"]}, "a string or an integer as `id`"),
@@ -494,7 +586,11 @@ def test_openai_rows_that_are_refused(tmp_path, change, said):
 def test_openai_preferences(tmp_path):
     row = {
         "input": {
-            "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "joke"}],
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "yes?"},
+                {"role": "user", "content": "joke"},
+            ],
             "tools": [],
         },
         "preferred_output": [{"role": "assistant", "content": "ha"}],
@@ -507,12 +603,19 @@ def test_openai_preferences(tmp_path):
     assert poor.messages[-1] == {"role": "assistant", "content": "no", "reward": 0.0}
     assert good.meta == {"tools": [], "pair": "p:1", "preferred": True} and poor.meta["preferred"] is False
     assert (good.id, poor.id) == ("p:1#chosen", "p:1#rejected") and good.replies == poor.replies == [3]
-    assert read(write(tmp_path / "q.jsonl", jsonl({**row, "non_preferred_output": []})))[0] == []  # never half a pair
+    assert (
+        read(write(tmp_path / "q.jsonl", jsonl({**row, "non_preferred_output": []})))[0] == []
+    )  # never half a pair
 
 
-# --- TRL ------------------------------------------------------------------------------------------------------------------------------------------
+# --- TRL
+# ------------------------------------------------------------------------------------------------------------------------------------------
 
-USER, REPLY, OTHER = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "poor"})
+USER, REPLY, OTHER = (
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "good"},
+    {"role": "assistant", "content": "poor"},
+)
 EARLIER = [USER, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "joke"}]
 CHOSEN, REJECTED = {**REPLY, "reward": 1.0}, {**OTHER, "reward": 0.0}
 CONTEXT = [USER, {"role": "assistant", "content": "yes?", "weight": 0}, {"role": "user", "content": "joke"}]
@@ -521,16 +624,37 @@ TRL = {
     "completion of messages": ({"prompt": EARLIER, "completion": [REPLY]}, [[*CONTEXT, REPLY]]),
     "messages": ({"messages": [USER, REPLY]}, [[USER, REPLY]]),
     "pair": ({"prompt": "hi", "chosen": "good", "rejected": "poor"}, [[USER, CHOSEN], [USER, REJECTED]]),
-    "pair of messages": ({"prompt": EARLIER, "chosen": [REPLY], "rejected": [OTHER]}, [[*CONTEXT, CHOSEN], [*CONTEXT, REJECTED]]),
-    "implied prompt of messages": ({"chosen": [*EARLIER, REPLY], "rejected": [*EARLIER, OTHER]}, [[*CONTEXT, CHOSEN], [*CONTEXT, REJECTED]]),
-    "prompt repeated in the answers": ({"prompt": "hi", "chosen": [USER, REPLY], "rejected": [USER, OTHER]}, [[USER, CHOSEN], [USER, REJECTED]]),
-    "kto": ({"prompt": "hi", "completion": "good", "label": True}, [[USER, {**CHOSEN, "feedback": {"vote": 1}}]]),
-    "kto of messages": ({"prompt": [USER], "completion": [OTHER], "label": False}, [[USER, {**REJECTED, "feedback": {"vote": -1}}]]),
+    "pair of messages": (
+        {"prompt": EARLIER, "chosen": [REPLY], "rejected": [OTHER]},
+        [[*CONTEXT, CHOSEN], [*CONTEXT, REJECTED]],
+    ),
+    "implied prompt of messages": (
+        {"chosen": [*EARLIER, REPLY], "rejected": [*EARLIER, OTHER]},
+        [[*CONTEXT, CHOSEN], [*CONTEXT, REJECTED]],
+    ),
+    "prompt repeated in the answers": (
+        {"prompt": "hi", "chosen": [USER, REPLY], "rejected": [USER, OTHER]},
+        [[USER, CHOSEN], [USER, REJECTED]],
+    ),
+    "kto": (
+        {"prompt": "hi", "completion": "good", "label": True},
+        [[USER, {**CHOSEN, "feedback": {"vote": 1}}]],
+    ),
+    "kto of messages": (
+        {"prompt": [USER], "completion": [OTHER], "label": False},
+        [[USER, {**REJECTED, "feedback": {"vote": -1}}]],
+    ),
     "implied prompt in text": (
         {"chosen": "The sky is blue.", "rejected": "The sky is blank."},
         [
-            [{"role": "user", "content": "The sky is "}, {"role": "assistant", "content": "blue.", "reward": 1.0}],
-            [{"role": "user", "content": "The sky is "}, {"role": "assistant", "content": "blank.", "reward": 0.0}],
+            [
+                {"role": "user", "content": "The sky is "},
+                {"role": "assistant", "content": "blue.", "reward": 1.0},
+            ],
+            [
+                {"role": "user", "content": "The sky is "},
+                {"role": "assistant", "content": "blank.", "reward": 0.0},
+            ],
         ],
     ),
     "implied prompt in a transcript": (
@@ -565,10 +689,15 @@ def test_trl_shapes_in_every_container(tmp_path, shape, container):
 
 
 def test_trl_rows_in_csv_keep_their_texts(tmp_path):
-    path = write(tmp_path / "kto.csv.gz", gzip.compress(b'prompt,completion,label\nNA,"a,\nb",True\nnull,,false\n'))
+    path = write(
+        tmp_path / "kto.csv.gz", gzip.compress(b'prompt,completion,label\nNA,"a,\nb",True\nnull,,false\n')
+    )
     dialogs, bads = read(path)
     assert not bads
-    assert [[message["content"] for message in dialog.messages] for dialog in dialogs] == [["NA", "a,\nb"], ["null", ""]]
+    assert [[message["content"] for message in dialog.messages] for dialog in dialogs] == [
+        ["NA", "a,\nb"],
+        ["null", ""],
+    ]
     assert [dialog.messages[1]["feedback"] for dialog in dialogs] == [{"vote": 1}, {"vote": -1}]
 
 
@@ -605,13 +734,17 @@ def test_simple_logs_are_read_fast_enough(tmp_path):
     log = replace(find_logs([str(path)])[0][0], corpus="speed")
     started = time.process_time()
     assert sum(isinstance(item, Dialog) for item in read_log(log)) == len(rows)
-    assert time.process_time() - started < 4, "below 2,500 dialogs a second, where 5,000 is the aim on an idle core"
+    assert time.process_time() - started < 4, (
+        "below 2,500 dialogs a second, where 5,000 is the aim on an idle core"
+    )
 
 
 def test_links_to_folders_are_followed_but_not_in_circles(tmp_path):
     real = tmp_path / "real" / "inner"
     real.mkdir(parents=True)
-    (real / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n')
+    (real / "a.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n'
+    )
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "here").symlink_to(tmp_path / "real")

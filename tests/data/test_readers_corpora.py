@@ -35,17 +35,38 @@ def talk(dialog: Dialog) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in dialog.messages]
 
 
-# --- ConvLab --------------------------------------------------------------------------------------------------------------------------------------
+# --- ConvLab
+# --------------------------------------------------------------------------------------------------------------------------------------
 
 
 def unified(**change) -> dict:
     acts = {"binary": [{"intent": "greet"}], "categorical": [], "non-categorical": []}
     state = {"hotel": {"area": "east", "stars": ""}, "taxi": {"to": ""}}
     turns = [
-        {"speaker": "user", "utterance": "hi", "utt_idx": 0, "dialogue_acts": acts, "state": state, "emotion": "happiness"},
-        {"speaker": "system", "utterance": "hello", "utt_idx": 1, "dialogue_acts": {**acts, "binary": []}, "db_results": {"x": 1}},
+        {
+            "speaker": "user",
+            "utterance": "hi",
+            "utt_idx": 0,
+            "dialogue_acts": acts,
+            "state": state,
+            "emotion": "happiness",
+        },
+        {
+            "speaker": "system",
+            "utterance": "hello",
+            "utt_idx": 1,
+            "dialogue_acts": {**acts, "binary": []},
+            "db_results": {"x": 1},
+        },
     ]
-    row = {"dataset": "camrest", "data_split": "val", "dialogue_id": "camrest-1", "domains": ["restaurant"], "goal": {"inform": {}}, "turns": turns}
+    row = {
+        "dataset": "camrest",
+        "data_split": "val",
+        "dialogue_id": "camrest-1",
+        "domains": ["restaurant"],
+        "goal": {"inform": {}},
+        "turns": turns,
+    }
     return row | change
 
 
@@ -61,7 +82,11 @@ def test_convlab_layouts(tmp_path, layout):
         write(path, [unified()])
     (dialog,), bads = read(tmp_path / "camrest")
     assert not bads and talk(dialog) == [("user", "hi"), ("assistant", "hello")]
-    expected = {"emotion": "happiness", "dialogue_acts": {"binary": [{"intent": "greet"}]}, "state": {"hotel": {"area": "east"}}}
+    expected = {
+        "emotion": "happiness",
+        "dialogue_acts": {"binary": [{"intent": "greet"}]},
+        "state": {"hotel": {"area": "east"}},
+    }
     assert dialog.messages[0]["annotations"] == expected and "annotations" not in dialog.messages[1]
     assert (dialog.id, dialog.source, dialog.split) == ("camrest-1", "camrest", "validation")
     assert dialog.goal == {"inform": {}} and dialog.meta == {"domains": ["restaurant"]}
@@ -74,29 +99,51 @@ def test_convlab_samples_beside_the_whole_are_skipped(tmp_path):
     write(tmp_path / "dummy_data.json", [unified()])
     logs, _, skipped = find_logs([str(tmp_path)])
     assert [log.member for log in logs] == ["data/dialogues.json"] and len(skipped) == 2
-    assert all("repeats records of" in entry.reason and entry.reason.endswith("data.zip") for entry in skipped)
+    assert all(
+        "repeats records of" in entry.reason and entry.reason.endswith("data.zip") for entry in skipped
+    )
 
 
 def test_convlab_turns_that_are_refused(tmp_path):
-    rows = [unified(turns=[{"speaker": "wizard", "utterance": "x"}]), unified(dialogue_id="b", data_split="holdout"), unified(dialogue_id="c")]
+    rows = [
+        unified(turns=[{"speaker": "wizard", "utterance": "x"}]),
+        unified(dialogue_id="b", data_split="holdout"),
+        unified(dialogue_id="c"),
+    ]
     dialogs, bads = read(write(tmp_path / "dummy_data.json", rows))
     assert [dialog.id for dialog in dialogs] == ["c"]
-    assert "dialog 'camrest-1', turn 0" in bads[0].reason and "'wizard'" in bads[0].reason and "holdout" in bads[1].reason
+    assert (
+        "dialog 'camrest-1', turn 0" in bads[0].reason
+        and "'wizard'" in bads[0].reason
+        and "holdout" in bads[1].reason
+    )
 
 
-# --- MultiWOZ -------------------------------------------------------------------------------------------------------------------------------------
+# --- MultiWOZ
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def woz() -> dict:
-    metadata = {"hotel": {"semi": {"area": "east", "stars": "not mentioned"}, "book": {"booked": []}}, "taxi": {"semi": {"to": ""}}}
+    metadata = {
+        "hotel": {"semi": {"area": "east", "stars": "not mentioned"}, "book": {"booked": []}},
+        "taxi": {"semi": {"to": ""}},
+    }
     log = [
-        {"text": "a hotel", "metadata": {}, "dialog_act": {"Hotel-Inform": [["none", "none"]]}, "span_info": []},
+        {
+            "text": "a hotel",
+            "metadata": {},
+            "dialog_act": {"Hotel-Inform": [["none", "none"]]},
+            "span_info": [],
+        },
         {"text": "which ?", "metadata": metadata, "dialog_act": {}, "span_info": []},
     ]
     return {"goal": {"hotel": {"info": {}}}, "log": log}
 
 
-@pytest.mark.parametrize(("name", "split"), [("val.json", "validation"), ("test.json", "test"), ("train.json", "train"), ("all.json", None)])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("val.json", "validation"), ("test.json", "test"), ("train.json", "train"), ("all.json", None)],
+)
 @pytest.mark.parametrize("indent", [None, 2])
 def test_multiwoz_21(tmp_path, name, split, indent):
     path = write(tmp_path / name, json.dumps({"SNG0073.json": woz(), "PMUL1": woz()}, indent=indent))
@@ -127,30 +174,52 @@ def test_multiwoz_21_as_released_takes_its_splits_from_the_lists(tmp_path, packe
 
 def test_multiwoz_21_dialogs_that_are_refused(tmp_path):
     broken = woz() | {"log": [{"metadata": {}}]}
-    dialogs, bads = read(write(tmp_path / "val.json", {"SNG1": woz(), "SNG2": broken, "SNG3": 5, "SNG4": woz()}))
-    assert [dialog.id for dialog in dialogs] == ["SNG1", "SNG4"] and [bad.where for bad in bads] == ["SNG2", "SNG3"]
+    dialogs, bads = read(
+        write(tmp_path / "val.json", {"SNG1": woz(), "SNG2": broken, "SNG3": 5, "SNG4": woz()})
+    )
+    assert [dialog.id for dialog in dialogs] == ["SNG1", "SNG4"] and [bad.where for bad in bads] == [
+        "SNG2",
+        "SNG3",
+    ]
     assert "dialog 'SNG2', turn 0: expected an object with the key `text`" in bads[0].reason
 
 
 def test_multiwoz_22_folders(tmp_path):
-    frame = {"service": "hotel", "state": {"slot_values": {"hotel-area": ["east"]}, "active_intent": "find_hotel"}, "slots": [], "actions": []}
+    frame = {
+        "service": "hotel",
+        "state": {"slot_values": {"hotel-area": ["east"]}, "active_intent": "find_hotel"},
+        "slots": [],
+        "actions": [],
+    }
     turns = [
-        {"speaker": "USER", "turn_id": "0", "utterance": "a hotel", "frames": [frame, {"service": "taxi", "state": {"slot_values": {}}}]},
+        {
+            "speaker": "USER",
+            "turn_id": "0",
+            "utterance": "a hotel",
+            "frames": [frame, {"service": "taxi", "state": {"slot_values": {}}}],
+        },
         {"speaker": "SYSTEM", "turn_id": "1", "utterance": "which ?", "frames": []},
     ]
     for split in ("train", "dev", "test"):
-        write(tmp_path / split / "dialogues_001.json", [{"dialogue_id": f"PMUL{split}.json", "services": ["hotel"], "turns": turns}])
+        write(
+            tmp_path / split / "dialogues_001.json",
+            [{"dialogue_id": f"PMUL{split}.json", "services": ["hotel"], "turns": turns}],
+        )
     write(tmp_path / "schema.json", [{"service_name": "hotel"}])
     write(tmp_path / "dialog_acts.json", {"PMUL1.json": {}})
     dialogs, bads = read(tmp_path)
     assert not bads and [dialog.split for dialog in dialogs] == ["validation", "test", "train"]
-    assert talk(dialogs[0]) == [("user", "a hotel"), ("assistant", "which ?")] and dialogs[0].source == "multiwoz22"
+    assert (
+        talk(dialogs[0]) == [("user", "a hotel"), ("assistant", "which ?")]
+        and dialogs[0].source == "multiwoz22"
+    )
     assert dialogs[0].messages[0]["annotations"] == {"state": {"hotel": {"hotel-area": ["east"]}}}
     bad_turn = [{"dialogue_id": "x", "services": [], "turns": [turns[0], {"speaker": 2, "utterance": "x"}]}]
     assert "dialog 'x', turn 1" in read(write(tmp_path / "other/dialogues_9.json", bad_turn))[1][0].reason
 
 
-# --- Taskmaster -----------------------------------------------------------------------------------------------------------------------------------
+# --- Taskmaster
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def rated(context: object, generation: object, reward: object = 1.0, name: str = "dlg-1") -> dict:
@@ -220,19 +289,38 @@ def test_taskmaster_rows_that_are_refused(tmp_path, row, said):
 def test_taskmaster_dialogs_and_their_source(tmp_path, name, row, source):
     turns = [
         {"index": 0, "speaker": "USER", "text": "hi", "segments": [], "annotations": []},
-        {"index": 1, "speaker": "assistant", "text": "hello", "annotations": [{"name": "api_call", "value": "menu"}]},
+        {
+            "index": 1,
+            "speaker": "assistant",
+            "text": "hello",
+            "annotations": [{"name": "api_call", "value": "menu"}],
+        },
     ]
     (dialog,), bads = read(write(tmp_path / name, [{"conversation_id": "dlg-1", **row, "utterances": turns}]))
     assert not bads and talk(dialog) == [("user", "hi"), ("assistant", "hello")] and dialog.source == source
-    assert "annotations" not in dialog.messages[0] and dialog.messages[1]["annotations"] == {"api": [{"name": "api_call", "value": "menu"}]}
+    assert "annotations" not in dialog.messages[0] and dialog.messages[1]["annotations"] == {
+        "api": [{"name": "api_call", "value": "menu"}]
+    }
 
 
-# --- ABCD -----------------------------------------------------------------------------------------------------------------------------------------
+# --- ABCD
+# -----------------------------------------------------------------------------------------------------------------------------------------
 
 
 def abcd(number: int, *more: list) -> dict:
-    rows = [["agent", "Hi!"], ["customer", "hello"], ["action", "Account has been pulled up."], ["agent", "done"], *more]
-    return {"convo_id": number, "scenario": {"flow": "x"}, "original": rows, "delexed": [{"speaker": "agent", "text": "hi!"}]}
+    rows = [
+        ["agent", "Hi!"],
+        ["customer", "hello"],
+        ["action", "Account has been pulled up."],
+        ["agent", "done"],
+        *more,
+    ]
+    return {
+        "convo_id": number,
+        "scenario": {"flow": "x"},
+        "original": rows,
+        "delexed": [{"speaker": "agent", "text": "hi!"}],
+    }
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -241,10 +329,24 @@ def test_abcd_whole_file(tmp_path, packed):
     path = tmp_path / ("abcd_v1.1.json" + ".gz" * packed)
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     dialogs, bads = read(path)
-    assert [(dialog.id, dialog.split) for dialog in dialogs] == [("abcd-1", "train"), ("abcd-3", "validation"), ("abcd-4", "test")]
-    assert talk(dialogs[0]) == [("assistant", "Hi!"), ("user", "hello"), ("tool", "Account has been pulled up."), ("assistant", "done")]
+    assert [(dialog.id, dialog.split) for dialog in dialogs] == [
+        ("abcd-1", "train"),
+        ("abcd-3", "validation"),
+        ("abcd-4", "test"),
+    ]
+    assert talk(dialogs[0]) == [
+        ("assistant", "Hi!"),
+        ("user", "hello"),
+        ("tool", "Account has been pulled up."),
+        ("assistant", "done"),
+    ]
     assert dialogs[0].goal == {"flow": "x"} and dialogs[0].source == "abcd"
-    assert len(bads) == 1 and "dialog 2, turn 4" in bads[0].reason and "bot" in bads[0].reason and bads[0].where == "train item 2"
+    assert (
+        len(bads) == 1
+        and "dialog 2, turn 4" in bads[0].reason
+        and "bot" in bads[0].reason
+        and bads[0].where == "train item 2"
+    )
 
 
 def test_abcd_whole_file_cut_off(tmp_path):
@@ -253,15 +355,32 @@ def test_abcd_whole_file_cut_off(tmp_path):
     assert len(dialogs) == 2 and len(bads) == 1
 
 
-# --- deal or no deal ------------------------------------------------------------------------------------------------------------------------------
+# --- deal or no deal
+# ------------------------------------------------------------------------------------------------------------------------------
 
 TALK = "1 0 4 2 1 2 YOU: i would like 4 hats <eos> THEM: deal <eos> "
 ENDINGS = {
     "agree": ("YOU: <selection> item0=0 item1=4 item2=0 <eos> reward=8 agree 1 4 4 1 1 2", 8.0, "agree"),
-    "disagree": ("THEM: <selection> item0=1 item1=4 item2=1 <eos> reward=10 disagree 1 4 4 1 1 2", 0.0, "disagree"),
-    "no agreement": ("YOU: <selection> no agreement <eos> reward=no agreement agree 1 4 4 1 1 2", 0.0, "no agreement"),
-    "no agreement of one": ("YOU: <selection> no agreement <eos> reward=no agreement disagree 1 4 4 1 1 2", 0.0, "no agreement"),
-    "disconnect": ("THEM: <selection> disconnect <eos> reward=disconnect agree 1 4 4 1 1 2", 0.0, "disconnect"),
+    "disagree": (
+        "THEM: <selection> item0=1 item1=4 item2=1 <eos> reward=10 disagree 1 4 4 1 1 2",
+        0.0,
+        "disagree",
+    ),
+    "no agreement": (
+        "YOU: <selection> no agreement <eos> reward=no agreement agree 1 4 4 1 1 2",
+        0.0,
+        "no agreement",
+    ),
+    "no agreement of one": (
+        "YOU: <selection> no agreement <eos> reward=no agreement disagree 1 4 4 1 1 2",
+        0.0,
+        "no agreement",
+    ),
+    "disconnect": (
+        "THEM: <selection> disconnect <eos> reward=disconnect agree 1 4 4 1 1 2",
+        0.0,
+        "disconnect",
+    ),
 }
 
 
@@ -277,7 +396,11 @@ def test_deal_or_not_outcomes(tmp_path, name):
         ("user", "deal"),
         (speaker, "<selection>"),
     ]
-    assert (dialog.meta["outcome"], dialog.meta["agreement"], dialog.meta["ending"]) == (outcome, name == "agree", how)
+    assert (dialog.meta["outcome"], dialog.meta["agreement"], dialog.meta["ending"]) == (
+        outcome,
+        name == "agree",
+        how,
+    )
     rewards = [message.get("reward") for message in dialog.messages]
     assert rewards == ([None, None, None, outcome] if speaker == "assistant" else [None, outcome, None, None])
 
@@ -299,16 +422,24 @@ def test_deal_or_not_without_data_txt(tmp_path):
     write(tmp_path / "val.txt", "".join(form.format(output) for output in outputs))
     dialogs, bads = read(tmp_path)
     assert [dialog.meta["outcome"] for dialog in dialogs] == [6.0, 0.0, 0.0, 0.0]
-    assert [dialog.meta["ending"] for dialog in dialogs] == ["agree", "disagree", "no agreement", "disconnect"]
+    assert [dialog.meta["ending"] for dialog in dialogs] == [
+        "agree",
+        "disagree",
+        "no agreement",
+        "disconnect",
+    ]
     assert {dialog.split for dialog in dialogs} == {"validation"} and dialogs[0].messages[-1]["reward"] == 6.0
     assert len(bads) == 1 and bads[0].where == "line 5" and "soon" in bads[0].reason
     write(tmp_path / "data.txt", TALK + ENDINGS["agree"][0])
     write(tmp_path / "selfplay.txt", "1 0 1 1 3 3\n1 1 1 0 3 3\n")
     logs, _, skipped = find_logs([str(tmp_path)])
-    assert [Path(log.path).name for log in logs] == ["data.txt"] and [Path(entry.file).name for entry in skipped] == ["selfplay.txt", "val.txt"]
+    assert [Path(log.path).name for log in logs] == ["data.txt"] and [
+        Path(entry.file).name for entry in skipped
+    ] == ["selfplay.txt", "val.txt"]
 
 
-# --- the real files -------------------------------------------------------------------------------------------------------------------------------
+# --- the real files
+# -------------------------------------------------------------------------------------------------------------------------------
 
 KNOWN = {  # folder or file: (source, dialogs, user and assistant messages, replies)
     "dailydialog": ("dailydialog", 13_118, 102_979, 49_188),
@@ -345,14 +476,21 @@ def test_known_counts(name):
     source, count, turns, replies = KNOWN[name]
     assert not bads and {dialog.source for dialog in dialogs} == {source}
     assert len(dialogs) == count
-    assert sum(message["role"] in ("user", "assistant") for dialog in dialogs for message in dialog.messages) == turns
+    assert (
+        sum(message["role"] in ("user", "assistant") for dialog in dialogs for message in dialog.messages)
+        == turns
+    )
     assert sum(len(dialog.replies) for dialog in dialogs) == replies
 
 
 @pytest.mark.realdata
 def test_splits_of_dailydialog():
     dialogs, _ = read_real("dailydialog")
-    assert Counter(dialog.split for dialog in dialogs) == {"train": 11_118, "validation": 1_000, "test": 1_000}
+    assert Counter(dialog.split for dialog in dialogs) == {
+        "train": 11_118,
+        "validation": 1_000,
+        "test": 1_000,
+    }
 
 
 @pytest.mark.realdata
@@ -360,8 +498,15 @@ def test_outcomes_of_deal_or_not():
     dialogs, _ = read_real("deal_or_not")
     agreed = [dialog.meta["outcome"] for dialog in dialogs if dialog.meta["agreement"]]
     assert len(agreed) == 9_531 and sum(agreed) / len(agreed) == pytest.approx(7.4706, abs=5e-5)
-    assert Counter(dialog.meta["ending"] for dialog in dialogs) == {"agree": 9_531, "disagree": 1_310, "no agreement": 1_314, "disconnect": 79}
-    rewards = [[message["reward"] for message in dialog.messages if "reward" in message] for dialog in dialogs]
+    assert Counter(dialog.meta["ending"] for dialog in dialogs) == {
+        "agree": 9_531,
+        "disagree": 1_310,
+        "no agreement": 1_314,
+        "disconnect": 79,
+    }
+    rewards = [
+        [message["reward"] for message in dialog.messages if "reward" in message] for dialog in dialogs
+    ]
     assert rewards == [[dialog.meta["outcome"]] for dialog in dialogs]
     assert max(Counter(dialog.meta["group"] for dialog in dialogs).values()) == 233
 
@@ -404,7 +549,17 @@ def test_abcd_sample():
 
 @pytest.mark.realdata
 def test_everything_beside_the_dialogs_is_skipped():
-    corpora = ["README.md", "abcd", "convlab3_samples", "dailydialog", "deal_or_not", "multiwoz", "taskmaster1", "taskmaster3", "taskmaster4"]
+    corpora = [
+        "README.md",
+        "abcd",
+        "convlab3_samples",
+        "dailydialog",
+        "deal_or_not",
+        "multiwoz",
+        "taskmaster1",
+        "taskmaster3",
+        "taskmaster4",
+    ]
     logs, bads, skipped = find_logs([str(real(corpus)) for corpus in corpora])
     assert len(logs) == 27 and not bads and len(skipped) == 31
     assert sum(log.reader == "taskmaster" for log in logs) == 18

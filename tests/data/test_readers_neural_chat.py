@@ -11,7 +11,10 @@ import pytest
 from rl_dialog.data.formats.neural_chat import strip_emoji
 from rl_dialog.data.readers import Bad, Dialog, find_logs, read_log
 
-RATING_COLUMNS = [f"Chat Rating {name}" for name in ("Quality", "Fluency", "Coherency", "Diversity", "Contingency", "Empathy", "Comments")]
+RATING_COLUMNS = [
+    f"Chat Rating {name}"
+    for name in ("Quality", "Fluency", "Coherency", "Diversity", "Contingency", "Empathy", "Comments")
+]
 WEBSITE = [
     "ID",
     "Chat ID",
@@ -27,9 +30,23 @@ WEBSITE = [
 ]
 
 
-def website_row(chat: str, second: int, message: str, response: str, vote: str = "0", ratings: tuple = ("",) * 7) -> list[str]:
+def website_row(
+    chat: str, second: int, message: str, response: str, vote: str = "0", ratings: tuple = ("",) * 7
+) -> list[str]:
     moment = f"2019-05-08T20:06:{second:02d}.345000+00:00"
-    return [str(second), chat, moment, "vhred_emotion", message, response, '["x"]', "study1", "session1", vote, *ratings]
+    return [
+        str(second),
+        chat,
+        moment,
+        "vhred_emotion",
+        message,
+        response,
+        '["x"]',
+        "study1",
+        "session1",
+        vote,
+        *ratings,
+    ]
 
 
 def write_csv(path: Path, header: list[str], rows: list[list[str]]) -> Path:
@@ -41,14 +58,17 @@ def write_csv(path: Path, header: list[str], rows: list[list[str]]) -> Path:
 def read(path: Path) -> tuple[list[Dialog], list[Bad]]:
     logs, bads, _ = find_logs([str(path)])
     items = [item for log in logs for item in read_log(log)]
-    return [item for item in items if isinstance(item, Dialog)], bads + [item for item in items if isinstance(item, Bad)]
+    return [item for item in items if isinstance(item, Dialog)], bads + [
+        item for item in items if isinstance(item, Bad)
+    ]
 
 
 def texts(dialog: Dialog) -> list[str]:
     return [message["content"] for message in dialog.messages]
 
 
-# --- website export -------------------------------------------------------------------------------------------------------------------------------
+# --- website export
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_rows_become_conversations_in_time_order_with_votes_and_ratings(tmp_path):
@@ -66,7 +86,14 @@ def test_rows_become_conversations_in_time_order_with_votes_and_ratings(tmp_path
     assert [first.messages[i]["feedback"]["vote"] for i in first.replies] == [-1, 1]
     assert first.messages[3]["original"] == "😀 hi" and "original" not in first.messages[1]
     assert first.messages[3]["datetime"].startswith("2019-05-08T20:06:02")
-    assert first.meta["ratings"] == {"quality": 5, "fluency": 6, "coherency": 7, "diversity": 1, "contingency": 2.5, "empathy": 4}
+    assert first.meta["ratings"] == {
+        "quality": 5,
+        "fluency": 6,
+        "coherency": 7,
+        "diversity": 1,
+        "contingency": 2.5,
+        "empathy": 4,
+    }
     expected = {"chatbot": "vhred_emotion", "study": "study1", "session": "session1", "comments": "nice bot"}
     assert {key: first.meta[key] for key in expected} == expected
     assert (first.id, first.source, first.truncated) == ("a", "records", False)
@@ -75,15 +102,27 @@ def test_rows_become_conversations_in_time_order_with_votes_and_ratings(tmp_path
 
 
 def test_an_empty_reply_does_not_lose_the_end_of_the_conversation(tmp_path):
-    rows = [website_row("a", 1, "hello", "hi"), website_row("a", 2, "", "yes?"), website_row("a", 3, "bye", "😀", "-1")]
+    rows = [
+        website_row("a", 1, "hello", "hi"),
+        website_row("a", 2, "", "yes?"),
+        website_row("a", 3, "bye", "😀", "-1"),
+    ]
     dialog = read(write_csv(tmp_path / "r.csv", WEBSITE, rows))[0][0]
     assert texts(dialog) == ["hello", "hi", "", "yes?", "bye", ""]
     assert dialog.replies == [1, 3] and not dialog.truncated
-    assert dialog.messages[5]["original"] == "😀" and dialog.messages[5]["feedback"] == {"vote": -1} and dialog.messages[5]["weight"] == 0
+    assert (
+        dialog.messages[5]["original"] == "😀"
+        and dialog.messages[5]["feedback"] == {"vote": -1}
+        and dialog.messages[5]["weight"] == 0
+    )
 
 
 def test_an_unsorted_export_gives_the_same_dialogs(tmp_path):
-    rows = [website_row(f"chat{i}", second, f"m{i}-{second}", f"r{i}-{second}") for i in range(30) for second in range(1, 8)]
+    rows = [
+        website_row(f"chat{i}", second, f"m{i}-{second}", f"r{i}-{second}")
+        for i in range(30)
+        for second in range(1, 8)
+    ]
     ordered = read(write_csv(tmp_path / "sorted.csv", WEBSITE, rows))[0]
     random.Random(3).shuffle(rows)
     shuffled = read(write_csv(tmp_path / "shuffled.csv", WEBSITE, rows))[0]
@@ -91,7 +130,11 @@ def test_an_unsorted_export_gives_the_same_dialogs(tmp_path):
 
 
 def test_a_sorted_export_is_read_in_flat_memory(tmp_path):
-    rows = [website_row(f"chat{i:05d}", second, "m" * 1000, "r" * 1000) for i in range(400) for second in range(1, 6)]  # 4 MB
+    rows = [
+        website_row(f"chat{i:05d}", second, "m" * 1000, "r" * 1000)
+        for i in range(400)
+        for second in range(1, 6)
+    ]  # 4 MB
     log = find_logs([str(write_csv(tmp_path / "r.csv", WEBSITE, rows))])[0][0]
     del rows
     tracemalloc.start()
@@ -101,7 +144,9 @@ def test_a_sorted_export_is_read_in_flat_memory(tmp_path):
     assert count == 400 and peak < 2 << 20
 
 
-@pytest.mark.parametrize("moment", ["1557345966", "2019-05-08 20:06:12", "2019-05-08T20:06:12.345Z", "2019-05-08"])
+@pytest.mark.parametrize(
+    "moment", ["1557345966", "2019-05-08 20:06:12", "2019-05-08T20:06:12.345Z", "2019-05-08"]
+)
 def test_readable_dates(tmp_path, moment):
     row = website_row("a", 1, "hello", "hi")
     row[2] = moment
@@ -119,16 +164,24 @@ def test_unreadable_dates_keep_the_order_of_the_file_and_say_so(tmp_path):
 def test_a_missing_column_is_named_with_those_found(tmp_path, missing):
     at = WEBSITE.index(missing)
     rows = [website_row("a", 1, "hello", "hi")]
-    path = write_csv(tmp_path / "r.csv", WEBSITE[:at] + WEBSITE[at + 1 :], [row[:at] + row[at + 1 :] for row in rows])
+    path = write_csv(
+        tmp_path / "r.csv", WEBSITE[:at] + WEBSITE[at + 1 :], [row[:at] + row[at + 1 :] for row in rows]
+    )
     dialogs, bads = read(path)
     assert not dialogs and len(bads) == 1
     assert f"missing {missing}; found ID" in bads[0].reason and "Study Key" in bads[0].reason
 
 
 def test_bad_rows_do_not_stop_the_file(tmp_path):
-    path = write_csv(tmp_path / "r.csv", WEBSITE, [website_row("a", 1, "x", "y"), website_row("b", 1, "x", "y", "up"), website_row("", 1, "x", "y")])
+    path = write_csv(
+        tmp_path / "r.csv",
+        WEBSITE,
+        [website_row("a", 1, "x", "y"), website_row("b", 1, "x", "y", "up"), website_row("", 1, "x", "y")],
+    )
     with open(path, "ab") as file:
-        file.write(b"1,too,short\r\n\r\n" + ",".join(website_row("c", 1, "x", "caf\xe9")).encode("latin-1") + b"\r\n")
+        file.write(
+            b"1,too,short\r\n\r\n" + ",".join(website_row("c", 1, "x", "caf\xe9")).encode("latin-1") + b"\r\n"
+        )
         file.write(",".join(website_row("d", 1, "x", "nan", ratings=("nan", *[""] * 6))).encode() + b"\r\n")
         file.write(",".join(website_row("e", 1, "last", "one")).encode())
     dialogs, bads = read(path)
@@ -143,7 +196,9 @@ def test_bad_rows_do_not_stop_the_file(tmp_path):
 
 
 def test_text_with_newlines_quotes_and_commas(tmp_path):
-    dialog = read(write_csv(tmp_path / "r.csv", WEBSITE, [website_row("a", 1, 'say "hi",\nplease', "ok\n\nfine")]))[0][0]
+    dialog = read(
+        write_csv(tmp_path / "r.csv", WEBSITE, [website_row("a", 1, 'say "hi",\nplease', "ok\n\nfine")])
+    )[0][0]
     assert texts(dialog) == ['say "hi",\nplease', "ok\n\nfine"]
 
 
@@ -157,7 +212,11 @@ def test_an_unclosed_quote_is_reported_with_its_lines(tmp_path):
 
 
 def test_dialogs_before_the_cut_of_a_gzipped_export_survive(tmp_path):
-    plain = write_csv(tmp_path / "r.csv", WEBSITE, [website_row(f"c{i}", n, str(hash((i, n))), "y") for i in range(3_000) for n in (1, 2)])
+    plain = write_csv(
+        tmp_path / "r.csv",
+        WEBSITE,
+        [website_row(f"c{i}", n, str(hash((i, n))), "y") for i in range(3_000) for n in (1, 2)],
+    )
     whole = gzip.compress(plain.read_bytes())
     cut = tmp_path / "cut.csv.gz"
     cut.write_bytes(whole[: len(whole) // 2])
@@ -167,8 +226,20 @@ def test_dialogs_before_the_cut_of_a_gzipped_export_survive(tmp_path):
 
 
 def test_the_ratings_export_is_skipped(tmp_path):
-    header = ["ID", "Chat ID", "Datetime", "Chatbot ID", "User Session Key", "Quality", "Comments", "Chat Length", "Study Key"]
-    path = write_csv(tmp_path / "ratings.csv", header, [["1", "a", "2019-01-01", "x", "s", "5", "", "3", "study"]])
+    header = [
+        "ID",
+        "Chat ID",
+        "Datetime",
+        "Chatbot ID",
+        "User Session Key",
+        "Quality",
+        "Comments",
+        "Chat Length",
+        "Study Key",
+    ]
+    path = write_csv(
+        tmp_path / "ratings.csv", header, [["1", "a", "2019-01-01", "x", "s", "5", "", "3", "study"]]
+    )
     logs, bads, skipped = find_logs([str(path)])
     assert not logs and not bads and "ratings without messages" in skipped[0].reason
 
@@ -193,7 +264,8 @@ def test_emoji_are_stripped_and_scripts_are_kept(text, expected):
     assert strip_emoji(text) == expected
 
 
-# --- processed CSV --------------------------------------------------------------------------------------------------------------------------------
+# --- processed CSV
+# --------------------------------------------------------------------------------------------------------------------------------
 
 PROCESSED = [
     "Chat ID",
@@ -210,12 +282,26 @@ PROCESSED = [
 
 
 def transitions(chat: str, turns: int, history: int) -> list[list[str]]:
-    """Rows as the published cleaning wrote them: states limited to `history` - 2 texts, next states to `history`."""
+    """Rows as the published cleaning wrote them: states limited to `history` - 2 texts, next states to
+    `history`."""
     context = [text for i in range(1, turns + 1) for text in (f"m{i}", f"r{i}")] + [""]
     rows = []
     for i in range(turns):
         state, after = context[: 1 + 2 * i][-(history - 2) :], context[: 3 + 2 * i][-history:]
-        rows.append([chat, f"2019-01-01 00:00:{i:02d}", repr(state), f"r{i + 1}", repr(after), str(int(i == turns - 1)), str(i / 2), "", "1", "6"])
+        rows.append(
+            [
+                chat,
+                f"2019-01-01 00:00:{i:02d}",
+                repr(state),
+                f"r{i + 1}",
+                repr(after),
+                str(int(i == turns - 1)),
+                str(i / 2),
+                "",
+                "1",
+                "6",
+            ]
+        )
     return rows
 
 
@@ -224,8 +310,14 @@ def test_the_published_cleaning_is_undone(tmp_path):
     assert [row[2] for row in rows] == ["['m1']", "['m1', 'r1', 'm2']", "['m1', 'r1', 'm2', 'r2', 'm3']"]
     assert rows[-1][4].endswith("'m3', 'r3', '']") and [row[5] for row in rows] == ["0", "0", "1"]
     dialog = read(write_csv(tmp_path / "p.csv", PROCESSED, rows))[0][0]
-    assert texts(dialog) == ["m1", "r1", "m2", "r2", "m3", "r3"] and dialog.replies == [1, 3, 5] and not dialog.truncated
-    assert [dialog.messages[i]["rewards"] for i in dialog.replies] == [{"reward_manual_ratings": n / 2} for n in range(3)]
+    assert (
+        texts(dialog) == ["m1", "r1", "m2", "r2", "m3", "r3"]
+        and dialog.replies == [1, 3, 5]
+        and not dialog.truncated
+    )
+    assert [dialog.messages[i]["rewards"] for i in dialog.replies] == [
+        {"reward_manual_ratings": n / 2} for n in range(3)
+    ]
     assert dialog.messages[1]["feedback"] == {"vote": 1} and dialog.meta["ratings"] == {"quality": 6}
 
 
@@ -234,12 +326,22 @@ def test_a_limited_history_loses_no_message(tmp_path, history):
     rows = transitions("a", 6, history)
     assert max(row[2].count("'") // 2 for row in rows) == min(11, history - 2)
     dialog = read(write_csv(tmp_path / "p.csv", PROCESSED, rows))[0][0]
-    assert texts(dialog) == [text for i in range(1, 7) for text in (f"m{i}", f"r{i}")] and len(dialog.replies) == 6
+    assert (
+        texts(dialog) == [text for i in range(1, 7) for text in (f"m{i}", f"r{i}")]
+        and len(dialog.replies) == 6
+    )
 
 
 def test_repeated_texts_are_not_merged(tmp_path):
     rows = [
-        ["a", str(i), repr(["hi", "hi"] * i + ["hi"]), "hi", repr(["hi", "hi"] * (i + 1) + ["hi" if i < 2 else ""]), str(int(i == 2))]
+        [
+            "a",
+            str(i),
+            repr(["hi", "hi"] * i + ["hi"]),
+            "hi",
+            repr(["hi", "hi"] * (i + 1) + ["hi" if i < 2 else ""]),
+            str(int(i == 2)),
+        ]
         for i in range(3)
     ]
     dialog = read(write_csv(tmp_path / "p.csv", PROCESSED[:6], rows))[0][0]
@@ -266,10 +368,17 @@ def test_emoji_in_a_state_do_not_double_the_reply(tmp_path):
 def test_without_chat_ids_every_row_is_a_dialog(tmp_path):
     rows = [row[2:] for row in transitions("a", 3, history=5)]
     dialogs, bads = read(write_csv(tmp_path / "p.csv", PROCESSED[2:], rows))
-    assert not bads and [texts(dialog) for dialog in dialogs] == [["m1", "r1", "m2"], ["m1", "r1", "m2", "r2", "m3"], ["m2", "r2", "m3", "r3"]]
+    assert not bads and [texts(dialog) for dialog in dialogs] == [
+        ["m1", "r1", "m2"],
+        ["m1", "r1", "m2", "r2", "m3"],
+        ["m2", "r2", "m3", "r3"],
+    ]
     assert [dialog.replies for dialog in dialogs] == [[1], [3], [3]]
     assert [dialog.truncated for dialog in dialogs] == [True, True, False]
-    assert dialogs[1].messages[3]["rewards"] == {"reward_manual_ratings": 0.5} and len({dialog.id for dialog in dialogs}) == 3
+    assert (
+        dialogs[1].messages[3]["rewards"] == {"reward_manual_ratings": 0.5}
+        and len({dialog.id for dialog in dialogs}) == 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Stores of served chats among other logs: how they are found, cut into pieces and read, and what is said of those that are none."""
+"""Stores of served chats among other logs: how they are found, cut into pieces and read, and what is said of
+those that are none."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ def fill(url, count, *, first=0):
     """`count` chats of one reply, every second of them with a vote."""
     store = Store(url)
     for number in range(first, first + count):
-        store.add_turns([{"role": "user", "content": f"hi {number}"}], [("Hello", "stop", {})], completion=f"c{number}", user=f"u{number}", **MADE)
+        store.add_turns(
+            [{"role": "user", "content": f"hi {number}"}],
+            [("Hello", "stop", {})],
+            completion=f"c{number}",
+            user=f"u{number}",
+            **MADE,
+        )
         if number % 2:
             store.feedback(f"c{number}", vote=1)
     return store
@@ -33,7 +40,9 @@ def fill(url, count, *, first=0):
 
 def read(logs):
     items = [item for log in logs for item in read_log(log)]
-    return [item for item in items if isinstance(item, Dialog)], [item for item in items if isinstance(item, Bad)]
+    return [item for item in items if isinstance(item, Dialog)], [
+        item for item in items if isinstance(item, Bad)
+    ]
 
 
 def test_a_store_is_read_in_pieces_that_hold_every_chat_once(store_url, monkeypatch):
@@ -42,7 +51,11 @@ def test_a_store_is_read_in_pieces_that_hold_every_chat_once(store_url, monkeypa
     assert store.delete_user("u3") + store.delete_user("u9") == 2  # gaps in the numbers
     store.start_chat(model="bot")
     logs, bads, skipped = find_logs([store_url, store_url])
-    assert [log.member for log in logs] == ["chats 1 to 5, turns up to 12", "chats 6 to 10, turns up to 12", "chats 11 to 12, turns up to 12"]
+    assert [log.member for log in logs] == [
+        "chats 1 to 5, turns up to 12",
+        "chats 6 to 10, turns up to 12",
+        "chats 11 to 12, turns up to 12",
+    ]
     assert not bads and ["also given as" in skip.reason for skip in skipped] == [True]
     dialogs, bads = read(logs)
     assert dialogs == list(store.dialogs()) and len(dialogs) == 10 and not bads
@@ -55,7 +68,13 @@ def test_what_is_said_while_a_store_is_read_is_left_for_the_next_time(store_url)
     store = fill(store_url, 3)
     before = list(store.dialogs())
     logs, _, _ = find_logs([store_url])
-    store.add_turns([*before[0].messages, {"role": "user", "content": "more"}], [("x", "stop", {})], completion="late", user="u0", **MADE)
+    store.add_turns(
+        [*before[0].messages, {"role": "user", "content": "more"}],
+        [("x", "stop", {})],
+        completion="late",
+        user="u0",
+        **MADE,
+    )
     fill(store_url, 2, first=10).close()
     assert read(logs)[0] == before
     assert len(read(find_logs([store_url])[0])[0]) == 5
@@ -77,18 +96,27 @@ def test_the_fingerprint_tells_every_change(store_url):
         found.append(fingerprint(log)[log.path])
         assert fingerprint(log)[log.path] == found[-1]
     assert len({figures["sha256"] for figures in found}) == len(found)
-    assert {name: value for name, value in found[-1].items() if name not in ("sha256", "updated")} == dict(chats=2, turns=2, last_chat=3, last_turn=3)
+    assert {name: value for name, value in found[-1].items() if name not in ("sha256", "updated")} == dict(
+        chats=2, turns=2, last_chat=3, last_turn=3
+    )
     store.close()
 
 
 def test_a_file_is_known_by_its_first_bytes(tmp_path):
     fill(f"sqlite:///{tmp_path}/made.db", 2).close()
     os.rename(tmp_path / "made.db", tmp_path / "100% chats ?#.log")
-    write_jsonl([Dialog("d", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])], tmp_path / "z.jsonl")
+    write_jsonl(
+        [Dialog("d", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])],
+        tmp_path / "z.jsonl",
+    )
     store = Store(f"sqlite:///{tmp_path}/open.db")  # stands open: with -wal and -shm beside it
     store.add_turns([{"role": "user", "content": "hey"}], [("Yes?", "stop", {})], completion="c", **MADE)
     logs, bads, skipped = find_logs([str(tmp_path)])
-    assert [(Path(log.path).name, log.reader) for log in logs] == [("100% chats ?#.log", "served"), ("open.db", "served"), ("z.jsonl", "dialog")]
+    assert [(Path(log.path).name, log.reader) for log in logs] == [
+        ("100% chats ?#.log", "served"),
+        ("open.db", "served"),
+        ("z.jsonl", "dialog"),
+    ]
     assert not bads and {Path(skip.file).name: skip.reason for skip in skipped} == dict.fromkeys(
         ("open.db-shm", "open.db-wal"), "part of the SQLite database beside it"
     )
@@ -136,15 +164,25 @@ def test_what_is_no_store_or_an_empty_one(tmp_path):
 def test_a_chat_that_was_tampered_with_is_quarantined_alone(tmp_path):
     store = fill(f"sqlite:///{tmp_path}/chats.db", 3)
     with sqlite3.connect(tmp_path / "chats.db") as connection:
-        connection.execute("""UPDATE turns SET prompt = '[{"role": "robot", "content": "x"}]' WHERE number = 2""")
+        connection.execute(
+            """UPDATE turns SET prompt = '[{"role": "robot", "content": "x"}]' WHERE number = 2"""
+        )
     dialogs, [bad] = read(find_logs([str(tmp_path / "chats.db")])[0])
     assert [d.messages[0]["content"] for d in dialogs] == ["hi 0", "hi 2"]
-    assert bad.where == f"chat {[chat.id for chat, _ in store.chats()][1]}" and "`role` to be one of" in bad.reason
+    assert (
+        bad.where == f"chat {[chat.id for chat, _ in store.chats()][1]}"
+        and "`role` to be one of" in bad.reason
+    )
     store.close()
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://ann:hunter2@127.0.0.1:1/chats", "postgresql://ann@127.0.0.1:1/chats?password=hunter2", "mysql://a:hunter2@h/d"]
+    "url",
+    [
+        "postgresql://ann:hunter2@127.0.0.1:1/chats",
+        "postgresql://ann@127.0.0.1:1/chats?password=hunter2",
+        "mysql://a:hunter2@h/d",
+    ],
 )
 def test_passwords_are_not_in_errors(url):
     with pytest.raises(UserError) as raised:
@@ -163,7 +201,9 @@ def test_a_database_that_stops_answering_is_no_bad_record(postgres_url, monkeypa
     reading = read_log(log)
     next(reading)
     database = make_url(postgres_url)
-    with create_engine(database.set(drivername="postgresql+psycopg", database="postgres"), isolation_level="AUTOCOMMIT").connect() as connection:
+    with create_engine(
+        database.set(drivername="postgresql+psycopg", database="postgres"), isolation_level="AUTOCOMMIT"
+    ).connect() as connection:
         connection.execute(text(f"DROP DATABASE {database.database} WITH (FORCE)"))
     for wait in (reading, read_log(log)):
         with pytest.raises(ConnectionError, match="does not exist") as raised:

@@ -1,4 +1,5 @@
-"""Dialogs survive JSONL and Parquet unchanged, and anything that is not one is refused with what was expected, what came and where."""
+"""Dialogs survive JSONL and Parquet unchanged, and anything that is not one is refused with what was
+expected, what came and where."""
 
 import json
 import math
@@ -10,7 +11,9 @@ import pytest
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, DialogError, read_jsonl, to_table, write_jsonl
 
 USER = {"role": "user", "content": "hi"}
-CALL = [{"id": "call_1", "type": "function", "function": {"name": "lookup", "arguments": '{"city": "Kraków"}'}}]
+CALL = [
+    {"id": "call_1", "type": "function", "function": {"name": "lookup", "arguments": '{"city": "Kraków"}'}}
+]
 
 
 def reply(content="hello", **extra):
@@ -19,10 +22,20 @@ def reply(content="hello", **extra):
 
 DIALOGS = [
     Dialog(id="plain", messages=[USER, reply()]),
-    Dialog(id="newlines", messages=[{"role": "user", "content": "a\nb\r\nc\rd\u2028e\u2029f\x85g\x0bh\x0ci"}, reply("\n"), reply("\t \n")]),
+    Dialog(
+        id="newlines",
+        messages=[
+            {"role": "user", "content": "a\nb\r\nc\rd\u2028e\u2029f\x85g\x0bh\x0ci"},
+            reply("\n"),
+            reply("\t \n"),
+        ],
+    ),
     Dialog(
         id="unicode",
-        messages=[{"role": "user", "content": "😀 👩‍👩‍👧 日本語 ok é e\u0301 \ufeff \x00 \U0010ffff"}, reply('한국어 — “quoted” \\ " /')],
+        messages=[
+            {"role": "user", "content": "😀 👩‍👩‍👧 日本語 ok é e\u0301 \ufeff \x00 \U0010ffff"},
+            reply('한국어 — “quoted” \\ " /'),
+        ],
     ),
     Dialog(
         id="empty strings",
@@ -31,11 +44,35 @@ DIALOGS = [
         goal="",
         meta={"": ""},
     ),
-    Dialog(id="NA", messages=[{"role": "user", "content": "NA"}, reply("null"), reply("NaN"), reply("None"), reply("nan")], source="NA", goal="null"),
     Dialog(
-        id="rewards", messages=[USER, reply(reward=None), reply(reward=0), reply(reward=-0.1, rewards={"vote": 1, "length": None, "a b": 1e-300})]
+        id="NA",
+        messages=[
+            {"role": "user", "content": "NA"},
+            reply("null"),
+            reply("NaN"),
+            reply("None"),
+            reply("nan"),
+        ],
+        source="NA",
+        goal="null",
     ),
-    Dialog(id="feedback", messages=[USER, reply(feedback={"vote": -1, "edit": "better\n", "tags": ["rude", None]}, weight=0), reply(weight=1)]),
+    Dialog(
+        id="rewards",
+        messages=[
+            USER,
+            reply(reward=None),
+            reply(reward=0),
+            reply(reward=-0.1, rewards={"vote": 1, "length": None, "a b": 1e-300}),
+        ],
+    ),
+    Dialog(
+        id="feedback",
+        messages=[
+            USER,
+            reply(feedback={"vote": -1, "edit": "better\n", "tags": ["rude", None]}, weight=0),
+            reply(weight=1),
+        ],
+    ),
     Dialog(
         id="tools",
         messages=[
@@ -45,7 +82,13 @@ DIALOGS = [
             reply(),
         ],
     ),
-    Dialog(id="unknown keys", messages=[{**USER, "name": "ann", "時": 3, "logprobs": {"x": [0.25, None, True, "1"]}}, reply(refusal=None, n=10**30)]),
+    Dialog(
+        id="unknown keys",
+        messages=[
+            {**USER, "name": "ann", "時": 3, "logprobs": {"x": [0.25, None, True, "1"]}},
+            reply(refusal=None, n=10**30),
+        ],
+    ),
     Dialog(
         id="all fields",
         messages=[USER, reply()],
@@ -81,7 +124,8 @@ def test_jsonl_file_round_trip(tmp_path):
 
 
 def test_parquet_round_trip(tmp_path):
-    """Through a real file, so that Arrow's own types (and not Python's) are what survives; other columns are ignored."""
+    """Through a real file, so that Arrow's own types (and not Python's) are what survives; other columns are
+    ignored."""
     path = tmp_path / "dialogs.parquet"
     table = to_table(DIALOGS)
     assert table.equals(pa.Table.from_pylist([d.to_row() for d in DIALOGS], schema=ARROW_SCHEMA))
@@ -93,7 +137,8 @@ def test_parquet_round_trip(tmp_path):
 
 def test_json_leaves_defaults_out_and_keeps_text_readable():
     assert (
-        Dialog(id="d", messages=[{"role": "user", "content": "日本"}]).to_json() == '{"id": "d", "messages": [{"role": "user", "content": "日本"}]}'
+        Dialog(id="d", messages=[{"role": "user", "content": "日本"}]).to_json()
+        == '{"id": "d", "messages": [{"role": "user", "content": "日本"}]}'
     )
 
 
@@ -107,7 +152,9 @@ def test_a_tool_call_without_content_is_one_with_null_content():
 
 
 def test_unknown_keys_of_a_record_go_to_meta():
-    dialog = Dialog.from_json('{"id": "d", "messages": [{"role": "user", "content": "x"}], "rating": 4, "meta": {"a": 1}}')
+    dialog = Dialog.from_json(
+        '{"id": "d", "messages": [{"role": "user", "content": "x"}], "rating": 4, "meta": {"a": 1}}'
+    )
     assert dialog.meta == {"a": 1, "rating": 4}
 
 
@@ -123,10 +170,19 @@ BAD_DIALOGS = {
     "text as messages": (dict(id="d1", messages="hi"), ["'d1'", "non-empty list as `messages`", "got 'hi'"]),
     "null source": (dict(id="d1", messages=[USER], source=None), ["a string as `source`", "got None"]),
     "unknown split": (dict(id="d1", messages=[USER], split="dev"), ["`split`", "'validation'", "got 'dev'"]),
-    "text as truncated": (dict(id="d1", messages=[USER], truncated="no"), ["true or false as `truncated`", "got 'no'"]),
+    "text as truncated": (
+        dict(id="d1", messages=[USER], truncated="no"),
+        ["true or false as `truncated`", "got 'no'"],
+    ),
     "list as meta": (dict(id="d1", messages=[USER], meta=[1]), ["an object as `meta`", "got [1]"]),
-    "NaN in meta": (dict(id="d1", messages=[USER], meta={"score": math.nan}), ["'d1'", "UTF-8 and JSON", "'score': nan"]),
-    "surrogate in goal": (dict(id="d1", messages=[USER], goal="\ud83d"), ["'d1'", "surrogate", r"'goal': '\ud83d'"]),
+    "NaN in meta": (
+        dict(id="d1", messages=[USER], meta={"score": math.nan}),
+        ["'d1'", "UTF-8 and JSON", "'score': nan"],
+    ),
+    "surrogate in goal": (
+        dict(id="d1", messages=[USER], goal="\ud83d"),
+        ["'d1'", "surrogate", r"'goal': '\ud83d'"],
+    ),
     "a set as goal": (dict(id="d1", messages=[USER], goal={1, 2}), ["'d1'", "JSON", "{1, 2}"]),
 }
 BAD_MESSAGES = {
@@ -153,7 +209,10 @@ BAD_MESSAGES = {
     "text as feedback": (reply(feedback="up"), ["an object as `feedback`", "got 'up'"]),
     "weight a half": (reply(weight=0.5), ["`weight` to be 0 or 1", "got 0.5"]),
     "reward on a user": ({**USER, "reward": 1.0}, ["assistant messages only", "a reward on a user message"]),
-    "rewards on a tool": ({"role": "tool", "content": "x", "rewards": {"vote": 1}}, ["assistant messages only", "a reward on a tool message"]),
+    "rewards on a tool": (
+        {"role": "tool", "content": "x", "rewards": {"vote": 1}},
+        ["assistant messages only", "a reward on a tool message"],
+    ),
 }
 
 
@@ -192,9 +251,18 @@ def test_a_long_value_is_shortened_in_the_error():
         ("null", ["a JSON object", "None"]),
         ('{"id": "d"}', ["'d'", "`messages`", "['id']"]),
         ('{"messages": []}', ["'?'", "`id`", "['messages']"]),
-        ('{"id": "d", "messages": [{"role": "user", "content": "x"}], "meta": null}', ["'d'", "`meta`", "None"]),
-        ('{"id": "d", "messages": [{"role": "assistant", "content": "x", "reward": NaN}]}', ["message 0", "`reward`", "NaN"]),
-        ('{"id": "d", "messages": [{"role": "assistant", "content": "x", "reward": 1e400}]}', ["message 0", "`reward`", "inf"]),
+        (
+            '{"id": "d", "messages": [{"role": "user", "content": "x"}], "meta": null}',
+            ["'d'", "`meta`", "None"],
+        ),
+        (
+            '{"id": "d", "messages": [{"role": "assistant", "content": "x", "reward": NaN}]}',
+            ["message 0", "`reward`", "NaN"],
+        ),
+        (
+            '{"id": "d", "messages": [{"role": "assistant", "content": "x", "reward": 1e400}]}',
+            ["message 0", "`reward`", "inf"],
+        ),
         ('{"id": "d", "messages": [{"role": "user", "content": "\\ud800"}]}', ["message 0", "surrogate"]),
     ],
 )
@@ -204,7 +272,9 @@ def test_a_bad_line_is_refused(line, parts):
     _says(error, ["expected", *parts])
 
 
-@pytest.mark.parametrize("bad", [b"nonsense", b"", b'{"id": "d", "messages": [{"role": "user", "content": "caf\xe9"}]}'])
+@pytest.mark.parametrize(
+    "bad", [b"nonsense", b"", b'{"id": "d", "messages": [{"role": "user", "content": "caf\xe9"}]}']
+)
 def test_a_bad_line_of_a_file_is_named_by_file_and_number(tmp_path, bad):
     path = tmp_path / "log.jsonl"
     path.write_bytes(DIALOGS[0].to_json().encode() + b"\n" + bad + b"\n")

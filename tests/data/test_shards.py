@@ -20,8 +20,18 @@ def window(length, ends, rewards, truncated=False):
     return Row(ids, ids % 2 == 1, np.array(ends, np.int32), np.array(rewards, np.float32), truncated)
 
 
-DIALOGS = [Dialog(id=f"d{i}", messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "reward": i}]) for i in range(3)]
-WINDOWS = [[window(4, [3], [1.5])], [window(6, [1, 5], [0.0, -2.0], True), window(3, [1], [1e-3])], [window(2, [1], [7.0])]]
+DIALOGS = [
+    Dialog(
+        id=f"d{i}",
+        messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "reward": i}],
+    )
+    for i in range(3)
+]
+WINDOWS = [
+    [window(4, [3], [1.5])],
+    [window(6, [1, 5], [0.0, -2.0], True), window(3, [1], [1e-3])],
+    [window(2, [1], [7.0])],
+]
 
 
 @pytest.fixture
@@ -32,13 +42,22 @@ def data_dir(tmp_path):
         table = table.append_column(shards.SHARD_SCHEMA.field("rows"), shards.pack_rows(WINDOWS[start:stop]))
         pq.write_table(table, tmp_path / shards.shard_name("train", number))
     files = [{"file": shards.shard_name("train", n)} for n in range(2)]
-    manifest = {"format": shards.FORMAT, "version": shards.VERSION, "splits": {"train": {"shards": files}, "validation": {"shards": []}}}
+    manifest = {
+        "format": shards.FORMAT,
+        "version": shards.VERSION,
+        "splits": {"train": {"shards": files}, "validation": {"shards": []}},
+    }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     return tmp_path
 
 
 def assert_equal(row, expected):
-    for name, dtype in (("input_ids", np.int32), ("assistant", np.bool_), ("reply_ends", np.int32), ("rewards", np.float32)):
+    for name, dtype in (
+        ("input_ids", np.int32),
+        ("assistant", np.bool_),
+        ("reply_ends", np.int32),
+        ("rewards", np.float32),
+    ):
         assert getattr(row, name).dtype == dtype
         np.testing.assert_array_equal(getattr(row, name), getattr(expected, name))
     assert row.truncated is expected.truncated
@@ -56,7 +75,10 @@ def test_rows_come_back_in_order_over_shards_and_windows(data_dir):
 def test_rows_are_views_into_one_buffer(data_dir):
     first, second = list(shards.read_rows(data_dir, "train"))[:2]
     assert not first.input_ids.flags.owndata
-    assert second.input_ids.__array_interface__["data"][0] == first.input_ids.__array_interface__["data"][0] + first.input_ids.nbytes
+    assert (
+        second.input_ids.__array_interface__["data"][0]
+        == first.input_ids.__array_interface__["data"][0] + first.input_ids.nbytes
+    )
 
 
 def test_a_slice_of_a_column_unpacks_to_its_own_rows():
@@ -90,7 +112,10 @@ def test_dialogs_come_back_equal(data_dir):
 
 
 def test_what_is_no_data_directory_is_said_so(data_dir, tmp_path):
-    with pytest.raises(UserError, match="expected a directory written by `python -m pipelines.prepare`, got no such directory"):
+    with pytest.raises(
+        UserError,
+        match="expected a directory written by `python -m pipelines.prepare`, got no such directory",
+    ):
         shards.load_manifest(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"got no manifest\.json in it"):
@@ -98,7 +123,9 @@ def test_what_is_no_data_directory_is_said_so(data_dir, tmp_path):
     with pytest.raises(UserError, match="expected one of the splits train, validation, got 'dev'"):
         next(shards.read_rows(data_dir, "dev"))
     (data_dir / "train-00001.parquet").unlink()
-    with pytest.raises(UserError, match=r"train-00001\.parquet: expected the Parquet shard that manifest\.json lists"):
+    with pytest.raises(
+        UserError, match=r"train-00001\.parquet: expected the Parquet shard that manifest\.json lists"
+    ):
         list(shards.read_rows(data_dir, "train"))
 
 

@@ -22,7 +22,8 @@ def dialog(first, *, answer="ok", id="d", system=None, opening=None, meta=None):
 
 
 def test_known_answers():
-    """sha256 of "0\\0user\\0question 0" .. 7, first 8 bytes / 2**64: .006 .992 .349 .519 .735 .438 .807 .379; below .2 test, below .5 validation.
+    """sha256 of "0\\0user\\0question 0" .. 7, first 8 bytes / 2**64: .006 .992 .349 .519 .735 .438 .807 .379;
+    below .2 test, below .5 validation.
 
     Written down so that no release moves a dialog from training into the test set.
     """
@@ -43,7 +44,8 @@ def test_the_same_in_another_process_and_in_any_order():
 
 
 def test_replies_to_the_same_context_never_straddle():
-    """Whatever the reply, its id, the system prompt, an assistant's opening or the spacing: one first user turn is on one side."""
+    """Whatever the reply, its id, the system prompt, an assistant's opening or the spacing: one first user
+    turn is on one side."""
     for i in range(50):
         question = f"question {i}"
         variants = [
@@ -57,30 +59,57 @@ def test_replies_to_the_same_context_never_straddle():
 
 
 def test_case_and_punctuation_of_the_first_turn_make_no_difference():
-    assert len({split_key(dialog(text)) for text in ("What's up?", "whats up", "WHAT\u2019S  UP!!", "- what's up...")}) == 1
+    assert (
+        len(
+            {
+                split_key(dialog(text))
+                for text in ("What's up?", "whats up", "WHAT\u2019S  UP!!", "- what's up...")
+            }
+        )
+        == 1
+    )
     assert len({split_key(dialog(text)) for text in ("Straße", "STRASSE", "strasse.")}) == 1
-    assert split_key(dialog("9:30")) != split_key(dialog("930")) and split_key(dialog("1+1")) != split_key(dialog("1 1"))
+    assert split_key(dialog("9:30")) != split_key(dialog("930")) and split_key(dialog("1+1")) != split_key(
+        dialog("1 1")
+    )
     assert split_key(dialog("?")) != split_key(dialog("!")) != split_key(dialog(""))  # nothing else is said
-    assert split_key(dialog("x", meta={"group": "A"})) != split_key(dialog("x", meta={"group": "a"})) != split_key(dialog("a"))
+    assert (
+        split_key(dialog("x", meta={"group": "A"}))
+        != split_key(dialog("x", meta={"group": "a"}))
+        != split_key(dialog("a"))
+    )
     assert split_key(dialog("group\0a")) != split_key(dialog("x", meta={"group": "a"}))
 
 
 def test_a_longer_conversation_goes_where_its_beginning_went():
     short = dialog("where is the station?")
-    longer = Dialog(id="x", messages=[*short.messages, {"role": "user", "content": "thanks"}, {"role": "assistant", "content": "bye"}])
+    longer = Dialog(
+        id="x",
+        messages=[
+            *short.messages,
+            {"role": "user", "content": "thanks"},
+            {"role": "assistant", "content": "bye"},
+        ],
+    )
     assert split_key(short) == split_key(longer)
 
 
 def test_a_group_stays_together_and_is_no_user_text():
-    together = {assign_split(dialog(f"question {i}", meta={"group": "customer 7"}), 0.4, 0.4, seed=2) for i in range(50)}
+    together = {
+        assign_split(dialog(f"question {i}", meta={"group": "customer 7"}), 0.4, 0.4, seed=2)
+        for i in range(50)
+    }
     assert len(together) == 1
-    apart = {assign_split(dialog("the same question", meta={"group": i}), 0.4, 0.2, seed=2) for i in range(50)}
+    apart = {
+        assign_split(dialog("the same question", meta={"group": i}), 0.4, 0.2, seed=2) for i in range(50)
+    }
     assert apart == {"train", "validation", "test"}
     assert split_key(dialog("x", meta={"group": "g"})) != split_key(dialog("g"))
 
 
 def test_shares_are_roughly_right():
-    """4000 keys at .1 and .2: expected 400 and 800, standard deviations 19 and 25; the bounds are 5 of them wide."""
+    """4000 keys at .1 and .2: expected 400 and 800, standard deviations 19 and 25; the bounds are 5 of them
+    wide."""
     count = Counter(assign_split(dialog(f"question {i}"), 0.1, 0.2) for i in range(4000))
     assert abs(count["validation"] - 400) < 95
     assert abs(count["test"] - 800) < 127
@@ -89,7 +118,10 @@ def test_shares_are_roughly_right():
 
 def test_the_seed_draws_another_split():
     """At half and half two seeds agree on about half of 200 keys (standard deviation 7)."""
-    agree = sum(assign_split(dialog(f"q{i}"), 0.5, 0, seed=1) == assign_split(dialog(f"q{i}"), 0.5, 0, seed=2) for i in range(200))
+    agree = sum(
+        assign_split(dialog(f"q{i}"), 0.5, 0, seed=1) == assign_split(dialog(f"q{i}"), 0.5, 0, seed=2)
+        for i in range(200)
+    )
     assert 65 < agree < 135
 
 
@@ -102,7 +134,10 @@ def test_no_share_means_no_dialog():
 
 def test_growing_the_validation_share_leaves_the_test_set_alone():
     dialogs = [dialog(f"question {i}") for i in range(500)]
-    few, many = ({d.messages[0]["content"] for d in dialogs if assign_split(d, share, 0.2) == "test"} for share in (0.05, 0.5))
+    few, many = (
+        {d.messages[0]["content"] for d in dialogs if assign_split(d, share, 0.2) == "test"}
+        for share in (0.05, 0.5)
+    )
     assert few == many != set()
 
 
@@ -111,7 +146,9 @@ def test_dialogs_without_a_user_turn_have_a_key():
     assert assign_split(only, 0.1, 0.1) in ("train", "validation", "test")
 
 
-@pytest.mark.parametrize(("validation", "test"), [(-0.1, 0), (0, -0.1), (0.5, 0.5), (0, 1), (1.2, 0), (float("nan"), 0)])
+@pytest.mark.parametrize(
+    ("validation", "test"), [(-0.1, 0), (0, -0.1), (0.5, 0.5), (0, 1), (1.2, 0), (float("nan"), 0)]
+)
 def test_impossible_shares_are_refused(validation, test):
     with pytest.raises(UserError, match=r"validation \+ test < 1, got validation="):
         assign_split(dialog("x"), validation, test)

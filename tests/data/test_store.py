@@ -27,7 +27,13 @@ from rl_dialog.data.store_tables import CHATS, KEYS, TURNS
 from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-MADE = {"model": "bot", "checkpoint": "checkpoint-5", "method": "ilql", "settings": {"beta": 1.5}, "seconds": 0.25}
+MADE = {
+    "model": "bot",
+    "checkpoint": "checkpoint-5",
+    "method": "ilql",
+    "settings": {"beta": 1.5},
+    "seconds": 0.25,
+}
 NUMBERS = itertools.count(1)
 
 
@@ -72,18 +78,35 @@ def test_a_conversation_is_linked_without_chat_ids(store):
     turns = rows(store, TURNS)
     assert [turn.parent for turn in turns] == [None, None, turns[0].number, turns[2].number]
     assert [[m["content"] for m in turn.prompt] for turn in turns] == [["hi"], ["hi"], ["joke?"], ["please"]]
-    assert [said(dialog) for dialog in store.dialogs()] == [["hi", "Hello", "joke?", "No.", "please", "Fine."], ["hi", "Hey"]]
+    assert [said(dialog) for dialog in store.dialogs()] == [
+        ["hi", "Hello", "joke?", "No.", "please", "Fine."],
+        ["hi", "Hey"],
+    ]
     assert [dialog.id for dialog in store.dialogs()] == [first, other]
 
 
 def test_only_roles_and_texts_link(store):
     _, first = add(
-        store, [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}]}, *talk("hi")], "Hello"
+        store,
+        [
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}],
+            },
+            *talk("hi"),
+        ],
+        "Hello",
     )
     told = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "hi", "name": "Ann"}]
-    _, again = add(store, [*told, {"role": "assistant", "content": "Hello", "refusal": None}, *talk("so?")], "So.")
+    _, again = add(
+        store, [*told, {"role": "assistant", "content": "Hello", "refusal": None}, *talk("so?")], "So."
+    )
     assert first == again
-    assert conversation_hash(talk("a", "b")) != conversation_hash(talk("ab")) != conversation_hash([{"role": "assistant", "content": "ab"}])
+    assert (
+        conversation_hash(talk("a", "b"))
+        != conversation_hash(talk("ab"))
+        != conversation_hash([{"role": "assistant", "content": "ab"}])
+    )
 
 
 def test_the_latest_chat_of_the_same_user_continues(store):
@@ -105,7 +128,11 @@ def test_regenerated_replies_branch_and_are_each_trained_on_once(store):
     add(store, talk("hey"), "Yes?", chat=chat)  # the user went back to the beginning
     dialogs = list(store.dialogs())
     assert [dialog.id for dialog in dialogs] == [chat, f"{chat}#2", f"{chat}#3"]
-    assert [said(d) for d in dialogs] == [["hi", "Hello", "joke?", "Knock knock"], ["hi", "Hello", "joke?", "No.", "why", "Sad"], ["hey", "Yes?"]]
+    assert [said(d) for d in dialogs] == [
+        ["hi", "Hello", "joke?", "Knock knock"],
+        ["hi", "Hello", "joke?", "No.", "why", "Sad"],
+        ["hey", "Yes?"],
+    ]
     assert [trained(dialog) for dialog in dialogs] == [["Hello", "Knock knock"], ["No.", "Sad"], ["Yes?"]]
     assert [m["content"] for m in store.chat(chat)["messages"]] == ["hey", "Yes?"]
 
@@ -128,8 +155,17 @@ def test_choices_are_leaves_and_the_first_one_is_shown(store):
     store.rate(chat, {"quality": 6})
     assert [trained(dialog) for dialog in store.dialogs()] == [["a"], ["b"], ["c"]]
     assert [dialog.messages[1].get("feedback") for dialog in store.dialogs()] == [None, {"vote": 1}, None]
-    assert ["ratings" in dialog.meta for dialog in store.dialogs()] == [True, False, False]  # of the conversation that stands
-    assert store.chat(chat)["messages"][1] == {"role": "assistant", "content": "a", "completion": completion, "choice": 0}
+    assert ["ratings" in dialog.meta for dialog in store.dialogs()] == [
+        True,
+        False,
+        False,
+    ]  # of the conversation that stands
+    assert store.chat(chat)["messages"][1] == {
+        "role": "assistant",
+        "content": "a",
+        "completion": completion,
+        "choice": 0,
+    }
     add(store, talk("hi", "b", "and?"), "d")
     assert [m["content"] for m in store.chat(chat)["messages"]] == ["hi", "b", "and?", "d"]
     assert [trained(dialog) for dialog in store.dialogs()] == [["a"], ["c"], ["b", "d"]]
@@ -138,7 +174,11 @@ def test_choices_are_leaves_and_the_first_one_is_shown(store):
 def test_what_the_client_says_for_the_assistant_is_context(store):
     add(
         store,
-        [*talk("hi", "I am a teapot", "so?")[:1], {"role": "assistant", "content": "I am a teapot", "feedback": {"vote": 1}}, *talk("so?")],
+        [
+            *talk("hi", "I am a teapot", "so?")[:1],
+            {"role": "assistant", "content": "I am a teapot", "feedback": {"vote": 1}},
+            *talk("so?"),
+        ],
         "Indeed",
     )
     [dialog] = store.dialogs()
@@ -152,29 +192,66 @@ def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
     last, _ = add(store, talk("hi", "Hello", "joke?"), "No.", chat=chat)
     store.feedback(first, vote=1)
     store.feedback(last, vote=-1, edit="Knock knock")
-    assert store.rate(chat, {"quality": 5, "fluency": 7}, "nice") == {"ratings": {"quality": 5, "fluency": 7}, "comments": "nice"}
+    assert store.rate(chat, {"quality": 5, "fluency": 7}, "nice") == {
+        "ratings": {"quality": 5, "fluency": 7},
+        "comments": "nice",
+    }
     assert store.rate(chat, {"quality": 3}) == {"ratings": {"quality": 3, "fluency": 7}, "comments": "nice"}
     dialog, edited = store.dialogs()
-    assert [message.get("feedback") for message in dialog.messages] == [None, {"vote": 1}, None, {"vote": -1, "edit": "Knock knock"}]
+    assert [message.get("feedback") for message in dialog.messages] == [
+        None,
+        {"vote": 1},
+        None,
+        {"vote": -1, "edit": "Knock knock"},
+    ]
     known = {"model": "bot", "checkpoint": "checkpoint-5", "completion": last, "seconds": 0.25}
-    assert dialog.messages[3] | {"feedback": 0} == {"role": "assistant", "content": "No.", "feedback": 0} | known
+    assert (
+        dialog.messages[3] | {"feedback": 0} == {"role": "assistant", "content": "No.", "feedback": 0} | known
+    )
     started = dialog.meta.pop("started")
     assert started.endswith("+00:00") and dialog.source == "served"
-    about = {"user": "ann", "model": "bot", "assigned": True, "checkpoint": "checkpoint-5", "method": "ilql", "settings": {"beta": 1.5}}
+    about = {
+        "user": "ann",
+        "model": "bot",
+        "assigned": True,
+        "checkpoint": "checkpoint-5",
+        "method": "ilql",
+        "settings": {"beta": 1.5},
+    }
     about |= {"drawn": "bot", "consent": "I agree."}
     assert dialog.meta == about | {"ratings": {"quality": 3, "fluency": 7}, "comments": "nice"}
-    assert edited.id == f"{chat}#edit-{rows(store, TURNS)[1].number}" and edited.meta == about | {"started": started}
-    assert edited.messages[3] == {"role": "assistant", "content": "Knock knock", "feedback": {"vote": 1, "edited": True}}
+    assert edited.id == f"{chat}#edit-{rows(store, TURNS)[1].number}" and edited.meta == about | {
+        "started": started
+    }
+    assert edited.messages[3] == {
+        "role": "assistant",
+        "content": "Knock knock",
+        "feedback": {"vote": 1, "edited": True},
+    }
     assert trained(edited) == ["Knock knock"]
     shown = store.chat(chat)
-    assert shown["messages"][3] == {"role": "assistant", "content": "No.", "completion": last, "choice": 0, "vote": -1, "edit": "Knock knock"}
-    assert (shown["id"], shown["assigned"], shown["consent"], shown["ratings"]["quality"]) == (chat, True, "I agree.", 3)
+    assert shown["messages"][3] == {
+        "role": "assistant",
+        "content": "No.",
+        "completion": last,
+        "choice": 0,
+        "vote": -1,
+        "edit": "Knock knock",
+    }
+    assert (shown["id"], shown["assigned"], shown["consent"], shown["ratings"]["quality"]) == (
+        chat,
+        True,
+        "I agree.",
+        3,
+    )
     assert store.counts() == {"chats": 1, "turns": 2, "votes": 2, "ratings": 1}
     store.feedback(last, vote=None, edit=None)
     assert "vote" not in store.chat(chat)["messages"][3] and len(list(store.dialogs())) == 1
 
 
-@pytest.mark.parametrize("text", ["", " \n\t", "naïve 日本語 😀 \u2028 '\"; DROP TABLE chats; -- \\u0000 %s :x", "\x01\x7f\ufffe"])
+@pytest.mark.parametrize(
+    "text", ["", " \n\t", "naïve 日本語 😀 \u2028 '\"; DROP TABLE chats; -- \\u0000 %s :x", "\x01\x7f\ufffe"]
+)
 def test_texts_come_back_as_they_were(store, text):
     completion, chat = add(store, talk(text), text + "!", user="Ünï:%s", settings={"stop": [text]})
     store.feedback(completion, edit=text + "?")
@@ -249,7 +326,12 @@ def test_a_repeated_call_stores_nothing_twice(store):
 
 
 def test_the_same_call_from_many_threads_stores_once(store):
-    threads = [threading.Thread(target=add, args=(store, talk("hi"), "a"), kwargs={"completion": f"chatcmpl-t{i % 3}"}) for i in range(12)]
+    threads = [
+        threading.Thread(
+            target=add, args=(store, talk("hi"), "a"), kwargs={"completion": f"chatcmpl-t{i % 3}"}
+        )
+        for i in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -270,9 +352,14 @@ def test_other_keys_can_neither_read_nor_change_a_chat(store):
             with pytest.raises(KeyError, match="of this API key"):
                 attempt()
         assert store.delete_user("u", key=key) == 0
-        assert add(store, talk("hi", "Hello", "more"), "x", key=key, user="u")[1] != chat  # does not even learn that the conversation is known
+        assert (
+            add(store, talk("hi", "Hello", "more"), "x", key=key, user="u")[1] != chat
+        )  # does not even learn that the conversation is known
         store.delete_user("u", key=key)
-    for attempt in (lambda: store.feedback(completion, 1, key="ann", vote=1), lambda: store.chat("chat-0", key="ann")):
+    for attempt in (
+        lambda: store.feedback(completion, 1, key="ann", vote=1),
+        lambda: store.chat("chat-0", key="ann"),
+    ):
         with pytest.raises(KeyError):
             attempt()
     assert store.chat(chat, key="ann")["messages"][1]["content"] == "Hello" and store.counts()["turns"] == 1
@@ -282,7 +369,13 @@ def test_deleting_a_user_leaves_nothing_of_the_text(store, store_url, tmp_path):
     secret = "my sister Zebedea"
     chat = store.start_chat(user="ann", model="bot", consent=f"{secret} agrees")
     for number in range(30):
-        completion, _ = add(store, talk(f"{secret} {number} " * 200), f"Who is {secret}?", chat=chat, settings={"stop": [secret]})
+        completion, _ = add(
+            store,
+            talk(f"{secret} {number} " * 200),
+            f"Who is {secret}?",
+            chat=chat,
+            settings={"stop": [secret]},
+        )
         store.feedback(completion, vote=1, edit=f"How is {secret}?")
     store.rate(chat, {secret: 3}, f"{secret} liked it")
     _, kept = add(store, talk("hi"), "Hello", user="bob")
@@ -346,11 +439,17 @@ for number in range(first, first + count):
 
 
 def writer(url, name, first, count):
-    return subprocess.Popen([sys.executable, "-c", WRITER, url, name, str(first), str(count)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, url, name, str(first), str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
 
 
 def test_four_processes_write_at_once(store_url):
-    """They also make the tables at the same moment. 10 conversations of 3 turns each are linked in each process."""
+    """They also make the tables at the same moment. 10 conversations of 3 turns each are linked in each
+    process."""
     writers = [writer(store_url, f"w{i}", 0, 30) for i in range(4)]
     outs = [process.communicate(timeout=120)[0] for process in writers]
     assert [process.returncode for process in writers] == [0] * 4
@@ -366,13 +465,17 @@ def test_kill_9_loses_nothing_that_was_acknowledged(store_url, rounds):
     rng = random.Random(0)
     acknowledged: list[int] = []
     for _ in range(rounds):
-        process = writer(store_url, "w", len(acknowledged), 100_000)  # begins with the one that may or may not be there
+        process = writer(
+            store_url, "w", len(acknowledged), 100_000
+        )  # begins with the one that may or may not be there
         enough = len(acknowledged) + rng.randrange(1, 25)
         while len(acknowledged) < enough:
             acknowledged.append(int(process.stdout.readline()))
         time.sleep(rng.random() * 0.01)
         os.kill(process.pid, signal.SIGKILL)
-        acknowledged += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        acknowledged += [
+            int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")
+        ]
         process.wait()
     assert acknowledged == list(range(len(acknowledged)))
     store = Store(store_url, create=False)
@@ -392,7 +495,10 @@ def test_a_user_is_deleted_while_chats_go_on(store):
             while not stop.is_set():
                 completion, chat = add(store, talk("hi"), "Hello", user="ann")
                 add(store, talk("hi", "Hello", "more"), "x", user="ann")
-                for change in (lambda c=completion: store.feedback(c, vote=1), lambda c=chat: add(store, talk("y"), "z", user="ann", chat=c)):
+                for change in (
+                    lambda c=completion: store.feedback(c, vote=1),
+                    lambda c=chat: add(store, talk("y"), "z", user="ann", chat=c),
+                ):
                     with contextlib.suppress(KeyError):  # deleted meanwhile
                         change()
         except Exception as error:
@@ -423,8 +529,14 @@ def test_a_user_is_deleted_while_chats_go_on(store):
         ("mysql://u:hunter2@h/d", "SQLite or PostgreSQL store .*got 'mysql://\\*\\*\\*@h/d'"),
         ("postgresql+asyncpg://u:hunter2@h/d", "SQLite or PostgreSQL store"),
         ("postgresql://u:hunter2@h:port/d", "expected the URL of a store"),
-        ("postgresql://u:hunter2@127.0.0.1:1/d", "cannot open the store postgresql://u:\\*\\*\\*@127.0.0.1:1/d: .*refused"),
-        ("postgresql://u@127.0.0.1:1/d?password=hunter2", "cannot open the store postgresql://u@127.0.0.1:1/d: "),
+        (
+            "postgresql://u:hunter2@127.0.0.1:1/d",
+            "cannot open the store postgresql://u:\\*\\*\\*@127.0.0.1:1/d: .*refused",
+        ),
+        (
+            "postgresql://u@127.0.0.1:1/d?password=hunter2",
+            "cannot open the store postgresql://u@127.0.0.1:1/d: ",
+        ),
         ("sqlite:////nowhere/chats.db", "expected a folder for the SQLite file"),
         ("sqlite:////proc/chats.db", "cannot open the store sqlite:////proc/chats.db"),
     ],
@@ -443,11 +555,16 @@ def test_files_that_are_no_store(tmp_path, monkeypatch):
     (tmp_path / "text.db").write_text("This is a text, no database. " * 100)
     with pytest.raises(UserError, match="file is not a database"):
         Store("sqlite:///text.db")
-    for name, statement in (("other.db", "CREATE TABLE songs (name)"), ("old.db", "CREATE TABLE chats (number)")):
+    for name, statement in (
+        ("other.db", "CREATE TABLE songs (name)"),
+        ("old.db", "CREATE TABLE chats (number)"),
+    ):
         connection = sqlite3.connect(name)
         connection.execute(statement)
         connection.close()
-    with pytest.raises(UserError, match="missing the tables chats, turns, keys; .*other.db holds the tables songs"):
+    with pytest.raises(
+        UserError, match="missing the tables chats, turns, keys; .*other.db holds the tables songs"
+    ):
         Store("sqlite:///other.db", create=False)
     with pytest.raises(UserError, match="missing the columns id, key, .* of the table chats"):
         Store("sqlite:///old.db")
@@ -460,7 +577,9 @@ def test_a_relative_path_is_taken_from_where_the_store_was_opened(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     store = Store("sqlite:///chats.db")
     monkeypatch.chdir("/")
-    threads = [threading.Thread(target=add, args=(store, talk("hi"), "a")) for _ in range(4)]  # new connections
+    threads = [
+        threading.Thread(target=add, args=(store, talk("hi"), "a")) for _ in range(4)
+    ]  # new connections
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -471,7 +590,9 @@ def test_a_relative_path_is_taken_from_where_the_store_was_opened(tmp_path, monk
 @pytest.mark.postgres
 def test_passwords_are_not_in_the_name(postgres_url):
     store = Store(postgres_url)
-    assert store.name.startswith("postgresql://postgres:***@/test_") and "hunter2" not in store.name + repr(store) + repr(store._engine)
+    assert store.name.startswith("postgresql://postgres:***@/test_") and "hunter2" not in store.name + repr(
+        store
+    ) + repr(store._engine)
     for driver in ("postgres", "postgresql+psycopg"):
         Store(postgres_url.replace("postgresql", driver), create=False).close()
     store.close()
@@ -494,19 +615,23 @@ STEPS = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
 def test_every_reply_is_trained_on_exactly_once(steps):
-    """Whatever people do: open chats, go on after any reply, ask again, put words into the assistant's mouth, edit, vote. And every conversation
-    that was had is the beginning of a Dialog."""
+    """Whatever people do: open chats, go on after any reply, ask again, put words into the assistant's mouth,
+    edit, vote. And every conversation that was had is the beginning of a Dialog."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(f"sqlite:///{folder}/chats.db")
         had, edits, votes = replay(store, steps)
         dialogs = list(store.dialogs())
         store.close()
     marks = [(d, d.messages[i]) for d in dialogs for i in d.replies]
-    assert Counter(m["completion"] for _, m in marks if "completion" in m) == Counter(completion for completion, _, _ in had)
+    assert Counter(m["completion"] for _, m in marks if "completion" in m) == Counter(
+        completion for completion, _, _ in had
+    )
     assert sum("completion" not in m for _, m in marks) == len(edits)
     assert sum(m.get("feedback", {}).get("vote") == -1 for _, m in marks) == len(votes)
     for _, chat, conversation in had:
-        of_chat = [[(m["role"], m["content"]) for m in d.messages] for d in dialogs if d.id.partition("#")[0] == chat]
+        of_chat = [
+            [(m["role"], m["content"]) for m in d.messages] for d in dialogs if d.id.partition("#")[0] == chat
+        ]
         told = [(m["role"], m["content"]) for m in conversation]
         assert any(found[: len(told)] == told for found in of_chat)
     assert len({d.id for d in dialogs}) == len(dialogs)
@@ -514,7 +639,8 @@ def test_every_reply_is_trained_on_exactly_once(steps):
 
 
 def replay(store, steps):
-    """Does the steps; ([(completion, chat, conversation with its reply)], the edited and the voted (completion, choice))."""
+    """Does the steps; ([(completion, chat, conversation with its reply)], the edited and the voted
+    (completion, choice))."""
     had, choices, edits, votes = [], [], set(), set()
     for step, pick, text, replies, named in steps:
         completion, chat, conversation = had[pick % len(had)] if had else ("", None, [])
@@ -523,7 +649,13 @@ def replay(store, steps):
             store.feedback(completion, choice, **({"edit": text + "!"} if step == "edit" else {"vote": -1}))
             (edits if step == "edit" else votes).add((completion, choice))
             continue
-        said = [{"role": "assistant", "content": text}] if step == "forge" else conversation[:-1] if step == "again" else conversation
+        said = (
+            [{"role": "assistant", "content": text}]
+            if step == "forge"
+            else conversation[:-1]
+            if step == "again"
+            else conversation
+        )
         said = [] if step == "open" else said
         messages = said if step == "again" and said else [*said, {"role": "user", "content": text}]
         completion, chat = add(store, messages, *replies, chat=chat if named else None)

@@ -1,7 +1,7 @@
 """Tokens, masks and windows, against token lists built by hand.
 
-Under our own template a message is `<|role|>`, the tokens of its text, `<|end|>`; special tokens never merge with text, so the expected ids of any
-dialog are a concatenation (`by_hand`).
+Under our own template a message is `<|role|>`, the tokens of its text, `<|end|>`; special tokens never merge
+with text, so the expected ids of any dialog are a concatenation (`by_hand`).
 """
 
 import random
@@ -29,7 +29,18 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-TEXTS = ["hello", "", "two words", "😀 日本語", "a\nb", "I think, therefore I am.", "null", "  spaces  ", "<|end|> in text", "e\u0301\u200d\x00"]
+TEXTS = [
+    "hello",
+    "",
+    "two words",
+    "😀 日本語",
+    "a\nb",
+    "I think, therefore I am.",
+    "null",
+    "  spaces  ",
+    "<|end|> in text",
+    "e\u0301\u200d\x00",
+]
 
 
 def user(text):
@@ -52,12 +63,17 @@ def by_hand(tokenizer, messages, *, prompt=False):
     """Token ids of messages under our template."""
     ids = []
     for m in messages:
-        ids += [tokenizer.convert_tokens_to_ids(f"<|{m['role']}|>"), *tokenizer(m["content"])["input_ids"], tokenizer.convert_tokens_to_ids(END)]
+        ids += [
+            tokenizer.convert_tokens_to_ids(f"<|{m['role']}|>"),
+            *tokenizer(m["content"])["input_ids"],
+            tokenizer.convert_tokens_to_ids(END),
+        ]
     return ids + [tokenizer.convert_tokens_to_ids("<|assistant|>")] * prompt
 
 
 def spans(row):
-    """[(first, last)] of each reply: reply ends are given, and a reply begins where the mask does after the one before."""
+    """[(first, last)] of each reply: reply ends are given, and a reply begins where the mask does after the
+    one before."""
     found, start = [], 0
     for end in row.reply_ends:
         first = start + int(np.argmax(row.assistant[start:]))
@@ -75,42 +91,72 @@ def written(tokenizer, row):
 def chatml():
     """A tokenizer whose end of turn is followed by a newline that the template writes."""
     made = train_tokenizer(["hello there"] * 5, vocab_size=300)
-    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "eos_token": "<|im_end|>"})
+    made.add_special_tokens(
+        {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "eos_token": "<|im_end|>"}
+    )
     made.chat_template = CHATML
     return made
 
 
-# --- masks ---------------------------------------------------------------------------------------------------------------------------------------
+# --- masks
+# ---------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_mask_is_the_reply_and_its_end_of_turn(tokenizer, text):
-    messages = [system("be kind"), user("hi " + text), reply(text, reward=2.5), user(text), reply("bye", reward=-1)]
+    messages = [
+        system("be kind"),
+        user("hi " + text),
+        reply(text, reward=2.5),
+        user(text),
+        reply("bye", reward=-1),
+    ]
     (row,) = tokenize(dialog(*messages), tokenizer)
-    as_text = [m | {"content": m["content"].replace("<|", "<\u2060|")} for m in messages]  # what looks like a special token is none
+    as_text = [
+        m | {"content": m["content"].replace("<|", "<\u2060|")} for m in messages
+    ]  # what looks like a special token is none
     assert row.input_ids.tolist() == by_hand(tokenizer, as_text)
     assert written(tokenizer, row) == [as_text[2]["content"] + END, "bye" + END]
-    assert sum(last - first + 1 for first, last in spans(row)) == row.assistant.sum()  # nothing else is masked in
+    assert (
+        sum(last - first + 1 for first, last in spans(row)) == row.assistant.sum()
+    )  # nothing else is masked in
     assert row.rewards.tolist() == [2.5, -1.0]
     assert not row.truncated
-    assert (row.input_ids.dtype, row.assistant.dtype, row.reply_ends.dtype, row.rewards.dtype) == (np.int32, bool, np.int32, np.float32)
+    assert (row.input_ids.dtype, row.assistant.dtype, row.reply_ends.dtype, row.rewards.dtype) == (
+        np.int32,
+        bool,
+        np.int32,
+        np.float32,
+    )
 
 
 def test_an_exact_row(tokenizer):
     """<|user|> h i <|end|> <|assistant|> <|end|>: the empty reply is one action, its end of turn."""
     (row,) = tokenize(dialog(user("hi"), reply("")), tokenizer)
-    assert tokenizer.convert_ids_to_tokens(row.input_ids) == ["<|user|>", *tokenizer.tokenize("hi"), END, "<|assistant|>", END]
+    assert tokenizer.convert_ids_to_tokens(row.input_ids) == [
+        "<|user|>",
+        *tokenizer.tokenize("hi"),
+        END,
+        "<|assistant|>",
+        END,
+    ]
     assert row.assistant.tolist() == [False] * (len(row.assistant) - 1) + [True]
     assert row.reply_ends.tolist() == [len(row.input_ids) - 1]
     assert np.isnan(row.rewards).tolist() == [True]
 
 
 def test_chatml_newline_after_the_end_of_turn_is_no_action(chatml):
-    (row,) = tokenize(dialog(user("hello"), reply("there", reward=1), user("x"), reply("y", reward=2)), chatml)
+    (row,) = tokenize(
+        dialog(user("hello"), reply("there", reward=1), user("x"), reply("y", reward=2)), chatml
+    )
     turns = (("user", "hello"), ("assistant", "there"), ("user", "x"), ("assistant", "y"))
-    assert chatml.decode(row.input_ids) == "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    assert chatml.decode(row.input_ids) == "".join(
+        f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns
+    )
     assert written(chatml, row) == ["there<|im_end|>", "y<|im_end|>"]
-    assert row.assistant.sum() == len(chatml("there<|im_end|>")["input_ids"]) + len(chatml("y<|im_end|>")["input_ids"])
+    assert row.assistant.sum() == len(chatml("there<|im_end|>")["input_ids"]) + len(
+        chatml("y<|im_end|>")["input_ids"]
+    )
 
 
 @pytest.mark.parametrize("text", ["hello", "", "a", "assistant", "im_start", "  padded"])
@@ -125,24 +171,43 @@ def test_the_assistant_may_open(tokenizer, chatml, kind, text):
 
 def test_an_opening_tool_call_is_written_by_the_assistant(tokenizer):
     call = [{"type": "function", "function": {"name": "look", "arguments": "{}"}}]
-    (row,) = tokenize(dialog(reply(None, tool_calls=call), {"role": "tool", "content": "42"}, reply("it is 42")), tokenizer)
+    (row,) = tokenize(
+        dialog(reply(None, tool_calls=call), {"role": "tool", "content": "42"}, reply("it is 42")), tokenizer
+    )
     first, second = written(tokenizer, row)
     assert first.startswith('[{"type": "function"') and first.endswith("}]" + END)
     assert second == "it is 42" + END
 
 
 def test_a_template_sees_neither_rewards_nor_feedback():
-    """What people said about a reply, or what it earned, must never reach the text the policy reads; tool calls and names may."""
+    """What people said about a reply, or what it earned, must never reach the text the policy reads; tool
+    calls and names may."""
     template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
-    noted = {**reply("there"), "reward": 7.5, "rewards": {"vote": 1}, "feedback": {"edit": "secret"}, "weight": 1}
-    (row,) = tokenize(dialog(user("hello"), noted), made := with_template(template + "{% if add_generation_prompt %}{{ '' }}{% endif %}"))
+    noted = {
+        **reply("there"),
+        "reward": 7.5,
+        "rewards": {"vote": 1},
+        "feedback": {"edit": "secret"},
+        "weight": 1,
+    }
+    (row,) = tokenize(
+        dialog(user("hello"), noted),
+        made := with_template(template + "{% if add_generation_prompt %}{{ '' }}{% endif %}"),
+    )
     text = made.decode(row.input_ids)
     assert "there" in text and not any(word in text for word in ("reward", "7.5", "vote", "secret", "weight"))
 
 
 def test_tool_calls_are_actions_and_tool_results_are_not(tokenizer):
-    call = [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Kraków"}'}}]
-    messages = [user("weather?"), reply(None, tool_calls=call, reward=1), {"role": "tool", "content": "21 degrees"}, reply("warm", reward=2)]
+    call = [
+        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Kraków"}'}}
+    ]
+    messages = [
+        user("weather?"),
+        reply(None, tool_calls=call, reward=1),
+        {"role": "tool", "content": "21 degrees"},
+        reply("warm", reward=2),
+    ]
     (row,) = tokenize(dialog(*messages), tokenizer)
     first, second = written(tokenizer, row)
     assert '"name": "weather"' in first and "degrees" not in first and first.endswith(END)
@@ -151,12 +216,21 @@ def test_tool_calls_are_actions_and_tool_results_are_not(tokenizer):
 
 
 def test_replies_of_weight_zero_are_context(tokenizer):
-    messages = [user("a"), reply("not me", weight=0, reward=9), user("b"), reply("me", reward=1), user("c"), reply("nor me", weight=0, reward=9)]
+    messages = [
+        user("a"),
+        reply("not me", weight=0, reward=9),
+        user("b"),
+        reply("me", reward=1),
+        user("c"),
+        reply("nor me", weight=0, reward=9),
+    ]
     (row,) = tokenize(dialog(*messages), tokenizer)
     assert row.input_ids.tolist() == by_hand(tokenizer, messages)
     assert written(tokenizer, row) == ["me" + END]
     assert row.rewards.tolist() == [1.0]
-    assert not row.truncated  # the conversation ended, and nothing after `me` is trained on: no value to bootstrap from
+    assert (
+        not row.truncated
+    )  # the conversation ended, and nothing after `me` is trained on: no value to bootstrap from
 
 
 def test_no_reply_no_row(tokenizer):
@@ -191,7 +265,8 @@ def test_a_finished_dialog_that_ends_with_the_user_is_not_truncated(tokenizer):
     assert not row.truncated
 
 
-# --- templates -----------------------------------------------------------------------------------------------------------------------------------
+# --- templates
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def with_template(template):
@@ -201,7 +276,8 @@ def with_template(template):
 
 
 def test_a_template_that_rewrites_history_is_refused():
-    """It marks the last message, so every earlier rendering changes when a message is added (as templates that drop old reasoning do)."""
+    """It marks the last message, so every earlier rendering changes when a message is added (as templates
+    that drop old reasoning do)."""
     template = "{% for m in messages %}{{ '[LAST]' if loop.last else '' }}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
     with pytest.raises(TemplateError) as error:
         tokenize(dialog(user("hello"), reply("there")), with_template(template))
@@ -216,7 +292,8 @@ def test_a_template_that_rewrites_history_is_refused():
 
 
 def test_a_template_that_drops_old_reasoning_is_refused():
-    """Each prompt agrees with its own reply, but the first reply's thoughts are gone once the second one is there: nobody acts in that state."""
+    """Each prompt agrees with its own reply, but the first reply's thoughts are gone once the second one is
+    there: nobody acts in that state."""
     said = "{{ m['content'] if m['role'] == 'user' or loop.last else m['content'].split('/')[-1] }}"
     template = (
         "{% for m in messages %}{{ m['role'] + ':' }}"
@@ -226,24 +303,27 @@ def test_a_template_that_drops_old_reasoning_is_refused():
     plain = with_template(template)
     (row,) = tokenize(dialog(user("hello"), reply("hmm/there")), plain)
     assert written(plain, row) == ["hmm/there<|end|>"]
-    with pytest.raises(TemplateError, match="when message 3 is added: expected 'hmm/there<|end|>' at character 27".replace("|", r"\|")):
+    with pytest.raises(
+        TemplateError,
+        match="when message 3 is added: expected 'hmm/there<|end|>' at character 27".replace("|", r"\|"),
+    ):
         tokenize(dialog(user("hello"), reply("hmm/there"), user("x"), reply("y")), plain)
 
 
 def test_a_generation_prompt_that_replies_do_not_begin_with_is_refused():
-    template = (
-        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'bot: ' }}{% endif %}"
-    )
+    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'bot: ' }}{% endif %}"
     with pytest.raises(TemplateError, match="expected 'bot: ' at character 12"):  # 12 = len("user: hello\n")
         tokenize(dialog(user("hello"), reply("there")), with_template(template))
 
 
 def test_a_template_without_an_end_of_turn_token():
-    """Where the template ends a turn with a newline, the newline is what the policy writes to end it; no whole reply counts as cut."""
-    template = (
-        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    """Where the template ends a turn with a newline, the newline is what the policy writes to end it; no
+    whole reply counts as cut."""
+    template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    made, plain = (
+        dialog(user("hello"), reply("there", reward=1), user("x"), reply("y")),
+        with_template(template),
     )
-    made, plain = dialog(user("hello"), reply("there", reward=1), user("x"), reply("y")), with_template(template)
     (row,) = rows = tokenize(made, plain)
     assert plain.decode(row.input_ids) == "user:hello\nassistant:there\nuser:x\nassistant:y\n"
     assert written(plain, row) == ["there\n", "y\n"]
@@ -251,25 +331,32 @@ def test_a_template_without_an_end_of_turn_token():
 
 
 def test_a_template_that_refuses_the_roles_is_named():
-    template = (
-        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}{{ m['content'] }}{% endfor %}"
-    )
-    with pytest.raises(TemplateError, match="roles system, user, assistant, got its error: no system prompts"):
+    template = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(
+        TemplateError, match="roles system, user, assistant, got its error: no system prompts"
+    ):
         tokenize(dialog(system("be kind"), user("hello"), reply("there")), with_template(template))
 
 
 def counted(tokenizer, monkeypatch):
     """How many messages the template has rendered since."""
     seen, real = [], tokenizer.apply_chat_template
-    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda talks, **more: seen.extend(map(len, talks)) or real(talks, **more))
+    monkeypatch.setattr(
+        tokenizer,
+        "apply_chat_template",
+        lambda talks, **more: seen.extend(map(len, talks)) or real(talks, **more),
+    )
     return seen
 
 
 CALL = {"tool_calls": [{"type": "function", "function": {"name": "menu", "arguments": {"day": "today"}}}]}
 LONG_TALKS = {
     "turns": [m for i in range(40) for m in (user(f"question {i} "), reply(f" answer {i}", reward=i))],
-    "a prompt, an opening, two user turns": [system("be kind"), reply("hi")] + [user("a"), user("b"), reply(""), user("c"), reply("d", weight=0)] * 9,
-    "tools": [user("what is there?")] + [reply(None, **CALL), {"role": "tool", "content": "<|end|> soup", "tool_call_id": "1"}, reply("soup")] * 15,
+    "a prompt, an opening, two user turns": [system("be kind"), reply("hi")]
+    + [user("a"), user("b"), reply(""), user("c"), reply("d", weight=0)] * 9,
+    "tools": [user("what is there?")]
+    + [reply(None, **CALL), {"role": "tool", "content": "<|end|> soup", "tool_call_id": "1"}, reply("soup")]
+    * 15,
     "ends with the user": [*[user("a"), reply("b")] * 20, user("c")],
 }
 
@@ -282,13 +369,21 @@ def test_a_long_dialog_has_the_rows_of_its_prefixes(tokenizer, chatml, monkeypat
     for tried in (tokenizer, chatml):
         seen = counted(tried, monkeypatch)
         short, long = (tokenize(made, tried, max_length=length) for length in (100, 10_000))
-        assert sum(seen) < 40 * len(made.messages)  # twice, and a few prefixes: all of them would be a hundred times as many
+        assert sum(seen) < 40 * len(
+            made.messages
+        )  # twice, and a few prefixes: all of them would be a hundred times as many
         with monkeypatch.context() as patch:
             patch.setattr("rl_dialog.data.tokenize.LONG_DIALOG", 10_000)
-            for rows, wanted in ((short, tokenize(made, tried, max_length=100)), (long, tokenize(made, tried, max_length=10_000))):
+            for rows, wanted in (
+                (short, tokenize(made, tried, max_length=100)),
+                (long, tokenize(made, tried, max_length=10_000)),
+            ):
                 assert len(rows) == len(wanted)
                 for row, other in zip(rows, wanted, strict=True):
-                    assert all(np.array_equal(getattr(row, name), getattr(other, name), equal_nan=name == "rewards") for name in vars(row))
+                    assert all(
+                        np.array_equal(getattr(row, name), getattr(other, name), equal_nan=name == "rewards")
+                        for name in vars(row)
+                    )
 
 
 def test_a_long_dialog_is_rendered_in_linear_time(tokenizer, monkeypatch):
@@ -300,39 +395,62 @@ def test_a_long_dialog_is_rendered_in_linear_time(tokenizer, monkeypatch):
     assert work[1] < 5 * work[0]
 
 
-@pytest.mark.parametrize("mark", ["{{ loop.index }}", "{% if messages[0]['content'] == 'hello' %}!{% endif %}"])
+@pytest.mark.parametrize(
+    "mark", ["{{ loop.index }}", "{% if messages[0]['content'] == 'hello' %}!{% endif %}"]
+)
 def test_a_template_that_looks_far_back_is_rendered_prefix_by_prefix(monkeypatch, mark):
-    """It numbers the messages, or reads the first of them in all others: it only appends, but not the same behind the last few messages."""
-    template = "{% for m in messages %}" + mark + "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    """It numbers the messages, or reads the first of them in all others: it only appends, but not the same
+    behind the last few messages."""
+    template = (
+        "{% for m in messages %}"
+        + mark
+        + "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    )
     made = with_template(
-        template + "{% if add_generation_prompt %}" + mark.replace("loop.index", "messages | length + 1") + "<|assistant|>{% endif %}"
+        template
+        + "{% if add_generation_prompt %}"
+        + mark.replace("loop.index", "messages | length + 1")
+        + "<|assistant|>{% endif %}"
     )
     talk = dialog(user("hello"), reply("there"), *[user("a"), reply("b")] * 20)
     (row,) = tokenize(talk, made)
     monkeypatch.setattr("rl_dialog.data.tokenize.LONG_DIALOG", 10_000)
     (wanted,) = tokenize(talk, made)
-    assert np.array_equal(row.assistant, wanted.assistant) and written(made, row) == ["there<|end|>"] + ["b<|end|>"] * 20
+    assert (
+        np.array_equal(row.assistant, wanted.assistant)
+        and written(made, row) == ["there<|end|>"] + ["b<|end|>"] * 20
+    )
 
 
-@pytest.mark.parametrize("shown", ["messages[-30:]", "(messages if messages | length < 30 else messages[:1] + messages)"])
+@pytest.mark.parametrize(
+    "shown", ["messages[-30:]", "(messages if messages | length < 30 else messages[:1] + messages)"]
+)
 def test_a_template_that_rewrites_the_history_of_long_dialogs_alone_is_refused(shown):
-    template = "{% for m in " + shown + " %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    template = (
+        "{% for m in " + shown + " %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    )
     with pytest.raises(TemplateError, match="changes earlier text when message (29|31) is added"):
-        tokenize(dialog(*[m for i in range(25) for m in (user(f"a {i}"), reply("b"))]), with_template(template))
+        tokenize(
+            dialog(*[m for i in range(25) for m in (user(f"a {i}"), reply("b"))]), with_template(template)
+        )
 
 
 def test_template_errors_are_value_errors():
     assert issubclass(TemplateError, ValueError)
 
 
-# --- windows -------------------------------------------------------------------------------------------------------------------------------------
+# --- windows
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def talk(turns, *, words=4, lead=()):
     """A dialog of distinct user turns and replies, with the reply's number as its reward."""
     messages = list(lead)
     for n in range(turns):
-        messages += [user(" ".join(f"u{n}" for _ in range(words))), reply(" ".join(f"a{n}" for _ in range(words)), reward=float(n))]
+        messages += [
+            user(" ".join(f"u{n}" for _ in range(words))),
+            reply(" ".join(f"a{n}" for _ in range(words)), reward=float(n)),
+        ]
     return dialog(*messages)
 
 
@@ -348,7 +466,8 @@ def test_every_reply_is_trained_on_once(tokenizer):
 
 
 def test_a_window_ends_in_the_state_before_the_next_reply(tokenizer):
-    """Its last token is the generation prompt of the first reply of the next window, so that V is asked about a state it is trained on."""
+    """Its last token is the generation prompt of the first reply of the next window, so that V is asked about
+    a state it is trained on."""
     made = talk(12)
     whole = by_hand(tokenizer, made.messages)
     rows = tokenize(made, tokenizer, max_length=64)
@@ -368,7 +487,9 @@ def test_windows_keep_context(tokenizer):
         text = tokenizer.decode(row.input_ids[:first])
         assert text.startswith(("<|user|>", "<|assistant|>")) and text.count("<|user|>") >= 1
         assert first <= 32
-        size = len(by_hand(tokenizer, [reply("a10 a10 a10 a10")]))  # the largest message: one more would not have fitted
+        size = len(
+            by_hand(tokenizer, [reply("a10 a10 a10 a10")])
+        )  # the largest message: one more would not have fitted
         assert first + size > 32
 
 
@@ -380,7 +501,9 @@ def test_the_system_prompt_stands_in_front_of_every_window(tokenizer):
     for row in rows:
         assert row.input_ids[: len(front)].tolist() == front
         assert len(row.input_ids) <= 64
-    assert [text for row in rows for text in written(tokenizer, row)] == [" ".join([f"a{n}"] * 4) + END for n in range(12)]
+    assert [text for row in rows for text in written(tokenizer, row)] == [
+        " ".join([f"a{n}"] * 4) + END for n in range(12)
+    ]
 
 
 def test_a_system_prompt_that_would_fill_the_window_is_left_out(tokenizer):
@@ -391,7 +514,14 @@ def test_a_system_prompt_that_would_fill_the_window_is_left_out(tokenizer):
 
 
 def test_a_reply_longer_than_a_window_loses_its_tail_and_is_counted(tokenizer):
-    made = dialog(user("short"), reply("a", reward=1), user("tell me"), reply("b c " * 100, reward=5), user("ok"), reply("d", reward=2))
+    made = dialog(
+        user("short"),
+        reply("a", reward=1),
+        user("tell me"),
+        reply("b c " * 100, reward=5),
+        user("ok"),
+        reply("d", reward=2),
+    )
     rows = tokenize(made, tokenizer, max_length=48)
     texts = [text for row in rows for text in written(tokenizer, row)]
     assert len(texts) == 3 and texts[0] == "a" + END and texts[2] == "d" + END
@@ -427,7 +557,14 @@ def test_a_long_message_before_a_reply_leaves_its_tail(tokenizer):
 
 def test_a_weight_zero_reply_between_windows_is_not_the_next_state(tokenizer):
     """As within one row, the value after a reply is that of the next *trained* reply's first state."""
-    messages = [user("a " * 12), reply("one", reward=1), user("b"), reply("skip", weight=0), user("c"), reply("two " * 8, reward=2)]
+    messages = [
+        user("a " * 12),
+        reply("one", reward=1),
+        user("b"),
+        reply("skip", weight=0),
+        user("c"),
+        reply("two " * 8, reward=2),
+    ]
     rows = tokenize(dialog(*messages), tokenizer, max_length=48)
     assert len(rows) == 2
     assert tokenizer.decode(rows[0].input_ids).endswith("skip<|end|><|user|>c<|end|><|assistant|>")
@@ -435,13 +572,16 @@ def test_a_weight_zero_reply_between_windows_is_not_the_next_state(tokenizer):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_windows_of_random_dialogs(tokenizer, seed):
-    """Whatever the lengths: order, text, rewards, one window per reply, `max_length`, and windows that are slices of the whole."""
+    """Whatever the lengths: order, text, rewards, one window per reply, `max_length`, and windows that are
+    slices of the whole."""
     draw = random.Random(seed)
     for _ in range(25):
         messages = [system("s " * draw.choice((1, 4)))] if draw.random() < 0.5 else []
         for _ in range(draw.randint(1, 8)):
             role = draw.choice(("user", "assistant", "user", "tool"))
-            messages += [{"role": role, "content": "w " * draw.choice((0, 1, 2, 5, 9)) + str(draw.random())[:4]}]
+            messages += [
+                {"role": role, "content": "w " * draw.choice((0, 1, 2, 5, 9)) + str(draw.random())[:4]}
+            ]
         messages += [user("last"), reply("end", reward=1.0)]
         for m in messages:
             if m["role"] == "assistant":
@@ -450,8 +590,12 @@ def test_windows_of_random_dialogs(tokenizer, seed):
         if not made.replies:
             continue
         rows = tokenize(made, tokenizer, max_length=limit)
-        assert [t for row in rows for t in written(tokenizer, row)] == [messages[i]["content"] + END for i in made.replies]
-        assert np.concatenate([r.rewards for r in rows]).tolist() == [np.float32(messages[i]["reward"]) for i in made.replies]
+        assert [t for row in rows for t in written(tokenizer, row)] == [
+            messages[i]["content"] + END for i in made.replies
+        ]
+        assert np.concatenate([r.rewards for r in rows]).tolist() == [
+            np.float32(messages[i]["reward"]) for i in made.replies
+        ]
         assert all(len(row.input_ids) <= limit and not row.assistant[0] for row in rows)
         assert [row.truncated for row in rows] == [True] * (len(rows) - 1) + [made.truncated]
         whole = by_hand(tokenizer, messages, prompt=made.truncated)
@@ -468,7 +612,8 @@ def position(whole, part):
     return next((i for i in range(len(whole) - len(part) + 1) if whole[i : i + len(part)] == part), -1)
 
 
-# --- prompts -------------------------------------------------------------------------------------------------------------------------------------
+# --- prompts
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["ours", "chatml"])
@@ -490,7 +635,11 @@ def test_a_long_prompt_keeps_the_system_prompt_and_the_latest_whole_messages(tok
     messages = made.messages[:-1]
     ids = encode_prompt(messages, tokenizer, max_length=50)
     assert len(ids) <= 50
-    kept = next(k for k in range(len(messages)) if len(by_hand(tokenizer, [messages[0], *messages[k + 1 :]], prompt=True)) <= 50)
+    kept = next(
+        k
+        for k in range(len(messages))
+        if len(by_hand(tokenizer, [messages[0], *messages[k + 1 :]], prompt=True)) <= 50
+    )
     assert 0 < kept < len(messages) - 2
     assert ids == by_hand(tokenizer, [messages[0], *messages[kept + 1 :]], prompt=True)
 
@@ -499,7 +648,9 @@ def test_a_prompt_that_fits_exactly_is_whole(tokenizer):
     messages = [user("a b c"), reply("d"), user("e")]
     exact = by_hand(tokenizer, messages, prompt=True)
     assert encode_prompt(messages, tokenizer, max_length=len(exact)) == exact
-    assert encode_prompt(messages, tokenizer, max_length=len(exact) - 1) == by_hand(tokenizer, messages[1:], prompt=True)
+    assert encode_prompt(messages, tokenizer, max_length=len(exact) - 1) == by_hand(
+        tokenizer, messages[1:], prompt=True
+    )
 
 
 def test_one_message_longer_than_the_prompt_keeps_its_tail(tokenizer):
@@ -508,10 +659,21 @@ def test_one_message_longer_than_the_prompt_keeps_its_tail(tokenizer):
     assert ids == by_hand(tokenizer, messages, prompt=True)[-20:]
 
 
-# --- tokenizers ----------------------------------------------------------------------------------------------------------------------------------
+# --- tokenizers
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", [*TEXTS, "don 't , stop .", "\t\r\n\x0b\x85\u2028", "ﬁ ﬀ Å Å", "".join(map(chr, range(0x250))), "\U0010ffff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *TEXTS,
+        "don 't , stop .",
+        "\t\r\n\x0b\x85\u2028",
+        "ﬁ ﬀ Å Å",
+        "".join(map(chr, range(0x250))),
+        "\U0010ffff",
+    ],
+)
 def test_the_byte_level_tokenizer_gives_any_text_back(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
@@ -546,7 +708,10 @@ def test_of_a_long_conversation_a_prompt_renders_the_end(tokenizer, monkeypatch)
 
 def test_training_a_tokenizer_is_deterministic():
     texts = ["the cat sat on the mat", "a dog ate my homework", "the the the"] * 7
-    assert train_tokenizer(texts, vocab_size=300).get_vocab() == train_tokenizer(iter(texts), vocab_size=300).get_vocab()
+    assert (
+        train_tokenizer(texts, vocab_size=300).get_vocab()
+        == train_tokenizer(iter(texts), vocab_size=300).get_vocab()
+    )
 
 
 def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
@@ -561,7 +726,10 @@ def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
     )
     made = dialog(*[m for text in TEXTS for m in (user(text), reply(text))])
     (here,), (there,) = tokenize(made, tokenizer), tokenize(made, loaded)
-    assert here.input_ids.tolist() == there.input_ids.tolist() and here.assistant.tolist() == there.assistant.tolist()
+    assert (
+        here.input_ids.tolist() == there.input_ids.tolist()
+        and here.assistant.tolist() == there.assistant.tolist()
+    )
 
 
 def test_a_tokenizer_without_template_or_padding_gets_ours(tmp_path):
@@ -570,7 +738,10 @@ def test_a_tokenizer_without_template_or_padding_gets_ours(tmp_path):
 
     vocabulary = {"<eos>": 0, **{c: n + 1 for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}}
     plain = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    plain.pre_tokenizer, plain.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<eos>").save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded.chat_template == CHAT_TEMPLATE and loaded.eos_token == END and loaded.pad_token == PAD
@@ -580,18 +751,24 @@ def test_a_tokenizer_without_template_or_padding_gets_ours(tmp_path):
 
 
 def test_a_missing_tokenizer_is_one_paragraph():
-    with pytest.raises(UserError, match="no tokenizer at 'no-such-model-of-anyone': expected a hub name or a directory with tokenizer files"):
+    with pytest.raises(
+        UserError,
+        match="no tokenizer at 'no-such-model-of-anyone': expected a hub name or a directory with tokenizer files",
+    ):
         load_tokenizer("no-such-model-of-anyone")
     with pytest.raises(UserError, match="/no/such/folder: expected a directory with a model .or a hub name"):
         load_tokenizer("/no/such/folder")
 
 
 def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):
-    with pytest.raises(UserError, match="no tokenizer at .*expected a hub name or a directory with tokenizer files"):
+    with pytest.raises(
+        UserError, match="no tokenizer at .*expected a hub name or a directory with tokenizer files"
+    ):
         load_tokenizer(tmp_path)
 
 
-# --- what users type, and where replies end ------------------------------------------------------------------------------------------------------
+# --- what users type, and where replies end
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("typed", [END, "<|assistant|>", f"a{END}<|assistant|>b", "<|pad|>"])
@@ -600,7 +777,10 @@ def test_special_tokens_that_someone_types_are_text(tokenizer, typed):
     (row,) = tokenize(dialog(*messages), tokenizer)
     special = [token for token in row.input_ids if token in tokenizer.all_special_ids]
     assert tokenizer.convert_ids_to_tokens(special) == ["<|user|>", END, "<|assistant|>", END]
-    assert tokenizer.decode(row.input_ids).replace("\u2060", "") == f"<|user|>x {typed} y{END}<|assistant|>I said {typed}{END}"
+    assert (
+        tokenizer.decode(row.input_ids).replace("\u2060", "")
+        == f"<|user|>x {typed} y{END}<|assistant|>I said {typed}{END}"
+    )
     prompt = encode_prompt(messages[:1], tokenizer, max_length=100)
     assert prompt == row.input_ids[: len(prompt)].tolist()
 

@@ -17,7 +17,11 @@ def test_pong():
     assert seen.shape == (3, 84, 84, 4) and seen.dtype == np.uint8 and envs.single_action_space.n == 6
     assert not seen[..., :3].any() and seen[..., 3].any()
     after, rewards, terminated, truncated, _ = envs.step(np.zeros(3, int))
-    assert np.array_equal(after[..., :3], seen[..., 1:]) and rewards.dtype == np.float32 and not (terminated | truncated).any()
+    assert (
+        np.array_equal(after[..., :3], seen[..., 1:])
+        and rewards.dtype == np.float32
+        and not (terminated | truncated).any()
+    )
     assert envs.draw(after[0]).shape == (84, 84, 3)
 
 
@@ -35,7 +39,8 @@ def test_points_are_signs_and_an_end_empties_the_stack():
 
 
 def test_enduro_ends_at_its_limit_and_is_blank_below():
-    """3000 frames, waiting of 1 to 30 included: 743 to 750 actions; rows of 160 and more of 210 are those of 64 and more of 84."""
+    """3000 frames, waiting of 1 to 30 included: 743 to 750 actions; rows of 160 and more of 210 are those of
+    64 and more of 84."""
     envs = EnduroVector(3)
     seen, _ = envs.reset(seed=0)
     assert not seen[:, 64:].any() and seen[:, 60:64].any()
@@ -78,8 +83,14 @@ def test_lives():
         (lambda: AtariVector(1, "Pong"), "unknown game 'Pong': expected one of"),
         (lambda: AtariVector(0, "pong"), "num_envs and max_frames of at least 1"),
         (lambda: PongVector(1).step([0]), "call reset first"),
-        (lambda: text_env("pong"), "unsuitable env 'pong': expected one of small_talk, multiwoz, whose observations are messages"),
-        (lambda: control_env("movingdot"), "unknown env 'movingdot': expected one of moving_dot, .* Did you mean moving_dot"),
+        (
+            lambda: text_env("pong"),
+            "unsuitable env 'pong': expected one of small_talk, multiwoz, whose observations are messages",
+        ),
+        (
+            lambda: control_env("movingdot"),
+            "unknown env 'movingdot': expected one of moving_dot, .* Did you mean moving_dot",
+        ),
     ],
 )
 def test_bad_input(make, message):

@@ -6,7 +6,17 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from PIL import Image
 
-from envs.moving_dot import DIRECTIONS, MIDDLE, MovingDot, MovingDotVector, directions, path, picture, small_pictures, step_rewards
+from envs.moving_dot import (
+    DIRECTIONS,
+    MIDDLE,
+    MovingDot,
+    MovingDotVector,
+    directions,
+    path,
+    picture,
+    small_pictures,
+    step_rewards,
+)
 from rl_dialog.errors import UserError
 
 NOOP, DOWN, RIGHT, UP, LEFT = range(5)
@@ -80,7 +90,8 @@ def test_gymnasium_accepts_it():
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_a_vector_is_what_wrapped_single_dots_would_be(continuous):
-    """Skip 4 with the maximum over the last two pictures, sign of the sum, waiting, end: step by step with MovingDot, and with Pillow's shrinking."""
+    """Skip 4 with the maximum over the last two pictures, sign of the sum, waiting, end: step by step with
+    MovingDot, and with Pillow's shrinking."""
     envs = MovingDotVector(3, "pixels", continuous=continuous)
     seen, _ = envs.reset(seed=5)
     singles = [at(*place, continuous=continuous) for place in envs.positions]
@@ -101,7 +112,9 @@ def test_a_vector_is_what_wrapped_single_dots_would_be(continuous):
                 total, pictures = total + reward, [*pictures, image]
                 if end:
                     break
-            assert (rewards[i], truncated[i]) == (np.sign(total), end) and (envs.positions[i] == single.position).all()
+            assert (rewards[i], truncated[i]) == (np.sign(total), end) and (
+                envs.positions[i] == single.position
+            ).all()
             if t % 10 == 0:
                 grey = np.max(pictures[-2:], axis=0)[..., 0]
                 wanted = np.asarray(Image.fromarray(grey).resize((84, 84), Image.BILINEAR))
@@ -144,11 +157,16 @@ def test_an_environment_is_the_same_among_1_and_among_64():
 
     assert np.array_equal(played(1), played(64))
     first, again = MovingDotVector(64), MovingDotVector(64, worker=1)
-    assert not np.array_equal(first.reset(seed=3)[0], again.reset(seed=3)[0]) and len(np.unique(first.positions, axis=0)) > 60
+    assert (
+        not np.array_equal(first.reset(seed=3)[0], again.reset(seed=3)[0])
+        and len(np.unique(first.positions, axis=0)) > 60
+    )
 
 
 def greedy(envs):
-    totals = [step_rewards(path(envs.positions, np.tile(move, (envs.num_envs, 1)), 4)).sum(0) for move in DIRECTIONS]
+    totals = [
+        step_rewards(path(envs.positions, np.tile(move, (envs.num_envs, 1)), 4)).sum(0) for move in DIRECTIONS
+    ]
     return np.argmax(totals, axis=0)
 
 
@@ -183,7 +201,9 @@ def test_positions():
     seen, rewards, _, _, _ = envs.step(np.full(400, RIGHT))
     assert (rewards == 4).all() and np.allclose(seen, [14 / 80 - 1, 0])
     total, lengths = returns(envs, greedy)
-    assert (lengths == 100).all() and abs(total.mean() - 90.5) < 6  # distances of 92.5 in the mean, less what 4 pixels at a time leave over
+    assert (lengths == 100).all() and abs(
+        total.mean() - 90.5
+    ) < 6  # distances of 92.5 in the mean, less what 4 pixels at a time leave over
 
 
 def test_features_are_where_the_white_is():
@@ -202,10 +222,21 @@ def test_drawn_for_people():
     envs = MovingDotVector(1, "position")
     seen, _ = envs.reset(seed=1)
     drawn, (x, y) = envs.draw(seen[0]), np.clip(envs.positions[0], [2, 2], [157, 207])
-    assert drawn.shape == (210, 160, 3) and drawn.dtype == np.uint8 and (drawn[y - 2 : y + 2, x - 2 : x + 2] == 255).all()
+    assert (
+        drawn.shape == (210, 160, 3)
+        and drawn.dtype == np.uint8
+        and (drawn[y - 2 : y + 2, x - 2 : x + 2] == 255).all()
+    )
     stack = MovingDotVector(1, "pixels").reset(seed=1)[0][0]
-    assert MovingDotVector.draw(stack).shape == (84, 84, 3) and (MovingDotVector.draw(stack)[..., 0] == stack[..., -1]).all()
-    assert MovingDotVector.clip_length == 25 and MovingDotVector.task and MovingDotVector.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert (
+        MovingDotVector.draw(stack).shape == (84, 84, 3)
+        and (MovingDotVector.draw(stack)[..., 0] == stack[..., -1]).all()
+    )
+    assert (
+        MovingDotVector.clip_length == 25
+        and MovingDotVector.task
+        and MovingDotVector.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    )
 
 
 def test_small_pictures_keep_the_light():
@@ -218,7 +249,10 @@ def test_small_pictures_keep_the_light():
     ("make", "message"),
     [
         (lambda: MovingDotVector(0), "at least one environment, got 0"),
-        (lambda: MovingDotVector(1, "picture"), "expected observations of pixels, features or position, got 'picture'"),
+        (
+            lambda: MovingDotVector(1, "picture"),
+            "expected observations of pixels, features or position, got 'picture'",
+        ),
         (lambda: MovingDotVector(1, max_steps=20), "expected max_steps of more than noop_max"),
         (lambda: MovingDotVector(1).step([0]), "call reset first"),
         (lambda: _stepped([0, 0]), r"expected actions of shape \(1,\), got \(2,\)"),
@@ -237,7 +271,8 @@ def _stepped(actions):
 
 
 def test_the_last_picture_of_an_episode_stays_as_it_was():
-    """The next episode begins with black pictures in its stack; the array that was returned before is the learner's."""
+    """The next episode begins with black pictures in its stack; the array that was returned before is the
+    learner's."""
     envs = MovingDotVector(2, "pixels", max_steps=8, noop_max=0)
     envs.reset(seed=0)
     envs.step(np.array([RIGHT, RIGHT]))

@@ -50,7 +50,9 @@ from rl_dialog.data.schema import Dialog, read_jsonl
 from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-STATES = [State(*parts) for parts in itertools.product(range(MAX_MOOD + 1), range(MAX_RAPPORT + 1), (False, True))]
+STATES = [
+    State(*parts) for parts in itertools.product(range(MAX_MOOD + 1), range(MAX_RAPPORT + 1), (False, True))
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +69,23 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Dialog]:
 def test_outcomes_are_a_probability_law_with_rewards_in_bounds(act: str) -> None:
     for state in STATES:
         found = outcomes(state, act)
-        assert sum(o.probability for o in found) == pytest.approx(1.0) and all(o.probability > 0 for o in found)
+        assert sum(o.probability for o in found) == pytest.approx(1.0) and all(
+            o.probability > 0 for o in found
+        )
         assert all(-1.0 - 1e-9 <= o.reward <= 1.0 + 1e-9 for o in found)
         assert all(o.state in STATES for o in found)
         assert all(o.state.liked for o in found if o.moved)
 
 
 def test_outcomes_by_hand() -> None:
-    """State (mood 3, rapport 1, a liked topic), a plain `tell`: 0.1 + 0.25 + 0.1 + 0.15 (mood - 2), mood up with probability 0.3."""
+    """State (mood 3, rapport 1, a liked topic), a plain `tell`: 0.1 + 0.25 + 0.1 + 0.15 (mood - 2), mood up
+    with probability 0.3."""
     law = Counter()
     for o in outcomes(State(3, 1, True), "tell"):
         law[o.state.mood, o.state.rapport, round(o.reward, 6)] += o.probability
-    assert law == pytest.approx({(4, 1, 0.75): 0.3 * 0.92, (3, 1, 0.6): 0.7 * 0.92 + 0.3 * 0.08, (2, 1, 0.45): 0.7 * 0.08})
+    assert law == pytest.approx(
+        {(4, 1, 0.75): 0.3 * 0.92, (3, 1, 0.6): 0.7 * 0.92 + 0.3 * 0.08, (2, 1, 0.45): 0.7 * 0.08}
+    )
 
 
 def test_special_rules() -> None:
@@ -86,13 +93,21 @@ def test_special_rules() -> None:
         return sum(o.probability for o in outcomes(state, act) if o.left or o.state.mood < state.mood)
 
     asked = outcomes(State(2, 0, False), "ask")
-    assert all(o.moved and o.state.rapport == 1 for o in asked)  # a question leads to a liked topic and to rapport
+    assert all(
+        o.moved and o.state.rapport == 1 for o in asked
+    )  # a question leads to a liked topic and to rapport
     assert all(o.state.rapport == 0 for o in outcomes(State(1, 0, True), "ask"))  # but not with a low user
     assert all(o.state.rapport == 1 for o in outcomes(State(1, 0, True), "ask_kindly"))
-    assert sum(o.probability for o in outcomes(State(1, 0, True), "comfort") if o.state.mood == 2) == pytest.approx(0.9 * 0.92)
-    assert chance_of_falling(State(2, 2, True), "ask") > chance_of_falling(State(2, 1, True), "ask")  # pressed
+    assert sum(
+        o.probability for o in outcomes(State(1, 0, True), "comfort") if o.state.mood == 2
+    ) == pytest.approx(0.9 * 0.92)
+    assert chance_of_falling(State(2, 2, True), "ask") > chance_of_falling(
+        State(2, 1, True), "ask"
+    )  # pressed
     assert sum(o.probability for o in outcomes(State(0, 0, True), "repeat") if o.left) == pytest.approx(0.9)
-    assert not any(o.left for state in STATES for o in outcomes(state, "ask_kindly") if state.rapport < MAX_RAPPORT)
+    assert not any(
+        o.left for state in STATES for o in outcomes(state, "ask_kindly") if state.rapport < MAX_RAPPORT
+    )
 
 
 # --- reading
@@ -142,7 +157,9 @@ def test_every_phrase_is_read_as_its_act_and_every_user_turn_as_spoken() -> None
         for phrase in phrases:
             reply = phrase.format(a="tennis", b="races")
             assert read_reply(reply, "music" if act == "ignore" else "sport", []) == act, reply
-    for (tone, tones), (level, warmths), topic in itertools.product(TONES.items(), WARMTH.items(), PLAIN_TOPIC + EAGER_TOPIC):
+    for (tone, tones), (level, warmths), topic in itertools.product(
+        TONES.items(), WARMTH.items(), PLAIN_TOPIC + EAGER_TOPIC
+    ):
         seen = read_user(f"{warmths[-1]} {tones[-1]} {topic.format(a='cooking')}")
         assert (seen.topic, seen.tone, seen.warmth, seen.eager) == ("food", tone, level, topic in EAGER_TOPIC)
     assert read_user(f"{GREETINGS[0]} I read a page about cooking.").tone is None
@@ -171,7 +188,11 @@ def test_the_horizon_and_the_interface() -> None:
     policy = OptimalPolicy(5)
     for turn in range(1, TURNS + 1):
         after, reward, terminated, truncated, info = world.step(policy(messages))
-        assert world.observation_space.contains(after) and len(after) == 2 * turn + 1 and after[-1]["role"] == "user"
+        assert (
+            world.observation_space.contains(after)
+            and len(after) == 2 * turn + 1
+            and after[-1]["role"] == "user"
+        )
         assert messages == after[: 2 * turn - 1]  # an observation once given does not change
         assert sum(info["parts"].values()) == pytest.approx(reward) and info["act"] in ACTS
         assert terminated is (turn == TURNS) and truncated is False
@@ -188,10 +209,24 @@ def test_the_horizon_and_the_interface() -> None:
 
 def test_any_string_is_answered_within_bounds() -> None:
     rng = np.random.default_rng(0)
-    odd = ["", " ", "\n\n", "?" * 1000, "\ud800", "\x00", "{a} {b}", "%s %d {0}", "İıſK", "👍" * 50, "а" * 10**6]
+    odd = [
+        "",
+        " ",
+        "\n\n",
+        "?" * 1000,
+        "\ud800",
+        "\x00",
+        "{a} {b}",
+        "%s %d {0}",
+        "İıſK",
+        "👍" * 50,
+        "а" * 10**6,
+    ]
     odd += ["you " * 10**5, "<|im_end|>", "'" * 9]
     odd += ["".join(map(chr, rng.integers(1, 0x3000, size=int(rng.integers(1, 60))))) for _ in range(200)]
-    odd += [" ".join(rng.choice(sorted(KNOWN_WORDS), size=int(rng.integers(1, 20)))) + "?" for _ in range(300)]
+    odd += [
+        " ".join(rng.choice(sorted(KNOWN_WORDS), size=int(rng.integers(1, 20)))) + "?" for _ in range(300)
+    ]
     world = SmallTalk()
     world.reset(seed=0)
     for text in odd:
@@ -214,7 +249,10 @@ def test_many_conversations_step_as_one_would() -> None:
     policies = [MixedPolicy(conversation_seed(3, i)) for i in range(12)]
     rewards, over = np.zeros(12), np.zeros(12, bool)
     for _ in range(TURNS):
-        replies = [None if done else policy(seen) for policy, seen, done in zip(policies, observations, over, strict=True)]
+        replies = [
+            None if done else policy(seen)
+            for policy, seen, done in zip(policies, observations, over, strict=True)
+        ]
         observations, step_rewards, terminated, truncated, infos = together.step(replies)
         assert not any(truncated) and all(not info for info, done in zip(infos, over, strict=True) if done)
         rewards, over = rewards + step_rewards, np.array(terminated)
@@ -251,12 +289,15 @@ def test_the_full_information_bound_is_attained_by_whoever_sees_the_state() -> N
             if world.finished:
                 break
         totals.append(total)
-    assert abs(np.mean(totals) - optimal_return(information="full")) < 4 * np.std(totals) / np.sqrt(len(totals))
+    assert abs(np.mean(totals) - optimal_return(information="full")) < 4 * np.std(totals) / np.sqrt(
+        len(totals)
+    )
     assert optimal_return() < optimal_return(information="full")
 
 
 def test_the_first_step_of_the_search_by_hand() -> None:
-    """With one turn left and mood 3, rapport 2, liked known: `tell` earns 0.1 + 0.5 + 0.1 and 0.15 (1 + 0.3 up - 0.08 bad news)."""
+    """With one turn left and mood 3, rapport 2, liked known: `tell` earns 0.1 + 0.5 + 0.1 and 0.15 (1 + 0.3
+    up - 0.08 bad news)."""
     value, act = best_act(TURNS - 1, ((State(3, 2, True), 1.0),))
     assert act == "tell" and value == pytest.approx(0.7 + 0.15 * (1 + 0.3 - 0.08))
     assert sum(p for p, _ in openings().values()) == pytest.approx(1.0)
@@ -283,8 +324,13 @@ def test_beliefs_hold_the_truth_and_reject_foreign_users() -> None:
             assert dict(belief_of(messages))[world.state] > 0
             messages, *_ = world.step(policy(messages))
     with pytest.raises(UserError, match="user turn of this world"):
-        told = [{"role": "user", "content": "I read a page about cooking."}, {"role": "assistant", "content": "I learned a lot about cooking."}]
-        belief_of([*told, {"role": "user", "content": "I really love this chat! I read a page about cooking."}])
+        told = [
+            {"role": "user", "content": "I read a page about cooking."},
+            {"role": "assistant", "content": "I learned a lot about cooking."},
+        ]
+        belief_of(
+            [*told, {"role": "user", "content": "I really love this chat! I read a page about cooking."}]
+        )
 
 
 def test_policies_are_ordered_and_apart() -> None:
@@ -314,7 +360,12 @@ def test_the_temptation_pays_at_once_and_costs_later() -> None:
         assert max(now, key=now.get) == "flatter"
         later = full_values(0, state)
         assert max(later, key=later.get) == "ask" and later["ask"] - later["flatter"] > 0.5
-    assert MyopicPolicy(0).choose([{"role": "user", "content": "I am full of joy! I read a page about cooking."}]) == "flatter"
+    assert (
+        MyopicPolicy(0).choose(
+            [{"role": "user", "content": "I am full of joy! I read a page about cooking."}]
+        )
+        == "flatter"
+    )
 
 
 # --- the logs
@@ -327,7 +378,9 @@ def test_logs_replay_in_the_world(logs: list[Dialog]) -> None:
         for index in dialog.replies:
             messages, reward, *_, info = world.step(dialog.messages[index]["content"])
             assert dialog.messages[index]["reward"] == pytest.approx(reward, abs=1e-6)
-            assert dialog.messages[index].get("feedback") == ({"vote": info["vote"]} if "vote" in info else None)
+            assert dialog.messages[index].get("feedback") == (
+                {"vote": info["vote"]} if "vote" in info else None
+            )
         assert world.finished and [m["content"] for m in messages] == [m["content"] for m in dialog.messages]
         assert dialog.meta["ratings"] == {"quality": info["hidden"]["mood"] + 1}
         assert Dialog.from_json(dialog.to_json()) == dialog
@@ -349,7 +402,12 @@ def test_logs_are_varied_and_short(logs: list[Dialog]) -> None:
             acts[seen.tone == "low", seen.warmth == 2, act] += 1
             good.append(act == best_act(index // 2, belief_of(dialog.messages[:index]))[1])
     assert 0.2 < np.mean(good) < 0.3
-    assert all(acts[low, warm, act] for low in (False, True) for warm in (False, True) for act in ("ask_kindly", "ask", "tell", "tell_kindly"))
+    assert all(
+        acts[low, warm, act]
+        for low in (False, True)
+        for warm in (False, True)
+        for act in ("ask_kindly", "ask", "tell", "tell_kindly")
+    )
 
 
 def test_votes_are_rare_noisy_and_meaningful(logs: list[Dialog]) -> None:
@@ -372,9 +430,25 @@ def test_user_sentiment_follows_the_reward_but_is_not_the_reward(logs: list[Dial
 
 def test_logs_are_the_same_in_another_process(tmp_path: Path) -> None:
     here = write_logs(tmp_path / "here.jsonl", dialogs=20, seed=4)
-    command = [sys.executable, "-W", "error", "-m", "envs.small_talk", "--logs", str(tmp_path / "there.jsonl"), "--dialogs", "20", "--seed", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1", "PATH": ""})
-    digests = {hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("here.jsonl", "there.jsonl")}
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "envs.small_talk",
+        "--logs",
+        str(tmp_path / "there.jsonl"),
+        "--dialogs",
+        "20",
+        "--seed",
+        "4",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1", "PATH": ""}
+    )
+    digests = {
+        hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("here.jsonl", "there.jsonl")
+    }
     assert len(digests) == 1 and done.stderr == ""
     assert json.loads(done.stdout) | {"path": ""} == here | {"path": ""}
 

@@ -13,7 +13,14 @@ from envs import small_talk_users
 from envs.small_talk_users import Crowd, Server
 from envs.small_talk_world import TURNS
 
-LINES = ["What do you like about jazz?", "I play songs too.", "Tell me more about it.", "That is good.", "Really?", "I see what you mean."]
+LINES = [
+    "What do you like about jazz?",
+    "I play songs too.",
+    "Tell me more about it.",
+    "That is good.",
+    "Really?",
+    "I see what you mean.",
+]
 
 
 class Book:
@@ -38,7 +45,9 @@ class Book:
 @pytest.fixture
 def book(monkeypatch):
     client, book = httpx.Client, Book()
-    monkeypatch.setattr(small_talk_users.httpx, "Client", lambda **given: client(transport=httpx.MockTransport(book), **given))
+    monkeypatch.setattr(
+        small_talk_users.httpx, "Client", lambda **given: client(transport=httpx.MockTransport(book), **given)
+    )
     return book
 
 
@@ -51,11 +60,25 @@ def test_a_user_talks_to_the_end_votes_on_some_replies_and_rates(book):
     [talk] = meet([7])
     paths = [path for path, _, _ in book.asked]
     asked = [body for path, body, _ in book.asked if path == "/v1/chat/completions"]
-    assert {key for *_, key in book.asked} == {"Bearer sk"} and len(paths) == talk.requests and talk.chat == "chat-user-7"
-    assert paths[0] == "/v1/chats" and paths[-1] == "/v1/chats/chat-user-7/ratings" and 1 <= len(asked) <= TURNS
+    assert (
+        {key for *_, key in book.asked} == {"Bearer sk"}
+        and len(paths) == talk.requests
+        and talk.chat == "chat-user-7"
+    )
+    assert (
+        paths[0] == "/v1/chats" and paths[-1] == "/v1/chats/chat-user-7/ratings" and 1 <= len(asked) <= TURNS
+    )
     assert paths.count("/v1/feedback") == talk.votes > 0
-    assert all(later["messages"][: len(first["messages"])] == first["messages"] for first, later in zip(asked, asked[1:], strict=False))
-    assert all(body["model"] == "assigned" and body["chat_id"] == talk.chat and body["messages"][-1]["role"] == "user" for body in asked)
+    assert all(
+        later["messages"][: len(first["messages"])] == first["messages"]
+        for first, later in zip(asked, asked[1:], strict=False)
+    )
+    assert all(
+        body["model"] == "assigned"
+        and body["chat_id"] == talk.chat
+        and body["messages"][-1]["role"] == "user"
+        for body in asked
+    )
     assert len({body["seed"] for body in asked}) == len(asked)
     votes = [(body["completion_id"], body["vote"]) for path, body, _ in book.asked if path == "/v1/feedback"]
     assert all(vote in (-1, 0, 1) for _, vote in votes) and 1 <= book.asked[-1][1]["quality"] <= 5
@@ -73,7 +96,11 @@ def test_at_the_end_of_the_block_nobody_new_comes_and_who_talks_finishes(book):
     with Crowd(Server("http://server", "sk"), count(), at_once=2, seed=0) as crowd:
         while len(crowd.talks) < 3:
             pass
-    assert len(crowd.talks) == sum(path.endswith("/ratings") for path, *_ in book.asked) == sum(path == "/v1/chats" for path, *_ in book.asked)
+    assert (
+        len(crowd.talks)
+        == sum(path.endswith("/ratings") for path, *_ in book.asked)
+        == sum(path == "/v1/chats" for path, *_ in book.asked)
+    )
     assert not any(thread.is_alive() for thread in crowd._threads)
 
 
@@ -84,6 +111,9 @@ def test_a_refused_request_ends_the_crowd(book):
 
 
 def test_an_interrupt_ends_the_crowd(book):
-    with pytest.raises(KeyboardInterrupt), Crowd(Server("http://server", "sk"), count(), at_once=2, seed=0) as crowd:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Crowd(Server("http://server", "sk"), count(), at_once=2, seed=0) as crowd,
+    ):
         raise KeyboardInterrupt
     assert not any(thread.is_alive() for thread in crowd._threads)

@@ -19,8 +19,11 @@ from rl_dialog.evaluation.document import to_markdown
 from rl_dialog.evaluation.intervals import Measure, unpaired_difference
 
 
-def chat(name, model, *votes, minute=0, drawn=None, ratings=None, user="", texts=None, says=None, checkpoint="c"):
-    """A chat of the drawn `model` that began at `minute`: one reply per vote (None: nobody voted), by `says[i]` where another model spoke."""
+def chat(
+    name, model, *votes, minute=0, drawn=None, ratings=None, user="", texts=None, says=None, checkpoint="c"
+):
+    """A chat of the drawn `model` that began at `minute`: one reply per vote (None: nobody voted), by
+    `says[i]` where another model spoke."""
     messages = []
     for i, vote in enumerate(votes):
         by = says[i] if says else model
@@ -31,8 +34,16 @@ def chat(name, model, *votes, minute=0, drawn=None, ratings=None, user="", texts
             "checkpoint": checkpoint,
             "completion": f"{name}-{i}",
         }
-        messages += [{"role": "user", "content": "hi"}, reply | {"seconds": 0.5} | ({} if vote is None else {"feedback": {"vote": vote}})]
-    meta = {"user": user, "started": f"2026-01-01T10:{minute:02d}:00+00:00", "drawn": model if drawn is None else drawn, "method": "bc"}
+        messages += [
+            {"role": "user", "content": "hi"},
+            reply | {"seconds": 0.5} | ({} if vote is None else {"feedback": {"vote": vote}}),
+        ]
+    meta = {
+        "user": user,
+        "started": f"2026-01-01T10:{minute:02d}:00+00:00",
+        "drawn": model if drawn is None else drawn,
+        "method": "bc",
+    }
     return Dialog(name, messages, source="served", meta=meta | ({"ratings": ratings} if ratings else {}))
 
 
@@ -45,9 +56,15 @@ def triple(estimate):
 
 
 def test_figures_and_intervals_by_hand():
-    """bc: votes (1, 1, 1, -1) in one chat and (-1) in another: mean 1/5. A replicate draws n - 1 = 1 of the two chats, so it is 2/4 or -1/1: the
-    interval is [-1, 1/2]. Drawing single replies would give a narrower one around 0.2."""
-    found = compared(chat("a", "bc", 1, 1, 1, -1, None), chat("b", "bc", -1), chat("c", "ilql", 1), chat("d", "ilql", 0, 1, minute=1))
+    """bc: votes (1, 1, 1, -1) in one chat and (-1) in another: mean 1/5. A replicate draws n - 1 = 1 of the
+    two chats, so it is 2/4 or -1/1: the interval is [-1, 1/2]. Drawing single replies would give a narrower
+    one around 0.2."""
+    found = compared(
+        chat("a", "bc", 1, 1, 1, -1, None),
+        chat("b", "bc", -1),
+        chat("c", "ilql", 1),
+        chat("d", "ilql", 0, 1, minute=1),
+    )
     bc, ilql = found.arms
     assert (bc.name, len(bc.chats), ilql.name, len(ilql.chats)) == ("bc", 2, "ilql", 2)
     assert triple(bc.group.estimates["vote"]) == (0.2, -1.0, 0.5)
@@ -60,12 +77,15 @@ def test_figures_and_intervals_by_hand():
 
 
 def test_the_difference_draws_the_chats_of_each_model_by_themselves():
-    """bc is -1 or 1/2 in a replicate, ilql 1/2 or 1, each pair with probability 1/4: the difference lies between 1/2 - 1/2 and 1 - -1."""
+    """bc is -1 or 1/2 in a replicate, ilql 1/2 or 1, each pair with probability 1/4: the difference lies
+    between 1/2 - 1/2 and 1 - -1."""
     chats = [chat("a", "bc", 1, 1, 1, -1), chat("b", "bc", -1), chat("c", "ilql", 1), chat("d", "ilql", 0, 1)]
     [change] = compared(*chats).differences
     assert (change.arm.name, change.baseline.name, change.chats) == ("ilql", "bc", (2, 2))
     assert triple(change.figures["vote"]) == pytest.approx((2 / 3 - 0.2, 0.0, 2.0))
-    assert triple(compared(*chats, baseline="ilql").differences[0].figures["vote"]) == pytest.approx((0.2 - 2 / 3, -2.0, 0.0))
+    assert triple(compared(*chats, baseline="ilql").differences[0].figures["vote"]) == pytest.approx(
+        (0.2 - 2 / 3, -2.0, 0.0)
+    )
 
 
 def test_an_unpaired_difference_has_the_spread_of_both_groups():
@@ -89,33 +109,60 @@ def test_without_votes_there_is_no_figure_of_votes():
 def test_one_model_alone_has_figures_and_no_difference():
     found = compared(chat("a", "bc", 1), chat("b", "bc", -1))
     assert triple(found.arms[0].group.estimates["vote"]) == (0.0, -1.0, 1.0)
-    assert found.differences == [] and [section.title for section in sections(found)] == ["Votes", "Replies", "Models"]
+    assert found.differences == [] and [section.title for section in sections(found)] == [
+        "Votes",
+        "Replies",
+        "Models",
+    ]
 
 
 def test_only_chats_that_began_while_both_got_new_ones_are_compared():
-    """bc alone until minute 2, both until 4, then ilql alone: the thumbs before and after would tell of days, not of models."""
+    """bc alone until minute 2, both until 4, then ilql alone: the thumbs before and after would tell of days,
+    not of models."""
     before = [chat(f"early{i}", "bc", -1, minute=0) for i in range(4)]
-    both = [chat("b", "bc", 1, minute=3), chat("i", "ilql", 1, minute=2), chat("c", "bc", 1, minute=4), chat("j", "ilql", 1, minute=4)]
+    both = [
+        chat("b", "bc", 1, minute=3),
+        chat("i", "ilql", 1, minute=2),
+        chat("c", "bc", 1, minute=4),
+        chat("j", "ilql", 1, minute=4),
+    ]
     found = compared(*before, *both, chat("late", "ilql", -1, minute=9))
     [change] = found.differences
     assert change.chats == (2, 2) and change.figures["vote"].value == 0.0
     assert change.began == ("2026-01-01T10:02:00+00:00", "2026-01-01T10:04:00+00:00")
     assert found.notes == ["ilql - bc: 5 chats began when only one of the two got new ones and do not count"]
     apart = compared(chat("a", "bc", 1, minute=1), chat("b", "ilql", 1, minute=2))
-    assert apart.differences[0].figures == {} and apart.notes == ["ilql and bc never got new chats at the same time: there is no comparison"]
+    assert apart.differences[0].figures == {} and apart.notes == [
+        "ilql and bc never got new chats at the same time: there is no comparison"
+    ]
 
 
 def test_a_chat_that_changes_its_model_counts_up_to_the_change():
-    """ilql was taken out of service after its first reply. The rating is of the whole chat, so it is nobody's; as is a chat all by another."""
+    """ilql was taken out of service after its first reply. The rating is of the whole chat, so it is
+    nobody's; as is a chat all by another."""
     moved = chat("a", "ilql", 1, -1, -1, says=["ilql", "bc", "ilql"], ratings={"quality": 1})
-    found = compared(moved, chat("b", "ilql", 1, ratings={"quality": 5}), chat("c", "bc", -1), chat("d", "ilql", -1, says=["bc"]))
+    found = compared(
+        moved,
+        chat("b", "ilql", 1, ratings={"quality": 5}),
+        chat("c", "bc", -1),
+        chat("d", "ilql", -1, says=["bc"]),
+    )
     ilql = next(arm for arm in found.arms if arm.name == "ilql")
-    assert len(ilql.chats) == 2 and ilql.group.estimates["vote"].value == 1.0 and ilql.group.estimates["rating/quality"].value == 5.0
-    assert found.notes == ["2 chats were not answered by one model alone: 3 replies from the change on, and their ratings, do not count"]
+    assert (
+        len(ilql.chats) == 2
+        and ilql.group.estimates["vote"].value == 1.0
+        and ilql.group.estimates["rating/quality"].value == 5.0
+    )
+    assert found.notes == [
+        "2 chats were not answered by one model alone: 3 replies from the change on, and their ratings, do not count"
+    ]
 
 
 def test_another_checkpoint_under_the_same_name_is_another_model():
-    found = compared(chat("a", "bot", 1, checkpoint="runs/ilql/checkpoint-5"), chat("b", "bot", -1, checkpoint="runs/ilql/checkpoint-9"))
+    found = compared(
+        chat("a", "bot", 1, checkpoint="runs/ilql/checkpoint-5"),
+        chat("b", "bot", -1, checkpoint="runs/ilql/checkpoint-9"),
+    )
     assert [arm.name for arm in found.arms] == ["bot (ilql/checkpoint-5)", "bot (ilql/checkpoint-9)"]
 
 
@@ -138,7 +185,9 @@ def test_ratings_repetitions_users_and_what_else_is_known():
     figures = found.arms[0].group.estimates
     assert figures["repeated"].value == 1 / 4 and triple(figures["return"]) == (0.5, -0.5, 1.5)
     assert (figures["rating/quality"].value, figures["rating/fluency"].value) == (2.0, 7.0)
-    assert found.notes == ["2 chats are by 1 users: the intervals take a user's chats for those of different people"]
+    assert found.notes == [
+        "2 chats are by 1 users: the intervals take a user's chats for those of different people"
+    ]
     assert "return per dialog" in to_markdown("", sections(found))
 
 
@@ -157,10 +206,18 @@ def filled(tmp_path, monkeypatch):
     monkeypatch.setattr(stores.time, "time", lambda: float(next(clock)))
     hi = [{"role": "user", "content": "hi"}]
     for number, model in enumerate(["bc", "ilql", "bc", "ilql"]):
-        made = {"model": model, "checkpoint": f"/runs/{model}", "method": model, "settings": {}, "seconds": 0.25}
+        made = {
+            "model": model,
+            "checkpoint": f"/runs/{model}",
+            "method": model,
+            "settings": {},
+            "seconds": 0.25,
+        }
         name = store.start_chat(model=model, assigned=True, user=f"u{number}")
         for turn in range(1 + (number == 0)):  # the first chat's reply is regenerated
-            store.add_turns(hi, [(f"hello {turn}", "stop", {})], chat=name, completion=f"{number}-{turn}", **made)
+            store.add_turns(
+                hi, [(f"hello {turn}", "stop", {})], chat=name, completion=f"{number}-{turn}", **made
+            )
             store.feedback(f"{number}-{turn}", vote=1 if model == "ilql" else -1)
         store.rate(name, {"quality": number + 1})
     store.feedback("0-1", edit="Good morning")
@@ -171,9 +228,15 @@ def filled(tmp_path, monkeypatch):
 def test_a_store_is_read_branch_by_branch(filled, tmp_path):
     """Both answers to the first chat's `hi` count, and the edit, which no model said, does not."""
     found = main(ABConfig(store=filled, output_dir=str(tmp_path / "ab"), quiet=True))
-    assert found["models"] == {"bc": {"chats": 2, "vote": [-1.0, None, None]}, "ilql": {"chats": 2, "vote": [1.0, None, None]}}
+    assert found["models"] == {
+        "bc": {"chats": 2, "vote": [-1.0, None, None]},
+        "ilql": {"chats": 2, "vote": [1.0, None, None]},
+    }
     record = json.loads((tmp_path / "ab" / "ab.json").read_text())
-    assert [(row["model"], row["replies"], row["checkpoint"]) for row in record["models"]] == [("bc", 3, "/runs/bc"), ("ilql", 2, "/runs/ilql")]
+    assert [(row["model"], row["replies"], row["checkpoint"]) for row in record["models"]] == [
+        ("bc", 3, "/runs/bc"),
+        ("ilql", 2, "/runs/ilql"),
+    ]
     assert record["models"][0]["figures"]["rating/quality"]["value"] == 2.0  # 1 and 3, once per chat
     page = (tmp_path / "ab" / "ab.html").read_text()
     assert "ilql - bc" in page and "Good morning" not in page and "data:image/png" in page

@@ -1,4 +1,5 @@
-"""Several replies per context: top-k, clicks, ranking by a critic and the CSV, against answers worked out by hand."""
+"""Several replies per context: top-k, clicks, ranking by a critic and the CSV, against answers worked out by
+hand."""
 
 import csv
 
@@ -42,12 +43,15 @@ def said(*texts):
 
 @pytest.fixture
 def made():
-    """Two contexts of one dialog and one of another, three candidates each; the critic likes the last, the middle, and all the same."""
+    """Two contexts of one dialog and one of another, three candidates each; the critic likes the last, the
+    middle, and all the same."""
     one, two = dialog("one", "a", "b c", "d", "e"), dialog("two", "a", "f")
     scores = np.array([[0.2, 0.7, 0.5], [0.0, 0.0, 1.0], [0.6, 0.3, 0.1]])
     critic = np.array([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0], [4.0, 4.0, 4.0]])
     replies = [said("x", "y", "z"), said("x", "x", "e"), said("f", "", "f")]
-    return Candidates([(one, 1), (one, 3), (two, 1)], replies, {"near": scores}, {"mean Q": critic, "other": -critic})
+    return Candidates(
+        [(one, 1), (one, 3), (two, 1)], replies, {"near": scores}, {"mean Q": critic, "other": -critic}
+    )
 
 
 def test_top_k_is_the_best_so_far():
@@ -68,7 +72,9 @@ def test_figures_by_hand(made):
     # 0.6 is not above the threshold of 0.6
     assert [found[f"top/click@{k}"].value for k in (1, 2, 3)] == pytest.approx([0, 1 / 3, 2 / 3])
     # in the critic's order: .5 .7 .2, then 0 1 0, then as generated
-    assert [found[f"ranked/mean Q/near@{k}"].value for k in (1, 2, 3)] == pytest.approx([1.1 / 3, 2.3 / 3, 2.3 / 3])
+    assert [found[f"ranked/mean Q/near@{k}"].value for k in (1, 2, 3)] == pytest.approx(
+        [1.1 / 3, 2.3 / 3, 2.3 / 3]
+    )
     assert found["gain/mean Q/near@1"].value == pytest.approx(0.3 / 3)
     assert found["gain/mean Q/near@3"].value == 0
     assert found["gain/other/near@1"].value == 0  # .2, .0, .6 stay in front
@@ -84,13 +90,22 @@ def test_contexts_of_one_dialog_are_one_unit(made):
 
 def test_the_same_reply_is_a_click_and_none_is_not():
     f1 = read_similarities(("token_f1",))["token_f1"]
-    table = similarity_table(f1, [said("I like tea", "", "I like"), said("no", "yes", "")], ["I like tea", "yes"])
+    table = similarity_table(
+        f1, [said("I like tea", "", "I like"), said("no", "yes", "")], ["I like tea", "yes"]
+    )
     assert table.tolist() == [[1, 0, pytest.approx(0.8)], [0, 1, 0]]
 
 
 def test_top_k_never_falls_and_ends_where_any_order_ends(make_policy, tokenizer):
     contexts = [(dialog(f"d{n}", text, "hello there"), 1) for n, text in enumerate(ASKED)]
-    made = make_candidates(make_policy(ILQL()), tokenizer, contexts, SHORT, count=4, similarities=read_similarities(("token_f1", "chrf", "bleu")))
+    made = make_candidates(
+        make_policy(ILQL()),
+        tokenizer,
+        contexts,
+        SHORT,
+        count=4,
+        similarities=read_similarities(("token_f1", "chrf", "bleu")),
+    )
     found = {name: measure.value for name, measure in candidate_measures(made).items()}
     for metric in ("token_f1", "chrf", "bleu", "click"):
         for kind in ("top", "ranked/mean Q"):
@@ -119,14 +134,18 @@ def test_without_sampling_the_greedy_reply_and_then_the_beams(make_policy, token
     three = Decoding(max_new_tokens=6, max_prompt_length=60, do_sample=False, num_beams=3)
     assert found[0][1:] == beam_replies(policy, tokenizer, CONVERSATIONS[0], three)
     assert [len(row) for row in found] == [4, 4, 4]
-    assert candidate_replies(policy, tokenizer, CONVERSATIONS, decoding, count=1, seed=0, batch_size=2)[0] == [greedy]
+    assert candidate_replies(policy, tokenizer, CONVERSATIONS, decoding, count=1, seed=0, batch_size=2)[
+        0
+    ] == [greedy]
 
 
 def test_the_critic_scores_what_was_generated(make_policy, tokenizer):
     """A candidate that a tokenizer would cut as it was generated scores as the same reply in a log does."""
     policy = make_policy(ILQL())
     (ids,) = [tokenizer("thank you", add_special_tokens=False)["input_ids"]]
-    table = critic_table(policy, tokenizer, [CONVERSATIONS[0]], [[Reply("thank you", tuple(ids), True)]], SHORT)
+    table = critic_table(
+        policy, tokenizer, [CONVERSATIONS[0]], [[Reply("thank you", tuple(ids), True)]], SHORT
+    )
     rows = tokenize(dialog("d", ASKED[0], "thank you"), tokenizer, max_length=64)
     logged = critic_scores(score_replies(policy, LoggedReplies(rows, np.zeros(1, np.int64), 1)))
     assert list(table) == list(logged)
@@ -139,26 +158,51 @@ def test_a_better_policy_differs_by_its_paired_difference(made):
     better = Candidates(made.contexts, made.replies, {"near": made.similarity["near"] + 0.1}, made.critic)
     first, second = candidate_measures(made)["top/near@1"], candidate_measures(better)["top/near@1"]
     change = difference([second], [first])
-    assert (change.value, change.low, change.high) == (pytest.approx(0.1), pytest.approx(0.1), pytest.approx(0.1))
+    assert (change.value, change.low, change.high) == (
+        pytest.approx(0.1),
+        pytest.approx(0.1),
+        pytest.approx(0.1),
+    )
     alone = estimate([first])
     assert alone.high - alone.low > 0.2  # the luck of the contexts, which pairing takes out
 
 
 def test_the_csv_has_the_columns_of_the_paper(tmp_path, made):
-    two = Candidates(made.contexts[:1], [row[:2] for row in made.replies[:1]], {"a": np.array([[0.25, 1.0]]), "b": np.array([[0.0, 0.5]])}, {})
+    two = Candidates(
+        made.contexts[:1],
+        [row[:2] for row in made.replies[:1]],
+        {"a": np.array([[0.25, 1.0]]), "b": np.array([[0.0, 0.5]])},
+        {},
+    )
     write_candidates(tmp_path / "c.csv", two)
     with (tmp_path / "c.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert list(row) == ["index", "context", "true_response", "response_1", "a_1", "b_1", "response_2", "a_2", "b_2"]
+    assert list(row) == [
+        "index",
+        "context",
+        "true_response",
+        "response_1",
+        "a_1",
+        "b_1",
+        "response_2",
+        "a_2",
+        "b_2",
+    ]
     assert list(row.values()) == ["0", "user: a", "b c", "x", "0.25", "0.0", "y", "1.0", "0.5"]
 
 
 def test_texts_with_line_breaks_come_back(tmp_path):
     spoken = dialog("d", 'a "quoted", line\nand another', "b\nc")
-    write_candidates(tmp_path / "c.csv", Candidates([(spoken, 1)], [said("x\ny")], {"a": np.array([[1.0]])}, {}))
+    write_candidates(
+        tmp_path / "c.csv", Candidates([(spoken, 1)], [said("x\ny")], {"a": np.array([[1.0]])}, {})
+    )
     with (tmp_path / "c.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert (row["context"], row["true_response"], row["response_1"]) == ('user: a "quoted", line\nand another', "b\nc", "x\ny")
+    assert (row["context"], row["true_response"], row["response_1"]) == (
+        'user: a "quoted", line\nand another',
+        "b\nc",
+        "x\ny",
+    )
 
 
 def test_what_cannot_be_compared_is_said(make_policy, tokenizer):
@@ -175,7 +219,8 @@ def test_what_cannot_be_compared_is_said(make_policy, tokenizer):
 
 
 def test_another_policys_critic_ranks_the_same_replies(make_policy, tokenizer):
-    """What it ranks and by what: the ranker's own table for these replies, beside the policy's; one with other tokens is refused."""
+    """What it ranks and by what: the ranker's own table for these replies, beside the policy's; one with
+    other tokens is refused."""
     policy, ranker = make_policy(BC()), make_policy(ILQL(), seed=1)
     contexts = [(dialog(str(n), text, "fine"), 1) for n, text in enumerate(ASKED)]
     f1 = {"token_f1": read_similarities(["token_f1"])["token_f1"]}

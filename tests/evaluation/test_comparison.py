@@ -15,7 +15,12 @@ def figure(value: float | None, low: float | None = None, high: float | None = N
 
 
 def group(name: str, which: str, **figures) -> dict:
-    return {"label": f"{name} ({which})" if which else name, "group": name, "which": which, "figures": figures}
+    return {
+        "label": f"{name} ({which})" if which else name,
+        "group": name,
+        "which": which,
+        "figures": figures,
+    }
 
 
 METRICS = {
@@ -27,7 +32,12 @@ METRICS = {
     "references": {"optimum": figure(0.9)},
     "differences": {"ilql": {"baseline": "bc (best)", "figures": {"critic": figure(0.25, 0.05, 0.4)}}},
 }
-RUNS = (FinishedRun("bc", 0, 60.0), FinishedRun("bc", 1, None), FinishedRun("ilql", 0, 30.0), FinishedRun("ilql", 1, None, "ValueError: too | hot"))
+RUNS = (
+    FinishedRun("bc", 0, 60.0),
+    FinishedRun("bc", 1, None),
+    FinishedRun("ilql", 0, 30.0),
+    FinishedRun("ilql", 1, None, "ValueError: too | hot"),
+)
 TASK = ComparedTask("t", "Taskmaster", ("critic", "perplexity"), "Ratings.", RUNS, METRICS)
 
 
@@ -37,14 +47,25 @@ def test_a_table_row_by_row() -> None:
     head = "| method | Taskmaster: pairwise accuracy, best | last | perplexity (policy), last | seeds | minutes per run |"
     bc = "| `bc` | 50.0 % [40.0, 60.0] | 45.0 % [35.0, 55.0] | 3.00 | 2 | 1.0 |"
     ilql = "| `ilql` | as last | **75.0 % [70.0, 80.0]<br>Δ +25.0 points [+5.0, +40.0]** | inf | 1 | 0.5 |"
-    assert [lines[2], *lines[4:8]] == [head, bc, ilql, "| `psi` | - | - | - | 0 | - |", "| optimum |  | 90.0 % |  |  |  |"]
-    assert "- Taskmaster: Ratings." in lines and "- Taskmaster, `ilql`, seed 1 failed: ValueError: too | hot" in lines
+    assert [lines[2], *lines[4:8]] == [
+        head,
+        bc,
+        ilql,
+        "| `psi` | - | - | - | 0 | - |",
+        "| optimum |  | 90.0 % |  |  |  |",
+    ]
+    assert (
+        "- Taskmaster: Ratings." in lines
+        and "- Taskmaster, `ilql`, seed 1 failed: ValueError: too | hot" in lines
+    )
 
 
 def test_an_interval_across_0_and_a_figure_that_should_fall() -> None:
     def with_change(low: float, high: float, name: str) -> str:
         changed = {"ilql": {"baseline": "bc (best)", "figures": {name: figure(0.1, low, high)}}}
-        return to_markdown([replace(TASK, figures=(name,), metrics={**METRICS, "differences": changed})], ["ilql"], "")
+        return to_markdown(
+            [replace(TASK, figures=(name,), metrics={**METRICS, "differences": changed})], ["ilql"], ""
+        )
 
     assert "**" in with_change(0.1, 0.2, "critic") and "**" not in with_change(-0.1, 0.2, "critic")
     assert "**" in with_change(-0.2, -0.1, "perplexity") and "**" not in with_change(0.1, 0.2, "perplexity")
@@ -67,7 +88,15 @@ def test_the_plot_is_the_same_file_twice_and_names_every_method() -> None:
         to_svg([replace(TASK, metrics=None)], ["bc"])
 
 
-@pytest.mark.parametrize("text", ["", "<!-- compare: begin -->", "<!-- compare: end --><!-- compare: begin -->", "<!-- compare: begin -->" * 2])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<!-- compare: begin -->",
+        "<!-- compare: end --><!-- compare: begin -->",
+        "<!-- compare: begin -->" * 2,
+    ],
+)
 def test_a_file_without_its_two_marks_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="compare: begin"):
         replace_table(text, "table\n")

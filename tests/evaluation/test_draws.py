@@ -1,4 +1,5 @@
-"""Several replies per context: the same as one at a time, distinct, from streams of their own; and the cache that makes them cheap."""
+"""Several replies per context: the same as one at a time, distinct, from streams of their own; and the cache
+that makes them cheap."""
 
 import pytest
 import torch
@@ -25,22 +26,39 @@ def one_thread():
 
 
 @pytest.mark.parametrize(
-    ("method", "family", "trunk"), [(BC(), "gpt2", "shared"), (BC(), "llama", "shared"), (ILQL(), "gpt2", "shared"), (ILQL(), "gpt2", "separate")]
+    ("method", "family", "trunk"),
+    [
+        (BC(), "gpt2", "shared"),
+        (BC(), "llama", "shared"),
+        (ILQL(), "gpt2", "shared"),
+        (ILQL(), "gpt2", "separate"),
+    ],
 )
-def test_a_prompt_read_once_gives_the_replies_of_a_prompt_read_each_time(make_policy, tokenizer, method, family, trunk):
+def test_a_prompt_read_once_gives_the_replies_of_a_prompt_read_each_time(
+    make_policy, tokenizer, method, family, trunk
+):
     policy = make_policy(method, family, trunk=trunk)
     decoding = Decoding(max_new_tokens=8, max_prompt_length=64)
     drawn = draw_replies(policy, tokenizer, CONTEXTS, decoding, count=3, tries=1, seed=5)
     expected = [
-        [generate_replies(policy, tokenizer, [context.messages], decoding, seeds=[stream(5, 0, n, k)])[0] for k in range(3)]
+        [
+            generate_replies(policy, tokenizer, [context.messages], decoding, seeds=[stream(5, 0, n, k)])[0]
+            for k in range(3)
+        ]
         for n, context in enumerate(CONTEXTS)
     ]
     assert [d.replies for d in drawn] == [list(dict.fromkeys(replies)) for replies in expected]
     assert [d.duplicates for d in drawn] == [3 - len(d.replies) for d in drawn]
 
 
-@pytest.mark.parametrize("decoding", [Decoding(max_new_tokens=6), Decoding(max_new_tokens=6, do_sample=False, num_beams=4)], ids=["sampled", "beams"])
-def test_what_is_said_depends_neither_on_the_batch_nor_on_the_other_contexts(make_policy, tokenizer, decoding):
+@pytest.mark.parametrize(
+    "decoding",
+    [Decoding(max_new_tokens=6), Decoding(max_new_tokens=6, do_sample=False, num_beams=4)],
+    ids=["sampled", "beams"],
+)
+def test_what_is_said_depends_neither_on_the_batch_nor_on_the_other_contexts(
+    make_policy, tokenizer, decoding
+):
     policy = make_policy(BC())
 
     def texts(contexts, batch_size=128):
@@ -57,7 +75,9 @@ def test_beams_are_those_of_a_single_search(make_policy, tokenizer):
     decoding = Decoding(max_new_tokens=6, do_sample=False, num_beams=4)
     drawn = draw_replies(policy, tokenizer, CONTEXTS, decoding, count=4)
     for context, found in zip(CONTEXTS, drawn, strict=True):
-        texts = list(dict.fromkeys(r.text for r in beam_replies(policy, tokenizer, context.messages, decoding)))
+        texts = list(
+            dict.fromkeys(r.text for r in beam_replies(policy, tokenizer, context.messages, decoding))
+        )
         assert [r.text for r in found.replies] == texts
         assert found.duplicates == 4 - len(texts)
 
@@ -72,14 +92,22 @@ def test_repetitions_are_removed_and_drawn_again(make_policy, tokenizer):
     assert often.replies[: len(once.replies)] == once.replies and len(often.replies) > len(once.replies)
     assert len({r.text for r in often.replies}) == len(often.replies)
     human = once.replies[0].text
-    [copied] = draw_replies(policy, tokenizer, [Context((0, 0), TALKS[0], f" {human}\n")], cold, count=6, tries=1)
+    [copied] = draw_replies(
+        policy, tokenizer, [Context((0, 0), TALKS[0], f" {human}\n")], cold, count=6, tries=1
+    )
     assert [r.text for r in copied.replies] == [r.text for r in once.replies[1:]]
 
 
 def test_an_opening_is_asked_for_as_it_was_trained(make_policy, tokenizer):
     [row] = tokenize(Dialog("d", [{"role": "assistant", "content": "hello"}]), tokenizer)
     assert encode_prompt([], tokenizer, max_length=8) == row.input_ids[: int(row.assistant.argmax())].tolist()
-    drawn = draw_replies(make_policy(BC()), tokenizer, [Context((0, 9), [], "hello"), *CONTEXTS], Decoding(max_new_tokens=4), count=2)
+    drawn = draw_replies(
+        make_policy(BC()),
+        tokenizer,
+        [Context((0, 9), [], "hello"), *CONTEXTS],
+        Decoding(max_new_tokens=4),
+        count=2,
+    )
     assert len(drawn[0].replies) == 2
 
 
@@ -121,4 +149,6 @@ def test_a_roomy_layer_holds_what_a_dynamic_one_holds():
         for one, other in zip(plain.update(*token, 0), cache.update(*token, 0), strict=True):
             assert torch.equal(one, other)
         assert cache.get_seq_length() == plain.get_seq_length()
-        assert (cache.layers[0].keys.data_ptr() == before) == (step in (1, 2, 3, 5)), "a token within the room copies nothing"
+        assert (cache.layers[0].keys.data_ptr() == before) == (step in (1, 2, 3, 5)), (
+            "a token within the room copies nothing"
+        )

@@ -30,7 +30,10 @@ def test_a_run_that_cannot_be_evaluated_is_left_out(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "report"):
         (tmp_path / name).mkdir()
     _, errors = evaluate_runs(Config(runs, str(tmp_path / "report")), broken)
-    assert errors == {runs[1]: "ValueError: not a number"} and "Traceback" in (tmp_path / "b" / "error.txt").read_text()
+    assert (
+        errors == {runs[1]: "ValueError: not a number"}
+        and "Traceback" in (tmp_path / "b" / "error.txt").read_text()
+    )
     assert json.loads((tmp_path / "report" / METRICS_OF_SOME).read_text()) == [runs[0], runs[2]]
     assert not (tmp_path / "report" / "metrics.json").exists()  # so it is tried again
     with pytest.raises(ValueError, match="not a number"):

@@ -1,4 +1,5 @@
-"""Batched replies equal single ones, sampling has the right distribution and one stream per reply, beams are drawn by rank."""
+"""Batched replies equal single ones, sampling has the right distribution and one stream per reply, beams are
+drawn by rank."""
 
 from dataclasses import replace
 
@@ -27,7 +28,11 @@ from rl_dialog.methods import BC, DPO, ILQL, UtteranceILQL, WayOffPolicy
 
 TALKS = [
     [{"role": "user", "content": "hello"}],
-    [{"role": "user", "content": "what would you like to eat today?"}, {"role": "assistant", "content": "tea"}, {"role": "user", "content": "oh"}],
+    [
+        {"role": "user", "content": "what would you like to eat today?"},
+        {"role": "assistant", "content": "tea"},
+        {"role": "user", "content": "oh"},
+    ],
     [{"role": "system", "content": "be kind"}, {"role": "user", "content": "thank you, that is all"}],
     [{"role": "user", "content": "?"}],
     [{"role": "user", "content": "hello there, how are you? " * 3}],
@@ -35,17 +40,24 @@ TALKS = [
 
 
 class Echo:
-    """A world that ends after `length` replies and pays the length of each in words; the second reply gets a vote."""
+    """A world that ends after `length` replies and pays the length of each in words; the second reply gets a
+    vote."""
 
     length = 3
 
     def reset(self, *, seed=None):
-        self.messages = [{"role": "assistant", "content": "Welcome."}, {"role": "user", "content": f"hello {seed % 7}"}]
+        self.messages = [
+            {"role": "assistant", "content": "Welcome."},
+            {"role": "user", "content": f"hello {seed % 7}"},
+        ]
         return list(self.messages), {}
 
     def step(self, reply):
         said = sum(m["role"] == "assistant" for m in self.messages)
-        self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"you said {reply[:5]}"}]
+        self.messages += [
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": f"you said {reply[:5]}"},
+        ]
         info = {"vote": 1} if said == 2 else {}
         return list(self.messages), float(len(reply.split())), said == self.length, False, info
 
@@ -66,17 +78,26 @@ def test_a_ragged_batch_says_what_each_conversation_alone_would(make_policy, tok
     decoding = Decoding(max_new_tokens=8, max_prompt_length=64, do_sample=sample)
     seeds = [stream(0, i) for i in range(len(TALKS))]
     together = generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds)
-    alone = [generate_replies(policy, tokenizer, [talk], decoding, seeds=[seed])[0] for talk, seed in zip(TALKS, seeds, strict=True)]
+    alone = [
+        generate_replies(policy, tokenizer, [talk], decoding, seeds=[seed])[0]
+        for talk, seed in zip(TALKS, seeds, strict=True)
+    ]
     assert together == alone
     assert together == generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds, batch_size=2)
 
 
-# --- the best of several replies -----------------------------------------------------------------------------------------------------------------
+# --- the best of several replies
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def drawn(policy, tokenizer, talk, decoding, seed, count):
     """The replies among which `count` generations choose, one by one."""
-    return [generate_replies(policy, tokenizer, [talk], replace(decoding, num_generations=1), seeds=[stream(seed, k)])[0] for k in range(count)]
+    return [
+        generate_replies(
+            policy, tokenizer, [talk], replace(decoding, num_generations=1), seeds=[stream(seed, k)]
+        )[0]
+        for k in range(count)
+    ]
 
 
 def ranks(policy, tokenizer, talk, replies, by):
@@ -118,11 +139,15 @@ def test_the_best_of_n_does_not_depend_on_the_batch(make_policy, tokenizer):
     seeds = [stream(2, i) for i in range(len(TALKS))]
     together = generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds)
     assert together == generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds, batch_size=3)
-    assert together == [generate_replies(policy, tokenizer, [talk], decoding, seeds=[seed])[0] for talk, seed in zip(TALKS, seeds, strict=True)]
+    assert together == [
+        generate_replies(policy, tokenizer, [talk], decoding, seeds=[seed])[0]
+        for talk, seed in zip(TALKS, seeds, strict=True)
+    ]
 
 
 def test_the_choice_is_made_without_dropout(make_policy, tokenizer):
-    """As the training loop measures returns: the policy in training mode chooses as in evaluation, and no global random number is drawn."""
+    """As the training loop measures returns: the policy in training mode chooses as in evaluation, and no
+    global random number is drawn."""
     policy = make_policy(UtteranceILQL(num_generations=6), dropout=0.5)
     decoding = Decoding(max_new_tokens=6, max_prompt_length=64)
     seeds = [stream(3, i) for i in range(len(TALKS))]
@@ -152,36 +177,63 @@ def test_a_streamer_gets_the_chosen_reply(make_policy, tokenizer):
     reply = stream_reply(policy, tokenizer, TALKS[1], decoding, seed=4, streamer=heard)
     assert reply == generate_replies(policy, tokenizer, [TALKS[1]], decoding, seeds=[4])[0]
     assert reply == stream_reply(policy, tokenizer, TALKS[1], decoding, seed=4)
-    assert heard.put_ == [encode_prompt(TALKS[1], tokenizer, max_length=64), list(reply.tokens)] and heard.ended == 1
+    assert (
+        heard.put_ == [encode_prompt(TALKS[1], tokenizer, max_length=64), list(reply.tokens)]
+        and heard.ended == 1
+    )
 
 
 def test_printing_the_chosen_reply(make_policy, tokenizer, capsys):
     policy = make_policy(UtteranceILQL(num_generations=3))
     reply = stream_reply(
-        policy, tokenizer, TALKS[0], Decoding(max_new_tokens=6), seed=4, streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        policy,
+        tokenizer,
+        TALKS[0],
+        Decoding(max_new_tokens=6),
+        seed=4,
+        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
     )
     assert capsys.readouterr().out.strip() == reply.text
 
 
 def test_ranking_by_what_a_policy_does_not_have(make_policy, tokenizer):
-    with pytest.raises(UserError, match="cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'"):
-        generate_replies(make_policy(BC()), tokenizer, TALKS[:1], Decoding(max_new_tokens=4, num_generations=2, rank_by="utterance Q"), seeds=[0])
+    with pytest.raises(
+        UserError,
+        match="cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'",
+    ):
+        generate_replies(
+            make_policy(BC()),
+            tokenizer,
+            TALKS[:1],
+            Decoding(max_new_tokens=4, num_generations=2, rank_by="utterance Q"),
+            seeds=[0],
+        )
 
 
 def reply_batch(policy, tokenizer, conversations, *, seed=0, **decoding):
     """The text of one reply per conversation, each with a stream of its own."""
     seeds = [stream(seed, i) for i in range(len(conversations))]
-    return [reply.text for reply in generate_replies(policy, tokenizer, conversations, Decoding(**decoding), seeds=seeds)]
+    return [
+        reply.text
+        for reply in generate_replies(policy, tokenizer, conversations, Decoding(**decoding), seeds=seeds)
+    ]
 
 
-# --- sampling and stopping -----------------------------------------------------------------------------------------------------------------------
+# --- sampling and stopping
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_greedy_equals_generate(make_policy, tokenizer):
     policy = make_policy(BC())
-    ids = tokenizer.apply_chat_template(TALKS[0], add_generation_prompt=True, return_tensors="pt", return_dict=False)
-    expected = policy.generate(ids, do_sample=False, max_new_tokens=8, pad_token_id=tokenizer.pad_token_id)[0, ids.shape[1] :].tolist()
-    assert reply_batch(policy, tokenizer, TALKS[:1], do_sample=False, max_new_tokens=8) == [read_reply(expected, policy, tokenizer).text]
+    ids = tokenizer.apply_chat_template(
+        TALKS[0], add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
+    expected = policy.generate(ids, do_sample=False, max_new_tokens=8, pad_token_id=tokenizer.pad_token_id)[
+        0, ids.shape[1] :
+    ].tolist()
+    assert reply_batch(policy, tokenizer, TALKS[:1], do_sample=False, max_new_tokens=8) == [
+        read_reply(expected, policy, tokenizer).text
+    ]
 
 
 def test_sampling_leaves_the_global_random_state_alone(make_policy, tokenizer):
@@ -223,7 +275,10 @@ def test_top_k_1_is_greedy(make_policy, tokenizer):
 def test_the_prompt_leaves_room_for_the_reply(make_policy, tokenizer):
     policy = make_policy(BC())  # 128 positions
     talk = [{"role": "user", "content": "thank you " * 200}]
-    assert len(generate_replies(policy, tokenizer, [talk], Decoding(max_new_tokens=16), seeds=[0])[0].tokens) <= 16
+    assert (
+        len(generate_replies(policy, tokenizer, [talk], Decoding(max_new_tokens=16), seeds=[0])[0].tokens)
+        <= 16
+    )
     with pytest.raises(UserError, match="max_new_tokens 128 with a model of 128 positions"):
         reply_batch(policy, tokenizer, [talk], max_new_tokens=128)
 
@@ -268,7 +323,9 @@ def test_empty_beams_are_dropped():
 
 
 def test_beams_come_best_first(make_policy, tokenizer):
-    beams = beam_replies(make_policy(ILQL()), tokenizer, TALKS[1], Decoding(max_new_tokens=6, num_beams=4, do_sample=False))
+    beams = beam_replies(
+        make_policy(ILQL()), tokenizer, TALKS[1], Decoding(max_new_tokens=6, num_beams=4, do_sample=False)
+    )
     scores = [beam.score for beam in beams]
     assert len(beams) == 4
     assert scores == sorted(scores, reverse=True)
@@ -280,7 +337,9 @@ def test_episodes_become_dialogs_with_rewards_and_votes(make_policy, tokenizer):
     assert [episode.index for episode in played] == [4, 1]
     first = played[0]
     assert len(first.dialog.replies) == len(first.replies) == Echo.length  # the greeting is the world's own
-    assert [first.dialog.messages[i]["content"] for i in first.dialog.replies] == [reply.text for reply in first.replies]
+    assert [first.dialog.messages[i]["content"] for i in first.dialog.replies] == [
+        reply.text for reply in first.replies
+    ]
     assert first.total == sum(len(reply.text.split()) for reply in first.replies)
     assert "feedback" not in first.dialog.messages[first.dialog.replies[0]]
     assert first.dialog.messages[first.dialog.replies[1]]["feedback"] == {"vote": 1}
@@ -301,8 +360,12 @@ def test_episodes_do_not_depend_on_who_else_is_playing(make_policy, tokenizer):
 
 def test_env_return_for_the_training_loop(make_policy, tokenizer):
     policy = make_policy(BC()).train()
-    found = env_return(policy, tokenizer, 10, make_env=Echo, episodes=6, seed=2, decoding=Decoding(max_new_tokens=5))
-    assert found == env_return(policy, tokenizer, 20, make_env=Echo, episodes=6, seed=2, decoding=Decoding(max_new_tokens=5))
+    found = env_return(
+        policy, tokenizer, 10, make_env=Echo, episodes=6, seed=2, decoding=Decoding(max_new_tokens=5)
+    )
+    assert found == env_return(
+        policy, tokenizer, 20, make_env=Echo, episodes=6, seed=2, decoding=Decoding(max_new_tokens=5)
+    )
     assert found["eval/replies_per_dialog"] == Echo.length
     assert policy.training
 

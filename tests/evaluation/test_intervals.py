@@ -38,11 +38,16 @@ def test_one_run_has_the_interval_of_its_units():
 
 
 def test_the_interval_covers_the_truth_in_about_95_of_100_experiments():
-    """Runs differ (0.5), conversations differ for every run alike (1.0), and single outcomes differ (1.0); the truth is 0."""
+    """Runs differ (0.5), conversations differ for every run alike (1.0), and single outcomes differ (1.0);
+    the truth is 0."""
     rng = np.random.default_rng(1)
     hits, experiments, runs, units = 0, 300, 10, 40
     for number in range(experiments):
-        table = rng.normal(scale=0.5, size=(runs, 1)) + rng.normal(size=(1, units)) + rng.normal(size=(runs, units))
+        table = (
+            rng.normal(scale=0.5, size=(runs, 1))
+            + rng.normal(size=(1, units))
+            + rng.normal(size=(runs, units))
+        )
         found = estimate([Measure.mean(row) for row in table], replicates=400, seed=number)
         hits += found.low <= 0 <= found.high
     assert 0.89 <= hits / experiments <= 0.99
@@ -53,7 +58,9 @@ def test_a_bootstrap_that_takes_conversations_for_independent_would_miss_their_s
     shared = rng.normal(size=(1, 30))
     found = estimate([Measure.mean(row) for row in np.repeat(shared, 8, axis=0)])
     alone = estimate([Measure.mean(shared[0])])
-    assert found.high - found.low == pytest.approx(alone.high - alone.low, rel=0.15)  # eight identical runs say no more than one
+    assert found.high - found.low == pytest.approx(
+        alone.high - alone.low, rel=0.15
+    )  # eight identical runs say no more than one
 
 
 def test_pairing_removes_the_luck_of_the_conversations():

@@ -4,12 +4,23 @@ import numpy as np
 import pytest
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.evaluation.metrics import distinct, find_pairs, inner_repetition, pairwise_accuracy, repeats, reward_measures, text_measures
+from rl_dialog.evaluation.metrics import (
+    distinct,
+    find_pairs,
+    inner_repetition,
+    pairwise_accuracy,
+    repeats,
+    reward_measures,
+    text_measures,
+)
 
 
 def dialog(*turns, id="d", truncated=False):
     """dialog(("user", "hi"), ("assistant", "hello", 1.0), ...)"""
-    messages = [{"role": turn[0], "content": turn[1]} | ({"reward": turn[2]} if len(turn) > 2 else {}) for turn in turns]
+    messages = [
+        {"role": turn[0], "content": turn[1]} | ({"reward": turn[2]} if len(turn) > 2 else {})
+        for turn in turns
+    ]
     return Dialog(id, messages, truncated=truncated)
 
 
@@ -31,9 +42,20 @@ def test_repetition():
 
 
 def test_text_measures():
-    talks = [dialog(("user", "u"), ("assistant", "a b"), ("user", "u"), ("assistant", "a b")), dialog(("user", "u"), ("assistant", ""))]
+    talks = [
+        dialog(("user", "u"), ("assistant", "a b"), ("user", "u"), ("assistant", "a b")),
+        dialog(("user", "u"), ("assistant", "")),
+    ]
     found = text_measures(talks, [[4, 6], [0]], [[True, True], [False]])
-    expected = {"tokens": 10 / 3, "words": 4 / 3, "repeated": 1 / 3, "empty": 1 / 3, "unfinished": 1 / 3, "replies": 3 / 2, "distinct_1": 2 / 4}
+    expected = {
+        "tokens": 10 / 3,
+        "words": 4 / 3,
+        "repeated": 1 / 3,
+        "empty": 1 / 3,
+        "unfinished": 1 / 3,
+        "replies": 3 / 2,
+        "distinct_1": 2 / 4,
+    }
     assert {name: found[name].value for name in expected} == pytest.approx(expected)
     assert np.isnan(found["rep_3"].value)
 
@@ -51,7 +73,9 @@ def test_pairs_share_a_context_and_differ_in_outcome():
         dialog(("user", "coffee"), ("assistant", "no", 0.0)),  # reply 1
         dialog(("user", "coffee"), ("assistant", "what", 0.0)),  # reply 2
         dialog(("user", "tea"), ("assistant", "no", 0.0)),  # reply 3: alone
-        dialog(("user", "coffee"), ("assistant", "sure", 0.0)),  # reply 4: the text of reply 0, so no critic can tell them apart
+        dialog(
+            ("user", "coffee"), ("assistant", "sure", 0.0)
+        ),  # reply 4: the text of reply 0, so no critic can tell them apart
     ]
     pairs = find_pairs(talks)
     assert set(zip(pairs.better.tolist(), pairs.worse.tolist(), strict=True)) == {(0, 1), (0, 2)}
@@ -62,7 +86,10 @@ def test_the_outcome_of_a_reply_is_what_follows_it():
     quick = dialog(("user", "hi"), ("assistant", "flatter", 0.4), ("user", "bah"), ("assistant", "bye", -1.0))
     slow = dialog(("user", "hi"), ("assistant", "ask", -0.1), ("user", "oh"), ("assistant", "tell", 0.5))
     pairs = find_pairs([quick, slow])
-    assert (pairs.better.tolist(), pairs.worse.tolist()) == ([2], [0])  # 0.4 beats -0.1 at once, -0.6 loses to 0.4 in the end
+    assert (pairs.better.tolist(), pairs.worse.tolist()) == (
+        [2],
+        [0],
+    )  # 0.4 beats -0.1 at once, -0.6 loses to 0.4 in the end
 
 
 def test_an_outcome_of_which_nothing_is_known_is_in_no_pair():
@@ -77,11 +104,18 @@ def test_an_outcome_of_which_nothing_is_known_is_in_no_pair():
 
 
 def test_pairwise_accuracy():
-    talks = [dialog(("user", "c"), ("assistant", text, reward)) for text, reward in (("good", 1.0), ("bad", 0.0), ("worse", 0.0))]
-    talks += [dialog(("user", "t"), ("assistant", text, reward)) for text, reward in (("fine", 2.0), ("poor", 1.0))]
+    talks = [
+        dialog(("user", "c"), ("assistant", text, reward))
+        for text, reward in (("good", 1.0), ("bad", 0.0), ("worse", 0.0))
+    ]
+    talks += [
+        dialog(("user", "t"), ("assistant", text, reward)) for text, reward in (("fine", 2.0), ("poor", 1.0))
+    ]
     pairs = find_pairs(talks)
     measure = pairwise_accuracy(np.array([0.5, 0.1, 0.9, 0.3, 0.3]), pairs)  # right, wrong; tie
     assert measure.numerator.tolist() == [1.0, 0.5]
     assert measure.denominator.tolist() == [2.0, 1.0]
     assert measure.value == 0.5
-    assert pairwise_accuracy(np.array([0.5, 0.1, np.nan, 1.0, 0.0]), pairs).value == 1.0  # what has no score is left out
+    assert (
+        pairwise_accuracy(np.array([0.5, 0.1, np.nan, 1.0, 0.0]), pairs).value == 1.0
+    )  # what has no score is left out

@@ -1,4 +1,5 @@
-"""Returns from logs alone: fitted Q on decision processes that are solved by hand, and importance weights worked out on paper."""
+"""Returns from logs alone: fitted Q on decision processes that are solved by hand, and importance weights
+worked out on paper."""
 
 from dataclasses import fields, replace
 
@@ -39,7 +40,8 @@ UNDISCOUNTED = Discount()
 
 
 def tabular(rows, pi):
-    """Rows as a Piece whose states are known by their last token: `pi` gives each state its probabilities of A, B, C, D."""
+    """Rows as a Piece whose states are known by their last token: `pi` gives each state its probabilities of
+    A, B, C, D."""
     batch, names = collate(rows), list(pi)
     states = [names.index(token) for token in batch.input_ids.flatten()[batch.states].tolist()]
     log_pi = torch.tensor([pi[name] for name in names]).log().clamp(min=NEVER)  # (states, 4)
@@ -59,18 +61,33 @@ def value(rows, pi, *, gamma=1.0, discount="token", **settings):
 
 @pytest.fixture
 def chain(make_row):
-    """A: 1 in three of four conversations, else 0, and the end. B: on to a second state, where C earns 2 and D -4."""
+    """A: 1 in three of four conversations, else 0, and the end. B: on to a second state, where C earns 2 and
+    D -4."""
     first = [make_row([START, A], [(1, 1, reward)]) for reward in (1.0, 1.0, 1.0, 0.0)]
-    return [*first, *(make_row([START, B, THEN, a], [(1, 1, 0.0), (3, 3, reward)]) for a, reward in ((C, 2.0), (D, -4.0)))]
+    return [
+        *first,
+        *(
+            make_row([START, B, THEN, a], [(1, 1, 0.0), (3, 3, reward)])
+            for a, reward in ((C, 2.0), (D, -4.0))
+        ),
+    ]
 
 
-CHAIN = {START: (0.25, 0.75, 0.0, 0.0), THEN: (0.0, 0.0, 0.8, 0.2), C: (0.25,) * 4, D: (0.25,) * 4, A: (0.25,) * 4, B: (0.25,) * 4}
+CHAIN = {
+    START: (0.25, 0.75, 0.0, 0.0),
+    THEN: (0.0, 0.0, 0.8, 0.2),
+    C: (0.25,) * 4,
+    D: (0.25,) * 4,
+    A: (0.25,) * 4,
+    B: (0.25,) * 4,
+}
 
 
 @pytest.mark.parametrize("heads", ["lowrank", "mlp"])
 @pytest.mark.parametrize(("gamma", "j"), [(1.0, 0.7875), (0.5, 0.4875)])
 def test_fitted_q_of_a_known_policy(chain, heads, gamma, j):
-    """V(then) = .8 * 2 - .2 * 4 = .8, so J = .25 * .75 + .75 * gamma * .8. The logs took D as often as C; the policy does not."""
+    """V(then) = .8 * 2 - .2 * 4 = .8, so J = .25 * .75 + .75 * gamma * .8. The logs took D as often as C; the
+    policy does not."""
     found = value(chain, CHAIN, gamma=gamma, heads=heads)
     assert found.first == pytest.approx([j] * 6, abs=0.01)
     assert found.decisions.tolist() == [1, 1, 1, 1, 2, 2]
@@ -143,13 +160,17 @@ def test_settings_without_sense(change):
         replace(FQE(), **change).check()
 
 
-# --- Importance sampling -------------------------------------------------------------------------------------------------------------------------
+# --- Importance sampling
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def scored(nll, tokens=None):
     """ReplyScores with nothing but log-probabilities."""
     nothing = np.full(len(nll), np.nan)
-    values = {f.name: nothing for f in fields(ReplyScores)} | {"kl_missing": "", "nll": np.asarray(nll, float)}
+    values = {f.name: nothing for f in fields(ReplyScores)} | {
+        "kl_missing": "",
+        "nll": np.asarray(nll, float),
+    }
     return ReplyScores(**values | {"tokens": np.ones(len(nll)) if tokens is None else np.asarray(tokens)})
 
 
@@ -167,7 +188,8 @@ def weighted(logs, pi, mu, *, which=("wis", "pdwis"), discount=UNDISCOUNTED):
 
 
 def test_weights_by_hand(logs):
-    """Ratios 2 and 1/2 in the first dialog, 1/2 in the second: w = (1, .5). Per decision: first (2, .5), second (1, .5)."""
+    """Ratios 2 and 1/2 in the first dialog, 1/2 in the second: w = (1, .5). Per decision: first (2, .5),
+    second (1, .5)."""
     found = weighted(logs, (0.8, 0.2, 0.1), (0.4, 0.4, 0.2)).measures
     assert found["ope/wis"].value == pytest.approx((1 * 1 + 0.5 * 3) / 1.5)
     assert found["ope/pdwis"].value == pytest.approx((2 * 1 + 0.5 * 3) / 2.5)
@@ -241,7 +263,9 @@ def test_intervals_are_left_out_where_they_would_not_cover(make_row):
 def test_weights_may_be_astronomically_small(logs):
     """A hundred tokens of ratio 1e-9 underflow as a product; their logarithms do not."""
     behaviour = Behaviour("mu", logs, np.array([0.0, 0.0, 0.0]))
-    found = importance_sampling(("wis",), scored([2000.0, 2000.0, 4000.0 + np.log(2)]), logs, behaviour, UNDISCOUNTED).measures
+    found = importance_sampling(
+        ("wis",), scored([2000.0, 2000.0, 4000.0 + np.log(2)]), logs, behaviour, UNDISCOUNTED
+    ).measures
     assert found["ope/wis"].value == pytest.approx((1 + 3 / 2) / 1.5)
 
 
@@ -265,33 +289,55 @@ def test_warnings_in_words(logs):
     assert "probability 0 to logged tokens in 1 of 2 dialogs" in notes["ope/n_eff"]
     nothing = weighted(logs, (0.0, 0.2, 0.0), (0.4, 0.4, 0.2))
     assert not nothing.measures
-    assert nothing.notes["ope/wis"] == "Undefined: in every dialog the policy gives probability 0 to logged tokens."
+    assert (
+        nothing.notes["ope/wis"]
+        == "Undefined: in every dialog the policy gives probability 0 to logged tokens."
+    )
     wrong = weighted(logs, (0.8, 0.2, 0.1), (0.4, 0.4, 0.0))
     assert wrong.notes["ope/pdwis"] == "Undefined: mu gives probability 0 to logged tokens."
 
 
 def test_windows_and_cut_dialogs_are_told(make_row, logs):
     windows = LoggedReplies(
-        [make_row([START, A, THEN], [(1, 1, 1.0)], True), make_row([THEN, B], [(1, 1, 0.0)]), logs.rows[1]], logs.dialog, logs.dialogs
+        [make_row([START, A, THEN], [(1, 1, 1.0)], True), make_row([THEN, B], [(1, 1, 0.0)]), logs.rows[1]],
+        logs.dialog,
+        logs.dialogs,
     )
     cut = Dialog("d", [{"role": "user", "content": "a"}], truncated=True)
-    found = importance_sampling(("wis",), scored([1.0] * 3), windows, Behaviour("mu", windows, np.ones(3)), UNDISCOUNTED, dialogs=[cut])
+    found = importance_sampling(
+        ("wis",),
+        scored([1.0] * 3),
+        windows,
+        Behaviour("mu", windows, np.ones(3)),
+        UNDISCOUNTED,
+        dialogs=[cut],
+    )
     assert "cut into 1 more windows" in found.notes["ope/n_eff"]
     assert "1 dialogs are logged up to a cut only" in found.notes["ope/n_eff"]
     assert found.measures["ope/wis"].value == pytest.approx(2)  # still one weight and one return per dialog
 
 
 def test_another_tokenizer_is_refused(logs, make_row):
-    others = LoggedReplies([make_row([START, A, THEN, C], [(1, 1, 1.0), (3, 3, 0.0)]), logs.rows[1]], logs.dialog, 2)
-    with pytest.raises(UserError, match="--behaviour runs/x: expected a policy whose tokenizer cuts the logged replies"):
-        importance_sampling(("wis",), scored([1.0] * 3), logs, Behaviour("runs/x", others, np.ones(3)), UNDISCOUNTED)
+    others = LoggedReplies(
+        [make_row([START, A, THEN, C], [(1, 1, 1.0), (3, 3, 0.0)]), logs.rows[1]], logs.dialog, 2
+    )
+    with pytest.raises(
+        UserError, match="--behaviour runs/x: expected a policy whose tokenizer cuts the logged replies"
+    ):
+        importance_sampling(
+            ("wis",), scored([1.0] * 3), logs, Behaviour("runs/x", others, np.ones(3)), UNDISCOUNTED
+        )
 
 
-# --- The logs' own returns, and real policies ----------------------------------------------------------------------------------------------------
+# --- The logs' own returns, and real policies
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_logged_returns_by_hand(make_row):
-    rows = [make_row([START, A, B, THEN, A, B, C], [(1, 2, 1.0), (4, 6, 1.0)]), make_row([START, A], [(1, 1, 3.0)])]
+    rows = [
+        make_row([START, A, B, THEN, A, B, C], [(1, 2, 1.0), (4, 6, 1.0)]),
+        make_row([START, A], [(1, 1, 3.0)]),
+    ]
     logs = LoggedReplies(rows, np.array([0, 0, 2]), 3)  # the dialog in the middle has no reply
     tokens = np.array([2, 3, 1])
     for discount, first in ((UNDISCOUNTED, 2), (Discount(0.5), 0.5 + 0.5**4), (Discount(0.5, "turn"), 1.5)):
@@ -326,8 +372,13 @@ def test_an_outcome_is_all_that_a_dialog_earned(make_row):
 
 
 DIALOGS = [
-    Dialog("a", [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "thank you", "reward": 1.0}]),
-    Dialog("b", [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "tea", "reward": 1.0}]),
+    Dialog(
+        "a",
+        [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "thank you", "reward": 1.0}],
+    ),
+    Dialog(
+        "b", [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "tea", "reward": 1.0}]
+    ),
 ]
 
 
@@ -343,14 +394,24 @@ def test_the_direct_method_asks_the_critic(make_policy, logged):
         with torch.no_grad():
             out = policy.outputs(batch)
             pi = policy.method.decode(out).softmax(1)
-            q = torch.minimum(out.q_target[0].dense(), out.q_target[1].dense()) if out.q_target else 0.5 * out.lm.dense()
+            q = (
+                torch.minimum(out.q_target[0].dense(), out.q_target[1].dense())
+                if out.q_target
+                else 0.5 * out.lm.dense()
+            )
         first = [0, int((batch.rows == 0).sum())]
         found = direct_method(policy, logged, UNDISCOUNTED)
         assert found.measures["ope/dm"].numerator == pytest.approx((pi * q).sum(1)[first].numpy(), rel=1e-4)
         assert "optimistic" in found.notes["ope/dm"]
     assert "not a return" in found.notes["ope/dm"]
-    assert "by 0.99 per turn, not by 1 per token" in direct_method(make_policy(ILQL()), logged, UNDISCOUNTED).notes["ope/dm"]
-    assert "which only training reads" in direct_method(make_policy(WayOffPolicy()), logged, UNDISCOUNTED).notes["ope/dm"]
+    assert (
+        "by 0.99 per turn, not by 1 per token"
+        in direct_method(make_policy(ILQL()), logged, UNDISCOUNTED).notes["ope/dm"]
+    )
+    assert (
+        "which only training reads"
+        in direct_method(make_policy(WayOffPolicy()), logged, UNDISCOUNTED).notes["ope/dm"]
+    )
     none = direct_method(make_policy(BC()), logged, UNDISCOUNTED)
     assert (none.measures, none.notes) == ({}, {"ope/dm": "The method has no Q over tokens."})
 
@@ -365,8 +426,12 @@ def test_a_later_window_is_no_first_state(make_policy, logged):
 
 def test_rewards_that_are_all_equal_say_nothing(make_policy, logged):
     found = fitted_q(make_policy(ILQL()), logged.rows, logged, FQE(steps=150, rank=8), UNDISCOUNTED)
-    assert "Every reply of the training dialogs earned 1, so the estimate is trivial" in found.notes["ope/fqe"]
-    assert found.measures["ope/fqe"].value == pytest.approx(1, abs=0.2)  # a reply is worth 1, whatever is said
+    assert (
+        "Every reply of the training dialogs earned 1, so the estimate is trivial" in found.notes["ope/fqe"]
+    )
+    assert found.measures["ope/fqe"].value == pytest.approx(
+        1, abs=0.2
+    )  # a reply is worth 1, whatever is said
     with pytest.raises(UserError, match="--ope fqe: expected replies in the train split"):
         fitted_q(make_policy(BC()), [], logged, FQE(), UNDISCOUNTED)
 
@@ -408,8 +473,18 @@ def test_everything_together_with_a_checkpoint_as_its_own_behaviour(make_policy,
     how = {"discount": UNDISCOUNTED, "fqe": FQE(steps=2), "dialogs": DIALOGS, "train": logged.rows}
     behaviour = read_behaviour(tmp_path / "whole", DIALOGS, max_length=64)
     own = make_policy(BC())
-    found = all_estimates(("fqe", "dm", "wis"), own, score_replies(own, logged), logged, behaviour=behaviour, **how)
-    assert set(found.measures) == {"ope/logged", "ope/fqe", "ope/fqe_td", "ope/wis", "ope/n_eff", "ope/weight", "ope/outside"}
+    found = all_estimates(
+        ("fqe", "dm", "wis"), own, score_replies(own, logged), logged, behaviour=behaviour, **how
+    )
+    assert set(found.measures) == {
+        "ope/logged",
+        "ope/fqe",
+        "ope/fqe_td",
+        "ope/wis",
+        "ope/n_eff",
+        "ope/weight",
+        "ope/outside",
+    }
     assert found.measures["ope/outside"].value == pytest.approx(0)
     assert found.measures["ope/wis"].value == pytest.approx(found.measures["ope/logged"].value)
     assert found.measures["ope/n_eff"].value == pytest.approx(2, rel=1e-6)

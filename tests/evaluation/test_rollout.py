@@ -19,7 +19,14 @@ EPISODES = range(11)
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=100 << 20,
+    )
     yield
     ray.shutdown()
 
@@ -35,7 +42,10 @@ def checkpoints(make_policy, tokenizer, tmp_path):
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_workers_and_batches_do_not_change_the_episodes(cluster, checkpoints, tokenizer, sample):
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100, do_sample=sample)
-    here = [play_episodes(load_for_decoding(path), tokenizer, SmallTalk, EPISODES, decoding, seed=3) for path in checkpoints]
+    here = [
+        play_episodes(load_for_decoding(path), tokenizer, SmallTalk, EPISODES, decoding, seed=3)
+        for path in checkpoints
+    ]
     with Rollouts(SmallTalk, 2) as rollouts:
         there = [rollouts.play(path, EPISODES, decoding, seed=3, batch_size=4) for path in checkpoints]
         steered = rollouts.play(checkpoints[1], EPISODES, decoding, seed=3, beta=0.0)

@@ -17,15 +17,28 @@ def make_run(folder, *, best="checkpoint-10", latest="checkpoint-20"):
 
 def test_a_run_folder_gives_best_and_last(tmp_path):
     found = find_entries([make_run(tmp_path / "ilql-seed3")])
-    assert [(e.group, e.which, e.run) for e in found] == [("ilql", "best", "ilql-seed3"), ("ilql", "last", "ilql-seed3")]
-    assert [e.directory for e in found] == [str(tmp_path / "ilql-seed3" / name) for name in ("checkpoint-10", "checkpoint-20")]
+    assert [(e.group, e.which, e.run) for e in found] == [
+        ("ilql", "best", "ilql-seed3"),
+        ("ilql", "last", "ilql-seed3"),
+    ]
+    assert [e.directory for e in found] == [
+        str(tmp_path / "ilql-seed3" / name) for name in ("checkpoint-10", "checkpoint-20")
+    ]
     assert {e.folder for e in found} == {tmp_path / "ilql-seed3"}
     assert [e.which for e in find_entries([make_run(tmp_path / "new", best=None)])] == ["last"]
 
 
 @pytest.mark.parametrize(
     ("folder", "group"),
-    [("bc-seed0", "bc"), ("bc_seed12", "bc"), ("bc.seed-1", "bc"), ("bc/seed1", "bc"), ("bc", "bc"), ("seeded", "seeded"), ("seed1-b", "seed1-b")],
+    [
+        ("bc-seed0", "bc"),
+        ("bc_seed12", "bc"),
+        ("bc.seed-1", "bc"),
+        ("bc/seed1", "bc"),
+        ("bc", "bc"),
+        ("seeded", "seeded"),
+        ("seed1-b", "seed1-b"),
+    ],
 )
 def test_groups_are_named_before_the_seed(tmp_path, folder, group):
     assert find_entries([make_run(tmp_path / folder)])[0].group == group

@@ -1,4 +1,5 @@
-"""Perplexity, divergence and critic scores against known answers and against the plain, unchunked computation."""
+"""Perplexity, divergence and critic scores against known answers and against the plain, unchunked
+computation."""
 
 import numpy as np
 import pytest
@@ -8,7 +9,15 @@ from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation import scoring
-from rl_dialog.evaluation.scoring import critic_scores, held_out_measures, kl_divergence, logged_replies, rank_replies, score_replies, token_table
+from rl_dialog.evaluation.scoring import (
+    critic_scores,
+    held_out_measures,
+    kl_divergence,
+    logged_replies,
+    rank_replies,
+    score_replies,
+    token_table,
+)
 from rl_dialog.methods import BC, ILQL, Psi, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.prior import Prior
 
@@ -61,21 +70,34 @@ def test_scores_equal_the_plain_computation(make_policy, logged, heads, elements
         ids = torch.as_tensor(row.input_ids.astype(np.int64))[None]
         batch = collate([row])
         with torch.no_grad():
-            log_pi, log_p, log_lm = (logits[0].log_softmax(-1) for logits in (policy(ids).logits, prior(ids).logits, policy.lm(ids).logits))
+            log_pi, log_p, log_lm = (
+                logits[0].log_softmax(-1)
+                for logits in (policy(ids).logits, prior(ids).logits, policy.lm(ids).logits)
+            )
             out = policy.outputs(batch)
             q = torch.minimum(out.q_target[0].at(batch.actions), out.q_target[1].at(batch.actions))
         first = 0
         for end in row.reply_ends:
             where = [t for t in range(first, end) if row.assistant[t + 1]]
             action = [int(row.input_ids[t + 1]) for t in where]
-            inside = [i for i, state in enumerate(batch.states[: batch.decisions].tolist()) if first <= state < end]
+            inside = [
+                i for i, state in enumerate(batch.states[: batch.decisions].tolist()) if first <= state < end
+            ]
             assert found.tokens[reply] == len(where) == len(inside)
-            assert found.nll[reply] == pytest.approx(-sum(log_pi[t, a].item() for t, a in zip(where, action, strict=True)), rel=1e-4)
-            assert found.lm_nll[reply] == pytest.approx(-sum(log_lm[t, a].item() for t, a in zip(where, action, strict=True)), rel=1e-4)
-            assert found.kl[reply] == pytest.approx(sum((log_pi[t].exp() * (log_pi[t] - log_p[t])).sum().item() for t in where), rel=1e-3)
+            assert found.nll[reply] == pytest.approx(
+                -sum(log_pi[t, a].item() for t, a in zip(where, action, strict=True)), rel=1e-4
+            )
+            assert found.lm_nll[reply] == pytest.approx(
+                -sum(log_lm[t, a].item() for t, a in zip(where, action, strict=True)), rel=1e-4
+            )
+            assert found.kl[reply] == pytest.approx(
+                sum((log_pi[t].exp() * (log_pi[t] - log_p[t])).sum().item() for t in where), rel=1e-3
+            )
             assert found.q[reply] == pytest.approx(q[inside].sum().item(), rel=1e-4)
             assert found.q_last[reply] == pytest.approx(q[inside[-1]].item(), rel=1e-4)
-            assert found.advantage[reply] == pytest.approx((q - out.v[: len(q)])[inside].sum().item(), rel=1e-4, abs=1e-5)
+            assert found.advantage[reply] == pytest.approx(
+                (q - out.v[: len(q)])[inside].sum().item(), rel=1e-4, abs=1e-5
+            )
             first, reply = end, reply + 1
     assert reply == len(found.nll) == 3
 
@@ -94,7 +116,10 @@ def test_what_the_divergence_is_measured_against(make_policy, logged):
 
 
 def test_each_method_is_ranked_by_what_it_has(make_policy, logged):
-    ways = {method: list(critic_scores(score_replies(make_policy(method), logged))) for method in (BC(), WayOffPolicy(), ILQL())}
+    ways = {
+        method: list(critic_scores(score_replies(make_policy(method), logged)))
+        for method in (BC(), WayOffPolicy(), ILQL())
+    }
     assert ways[BC()][0] == "mean log-probability"
     assert ways[WayOffPolicy()][0] == ways[ILQL()][0] == "mean Q"
     assert "mean Q - V" not in ways[WayOffPolicy()]
@@ -130,7 +155,8 @@ def test_the_table_of_tokens_adds_up_to_the_scores(make_policy, logged):
     }  # fmt: skip
 
 
-# --- ranking replies -----------------------------------------------------------------------------------------------------------------------------
+# --- ranking replies
+# -----------------------------------------------------------------------------------------------------------------------------
 
 PROMPTS = [[3, 90, 91, 1, 4], [3, 92, 4], [3, 92, 4]]
 REPLIES = [[70, 71, 1], [72, 1], [73, 74, 75, 76, 1]]
@@ -138,43 +164,76 @@ REPLIES = [[70, 71, 1], [72, 1], [73, 74, 75, 76, 1]]
 
 @pytest.mark.parametrize("elements", [1, 1 << 30], ids=["state by state", "at once"])
 def test_ways_to_rank_replies(make_policy, elements, monkeypatch):
-    """Each way from plain forward passes: Q' the smaller target at each token, V of the state before it, log pi of what is sampled from."""
+    """Each way from plain forward passes: Q' the smaller target at each token, V of the state before it, log
+    pi of what is sampled from."""
     monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", elements)
     policy = make_policy(ILQL(beta=2.0))
-    expected = {way: [] for way in ("mean Q", "last-token Q", "mean Q - V", "sum of Q - V", "last V", "mean log-probability", "log-probability")}
+    expected = {
+        way: []
+        for way in (
+            "mean Q",
+            "last-token Q",
+            "mean Q - V",
+            "sum of Q - V",
+            "last V",
+            "mean log-probability",
+            "log-probability",
+        )
+    }
     for prompt, reply in zip(PROMPTS, REPLIES, strict=True):
         ids = torch.tensor([prompt + reply])
         with torch.no_grad():
             hidden = policy.lm.base_model(ids).last_hidden_state[0, len(prompt) - 1 : -1]
-            q = torch.minimum(*(head(hidden, None).dense() for head in policy.heads.q_target)).gather(1, torch.tensor(reply)[:, None])[:, 0]
+            q = torch.minimum(*(head(hidden, None).dense() for head in policy.heads.q_target)).gather(
+                1, torch.tensor(reply)[:, None]
+            )[:, 0]
             v = policy.heads.v(hidden)
-            logp = policy(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(reply)[:, None])[:, 0]
+            logp = (
+                policy(ids)
+                .logits[0, len(prompt) - 1 : -1]
+                .log_softmax(-1)
+                .gather(1, torch.tensor(reply)[:, None])[:, 0]
+            )
         values = (q.mean(), q[-1], (q - v).mean(), (q - v).sum(), v[-1], logp.mean(), logp.sum())
         for way, value in zip(expected, values, strict=True):
             expected[way].append(value.item())
     for way, values in expected.items():
-        assert rank_replies(policy, PROMPTS, REPLIES, by=way).tolist() == pytest.approx(values, rel=1e-4, abs=1e-5), way
+        assert rank_replies(policy, PROMPTS, REPLIES, by=way).tolist() == pytest.approx(
+            values, rel=1e-4, abs=1e-5
+        ), way
 
 
 def test_a_reply_s_own_value_ranks_it(make_policy):
-    """Where a method has one, it is the critic: the smaller target head at the reply's last token, alone or among others."""
+    """Where a method has one, it is the critic: the smaller target head at the reply's last token, alone or
+    among others."""
     policy = make_policy(UtteranceILQL())
     expected = []
     for prompt, reply in zip(PROMPTS, REPLIES, strict=True):
         with torch.no_grad():
             last = policy.lm.base_model(torch.tensor([prompt + reply])).last_hidden_state[:, -1]
             expected.append(min(head(last).item() for head in policy.heads.utterance_q_target))
-    assert rank_replies(policy, PROMPTS, REPLIES, by="utterance Q").tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert rank_replies(policy, PROMPTS[2:], REPLIES[2:], by="utterance Q").tolist() == pytest.approx(expected[2:], rel=1e-4, abs=1e-5)
+    assert rank_replies(policy, PROMPTS, REPLIES, by="utterance Q").tolist() == pytest.approx(
+        expected, rel=1e-4, abs=1e-5
+    )
+    assert rank_replies(policy, PROMPTS[2:], REPLIES[2:], by="utterance Q").tolist() == pytest.approx(
+        expected[2:], rel=1e-4, abs=1e-5
+    )
 
 
 def test_logged_replies_have_their_own_values(make_policy, logged):
     found = critic_scores(score_replies(make_policy(UtteranceILQL()), logged))
-    assert list(found)[0] == "utterance Q" and "mean Q" not in found and len(set(found["utterance Q"].tolist())) == 3
+    assert (
+        list(found)[0] == "utterance Q"
+        and "mean Q" not in found
+        and len(set(found["utterance Q"].tolist())) == 3
+    )
 
 
 def test_a_way_that_the_policy_does_not_have(make_policy):
-    with pytest.raises(UserError, match="cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', which is what"):
+    with pytest.raises(
+        UserError,
+        match="cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', which is what",
+    ):
         rank_replies(make_policy(BC()), PROMPTS, REPLIES, by="mean Q")
 
 

@@ -27,19 +27,35 @@ def sweep(**changes) -> Sweep:
 
 def written(folder: Path, **changes) -> str:
     path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump({name: value for name, value in (TINY | changes).items() if value is not None}))
+    path.write_text(
+        yaml.safe_dump({name: value for name, value in (TINY | changes).items() if value is not None})
+    )
     return str(path)
 
 
 def test_points_are_all_combinations_and_their_names_say_so() -> None:
     points = find_points(sweep(space={"method": ["kl_control", "psi"], "method.c": [0.05, 1.0]}))
-    assert [point.name for point in points] == ["kl_control,c=0.05", "kl_control,c=1", "psi,c=0.05", "psi,c=1"]
+    assert [point.name for point in points] == [
+        "kl_control,c=0.05",
+        "kl_control,c=1",
+        "psi,c=0.05",
+        "psi,c=1",
+    ]
     union = find_points(sweep(space=[{"method": ["bc"]}, {"method": ["ilql"], "method.tau": [0.7, 0.9]}]))
-    assert [point.values for point in union] == [{"method": "bc"}, {"method": "ilql", "method.tau": 0.7}, {"method": "ilql", "method.tau": 0.9}]
+    assert [point.values for point in union] == [
+        {"method": "bc"},
+        {"method": "ilql", "method.tau": 0.7},
+        {"method": "ilql", "method.tau": 0.9},
+    ]
 
 
 def test_values_are_passed_on_whole_and_two_points_never_share_a_name() -> None:
-    assert Point({"method.gamma": 0.99999, "max_steps": 123456}).flags == ["--method.gamma", "0.99999", "--max_steps", "123456"]
+    assert Point({"method.gamma": 0.99999, "max_steps": 123456}).flags == [
+        "--method.gamma",
+        "0.99999",
+        "--max_steps",
+        "123456",
+    ]
     with pytest.raises(ConfigError, match=r"points of different names.*0\.99999.*are both gamma=1"):
         find_points(sweep(space={"method.gamma": [0.99999, 1.0]}))
 
@@ -54,7 +70,9 @@ def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:
     points = find_points(sweep(space=space, samples=200))
     assert len(points) == 200 and points == find_points(sweep(space=space, samples=200))
     rates = sorted(point.values["learning_rate"] for point in points)
-    assert rates[0] >= 1e-4 and rates[-1] <= 1e-2 and 5e-4 < rates[100] < 2e-3  # the median of a log-uniform one is its middle, 1e-3
+    assert (
+        rates[0] >= 1e-4 and rates[-1] <= 1e-2 and 5e-4 < rates[100] < 2e-3
+    )  # the median of a log-uniform one is its middle, 1e-3
     assert {point.values["model.layers"] for point in points} == {1, 2, 3}
 
 
@@ -65,7 +83,10 @@ def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:
         ({"method": ["bc", "psi"]}, "method: expected none of bc, which all points start from"),
         ({"method.c": []}, "method.c: expected a list of values or one of uniform, loguniform, randint, got"),
         ({"method.c": 0.5}, "method.c: expected a list of values"),
-        ({"method.c": {"normal": [0, 1]}}, "method.c: expected a list of values or one of uniform, loguniform, randint with"),
+        (
+            {"method.c": {"normal": [0, 1]}},
+            "method.c: expected a list of values or one of uniform, loguniform, randint with",
+        ),
         ({"method.c": {"uniform": [1, 0]}}, "low below high"),
         ({"method.c": {"loguniform": ["1e-4", "1e-2"]}}, r"write 1\.0e-4"),
     ],
@@ -76,19 +97,35 @@ def test_a_space_that_says_nothing_is_refused(tmp_path, space, message) -> None:
 
 
 def test_a_parameter_of_a_stage_that_is_not_there_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"start\.model\.layers is about the bc that trials start from, but the file has no start"):
+    with pytest.raises(
+        ConfigError,
+        match=r"start\.model\.layers is about the bc that trials start from, but the file has no start",
+    ):
         read_sweep(written(tmp_path, start=None, space={"start.model.layers": [1]}))
-    with pytest.raises(ConfigError, match=r"evaluate\.beta is about the evaluation, but the file has no evaluate"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate\.beta is about the evaluation, but the file has no evaluate"
+    ):
         read_sweep(written(tmp_path, evaluate=None, space={"evaluate.beta": [1]}))
     with pytest.raises(ConfigError, match=r"expected no evaluate\.\*"):
         read_sweep(written(tmp_path, search="optuna", space={"evaluate.beta": [1]}))
 
 
 def test_every_stage_has_its_flags() -> None:
-    point = Point({"method": "ilql", "prepare.rewards.vote": 1, "start.model.layers": 2, "evaluate.do_sample": False, "method.double_q": True})
+    point = Point(
+        {
+            "method": "ilql",
+            "prepare.rewards.vote": 1,
+            "start.model.layers": 2,
+            "evaluate.do_sample": False,
+            "method.double_q": True,
+        }
+    )
     assert point.name == "ilql,vote=1,layers=2,do_sample=False,double_q=True"
     assert point.of("train").flags == ["--method", "ilql", "--method.double_q"]
-    assert point.of("prepare").flags == ["--rewards.vote", "1"] and point.of("start").flags == ["--model.layers", "2"]
+    assert point.of("prepare").flags == ["--rewards.vote", "1"] and point.of("start").flags == [
+        "--model.layers",
+        "2",
+    ]
     assert point.of("evaluate").flags == ["--no_do_sample"]
     assert point.trained.name == "ilql,vote=1,layers=2,double_q=True"
 

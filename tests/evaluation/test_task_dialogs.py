@@ -9,9 +9,22 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.task_dialogs import domain_counts, measures, questions, read_task_dialogs, readings
 from rl_dialog.evaluation.task_report import compare_tasks, sections, to_json, write_task_report
 
-GOAL = {"hotel": {"info": {"area": "east"}, "reqt": {"phone": "?", "address": "?"}, "book": {"stay": "2"}}, "police": {"info": {}}}
-EAST, PHONE, ADDRESS = ["Inform", "Hotel", "Area", "east"], ["Request", "Hotel", "Phone", "?"], ["Request", "Hotel", "Addr", "?"]
-OUTCOME = {"success": False, "book_rate": 1.0, "inform_f1": 0.5, "turns": 4, "domains": {"hotel": False, "police": True}}
+GOAL = {
+    "hotel": {"info": {"area": "east"}, "reqt": {"phone": "?", "address": "?"}, "book": {"stay": "2"}},
+    "police": {"info": {}},
+}
+EAST, PHONE, ADDRESS = (
+    ["Inform", "Hotel", "Area", "east"],
+    ["Request", "Hotel", "Phone", "?"],
+    ["Request", "Hotel", "Addr", "?"],
+)
+OUTCOME = {
+    "success": False,
+    "book_rate": 1.0,
+    "inform_f1": 0.5,
+    "turns": 4,
+    "domains": {"hotel": False, "police": True},
+}
 
 
 def record(key=0, success=False, **changes):
@@ -27,9 +40,16 @@ def record(key=0, success=False, **changes):
         ("user", [ADDRESS], None),
     ]
     messages = [
-        {"role": role, "content": "words", "acts": acts} | ({} if reward is None else {"reward": float(reward)}) for role, acts, reward in turns
+        {"role": role, "content": "words", "acts": acts}
+        | ({} if reward is None else {"reward": float(reward)})
+        for role, acts, reward in turns
     ]
-    found = {"id": f"d{key}", "messages": messages, "goal": GOAL, "meta": {"seeds": [0, 0, 0, key], "outcome": OUTCOME | {"success": success}}}
+    found = {
+        "id": f"d{key}",
+        "messages": messages,
+        "goal": GOAL,
+        "meta": {"seeds": [0, 0, 0, key], "outcome": OUTCOME | {"success": success}},
+    }
     return found | changes
 
 
@@ -108,15 +128,21 @@ def test_reasons(read, without, outcome, reason):
     ],
 )
 def test_missed_bookings(read, said, replied, reason):
-    turns = [{"role": "user", "content": "", "acts": said}, {"role": "assistant", "content": "", "acts": replied, "reward": -1.0}]
+    turns = [
+        {"role": "user", "content": "", "acts": said},
+        {"role": "assistant", "content": "", "acts": replied, "reward": -1.0},
+    ]
     (dialog,) = read(record(messages=turns))
     assert dialog.missed == {"hotel": reason} and dialog.reason == "not booked"
 
 
 def test_figures_of_a_domain(read):
-    """The user speaks of the hotel in all four turns; its figures are those of the outcome, and the police has none."""
+    """The user speaks of the hotel in all four turns; its figures are those of the outcome, and the police
+    has none."""
     changed = record()
-    changed["meta"]["outcome"] = changed["meta"]["outcome"] | {"by_domain": {"hotel": {"book_rate": 1.0, "inform_f1": 2 / 3}, "police": {}}}
+    changed["meta"]["outcome"] = changed["meta"]["outcome"] | {
+        "by_domain": {"hotel": {"book_rate": 1.0, "inform_f1": 2 / 3}, "police": {}}
+    }
     found = measures(read(changed))
     assert {name: measure.value for name, measure in found.items() if "/" in name} == {
         "success/hotel": 0, "success/police": 1, "book_rate/hotel": 1, "inform_f1_all_slots/hotel": 2 / 3, "turns/hotel": 4, "turns/police": 0
@@ -126,19 +152,34 @@ def test_figures_of_a_domain(read):
 
 def test_readings(read):
     changed = record()
-    changed["messages"][0]["understood"] = [["Inform", "Hotel", "Area", "West"], ["Request", "Hotel", "Phone", "?"]]
-    changed["messages"][1] |= {"meant": [["Inform", "Hotel", "Stars", "4"], ["Inform", "Hotel", "Phone", "01223"]]}
+    changed["messages"][0]["understood"] = [
+        ["Inform", "Hotel", "Area", "West"],
+        ["Request", "Hotel", "Phone", "?"],
+    ]
+    changed["messages"][1] |= {
+        "meant": [["Inform", "Hotel", "Stars", "4"], ["Inform", "Hotel", "Phone", "01223"]]
+    }
     (dialog,) = read(changed)
     user, system = (readings([dialog], side) for side in ("user", "system"))
     assert (user["Inform Hotel Area"].said, user["Inform Hotel Area"].understood) == (1, 0)
-    assert user["Inform Hotel Area"].instead == {"Inform Hotel Area = west": 1} and user["Request Hotel Phone"].understood == 1
-    assert list(system) == ["Inform Hotel Phone", "Inform Hotel Stars"], "in the one reply that says what was meant"
+    assert (
+        user["Inform Hotel Area"].instead == {"Inform Hotel Area = west": 1}
+        and user["Request Hotel Phone"].understood == 1
+    )
+    assert list(system) == ["Inform Hotel Phone", "Inform Hotel Stars"], (
+        "in the one reply that says what was meant"
+    )
     assert dialog.asked[0].answered == 0, "what was meant counts, not what was read"
 
 
 def test_comparison_and_report(read, tmp_path):
-    bad, good = read(record(0), record(1), record(2, success=True)), read(record(0, success=True), record(1), record(2, success=True))
-    comparison = compare_tasks({"bad": ("runs/bad", bad), "good": ("runs/good", good)}, replicates=200, seed=0)
+    bad, good = (
+        read(record(0), record(1), record(2, success=True)),
+        read(record(0, success=True), record(1), record(2, success=True)),
+    )
+    comparison = compare_tasks(
+        {"bad": ("runs/bad", bad), "good": ("runs/good", good)}, replicates=200, seed=0
+    )
     change = comparison.differences["good"]["success"]
     assert change.value == pytest.approx(1 / 3) and change.low <= 1 / 3 <= change.high
     (table,) = [section.table for section in sections(comparison) if section.title == "Who succeeds where"]
@@ -158,7 +199,11 @@ def test_comparison_and_report(read, tmp_path):
     ):
         assert f"<h2>{heading}</h2>" in page
     assert paths["csv"].read_text().splitlines()[1] == "bad,d0,0,4,-43.0,not answered,2,1,1"
-    assert json.loads(paths["json"].read_text())["policies"][0]["failures"] == {"not answered": 2} == to_json(comparison)["policies"][0]["failures"]
+    assert (
+        json.loads(paths["json"].read_text())["policies"][0]["failures"]
+        == {"not answered": 2}
+        == to_json(comparison)["policies"][0]["failures"]
+    )
 
 
 def test_what_cannot_be_compared_or_read(read, tmp_path):
@@ -168,7 +213,15 @@ def test_what_cannot_be_compared_or_read(read, tmp_path):
     for broken, told in (
         (record(meta={}), "expected `seeds` and an `outcome`"),
         (record(goal=None), "expected the user's goal by domain"),
-        (record(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "reward": 1.0}]), "expected `acts` of four"),
+        (
+            record(
+                messages=[
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "ho", "reward": 1.0},
+                ]
+            ),
+            "expected `acts` of four",
+        ),
     ):
         with pytest.raises(UserError, match=told):
             read(broken)

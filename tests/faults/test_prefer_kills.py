@@ -1,4 +1,5 @@
-"""The asynchronous preference run, with real kills: of every role, of a labeller and of the driver, at random moments. No acknowledged label is lost.
+"""The asynchronous preference run, with real kills: of every role, of a labeller and of the driver, at random
+moments. No acknowledged label is lost.
 
 RL_DIALOG_KILLS=50 kills more often than CI has time for.
 """
@@ -45,7 +46,17 @@ while True:
 class Run:
     """A run and its labellers, each a process."""
 
-    def __init__(self, folder: Path, url: str, *, steps: int, labels: int, pause: float, labeller: str = "page", people=("ann", "bob")):
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *,
+        steps: int,
+        labels: int,
+        pause: float,
+        labeller: str = "page",
+        people=("ann", "bob"),
+    ):
         self.folder, self.url, self.pause = folder, url, pause
         settings = f"--env_options observations=position --labeller {labeller} --page_port 0 --steps {steps} --budget {labels} --schedule constant"
         settings += " --initial_labels 40 --first_epochs 10 --ppo.batch_size 512 --ppo.minibatch_size 128 --eval_every 0 --save_every 5 --quiet"
@@ -68,12 +79,16 @@ class Run:
 
     def start(self) -> None:
         self.started = time.time()
-        self.driver = subprocess.Popen(self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.driver = subprocess.Popen(
+            self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def labeller(self, name: str) -> subprocess.Popen:
         with self.acknowledged.open("a") as out:
             where = [self.url, str(self.folder / "clips"), name, str(self.pause)]
-            return subprocess.Popen([sys.executable, "-c", LABELLER, *where], cwd=ROOT, stdout=out, stderr=subprocess.DEVNULL)
+            return subprocess.Popen(
+                [sys.executable, "-c", LABELLER, *where], cwd=ROOT, stdout=out, stderr=subprocess.DEVNULL
+            )
 
     def status(self) -> dict:
         try:
@@ -83,7 +98,9 @@ class Run:
 
     def pid(self, role: str) -> int:
         status = self.status()
-        alive = status.get("time", 0) > max(self.started, time.time() - 3) and not status.get("over")  # of this driver, and not the one before
+        alive = status.get("time", 0) > max(self.started, time.time() - 3) and not status.get(
+            "over"
+        )  # of this driver, and not the one before
         return status["roles"][role]["pid"] if alive else 0
 
     def page_answers(self) -> bool:
@@ -122,7 +139,9 @@ class Run:
 @pytest.mark.slow
 def test_no_acknowledged_label_is_lost(store_url, tmp_path):
     chance = random.Random(7)
-    run = Run(tmp_path / "run", store_url, steps=10**5 * max(8, KILLS), labels=4 * LABELS, pause=0.05)  # it is stopped long before its end
+    run = Run(
+        tmp_path / "run", store_url, steps=10**5 * max(8, KILLS), labels=4 * LABELS, pause=0.05
+    )  # it is stopped long before its end
     try:
         victims = ["driver", *ROLES, *run.labellers] * KILLS
         killed: Counter[str] = Counter()
@@ -133,7 +152,11 @@ def test_no_acknowledged_label_is_lost(store_url, tmp_path):
             assert run.driver.poll() is None, run.driver.communicate()
             time.sleep(chance.uniform(0.2, 2.0))
             labels = run.status().get("labels", labels)
-            if killed.total() < KILLS and labels * KILLS >= LABELS * killed.total() * 0.8 and run.kill(victims[killed.total()]):
+            if (
+                killed.total() < KILLS
+                and labels * KILLS >= LABELS * killed.total() * 0.8
+                and run.kill(victims[killed.total()])
+            ):
                 killed[victims[killed.total()]] += 1
         while not run.page_answers():
             assert time.monotonic() < deadline, run.status()
@@ -144,7 +167,9 @@ def test_no_acknowledged_label_is_lost(store_url, tmp_path):
     assert len(acknowledged) == len(set(acknowledged)) >= LABELS - 2 * killed["ann"] - 2 * killed["bob"]
     log = LabelLog(store_url)
     found = Counter(label.query for label in log.labels())
-    assert all(found[query] == 1 for query in acknowledged), "an acknowledged label is missing or counted twice"
+    assert all(found[query] == 1 for query in acknowledged), (
+        "an acknowledged label is missing or counted twice"
+    )
     assert len(found) >= LABELS
     log.close()
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -154,7 +179,15 @@ def test_no_acknowledged_label_is_lost(store_url, tmp_path):
 
 @pytest.mark.slow
 def test_an_oracle_that_is_killed_answers_every_query_once(tmp_path):
-    run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=4 * LABELS, pause=0.0, labeller="oracle", people=())
+    run = Run(
+        tmp_path / "run",
+        f"sqlite:///{tmp_path}/labels.db",
+        steps=10**6,
+        labels=4 * LABELS,
+        pause=0.0,
+        labeller="oracle",
+        people=(),
+    )
     try:
         deadline, killed = time.monotonic() + 240, 0
         while (labels := run.status().get("labels", 0)) < LABELS:
@@ -172,7 +205,8 @@ def test_an_oracle_that_is_killed_answers_every_query_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_role_that_hangs_is_reported_and_made_again(tmp_path):
-    """SIGSTOP: the process is there and says nothing. Reported within ten seconds (and the time in which nobody asked), and replaced."""
+    """SIGSTOP: the process is there and says nothing. Reported within ten seconds (and the time in which
+    nobody asked), and replaced."""
     run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=200, pause=0.0)
     try:
         deadline = time.monotonic() + 120
@@ -184,7 +218,10 @@ def test_a_role_that_hangs_is_reported_and_made_again(tmp_path):
         while not run.status()["events"]:
             assert time.monotonic() - began < 15, run.status()
             time.sleep(0.1)
-        assert "did not answer" in run.status()["events"][0]["what"] and run.status()["events"][0]["role"] == "learner"
+        assert (
+            "did not answer" in run.status()["events"][0]["what"]
+            and run.status()["events"][0]["role"] == "learner"
+        )
         before = run.status()["steps"]
         while run.status()["steps"] <= before or run.pid("learner") in (0, frozen):
             assert time.monotonic() - began < 90, run.status()
@@ -195,7 +232,8 @@ def test_a_role_that_hangs_is_reported_and_made_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_role_that_cannot_live_ends_the_run(tmp_path):
-    """The teacher finds a broken clip again and again: the run says so and ends with an error, not in silence."""
+    """The teacher finds a broken clip again and again: the run says so and ends with an error, not in
+    silence."""
     run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=200, pause=0.0)
     try:
         deadline = time.monotonic() + 120

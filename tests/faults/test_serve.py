@@ -1,6 +1,8 @@
-"""The server on Ray Serve, as its command starts it: replaced models, killed replicas, clients that misbehave. What was acknowledged is in the store.
+"""The server on Ray Serve, as its command starts it: replaced models, killed replicas, clients that
+misbehave. What was acknowledged is in the store.
 
-`RL_DIALOG_LOAD_SECONDS=600 pytest -m slow tests/faults/test_serve.py -k misbehave -s` runs the load test for ten minutes and prints what it saw.
+`RL_DIALOG_LOAD_SECONDS=600 pytest -m slow tests/faults/test_serve.py -k misbehave -s` runs the load test for
+ten minutes and prints what it saw.
 """
 
 import json
@@ -40,13 +42,35 @@ class Server:
     """The running command, and commands beside it."""
 
     def __init__(self, store, environment, process, url, cluster, output):
-        self.store, self.environment, self.process, self.url, self.cluster, self.output = store, environment, process, url, cluster, output
+        self.store, self.environment, self.process, self.url, self.cluster, self.output = (
+            store,
+            environment,
+            process,
+            url,
+            cluster,
+            output,
+        )
 
     def command(self, *flags):
         port = self.url.rpartition(":")[2]
-        arguments = [sys.executable, "-m", "pipelines.serve", "--store", self.store.name, "--address", self.cluster, "--port", port, *flags]
-        environment = self.environment | {"RAY_AUTH_MODE": "token"}  # a local cluster has one; only --address auto finds that out itself
-        return subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+        arguments = [
+            sys.executable,
+            "-m",
+            "pipelines.serve",
+            "--store",
+            self.store.name,
+            "--address",
+            self.cluster,
+            "--port",
+            port,
+            *flags,
+        ]
+        environment = self.environment | {
+            "RAY_AUTH_MODE": "token"
+        }  # a local cluster has one; only --address auto finds that out itself
+        return subprocess.run(
+            arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        )
 
     def replicas(self):
         """The processes that answer."""
@@ -73,15 +97,30 @@ def serve(store, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_worker_niceness": "0"}
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+            "RAY_worker_niceness": "0"
+        }
         output = tmp_path / "server.log"
-        arguments = [sys.executable, "-m", "pipelines.serve", "--store", store.name, "--port", str(port), "--address", "local", *flags]
+        arguments = [
+            sys.executable,
+            "-m",
+            "pipelines.serve",
+            "--store",
+            store.name,
+            "--port",
+            str(port),
+            "--address",
+            "local",
+            *flags,
+        ]
         with output.open("w") as log:
             process = psutil.Popen(arguments, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             _until(lambda: '"ready"' in output.read_text() or process.poll() is not None, 120)
             assert process.poll() is None, output.read_text()
-            ready = next(json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"ready"'))
+            ready = next(
+                json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"ready"')
+            )
             yield Server(store, environment, process, ready["ready"], ready["cluster"], output)
         finally:
             process.send_signal(signal.SIGTERM)
@@ -102,7 +141,9 @@ class Clients:
 
     def __init__(self, count, work):
         self.outcomes, self.problems, self._stop = [], [], threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(work, random.Random(n))) for n in range(count)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(work, random.Random(n))) for n in range(count)
+        ]
 
     def _run(self, work, rng):
         while not self._stop.is_set():
@@ -124,13 +165,21 @@ class Clients:
 
 
 def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, store, checkpoints):
-    ample, tight = store.add_key("ample", requests_per_minute=100_000), store.add_key("tight", requests_per_minute=7)
+    ample, tight = (
+        store.add_key("ample", requests_per_minute=100_000),
+        store.add_key("tight", requests_per_minute=7),
+    )
     models = ["--models", f"ilql={checkpoints['ilql']}", f"bc={checkpoints['bc']}"]
-    with serve(*models, "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12") as server:
+    with serve(
+        *models, "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12"
+    ) as server:
         assert len(server.replicas()) == 2
         for headers in ({}, {"Authorization": "Bearer sk-rl-nobody"}):
             assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401
-        statuses = Counter(httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {tight}"}).status_code for _ in range(30))
+        statuses = Counter(
+            httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {tight}"}).status_code
+            for _ in range(30)
+        )
         assert set(statuses) == {200, 429} and 7 <= statuses[200] <= 9, "one rate for both replicas"
         client = server.client(ample)
 
@@ -144,23 +193,33 @@ def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, stor
 
         with Clients(4, talk) as clients:
             time.sleep(2)
-            done = server.command(*models[:1], f"ilql={checkpoints['bc']}", f"bc={checkpoints['bc']}", *_same())
+            done = server.command(
+                *models[:1], f"ilql={checkpoints['bc']}", f"bc={checkpoints['bc']}", *_same()
+            )
             assert done.returncode == 0, done.stderr
             replaced = len(clients.outcomes)
             time.sleep(2)
             refused = server.command(*models[:1], "ilql=/nowhere/at/all", f"bc={checkpoints['bc']}", *_same())
             assert refused.returncode == 2 and "/nowhere/at/all" in refused.stderr, refused.stderr
             elsewhere = server.command("--port", "1", *models[:1], f"ilql={checkpoints['bc']}", *_same())
-            assert elsewhere.returncode == 2 and "where this cluster serves already" in elsewhere.stderr, elsewhere.stderr
+            assert elsewhere.returncode == 2 and "where this cluster serves already" in elsewhere.stderr, (
+                elsewhere.stderr
+            )
             time.sleep(1)
-            random.choice(server.replicas()).send_signal(signal.SIGKILL)  # the one that replaces it must not get the models that were refused
+            random.choice(server.replicas()).send_signal(
+                signal.SIGKILL
+            )  # the one that replaces it must not get the models that were refused
             _until(lambda: len(server.replicas()) == 2, 60)
             time.sleep(5)
         assert len(clients.problems) <= 4, "those that the killed replica had"
         assert len({text for _, text in clients.outcomes}) == 2, "the model before and the one after"
-        assert len({text for _, text in clients.outcomes[replaced + 8 :]}) == 1, "nobody gets the old one any more"
+        assert len({text for _, text in clients.outcomes[replaced + 8 :]}) == 1, (
+            "nobody gets the old one any more"
+        )
         stored = _stored(store)
-        assert set(stored.values()) == {1} and {completion for completion, _ in clients.outcomes} <= set(stored)
+        assert set(stored.values()) == {1} and {completion for completion, _ in clients.outcomes} <= set(
+            stored
+        )
         assert len(stored) - len(clients.outcomes) <= len(clients.problems)
     assert json.loads(server.output.read_text().splitlines()[-1])["turns"] == len(stored)
 
@@ -171,12 +230,28 @@ def _same():
 
 def _stored(store):
     """How often each completion is in the store."""
-    return Counter(message["completion"] for dialog in store.dialogs() for message in dialog.messages if message["role"] == "assistant")
+    return Counter(
+        message["completion"]
+        for dialog in store.dialogs()
+        for message in dialog.messages
+        if message["role"] == "assistant"
+    )
 
 
 def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints):
     key = store.add_key("ann", requests_per_minute=1_000_000)
-    flags = ["--models", f"ilql={checkpoints['ilql']}", "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "60"]
+    flags = [
+        "--models",
+        f"ilql={checkpoints['ilql']}",
+        "--num_replicas",
+        "2",
+        "--cpus_per_replica",
+        "0.5",
+        "--threads",
+        "1",
+        "--max_tokens",
+        "60",
+    ]
     with serve(*flags) as server:
         client, acknowledged = server.client(key), []
 
@@ -199,26 +274,42 @@ def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints)
                 victim = random.Random(len(kills)).choice(server.replicas())
                 before = len(clients.problems)
                 (engine,) = victim.children()
-                (engine if len(kills) == 1 else victim).send_signal(signal.SIGKILL)  # a replica does not outlive its engine, nor the other way round
+                (engine if len(kills) == 1 else victim).send_signal(
+                    signal.SIGKILL
+                )  # a replica does not outlive its engine, nor the other way round
                 answered = len(clients.outcomes)
                 _until(lambda n=answered: len(clients.outcomes) > n + 20, 60)
-                _until(lambda gone=victim: len([replica for replica in server.replicas() if replica != gone]) == 2, 90)
+                _until(
+                    lambda gone=victim: (
+                        len([replica for replica in server.replicas() if replica != gone]) == 2
+                    ),
+                    90,
+                )
                 kills.append(len(clients.problems) - before)
                 _until(lambda gone=engine: not gone.is_running(), 30)
         assert all(count <= 6 for count in kills), kills
         assert clients.problems, "no kill met a running request: the test shows nothing"
         answers = [problem for problem in clients.problems if isinstance(problem, openai.APIStatusError)]
-        assert {(answer.status_code, answer.code) for answer in answers} <= {(503, "replica_failed")}, {answer.response.text for answer in answers}
+        assert {(answer.status_code, answer.code) for answer in answers} <= {(503, "replica_failed")}, {
+            answer.response.text for answer in answers
+        }
         for problem in clients.problems:
-            assert isinstance(problem, openai.APIConnectionError | openai.APIStatusError | openai.APIError | EOFError | httpx.HTTPError), repr(
-                problem
-            )
+            assert isinstance(
+                problem,
+                openai.APIConnectionError
+                | openai.APIStatusError
+                | openai.APIError
+                | EOFError
+                | httpx.HTTPError,
+            ), repr(problem)
         stored = _stored(store)
         assert set(stored.values()) == {1}, "a turn is there once"
         assert set(acknowledged) <= set(stored), "what was acknowledged is there"
         assert len(stored) - len(acknowledged) <= len(clients.problems)
         kinds = Counter(type(problem).__name__ for problem in clients.problems)
-        print(f"{len(acknowledged)} replies, {len(kills)} kills, {len(clients.problems)} requests failed: {dict(kinds)}")
+        print(
+            f"{len(acknowledged)} replies, {len(kills)} kills, {len(clients.problems)} requests failed: {dict(kinds)}"
+        )
 
 
 def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
@@ -244,28 +335,44 @@ def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
         body = {"model": "ilql", "messages": TALK}
 
         def good(http, rng):
-            answer = http.post(url, json=body | {"user": f"u{rng.randrange(50)}", "seed": rng.randrange(10**6)})
+            answer = http.post(
+                url, json=body | {"user": f"u{rng.randrange(50)}", "seed": rng.randrange(10**6)}
+            )
             if answer.status_code == 429:
-                assert int(answer.headers["retry-after"]) >= 1 and answer.json()["error"]["code"] == "queue_full"
+                assert (
+                    int(answer.headers["retry-after"]) >= 1 and answer.json()["error"]["code"] == "queue_full"
+                )
                 time.sleep(0.05)
                 return "429"
             assert answer.status_code == 200, answer.text
             acknowledged.append(answer.json()["id"])
             vote = rng.choice([-1, 1])
-            assert http.post(f"{server.url}/v1/feedback", json={"completion_id": acknowledged[-1], "vote": vote}).status_code == 200
+            assert (
+                http.post(
+                    f"{server.url}/v1/feedback", json={"completion_id": acknowledged[-1], "vote": vote}
+                ).status_code
+                == 200
+            )
             votes[answer.json()["id"]] = vote
             return "200"
 
         def vanishing(http, rng):
             try:
-                http.post(url, json=body | {"stream": rng.random() < 0.5}, timeout=rng.random() * 0.05 + 0.001)
+                http.post(
+                    url, json=body | {"stream": rng.random() < 0.5}, timeout=rng.random() * 0.05 + 0.001
+                )
             except httpx.TimeoutException:
                 return "vanished"
             return "answered"
 
         def garbage(http, rng):
             content = rng.choice(
-                [rng.randbytes(200), b"{" * 500, json.dumps(body | {"temperature": "x"}).encode(), json.dumps(body | {"n": 10**9}).encode()]
+                [
+                    rng.randbytes(200),
+                    b"{" * 500,
+                    json.dumps(body | {"temperature": "x"}).encode(),
+                    json.dumps(body | {"n": 10**9}).encode(),
+                ]
             )
             answer = http.post(url, content=content, headers={"Content-Type": "application/json"})
             assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
@@ -275,7 +382,12 @@ def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
             """Opens a stream and reads a byte now and then."""
             host, port = server.url.removeprefix("http://").split(":")
             data = json.dumps(body | {"stream": True}).encode()
-            lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json"]
+            lines = [
+                "POST /v1/chat/completions HTTP/1.1",
+                "Host: x",
+                f"Authorization: Bearer {key}",
+                "Content-Type: application/json",
+            ]
             head = "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""])
             with socket.create_connection((host, int(port)), timeout=30) as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
@@ -295,22 +407,38 @@ def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
         with Clients(14, work) as clients:
             while time.monotonic() - began < LOAD_SECONDS:
                 time.sleep(1)
-                memory.append(sum(process.memory_info().rss for process in (replica, *replica.children())) / 2**20)
+                memory.append(
+                    sum(process.memory_info().rss for process in (replica, *replica.children())) / 2**20
+                )
         assert not clients.problems, clients.problems[:3]
-        _until(lambda: _gauge(server, headers, "serve_running_rows") == _gauge(server, headers, "serve_queue_depth") == 0, 30)
+        _until(
+            lambda: (
+                _gauge(server, headers, "serve_running_rows")
+                == _gauge(server, headers, "serve_queue_depth")
+                == 0
+            ),
+            30,
+        )
         assert _gauge(server, headers, "serve_healthy") == 1 and server.replicas() == [replica]
         began = time.monotonic()
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
         assert time.monotonic() - began < 1, "the replica waits in vain for the rate that all replicas share"
         stored = _stored(store)
         assert set(stored.values()) == {1} and set(acknowledged) <= set(stored)
-        kept = {m["completion"]: m["feedback"]["vote"] for d in store.dialogs() for m in d.messages if m.get("feedback")}
+        kept = {
+            m["completion"]: m["feedback"]["vote"]
+            for d in store.dialogs()
+            for m in d.messages
+            if m.get("feedback")
+        }
         assert kept == votes
         outcomes = Counter(clients.outcomes)
         assert {"200", "429", "vanished", "garbage", "slow"} <= set(outcomes), outcomes
         third = len(memory) // 3
         middle, end = (sum(part) / len(part) for part in (memory[third : 2 * third], memory[2 * third :]))
-        print(f"{LOAD_SECONDS:g} s, {dict(outcomes)}, {len(stored)} turns, memory of the replica {memory[0]:.0f} -> {middle:.0f} -> {end:.0f} MiB")
+        print(
+            f"{LOAD_SECONDS:g} s, {dict(outcomes)}, {len(stored)} turns, memory of the replica {memory[0]:.0f} -> {middle:.0f} -> {end:.0f} MiB"
+        )
         assert end < middle + 30, (middle, end)
 
 

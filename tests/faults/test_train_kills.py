@@ -1,4 +1,5 @@
-"""Real kills: a worker with SIGKILL, then the driver with everything it started. What comes out equals the run that nobody touched, bit for bit."""
+"""Real kills: a worker with SIGKILL, then the driver with everything it started. What comes out equals the
+run that nobody touched, bit for bit."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def start(*arguments: str) -> subprocess.Popen:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment.pop("RAY_ADDRESS", None)
     return subprocess.Popen(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -44,7 +50,9 @@ def finish(process: subprocess.Popen, timeout: float = 240) -> str:
 def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, f"the run ended before it could be killed: {process.stdout.read()[-3000:]}"
+        assert process.poll() is None, (
+            f"the run ended before it could be killed: {process.stdout.read()[-3000:]}"
+        )
         assert time.monotonic() < deadline, "waited in vain for the run to reach the point of the kill"
         time.sleep(0.05)
 
@@ -53,14 +61,29 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kills")
     write_logs(folder / "logs.jsonl", dialogs=150, seed=3)
-    finish(start("pipelines.prepare", "--logs", str(folder / "logs.jsonl"), "--output_dir", str(folder / "data"), "--vocab_size", "500", "--quiet"))
+    finish(
+        start(
+            "pipelines.prepare",
+            "--logs",
+            str(folder / "logs.jsonl"),
+            "--output_dir",
+            str(folder / "data"),
+            "--vocab_size",
+            "500",
+            "--quiet",
+        )
+    )
     return folder / "data"
 
 
 @pytest.fixture(scope="module")
 def untouched(data: Path) -> dict[str, torch.Tensor]:
     out = data.parent / "untouched"
-    result = json.loads(finish(start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN)).splitlines()[-1])
+    result = json.loads(
+        finish(start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN)).splitlines()[
+            -1
+        ]
+    )
     assert result["step"] == 60
     return state(out)
 
@@ -76,11 +99,17 @@ def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     assert [name for name in expected if not torch.equal(got[name], expected[name])] == []
 
 
-def test_a_killed_worker_is_replaced_and_nothing_changes(data: Path, untouched: dict[str, torch.Tensor]) -> None:
+def test_a_killed_worker_is_replaced_and_nothing_changes(
+    data: Path, untouched: dict[str, torch.Tensor]
+) -> None:
     out = data.parent / "worker"
     process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN)
     wait_for((out / "checkpoint-15").exists, process)
-    workers = [p for p in psutil.Process(process.pid).children(recursive=True) if "RayTrainWorker" in " ".join(p.cmdline())]
+    workers = [
+        p
+        for p in psutil.Process(process.pid).children(recursive=True)
+        if "RayTrainWorker" in " ".join(p.cmdline())
+    ]
     assert len(workers) == 2, [p.cmdline() for p in workers]
     os.kill(workers[-1].pid, signal.SIGKILL)
     finish(process)

@@ -1,4 +1,5 @@
-"""What the four kinds of logged data do to cloning, Q-learning, DBCQ and WOP: the classic-control check, paired over seeds."""
+"""What the four kinds of logged data do to cloning, Q-learning, DBCQ and WOP: the classic-control check,
+paired over seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ SEEDS, UPDATES, LEVEL = 10, 8_000, 0.05
 
 
 def paired_p(better: Sequence[float], worse: Sequence[float]) -> float:
-    """One-sided exact sign-flip test over seeds: the share of the 2^K sign patterns of better - worse whose sum is at least the observed one."""
+    """One-sided exact sign-flip test over seeds: the share of the 2^K sign patterns of better - worse whose
+    sum is at least the observed one."""
     gaps = np.asarray(better) - np.asarray(worse)
     signs = np.asarray(list(itertools.product((1, -1), repeat=len(gaps))))
     return float(np.mean(signs @ gaps >= gaps.sum() - 1e-9))
@@ -26,7 +28,8 @@ def test_the_paired_test():
     assert paired_p([1.0, 3.0], [2.0, 1.0]) == 2 / 4
 
 
-# (buffer, better, worse): what of the order (WOP >= DBCQ >= BC and Batch Q, WOP above the behaviour policy) holds over ten seeds; BC is "p, clone".
+# (buffer, better, worse): what of the order (WOP >= DBCQ >= BC and Batch Q, WOP above the behaviour policy)
+# holds over ten seeds; BC is "p, clone".
 ORDER = [
     ("full", "WOP, clone", "behaviour"),
     ("full", "WOP, clone", "p, clone"),
@@ -54,9 +57,11 @@ def measured() -> dict[str, dict[str, list[float]]]:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("buffer", "better", "worse"), ORDER)
 def test_the_order_of_the_paper(measured, buffer, better, worse):
-    """Paired over seeds: each has a learner, buffers and networks of its own, and its policies are compared on its own buffer.
+    """Paired over seeds: each has a learner, buffers and networks of its own, and its policies are compared
+    on its own buffer.
 
-    Parts of the paper's order are not here, because they did not come out; rl_dialog/methods/README.md, "Classic control", has what explains them.
+    Parts of the paper's order are not here, because they did not come out; rl_dialog/methods/README.md,
+    "Classic control", has what explains them.
     """
     rows = measured[buffer]
     assert paired_p(rows[better], rows[worse]) <= LEVEL, (interval(rows[better]), interval(rows[worse]))

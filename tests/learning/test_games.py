@@ -1,8 +1,10 @@
-"""Learning in games that nobody here wrote, at the defaults: between the clone and what the method itself would answer, worked out from the logs.
+"""Learning in games that nobody here wrote, at the defaults: between the clone and what the method itself
+would answer, worked out from the logs.
 
     python -m tests.learning.test_games nim 0 1 2          every method of the table in one game, seed by seed
 
-The logs are those of a random, a mediocre and a good player (tests/worlds). A state is the last user message, an action a whole reply.
+The logs are those of a random, a mediocre and a good player (tests/worlds). A state is the last user message,
+an action a whole reply.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from tests.worlds.mazes import Maze, Walk
 from tests.worlds.text_game import write_logs
 
 MODEL = ModelConfig(layers=2, width=64)
-Table = dict[str, dict[str, list[tuple[float, str | None]]]]  # state -> reply -> (reward, next state) of each time it was said
+Table = dict[
+    str, dict[str, list[tuple[float, str | None]]]
+]  # state -> reply -> (reward, next state) of each time it was said
 Choice = dict[str, float]
 
 
@@ -47,7 +51,11 @@ def table_of(dialogs: list[Dialog]) -> tuple[Table, list[str]]:
 
 
 def exact_return(
-    table: Table, starts: list[str], gamma: float, backup: Callable[[Choice, Choice], float], act: Callable[[Choice, Choice], Choice]
+    table: Table,
+    starts: list[str],
+    gamma: float,
+    backup: Callable[[Choice, Choice], float],
+    act: Callable[[Choice, Choice], Choice],
 ) -> float:
     """The return of act(p, Q) in the logged process, Q being that of V(s) = backup(p, Q), by value iteration."""
     value, earned = defaultdict(float), defaultdict(float)
@@ -55,9 +63,15 @@ def exact_return(
         for state, replies in table.items():
             total = sum(map(len, replies.values()))
             p = {a: len(said) / total for a, said in replies.items()}
-            q = {a: sum(r + gamma * (value[s] if s else 0.0) for r, s in said) / len(said) for a, said in replies.items()}
+            q = {
+                a: sum(r + gamma * (value[s] if s else 0.0) for r, s in said) / len(said)
+                for a, said in replies.items()
+            }
             value[state], chosen = backup(p, q), act(p, q)
-            earned[state] = sum(chosen[a] * sum(r + (earned[s] if s else 0.0) for r, s in said) / len(said) for a, said in replies.items())
+            earned[state] = sum(
+                chosen[a] * sum(r + (earned[s] if s else 0.0) for r, s in said) / len(said)
+                for a, said in replies.items()
+            )
     return float(np.mean([earned[state] for state in starts]))
 
 
@@ -79,7 +93,11 @@ def expectile_at(tau: float) -> Callable[[Choice, Choice], float]:
         low, high = min(q.values()), max(q.values())
         for _ in range(40):
             v = (low + high) / 2
-            low, high = (v, high) if sum(p[a] * (tau if q[a] > v else 1 - tau) * (q[a] - v) for a in p) > 0 else (low, v)
+            low, high = (
+                (v, high)
+                if sum(p[a] * (tau if q[a] > v else 1 - tau) * (q[a] - v) for a in p) > 0
+                else (low, v)
+            )
         return (low + high) / 2
 
     return backup
@@ -131,7 +149,9 @@ class Trial:
         write_logs(game, folder / "logs.jsonl", episodes, 1)
         self.game, self.folder = game, folder
         self.dialogs = list(read_jsonl(folder / "logs.jsonl"))
-        self.tokenizer = train_tokenizer(message["content"] for dialog in self.dialogs for message in dialog.messages)
+        self.tokenizer = train_tokenizer(
+            message["content"] for dialog in self.dialogs for message in dialog.messages
+        )
         self.rows = [row for dialog in self.dialogs for row in tokenize(dialog, self.tokenizer)]
         self.table, self.starts = table_of(self.dialogs)
 
@@ -142,12 +162,23 @@ class Trial:
         policy.start = "made" if start else "new"
         config = TrainerConfig(seed=seed, report_to="none", eval_steps=0, **settings)
         cut = len(self.rows) // 10
-        Trainer(policy, self.tokenizer, self.rows[cut:], self.rows[:cut], config, tempfile.mkdtemp(dir=self.folder)).train()
+        Trainer(
+            policy,
+            self.tokenizer,
+            self.rows[cut:],
+            self.rows[:cut],
+            config,
+            tempfile.mkdtemp(dir=self.folder),
+        ).train()
         return policy.eval()
 
     def returns(self, policy: Policy, *, do_sample: bool = True, episodes: int = 300) -> np.ndarray:
         method = policy.method
-        best = {"num_generations": method.num_generations, "rank_by": method.rank_by} if do_sample and method.num_generations > 1 else {}
+        best = (
+            {"num_generations": method.num_generations, "rank_by": method.rank_by}
+            if do_sample and method.num_generations > 1
+            else {}
+        )
         decoding = Decoding(do_sample=do_sample, max_new_tokens=16, **best)
         with torch.inference_mode():
             played = play_episodes(policy, self.tokenizer, self.game, range(episodes), decoding, seed=7)
@@ -165,11 +196,15 @@ def nim(tmp_path_factory: pytest.TempPathFactory) -> Trial:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_in_nim_ilql_learns_what_it_would_answer(nim: Trial) -> None:
-    """A third of the default number of updates leads more than half of the way from the clone to the method's own exact answer."""
+    """A third of the default number of updates leads more than half of the way from the clone to the method's
+    own exact answer."""
     torch.set_num_threads(1)
     clone = nim.train(BC(), 0, max_steps=2000)
     policy = nim.train(ILQL(), 0, clone, max_steps=1300)
-    cloned, exact = nim.returns(clone).mean(), exact_of(policy.method, policy.value_unit, nim.table, nim.starts)
+    cloned, exact = (
+        nim.returns(clone).mean(),
+        exact_of(policy.method, policy.value_unit, nim.table, nim.starts),
+    )
     assert exact > 0.9 and (nim.returns(policy).mean() - cloned) / (exact - cloned) > 0.5
 
 
@@ -178,11 +213,20 @@ def main() -> None:
     from tests.worlds.textarena_games import GAMES
 
     games = GAMES | {"maze": Maze, "walk": Walk}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("game", choices=sorted(games))
     parser.add_argument("seeds", type=int, nargs="+")
-    parser.add_argument("--max_steps", type=int, default=0, help="updates of the methods (not of the clone); by default as many as train makes")
-    parser.add_argument("--methods", nargs="+", default=["mc", "sarsa", "ilql", "cql", "psi", "kl_control", "utterance_ilql"])
+    parser.add_argument(
+        "--max_steps",
+        type=int,
+        default=0,
+        help="updates of the methods (not of the clone); by default as many as train makes",
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=["mc", "sarsa", "ilql", "cql", "psi", "kl_control", "utterance_ilql"]
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +242,10 @@ def main() -> None:
                 sampled, best = trial.returns(policy).mean(), trial.returns(policy, do_sample=False).mean()
                 exact = exact_of(policy.method, policy.value_unit, trial.table, trial.starts)
                 share = (sampled - cloned) / (exact - cloned)
-                print(f"{name:15s} seed {seed}: sampled {sampled:.3f}, greedy {best:.3f}, exact {exact:.3f}, share {share:.2f}", flush=True)
+                print(
+                    f"{name:15s} seed {seed}: sampled {sampled:.3f}, greedy {best:.3f}, exact {exact:.3f}, share {share:.2f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

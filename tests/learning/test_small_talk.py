@@ -1,4 +1,5 @@
-"""Methods that see rewards learn from small-talk logs: their policies talk better than clones of them, tested by permuting the seeds.
+"""Methods that see rewards learn from small-talk logs: their policies talk better than clones of them, tested
+by permuting the seeds.
 
 Cloning for as many updates more gains something too, so those that gain more than that are held to it.
 """
@@ -27,7 +28,8 @@ from rl_dialog.models.checkpoint import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 SEEDS = 3
-CLONE = "--model.layers 2 --model.width 64 --model.context 512 --max_steps 400 --learning_rate 4e-3"  # few updates, so long steps
+# few updates, so long steps
+CLONE = "--model.layers 2 --model.width 64 --model.context 512 --max_steps 400 --learning_rate 4e-3"
 IMPROVE = "--max_steps 200 --learning_rate 3e-3"  # of words; values take shorter steps by themselves
 METHODS = {
     "tf_top": "--method.fraction 0.3",
@@ -43,7 +45,10 @@ METHODS = {
     # The paper's discount; with gamma 1 the entropy in its target pays for talking on and on.
     "way_off_policy": "--method.backup psi --method.c 0.5 --method.gamma 0.5 --reward_spread every_token --value_unit 1 --learning_rate 2e-3",
 }
-ABOVE_CLONE_ONLY = ("dpo", "way_off_policy")  # their gain over longer cloning is within the noise of the seeds
+ABOVE_CLONE_ONLY = (
+    "dpo",
+    "way_off_policy",
+)  # their gain over longer cloning is within the noise of the seeds
 
 
 def learn(arguments: list[str]) -> float:
@@ -53,7 +58,9 @@ def learn(arguments: list[str]) -> float:
     train.train_worker(config)
     best = resolve(config.output_dir)
     policy, tokenizer = load_for_decoding(best), load_tokenizer(best)
-    return env_return(policy, tokenizer, make_env=ENVS["small_talk"], episodes=128, seed=10_000)["eval/return"]
+    return env_return(policy, tokenizer, make_env=ENVS["small_talk"], episodes=128, seed=10_000)[
+        "eval/return"
+    ]
 
 
 class Learner:
@@ -62,17 +69,38 @@ class Learner:
     def __init__(self, folder: Path, methods: Iterable[str], pool: ProcessPoolExecutor) -> None:
         self.folder, self.pool = folder, pool
         write_logs(folder / "logs.jsonl", dialogs=2000, seed=1)
-        flags = ["--logs", str(folder / "logs.jsonl"), "--output_dir", str(folder / "data"), "--vocab_size", "1024", "--max_length", "512", "--quiet"]
+        flags = [
+            "--logs",
+            str(folder / "logs.jsonl"),
+            "--output_dir",
+            str(folder / "data"),
+            "--vocab_size",
+            "1024",
+            "--max_length",
+            "512",
+            "--quiet",
+        ]
         prepare.main(load_config(prepare.PrepareConfig, [*flags, "--rewards.logged", "1"]))
         self.runs = {"bc": self.start("bc", CLONE)}
         self.returns("bc")  # which the others start from
-        self.runs |= {method: self.start(method, f"{IMPROVE} {METHODS.get(method, '')}") for method in ("tf_all", *methods)}
+        self.runs |= {
+            method: self.start(method, f"{IMPROVE} {METHODS.get(method, '')}")
+            for method in ("tf_all", *methods)
+        }
 
     def start(self, method: str, flags: str) -> list[Future[float]]:
         """Queues the runs of every seed."""
         found = []
         for seed in range(SEEDS):
-            run = ["--method", method, *flags.split(), "--data", str(self.folder / "data"), "--report_to", "none"]
+            run = [
+                "--method",
+                method,
+                *flags.split(),
+                "--data",
+                str(self.folder / "data"),
+                "--report_to",
+                "none",
+            ]
             run += [] if method == "bc" else ["--model_name_or_path", str(self.folder / f"bc-seed{seed}")]
             run += ["--seed", str(seed), "--output_dir", str(self.folder / f"{method}-seed{seed}")]
             found.append(self.pool.submit(learn, run))
@@ -85,7 +113,11 @@ class Learner:
 
 @pytest.fixture(scope="module")
 def learner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
-    chosen = [item.callspec.params["method"] for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    chosen = [
+        item.callspec.params["method"]
+        for item in request.session.items
+        if item.module is request.module and hasattr(item, "callspec")
+    ]
     pool = ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn"))
     try:
         yield Learner(tmp_path_factory.mktemp("learning"), chosen, pool)
@@ -94,7 +126,8 @@ def learner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def p_value(better: list[float], worse: list[float]) -> float:
-    """The share of relabellings whose difference of means is at least the observed one (exact permutation test, one-sided)."""
+    """The share of relabellings whose difference of means is at least the observed one (exact permutation
+    test, one-sided)."""
     values = np.asarray([*better, *worse])
     chosen = [list(members) for members in itertools.combinations(range(len(values)), len(better))]
     sums = np.asarray([values[members].sum() for members in chosen])

@@ -12,7 +12,8 @@ from rl_dialog.methods.scores import Dense, Linear
 
 @pytest.fixture
 def two_replies(make_row):
-    """<u> a a <u> b b, finished: four actions; the second ends its reply, the fourth ends its reply and the conversation."""
+    """<u> a a <u> b b, finished: four actions; the second ends its reply, the fourth ends its reply and the
+    conversation."""
     return collate([make_row([9, 1, 2, 9, 3, 4], [(1, 2, 0.0), (4, 5, 0.0)])])
 
 
@@ -33,7 +34,11 @@ def test_a_truncated_conversation_is_discounted_and_not_ended(make_row):
 
 def test_gamma_zero_and_one(two_replies):
     assert discounts(two_replies, 0.0, "token").tolist() == [0, 0, 0, 0]
-    assert discounts(two_replies, 1.0, "token").tolist() == discounts(two_replies, 1.0, "turn").tolist() == [1, 1, 1, 0]
+    assert (
+        discounts(two_replies, 1.0, "token").tolist()
+        == discounts(two_replies, 1.0, "turn").tolist()
+        == [1, 1, 1, 0]
+    )
 
 
 def test_an_unknown_discount_is_refused(two_replies):
@@ -44,7 +49,9 @@ def test_an_unknown_discount_is_refused(two_replies):
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.9, 1.0])
 def test_expectile(tau):
     """Target 2, V 0: error 2 -> 4 tau. Target -2, V 0: error -2 -> 4 (1 - tau). No error, no loss."""
-    torch.testing.assert_close(expectile(torch.tensor([2.0, -2.0, 0.0]), tau), torch.tensor([4 * tau, 4 * (1 - tau), 0.0]))
+    torch.testing.assert_close(
+        expectile(torch.tensor([2.0, -2.0, 0.0]), tau), torch.tensor([4 * tau, 4 * (1 - tau), 0.0])
+    )
 
 
 def test_expectile_gradient_pulls_v_towards_the_target():
@@ -63,16 +70,20 @@ def test_the_expectile_of_zero_and_one_is_tau(tau, fitted):
 
 
 def test_minimum_is_elementwise():
-    assert minimum((torch.tensor([1.0, 5.0]), torch.tensor([2.0, 3.0]), torch.tensor([4.0, 4.0]))).tolist() == [1.0, 3.0]
+    assert minimum(
+        (torch.tensor([1.0, 5.0]), torch.tensor([2.0, 3.0]), torch.tensor([4.0, 4.0]))
+    ).tolist() == [1.0, 3.0]
     assert minimum((torch.tensor([1.0]),)).tolist() == [1.0]
 
 
-# --- log-ratios of whole replies -----------------------------------------------------------------------------------------------------------------
+# --- log-ratios of whole replies
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def ragged(make_row):
-    """Three rows of 2, 3 and 1 decisions; the second is truncated, so there is a state without an action behind them."""
+    """Three rows of 2, 3 and 1 decisions; the second is truncated, so there is a state without an action
+    behind them."""
     rows = [
         make_row([9, 1, 0], [(1, 2, 0.0)]),
         make_row([9, 2, 9, 1, 1, 9], [(1, 1, 0.0), (3, 4, 0.0)], truncated=True),
@@ -92,7 +103,8 @@ LOSSES = {
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 @pytest.mark.parametrize("elements", [1, 5, 1 << 20])
 def test_log_ratios_have_the_value_and_gradient_of_the_dense_table(ragged, loss, elements, monkeypatch):
-    """Against plain autograd through (N, V) log-probabilities, with another factor outside; the state behind the decisions gets no gradient."""
+    """Against plain autograd through (N, V) log-probabilities, with another factor outside; the state behind
+    the decisions gets no gradient."""
     monkeypatch.setattr(scores, "CHUNK_ELEMENTS", elements)
     features, weight, bias = (torch.randn(*shape).requires_grad_() for shape in ((7, 4), (3, 4), (3,)))
     got = log_ratios(Linear(features, weight, bias), ragged, loss)
@@ -101,12 +113,15 @@ def test_log_ratios_have_the_value_and_gradient_of_the_dense_table(ragged, loss,
     each = log_p.gather(1, ragged.actions[:, None]).squeeze(1) - ragged.prior_logp
     expected = loss(torch.stack([each[ragged.rows == row].sum() for row in range(3)]))
     torch.testing.assert_close(got, expected)
-    for found, wanted in zip(gradients, torch.autograd.grad(expected * 0.37, (features, weight, bias)), strict=True):
+    for found, wanted in zip(
+        gradients, torch.autograd.grad(expected * 0.37, (features, weight, bias)), strict=True
+    ):
         torch.testing.assert_close(found, wanted)
 
 
 def test_log_ratios_by_hand(ragged):
-    """A uniform policy over three tokens: g = -n log 3 - sum log p = (-2 log 3 + 2.5, -3 log 3 + 1.3, -log 3 + 3)."""
+    """A uniform policy over three tokens: g = -n log 3 - sum log p = (-2 log 3 + 2.5, -3 log 3 + 1.3, -log 3
+    + 3)."""
     seen = []
     with torch.no_grad():  # as at an evaluation
         total = log_ratios(Dense(torch.zeros(7, 3)), ragged, lambda g: seen.append(g.detach()) or g.sum())

@@ -16,14 +16,17 @@ def batch(make_row):
 
 
 def test_loss_by_hand(batch):
-    """log(2 + e) - 1 = .551445 and log(e^2 + 2) - 2 = .239545: the sum is .790990, their mean .3954947. The third state has no action."""
+    """log(2 + e) - 1 = .551445 and log(e^2 + 2) - 2 = .239545: the sum is .790990, their mean .3954947. The
+    third state has no action."""
     logits = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0], [7.0, -7.0, 0.0]]).requires_grad_()
     loss = BC().loss(Outputs(Dense(logits)), batch)
     assert loss.total.item() == pytest.approx(0.7909894, abs=1e-6)
     assert loss.metrics["nll"].item() == pytest.approx(0.7909894, abs=1e-6)
     assert not loss.metrics["nll"].requires_grad
     loss.total.backward()
-    expected = torch.tensor([[0.211942, -0.423883, 0.211942], [-0.213014, 0.106507, 0.106507], [0.0, 0.0, 0.0]])
+    expected = torch.tensor(
+        [[0.211942, -0.423883, 0.211942], [-0.213014, 0.106507, 0.106507], [0.0, 0.0, 0.0]]
+    )
     torch.testing.assert_close(logits.grad, expected, rtol=0, atol=1e-5)
 
 

@@ -22,18 +22,24 @@ def outputs(q=(Q1, Q2)):
     return Outputs(Dense(P), tuple(map(Dense, q)), (Dense(Q1), Dense(Q2)))
 
 
-@pytest.mark.parametrize(("threshold", "best"), [(0.0, [8.0, 50.0]), (0.1, [8.0, 2.0]), (0.4, [2.0, 2.0]), (0.9, [1.0, 2.0]), (1.0, [1.0, 0.0])])
+@pytest.mark.parametrize(
+    ("threshold", "best"),
+    [(0.0, [8.0, 50.0]), (0.1, [8.0, 2.0]), (0.4, [2.0, 2.0]), (0.9, [1.0, 2.0]), (1.0, [1.0, 0.0])],
+)
 def test_the_best_inside_the_support(threshold, best):
     """State 0 has p / p_max = (1, .5, .17), state 1 (1, .08, .92); min Q' = (1, 2, 8) and (0, 50, 2)."""
     assert BCQ(threshold=threshold).best_supported(outputs()).tolist() == best
 
 
 def test_the_target_and_the_loss(make_row):
-    """Token 1, then token 0 and the end with reward 3: y = (.5 * 2, 3) at threshold .1, since the next state's supported best is 2."""
+    """Token 1, then token 0 and the end with reward 3: y = (.5 * 2, 3) at threshold .1, since the next
+    state's supported best is 2."""
     batch = collate([make_row([9, 1, 0], [(1, 2, 3.0)])])
     loss = BCQ(threshold=0.1, gamma=0.5, clone_weight=2.0).loss(outputs(), batch)
     q_loss = (2 - 1) ** 2 + (4 - 1) ** 2 + (0 - 3) ** 2 + (1 - 3) ** 2
-    assert loss.metrics["q_loss"].item() == pytest.approx(q_loss) and loss.metrics["target"].item() == pytest.approx(1 + 3)
+    assert loss.metrics["q_loss"].item() == pytest.approx(q_loss) and loss.metrics[
+        "target"
+    ].item() == pytest.approx(1 + 3)
     assert loss.total.item() == pytest.approx(q_loss - 2 * (math.log(0.3) + math.log(0.5)), abs=1e-5)
     bare = BCQ(threshold=0.1, gamma=0.5, clone_weight=0.0).loss(outputs(), batch)
     assert bare.total.item() == pytest.approx(q_loss) and bare.metrics["nll"].item() == 0

@@ -1,4 +1,5 @@
-"""CHAI by hand: what the best proposal adds, what the conservative term weighs, and what the frozen LM proposes."""
+"""CHAI by hand: what the best proposal adds, what the conservative term weighs, and what the frozen LM
+proposes."""
 
 import math
 
@@ -22,7 +23,13 @@ ZERO = torch.zeros(2, 2)
 
 
 def outputs(q=Q, proposed=(ZERO, ZERO), random=(ZERO, ZERO)):
-    return Outputs(Dense(torch.zeros(9, 3)), utterance_q=q, proposal_q=proposed, proposal_q_target=TARGET, random_q=random)
+    return Outputs(
+        Dense(torch.zeros(9, 3)),
+        utterance_q=q,
+        proposal_q=proposed,
+        proposal_q_target=TARGET,
+        random_q=random,
+    )
 
 
 def batch_of(make_row, truncated=False, width=1):
@@ -55,7 +62,10 @@ def test_the_bootstrap_stays_inside_a_row(make_row):
     ("density", "term"),
     [
         ("exact", math.log((2 * math.e / 0.25 + 2 * math.e**2 * 2**3) / 4)),  # H = 3: 1/q = 2^3
-        ("original", math.log(2 * (math.e / 0.25) ** 0.25 + 2 * (math.e**2 * 6) ** 0.25)),  # 1/q = 2H, everything to the power 1/2n
+        (
+            "original",
+            math.log(2 * (math.e / 0.25) ** 0.25 + 2 * (math.e**2 * 6) ** 0.25),
+        ),  # 1/q = 2H, everything to the power 1/2n
     ],
 )
 def test_the_conservative_term(make_row, density, term):
@@ -75,21 +85,42 @@ def test_only_the_heads_learn(make_policy, make_row):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_proposals_are_what_the_lm_says_to_each_context(make_policy, make_row, family):
-    """An LM that is sure of every token proposes its greedy reply: the features are the mean hidden state over context and reply, log p its sum."""
+    """An LM that is sure of every token proposes its greedy reply: the features are the mean hidden state
+    over context and reply, log p its sum."""
     policy = make_policy(CHAI(proposals=2, proposal_tokens=4), family)
     with torch.no_grad():
         policy.lm.get_output_embeddings().weight.mul_(1000)
-    rows = [make_row([3, 70, 4, 71, 1, 3, 72, 4, 73, 1], [(3, 4, 1.0), (8, 9, 0.0)]), make_row([3, 80, 81, 82, 4, 83, 1], [(5, 6, 1.0)])]
+    rows = [
+        make_row([3, 70, 4, 71, 1, 3, 72, 4, 73, 1], [(3, 4, 1.0), (8, 9, 0.0)]),
+        make_row([3, 80, 81, 82, 4, 83, 1], [(5, 6, 1.0)]),
+    ]
     found = propose(policy, rows, eos_id=1, pad_id=0, seed=0)
-    assert [each.features.shape for each in found] == [(2, 2, 32), (1, 2, 32)] and [each.logp.shape for each in found] == [(2, 2), (1, 2)]
+    assert [each.features.shape for each in found] == [(2, 2, 32), (1, 2, 32)] and [
+        each.logp.shape for each in found
+    ] == [(2, 2), (1, 2)]
     contexts = [rows[0].input_ids[:3], rows[0].input_ids[:8], rows[1].input_ids[:5]]
-    features, logp = np.concatenate([each.features for each in found]), np.concatenate([each.logp for each in found])
+    features, logp = (
+        np.concatenate([each.features for each in found]),
+        np.concatenate([each.logp for each in found]),
+    )
     for context, mine, likely in zip(contexts, features, logp, strict=True):
         prompt = torch.as_tensor(np.asarray(context, np.int64))[None]
-        whole = policy.lm.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=4, eos_token_id=1, pad_token_id=0)
+        whole = policy.lm.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=4,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
         with torch.no_grad():
             hidden = policy.lm.base_model(whole).last_hidden_state[0]
-            chances = policy.lm(whole).logits[0].log_softmax(-1)[prompt.shape[1] - 1 : -1].gather(1, whole[0, prompt.shape[1] :, None])
+            chances = (
+                policy.lm(whole)
+                .logits[0]
+                .log_softmax(-1)[prompt.shape[1] - 1 : -1]
+                .gather(1, whole[0, prompt.shape[1] :, None])
+            )
         np.testing.assert_allclose(mine, np.tile(hidden.mean(0), (2, 1)), rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(likely, float(chances.sum()), atol=1e-2)
 
@@ -97,11 +128,22 @@ def test_proposals_are_what_the_lm_says_to_each_context(make_policy, make_row, f
 def test_the_same_seed_proposes_the_same(make_policy, make_row):
     policy = make_policy(CHAI(proposals=3, proposal_tokens=5))
     rows = [make_row([3, 70, 4, 71, 1], [(3, 4, 1.0)]), make_row([3, 72, 4, 73, 1], [(3, 4, 1.0)])]
-    first, again, other = (propose(policy, rows, eos_id=1, pad_id=0, seed=seed)[0].features for seed in (0, 0, 1))
+    first, again, other = (
+        propose(policy, rows, eos_id=1, pad_id=0, seed=seed)[0].features for seed in (0, 0, 1)
+    )
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     assert len(np.unique(first.round(5), axis=1)[0]) > 1  # and not three times one reply
 
 
 def test_a_window_without_room_for_a_context(make_policy, make_row):
-    with pytest.raises(UserError, match="expected proposals that leave room for a context, got 128 tokens with a model of 128 positions"):
-        propose(make_policy(CHAI(proposal_tokens=128)), [make_row([3, 70, 1], [(1, 2, 0.0)])], eos_id=1, pad_id=0, seed=0)
+    with pytest.raises(
+        UserError,
+        match="expected proposals that leave room for a context, got 128 tokens with a model of 128 positions",
+    ):
+        propose(
+            make_policy(CHAI(proposal_tokens=128)),
+            [make_row([3, 70, 1], [(1, 2, 0.0)])],
+            eos_id=1,
+            pad_id=0,
+            seed=0,
+        )

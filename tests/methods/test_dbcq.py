@@ -53,7 +53,9 @@ def test_a_prior_of_one_token_says_that_token(samples):
 
 def test_the_smaller_of_the_two_heads_counts():
     """min Q = (1, 0, 2): worst to best 1, 0, 2 with F = .3, .8, 1."""
-    torch.testing.assert_close(chances(DBCQ(samples=2), other=(5.0, 0.0, 4.0)), torch.tensor([0.64 - 0.09, 0.09, 0.36]))
+    torch.testing.assert_close(
+        chances(DBCQ(samples=2), other=(5.0, 0.0, 4.0)), torch.tensor([0.64 - 0.09, 0.09, 0.36])
+    )
 
 
 def test_tokens_of_equal_value_share_what_the_draw_gives_them_together():
@@ -63,7 +65,8 @@ def test_tokens_of_equal_value_share_what_the_draw_gives_them_together():
 
 
 def test_it_is_the_share_of_really_drawing():
-    """20,000 times: draw five tokens of seven, keep the one of the highest value. Within 4 standard errors of each token's chance."""
+    """20,000 times: draw five tokens of seven, keep the one of the highest value. Within 4 standard errors of
+    each token's chance."""
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(7, generator=generator).softmax(0), torch.randn(7, generator=generator)
     expected = chances(DBCQ(samples=5), p.tolist(), q.tolist())
@@ -74,13 +77,17 @@ def test_it_is_the_share_of_really_drawing():
 
 
 def test_a_likely_prior_stays_exact_in_many_draws():
-    """p = 1 - 1e-6 on the worst token: it is all that 1,000 draws show but for 1 - (1 - 1e-6)^1000 = .0009995."""
+    """p = 1 - 1e-6 on the worst token: it is all that 1,000 draws show but for 1 - (1 - 1e-6)^1000 =
+    .0009995."""
     got = chances(DBCQ(samples=1000), p=(1 - 1e-6, 1e-6), q=(0.0, 1.0))
-    assert got[1].item() == pytest.approx(1 - math.exp(1000 * math.log1p(-1e-6)), rel=0.05)  # float32 logits hold 1e-6 to some percent
+    assert got[1].item() == pytest.approx(
+        1 - math.exp(1000 * math.log1p(-1e-6)), rel=0.05
+    )  # float32 logits hold 1e-6 to some percent
 
 
 def test_it_learns_by_the_maximum_inside_the_support_or_as_published_over_all_tokens(make_row):
-    """Token 1, then token 0 and the end with reward 3: y = (.5 * 50, 3); the second state's best token has p = 0.04, less than a tenth of 0.5."""
+    """Token 1, then token 0 and the end with reward 3: y = (.5 * 50, 3); the second state's best token has p
+    = 0.04, less than a tenth of 0.5."""
     batch = collate([make_row([9, 1, 0], [(1, 2, 3.0)])])
     q = Dense(torch.tensor([[1.0, 2.0, 9.0], [0.0, 50.0, 3.0]]))
     out = Outputs(Dense(torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.04, 0.46]]).log()), (q, q), (q, q))

@@ -17,7 +17,8 @@ LOG_2 = math.log(2)
 
 
 def mined(method, rows, validation=()):
-    """[(better reply, its reward, worse reply, its reward)] of the training split, and the validation split's number of pairs."""
+    """[(better reply, its reward, worse reply, its reward)] of the training split, and the validation split's
+    number of pairs."""
     train, other = method.prepare(rows, list(validation), None)
     assert len(train) % 2 == len(other) % 2 == 0
     found = []
@@ -25,18 +26,25 @@ def mined(method, rows, validation=()):
         sides = []
         for row in (better, worse):
             first = row.assistant.tolist().index(True)
-            assert row.assistant[first:].all() and row.reply_ends.tolist() == [len(row.input_ids) - 1]  # one reply, and the row ends with it
+            assert row.assistant[first:].all() and row.reply_ends.tolist() == [
+                len(row.input_ids) - 1
+            ]  # one reply, and the row ends with it
             sides += [tuple(row.input_ids[first:].tolist()), float(row.rewards[0])]
-        assert better.input_ids[: better.assistant.argmax()].tolist() == worse.input_ids[: worse.assistant.argmax()].tolist()
+        assert (
+            better.input_ids[: better.assistant.argmax()].tolist()
+            == worse.input_ids[: worse.assistant.argmax()].tolist()
+        )
         found.append(tuple(sides))
     return found, len(other) // 2
 
 
-# --- pairs ---------------------------------------------------------------------------------------------------------------------------------------
+# --- pairs
+# ---------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_pair_is_one_context_and_two_replies_of_different_reward(make_row):
-    """Contexts 9 (three replies, one of them twice) and 8 (one reply): the pairs are those of context 9, the widest first."""
+    """Contexts 9 (three replies, one of them twice) and 8 (one reply): the pairs are those of context 9, the
+    widest first."""
     rows = [
         make_row([9, 1], [(1, 1, 0.0)]),
         make_row([9, 2, 2], [(1, 2, 3.0)]),
@@ -44,12 +52,19 @@ def test_a_pair_is_one_context_and_two_replies_of_different_reward(make_row):
         make_row([9, 1], [(1, 1, 9.0)]),  # the same reply again: its first reward counts
         make_row([8, 4], [(1, 1, 5.0)]),
     ]
-    assert mined(DPO(), rows) == ([((2, 2), 3.0, (1,), 0.0), ((2, 2), 3.0, (3,), 1.0), ((3,), 1.0, (1,), 0.0)], 0)
+    assert mined(DPO(), rows) == (
+        [((2, 2), 3.0, (1,), 0.0), ((2, 2), 3.0, (3,), 1.0), ((3,), 1.0, (1,), 0.0)],
+        0,
+    )
 
 
 def test_the_context_is_all_that_was_said_before(make_row):
-    """The second replies (5 and 6) follow different first ones, so only the first replies make a pair; its rows end with them."""
-    rows = [make_row([9, 1, 9, 5], [(1, 1, 0.0), (3, 3, 2.0)]), make_row([9, 2, 9, 6], [(1, 1, 1.0), (3, 3, 0.0)])]
+    """The second replies (5 and 6) follow different first ones, so only the first replies make a pair; its
+    rows end with them."""
+    rows = [
+        make_row([9, 1, 9, 5], [(1, 1, 0.0), (3, 3, 2.0)]),
+        make_row([9, 2, 9, 6], [(1, 1, 1.0), (3, 3, 0.0)]),
+    ]
     assert mined(DPO(), rows)[0] == [((2,), 1.0, (1,), 0.0)]
     assert mined(DPO(by="to_go"), rows)[0] == [((1,), 2.0, (2,), 1.0)]  # 0 + 2 against 1 + 0
 
@@ -85,25 +100,41 @@ def test_validation_may_have_no_pairs_but_training_may_not(make_row):
     pair = [make_row([9, 1], [(1, 1, 0.0)]), make_row([9, 2], [(1, 1, 1.0)])]
     assert mined(DPO(), pair, pair[:1]) == ([((2,), 1.0, (1,), 0.0)], 0)
     assert mined(DPO(), pair, pair)[1] == 1
-    with pytest.raises(UserError, match="dpo: expected contexts with two different replies of different reward, found none .*train kto"):
+    with pytest.raises(
+        UserError,
+        match="dpo: expected contexts with two different replies of different reward, found none .*train kto",
+    ):
         DPO().prepare([pair[0], make_row([9, 3], [(1, 1, 0.0)]), make_row([8, 2], [(1, 1, 1.0)])], pair, None)
 
 
 def test_a_row_comes_apart_into_its_replies(make_row):
-    """<u> 1 2 <u> 3, rewards 1 and -3: each reply with all that came before it, and what is still to be earned from it on."""
+    """<u> 1 2 <u> 3, rewards 1 and -3: each reply with all that came before it, and what is still to be
+    earned from it on."""
     row = make_row([9, 1, 2, 9, 3, 9], [(1, 2, 1.0), (4, 4, -3.0)], truncated=True)
-    found = [(start, reward, part.input_ids.tolist(), part.assistant.tolist()) for start, reward, part in replies([row], by="reply")]
-    assert found == [(1, 1.0, [9, 1, 2], [False, True, True]), (4, -3.0, [9, 1, 2, 9, 3], [False] * 4 + [True])]
+    found = [
+        (start, reward, part.input_ids.tolist(), part.assistant.tolist())
+        for start, reward, part in replies([row], by="reply")
+    ]
+    assert found == [
+        (1, 1.0, [9, 1, 2], [False, True, True]),
+        (4, -3.0, [9, 1, 2, 9, 3], [False] * 4 + [True]),
+    ]
     assert [reward for _, reward, _ in replies([row], by="to_go")] == [-2.0, -3.0]
 
 
-# --- loss ----------------------------------------------------------------------------------------------------------------------------------------
+# --- loss
+# ----------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def pairs(make_row):
     """Two pairs: replies (1, 2) over (0), and (2) over (1, 1). Six decisions."""
-    rows = [make_row([9, 1, 2], [(1, 2, 0.0)]), make_row([9, 0], [(1, 1, 0.0)]), make_row([8, 2], [(1, 1, 0.0)]), make_row([8, 1, 1], [(1, 2, 0.0)])]
+    rows = [
+        make_row([9, 1, 2], [(1, 2, 0.0)]),
+        make_row([9, 0], [(1, 1, 0.0)]),
+        make_row([8, 2], [(1, 1, 0.0)]),
+        make_row([8, 1, 1], [(1, 2, 0.0)]),
+    ]
 
     def build(prior_logp=None):
         return collate(rows, prior_logp=prior_logp or [[-0.5, -2.0], [-1.0], [-3.0], [-0.1, -0.2]])
@@ -118,7 +149,8 @@ def log_ratio_table(logits, batch):
 
 
 def test_at_the_prior_the_loss_is_log_2_and_pulls_apart(pairs):
-    """pi = p: h = 0, -log sigmoid(0) = log 2. The gradient raises the better reply's tokens and lowers the worse one's, by beta / 2."""
+    """pi = p: h = 0, -log sigmoid(0) = log 2. The gradient raises the better reply's tokens and lowers the
+    worse one's, by beta / 2."""
     logits = torch.randn(6, 3, requires_grad=True)
     log_p = logits.detach().log_softmax(1)
     batch = pairs()
@@ -127,13 +159,19 @@ def test_at_the_prior_the_loss_is_log_2_and_pulls_apart(pairs):
     assert loss.total.item() == pytest.approx(2 * LOG_2, abs=1e-6) and DPO().terms(batch) == 2
     loss.total.backward()
     better = torch.tensor([True, True, False, True, False, False])  # whose tokens the six decisions are
-    expected = (0.3 / 2) * torch.where(better, -1.0, 1.0)[:, None] * (F.one_hot(batch.actions, 3) - log_p.exp())
+    expected = (
+        (0.3 / 2) * torch.where(better, -1.0, 1.0)[:, None] * (F.one_hot(batch.actions, 3) - log_p.exp())
+    )
     torch.testing.assert_close(logits.grad, expected)
 
 
 def test_the_loss_by_hand(make_row):
-    """log pi = (log .5, log .25), log p = (log .25, log .5): g = (log 2, -log 2), h = .5 * 2 log 2 = log 2, sigmoid(h) = 2/3."""
-    batch = collate([make_row([9, 0], [(1, 1, 0.0)]), make_row([9, 1], [(1, 1, 0.0)])], prior_logp=[[math.log(0.25)], [math.log(0.5)]])
+    """log pi = (log .5, log .25), log p = (log .25, log .5): g = (log 2, -log 2), h = .5 * 2 log 2 = log 2,
+    sigmoid(h) = 2/3."""
+    batch = collate(
+        [make_row([9, 0], [(1, 1, 0.0)]), make_row([9, 1], [(1, 1, 0.0)])],
+        prior_logp=[[math.log(0.25)], [math.log(0.5)]],
+    )
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(2, 3)
     plain = DPO(beta=0.5).loss(Outputs(Dense(logits)), batch)
     assert plain.total.item() == pytest.approx(math.log(1.5), abs=1e-6)
@@ -149,7 +187,8 @@ def test_the_loss_by_hand(make_row):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_gradient_is_that_of_the_dense_table(pairs, smoothing):
-    """Against plain autograd through (N, V) log-probabilities, with another factor outside, as the trainer has one."""
+    """Against plain autograd through (N, V) log-probabilities, with another factor outside, as the trainer
+    has one."""
     batch, method = pairs(), DPO(beta=0.7, label_smoothing=smoothing)
     logits = torch.randn(6, 3, requires_grad=True)
     loss = method.loss(Outputs(Dense(logits)), batch)

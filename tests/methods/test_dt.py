@@ -28,7 +28,10 @@ def told(tokenizer, tmp_path):
 def dialog(*turns):
     messages = []
     for i, reward in enumerate(turns):
-        messages += [{"role": "user", "content": f"u{i}"}, {"role": "assistant", "content": f"a{i}", "reward": reward}]
+        messages += [
+            {"role": "user", "content": f"u{i}"},
+            {"role": "assistant", "content": f"a{i}", "reward": reward},
+        ]
     return Dialog("d", messages)
 
 
@@ -37,34 +40,55 @@ def rendered(row, made):
 
 
 def prepared(method, made, dialogs, tokenizer):
-    rows = [row for d in dialogs for row in tokenize(d, tokenizer)]  # as `prepare` made them, before the method was chosen
+    rows = [
+        row for d in dialogs for row in tokenize(d, tokenizer)
+    ]  # as `prepare` made them, before the method was chosen
     return method.prepare(rows, rows[:1], made)
 
 
 def test_each_reply_is_told_its_bin_and_nothing_else_changes(told, tokenizer):
     made = told(DT(by="reply"))
     rows, validation = prepared(DT(by="reply"), made, [dialog(1.0, -1.0), dialog(2.0, -2.0)], tokenizer)
-    assert rendered(rows[0], made) == f"<|user|>u0{END}<|assistant|><|return:1|>a0{END}<|user|>u1{END}<|assistant|><|return:0|>a1{END}"
+    assert (
+        rendered(rows[0], made)
+        == f"<|user|>u0{END}<|assistant|><|return:1|>a0{END}<|user|>u1{END}<|assistant|><|return:0|>a1{END}"
+    )
     written = [made.decode(rows[0].input_ids[end - 2 : end + 1]) for end in rows[0].reply_ends]
     assert written == [f"a0{END}", f"a1{END}"]
     assert made.decode(rows[0].input_ids[rows[0].assistant]) == f"a0{END}a1{END}"  # the bin is no action
-    assert rows[0].rewards.tolist() == [1.0, -1.0] and rendered(validation[0], made) == rendered(rows[0], made)
-    assert (rows[0].input_ids.dtype, rows[0].assistant.dtype, rows[0].reply_ends.dtype) == (np.int32, bool, np.int32)
+    assert rows[0].rewards.tolist() == [1.0, -1.0] and rendered(validation[0], made) == rendered(
+        rows[0], made
+    )
+    assert (rows[0].input_ids.dtype, rows[0].assistant.dtype, rows[0].reply_ends.dtype) == (
+        np.int32,
+        bool,
+        np.int32,
+    )
 
 
 def test_a_return_is_what_is_still_to_come(told, tokenizer):
-    """Returns to go: (0, -1) and (3, 2): the first reply of the first dialog earned 1 and is in the lower half for what followed."""
+    """Returns to go: (0, -1) and (3, 2): the first reply of the first dialog earned 1 and is in the lower
+    half for what followed."""
     rows, _ = prepared(DT(), told(DT()), [dialog(1.0, -1.0), dialog(1.0, 2.0)], tokenizer)
     assert [rendered(row, told(DT())).count("<|return:1|>") for row in rows] == [0, 2]
 
 
 def test_a_policy_is_asked_for_the_best_bin_in_every_turn(told):
     made = told(DT(bins=3))
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"}]
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y"},
+        {"role": "user", "content": "z"},
+    ]
     ids = encode_prompt(messages, made, max_length=100)
-    assert made.decode(ids) == f"<|user|>x{END}<|assistant|><|return:2|>y{END}<|user|>z{END}<|assistant|><|return:2|>"
+    assert (
+        made.decode(ids)
+        == f"<|user|>x{END}<|assistant|><|return:2|>y{END}<|user|>z{END}<|assistant|><|return:2|>"
+    )
     asked = told(DT(bins=3, want=0))
-    assert asked.decode(encode_prompt(messages[:1], asked, max_length=100)).endswith("<|assistant|><|return:0|>")
+    assert asked.decode(encode_prompt(messages[:1], asked, max_length=100)).endswith(
+        "<|assistant|><|return:0|>"
+    )
 
 
 def test_the_prompt_is_the_prefix_that_was_trained_on(told, tokenizer):
@@ -83,7 +107,8 @@ def test_held_out_dialogs_are_scored_as_asked_for(told):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "bins", "expected"), [([0, 0, 0, 1], 2, [0, 0, 0, 1]), ([0, 1, 2, 3], 4, [0, 1, 2, 3]), ([0, 0, 0, 5], 4, [0, 0, 0, 3])]
+    ("rewards", "bins", "expected"),
+    [([0, 0, 0, 1], 2, [0, 0, 0, 1]), ([0, 1, 2, 3], 4, [0, 1, 2, 3]), ([0, 0, 0, 5], 4, [0, 0, 0, 3])],
 )
 def test_quantile_bins_keep_equal_returns_together(told, tokenizer, rewards, bins, expected):
     made = told(DT(bins=bins))
@@ -121,9 +146,13 @@ def test_what_is_refused(told, tokenizer):
         prepared(DT(by="reply"), told(DT()), [dialog(1.0, None), dialog(None)], tokenizer)
     with pytest.raises(UserError, match=r"dt: no reply has a return \(2 of 2 have no reward\): prep"):
         prepared(DT(), told(DT()), [dialog(None), dialog(None)], tokenizer)
-    with pytest.raises(UserError, match="dt: every reply has the return 1: prepare with rewards that differ, or train bc"):
+    with pytest.raises(
+        UserError, match="dt: every reply has the return 1: prepare with rewards that differ, or train bc"
+    ):
         prepared(DT(), told(DT()), [dialog(1.0), dialog(1.0)], tokenizer)
-    with pytest.raises(UserError, match="expected at least 2 bins and one of them to want, got bins 2 and want 2"):
+    with pytest.raises(
+        UserError, match="expected at least 2 bins and one of them to want, got bins 2 and want 2"
+    ):
         told(DT(want=2))
 
 
@@ -131,7 +160,9 @@ def test_given_edges_are_the_lower_ends_of_bins(told, make_row):
     """Returns 1 to 10, good from 8 on: a return on the edge is inside the upper bin."""
     method = DT(edges=(8.0,), by="reply")
     tokenizer = told(method)
-    rows, _ = method.prepare([make_row([9, 5, 6], [(1, 2, float(reward))]) for reward in range(1, 11)], [], tokenizer)
+    rows, _ = method.prepare(
+        [make_row([9, 5, 6], [(1, 2, float(reward))]) for reward in range(1, 11)], [], tokenizer
+    )
     bad, good = tokenizer.convert_tokens_to_ids(["<|return:0|>", "<|return:1|>"])
     assert [int(row.input_ids[1]) for row in rows] == [bad] * 7 + [good] * 3
 
@@ -146,13 +177,23 @@ def test_replies_that_are_context_only_stand_behind_the_wanted_bin(told):
     """As they do when acting, where the template writes it before every reply."""
     method = DT()
     tokenizer = told(method)
-    talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "thank you", "weight": 0}, {"role": "user", "content": "what?"}]
+    talk = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "thank you", "weight": 0},
+        {"role": "user", "content": "what?"},
+    ]
     answers = [[*talk, {"role": "assistant", "content": "tea", "reward": reward}] for reward in (0.0, 1.0)]
     plain = load_tokenizer(tokenizer.name_or_path)
-    rows, _ = method.prepare([row for i, messages in enumerate(answers) for row in tokenize(Dialog(str(i), messages), plain)], [], tokenizer)
+    rows, _ = method.prepare(
+        [row for i, messages in enumerate(answers) for row in tokenize(Dialog(str(i), messages), plain)],
+        [],
+        tokenizer,
+    )
     bad, good = tokenizer.convert_tokens_to_ids(["<|return:0|>", "<|return:1|>"])
     prompt = encode_prompt(talk, tokenizer, max_length=100)
     assert prompt.count(good) == 2
     for row, own in zip(rows, (bad, good), strict=True):
         assert row.input_ids[: len(prompt)].tolist() == [*prompt[:-1], own]
-        assert row.assistant.nonzero()[0][0] == len(prompt) and row.reply_ends.tolist() == [len(row.input_ids) - 1]
+        assert row.assistant.nonzero()[0][0] == len(prompt) and row.reply_ends.tolist() == [
+            len(row.input_ids) - 1
+        ]

@@ -1,4 +1,5 @@
-"""ILQL's loss and decoding against numbers worked out by hand; every score is a table, no transformer is involved."""
+"""ILQL's loss and decoding against numbers worked out by hand; every score is a table, no transformer is
+involved."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,8 @@ from rl_dialog.methods.scores import Dense, Linear, LowRank
 PUBLISHED = {"backup": "token", "discount": "token"}  # values travel token by token, as in the papers
 ILQL = partial(methods.ILQL, **PUBLISHED)
 
-# Two decisions, actions 1 and 0, rewards 0 and 1, then the end (spec/asapp_offline_rl.md, the row "ilql loss").
+# Two decisions, actions 1 and 0, rewards 0 and 1, then the end (spec/asapp_offline_rl.md, the row "ilql
+# loss").
 LOGITS = [[0.0, 1, 0], [2, 0, 0]]
 Q1, Q2 = [[0.1, 0.6, -0.2], [1, 0.3, 0]], [[0.2, 0.4, 0], [0.8, 0.1, 0.5]]
 T1, T2 = [[0, 0.7, 0.1], [0.9, 0.2, 0.1]], [[0.1, 0.3, 0], [0.6, 0.2, 0.2]]
@@ -45,7 +47,12 @@ class Tables:
 
     @classmethod
     def random(cls, states, tokens):
-        return cls.of(torch.randn(states, tokens), torch.randn(2, states, tokens), torch.randn(2, states, tokens), torch.randn(states))
+        return cls.of(
+            torch.randn(states, tokens),
+            torch.randn(2, states, tokens),
+            torch.randn(2, states, tokens),
+            torch.randn(states),
+        )
 
     def outputs(self, rows=slice(None)):
         def table(tensors):
@@ -57,9 +64,19 @@ class Tables:
         return Outputs(Dense(self.lm), (Dense(self.q[0]),), (Dense(self.q_target[0]),), self.v)
 
     def gradients(self, total):
-        leaves = {"lm": self.lm, "q1": self.q[0], "q2": self.q[1], "t1": self.q_target[0], "t2": self.q_target[1], "v": self.v}
+        leaves = {
+            "lm": self.lm,
+            "q1": self.q[0],
+            "q2": self.q[1],
+            "t1": self.q_target[0],
+            "t2": self.q_target[1],
+            "v": self.v,
+        }
         found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), found, strict=True)}
+        return {
+            name: torch.zeros_like(leaf) if g is None else g
+            for (name, leaf), g in zip(leaves.items(), found, strict=True)
+        }
 
 
 @pytest.fixture
@@ -67,7 +84,8 @@ def batch(make_row):
     return collate([make_row([9, 1, 0], [(1, 2, 1.0)])])
 
 
-# --- loss ----------------------------------------------------------------------------------------------------------------------------------------
+# --- loss
+# ----------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_published_loss_row(batch):
@@ -96,7 +114,9 @@ def test_the_published_loss_row(batch):
 def test_each_weight_scales_its_term(batch):
     """cql_weight 3 and awac_weight .5: 2 * (.121204 + .062 + 3 * 1.5304428 + .5 * .3954947) = 9.9445."""
     loss = ILQL(tau=0.7, gamma=0.99, cql_weight=3.0, awac_weight=0.5).loss(Tables.of().outputs(), batch)
-    assert loss.total.item() == pytest.approx(2 * (0.121204 + 0.062 + 3 * 1.5304428 + 0.5 * 0.3954947), abs=1e-5)
+    assert loss.total.item() == pytest.approx(
+        2 * (0.121204 + 0.062 + 3 * 1.5304428 + 0.5 * 0.3954947), abs=1e-5
+    )
     bare = ILQL(tau=0.7, gamma=0.99, cql_weight=0.0, awac_weight=0.0).loss(Tables.of().outputs(), batch)
     assert bare.total.item() == pytest.approx(2 * (0.121204 + 0.062), abs=1e-6)
 
@@ -113,23 +133,33 @@ PLAIN = {"cql_weight": 0.0, "awac_weight": 0.0}
 
 def test_targets_stop_at_the_end(batch):
     """V = (.5, .2), r = (0, 1), ended: y = (.99 * .2, 1) = (.198, 1)."""
-    torch.testing.assert_close(targets(ILQL(gamma=0.99, **PLAIN), Tables.of(), batch), torch.tensor([0.198, 1.0]))
+    torch.testing.assert_close(
+        targets(ILQL(gamma=0.99, **PLAIN), Tables.of(), batch), torch.tensor([0.198, 1.0])
+    )
 
 
 def test_a_truncated_conversation_bootstraps(make_row):
     """The same rewards, cut off before a state worth .9: y = (.99 * .2, 1 + .99 * .9) = (.198, 1.891)."""
     batch = collate([make_row([9, 1, 0, 9], [(1, 2, 1.0)], truncated=True)])
     tables = Tables.of(torch.zeros(3, 3), torch.randn(2, 3, 3), torch.randn(2, 3, 3), [0.5, 0.2, 0.9])
-    torch.testing.assert_close(targets(ILQL(gamma=0.99, **PLAIN), tables, batch), torch.tensor([0.198, 1.891]))
+    torch.testing.assert_close(
+        targets(ILQL(gamma=0.99, **PLAIN), tables, batch), torch.tensor([0.198, 1.891])
+    )
 
 
 def test_the_end_of_a_reply_is_worth_the_next_reply(make_row):
-    """<u> 1 2 <u> <u> 0 1: y of the first reply's last token is r_1 + gamma V(first state of the second reply); the user's tokens are no states."""
+    """<u> 1 2 <u> <u> 0 1: y of the first reply's last token is r_1 + gamma V(first state of the second
+    reply); the user's tokens are no states."""
     batch = collate([make_row([9, 1, 2, 9, 9, 0, 1], [(1, 2, 10.0), (5, 6, 20.0)])])
     tables = Tables.of(torch.zeros(4, 3), torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), [1.0, 2.0, 3.0, 4.0])
-    torch.testing.assert_close(targets(ILQL(gamma=0.5, **PLAIN), tables, batch), torch.tensor([0 + 0.5 * 2, 10 + 0.5 * 3, 0 + 0.5 * 4, 20.0]))
+    torch.testing.assert_close(
+        targets(ILQL(gamma=0.5, **PLAIN), tables, batch),
+        torch.tensor([0 + 0.5 * 2, 10 + 0.5 * 3, 0 + 0.5 * 4, 20.0]),
+    )
     per_turn = ILQL(gamma=0.5, discount="turn", **PLAIN)
-    torch.testing.assert_close(targets(per_turn, tables, batch), torch.tensor([0 + 2.0, 10 + 0.5 * 3, 0 + 4.0, 20.0]))
+    torch.testing.assert_close(
+        targets(per_turn, tables, batch), torch.tensor([0 + 2.0, 10 + 0.5 * 3, 0 + 4.0, 20.0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +173,8 @@ def test_the_end_of_a_reply_is_worth_the_next_reply(make_row):
     ],
 )
 def test_discounted_returns_of_a_word_game(make_row, guesses, gamma, discount, expected):
-    """Guesses of six tokens (five letters and the end of turn) and five colours in between, -1 for each guess but a winning third one."""
+    """Guesses of six tokens (five letters and the end of turn) and five colours in between, -1 for each guess
+    but a winning third one."""
     ids, spans = [9], []
     for guess in range(guesses):
         start = len(ids)
@@ -157,16 +188,23 @@ def test_discounted_returns_of_a_word_game(make_row, guesses, gamma, discount, e
 
 
 def test_gradients_go_where_they_should(make_row):
-    """L_Q and L_CQL into Q, L_V into V, L_LM into the LM; nothing into the targets, and V gets nothing through y or the cloning weights."""
+    """L_Q and L_CQL into Q, L_V into V, L_LM into the LM; nothing into the targets, and V gets nothing
+    through y or the cloning weights."""
     batch = collate([make_row([9, 1, 0], [(1, 2, 1.0)]), make_row([9, 2, 2, 1], [(1, 3, -1.0)])])
     tables = Tables.random(5, 3)
     taken = torch.arange(5), batch.actions
-    got = tables.gradients(ILQL(tau=0.8, gamma=0.9, cql_weight=0.3, awac_weight=0.7, awac_beta=1.5).loss(tables.outputs(), batch).total)
+    got = tables.gradients(
+        ILQL(tau=0.8, gamma=0.9, cql_weight=0.3, awac_weight=0.7, awac_beta=1.5)
+        .loss(tables.outputs(), batch)
+        .total
+    )
     y = targets(ILQL(gamma=0.9, **PLAIN), tables, batch)
     onehot = F.one_hot(batch.actions, 3).float()
     u = torch.minimum(*tables.q_target)[taken] - tables.v
     for name, q in (("q1", tables.q[0]), ("q2", tables.q[1])):
-        torch.testing.assert_close(got[name], 2 * (q[taken] - y)[:, None] * onehot + 0.3 * (q.softmax(-1) - onehot))
+        torch.testing.assert_close(
+            got[name], 2 * (q[taken] - y)[:, None] * onehot + 0.3 * (q.softmax(-1) - onehot)
+        )
     torch.testing.assert_close(got["v"], -2 * torch.where(u < 0, 0.2, 0.8) * u)
     torch.testing.assert_close(got["lm"], 0.7 * (1.5 * u).exp()[:, None] * (tables.lm.softmax(-1) - onehot))
     assert not got["t1"].any() and not got["t2"].any()
@@ -194,7 +232,8 @@ def test_v_reads_the_targets_and_q_the_online_value(batch):
 
 
 def test_a_batch_is_the_sum_of_its_rows(make_row):
-    """Rows of different lengths, one of them truncated: the loss together is the sum of the losses apart, so padding and neighbours do not matter."""
+    """Rows of different lengths, one of them truncated: the loss together is the sum of the losses apart, so
+    padding and neighbours do not matter."""
     rows = [
         make_row([9, 1, 0], [(1, 2, 1.0)]),
         make_row([9, 2, 2, 1, 9, 9, 0, 9], [(1, 3, -1.0), (6, 6, 0.5)], truncated=True),
@@ -208,10 +247,13 @@ def test_a_batch_is_the_sum_of_its_rows(make_row):
     apart = [method.loss(tables.outputs(mine[b]), collate([row])) for b, row in enumerate(rows)]
     torch.testing.assert_close(whole.total, sum(loss.total for loss in apart))
     for name, value in whole.metrics.items():
-        torch.testing.assert_close(value, sum(loss.metrics[name] for loss in apart), msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            value, sum(loss.metrics[name] for loss in apart), msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
-# --- cloning weights -----------------------------------------------------------------------------------------------------------------------------
+# --- cloning weights
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def lm_gradient(method, tables, batch):
@@ -253,7 +295,8 @@ def test_no_cloning_leaves_the_language_model_alone(batch):
     assert not lm_gradient(ILQL(awac_weight=0.0), Tables.random(2, 3), batch).any()
 
 
-# --- decoding ------------------------------------------------------------------------------------------------------------------------------------
+# --- decoding
+# ------------------------------------------------------------------------------------------------------------------------------------
 
 
 def decoded(method, lm, q_target, v, q=None):
@@ -262,12 +305,18 @@ def decoded(method, lm, q_target, v, q=None):
 
 
 @pytest.mark.parametrize(
-    ("beta", "expected"), [(0, (0.211942, 0.576117, 0.211942)), (1, (0.176389, 0.647223, 0.176389)), (4, (0.090703, 0.818594, 0.090703))]
+    ("beta", "expected"),
+    [
+        (0, (0.211942, 0.576117, 0.211942)),
+        (1, (0.176389, 0.647223, 0.176389)),
+        (4, (0.090703, 0.818594, 0.090703)),
+    ],
 )
 @pytest.mark.parametrize("v", [0.5, -5.0])
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_the_published_decoding_table(beta, expected, v, top_k):
-    """Logits (0, 1, 0), the smaller target (0, .3, 0): weights (1, e^(1 + .3 beta), 1) normalised. V shifts all tokens alike."""
+    """Logits (0, 1, 0), the smaller target (0, .3, 0): weights (1, e^(1 + .3 beta), 1) normalised. V shifts
+    all tokens alike."""
     got = decoded(ILQL(beta=beta, top_k=top_k), [[0, 1, 0]], ([[0, 0.3, 0]], [[0.2, 0.9, 0.0]]), [v])
     torch.testing.assert_close(got, torch.tensor([expected]), rtol=0, atol=5e-6)
 
@@ -275,7 +324,9 @@ def test_the_published_decoding_table(beta, expected, v, top_k):
 @pytest.mark.parametrize(("beta", "expected"), [(0, 0.5), (1, 0.8808), (4, 0.99966)])
 def test_advantage_of_one(beta, expected):
     """pi = (1/2, 1/2), A = (1, -1): sigmoid(2 beta)."""
-    assert decoded(ILQL(beta=beta), [[0, 0]], ([[1, -1]],) * 2, [0.0])[0, 0].item() == pytest.approx(expected, abs=5e-5)
+    assert decoded(ILQL(beta=beta), [[0, 0]], ([[1, -1]],) * 2, [0.0])[0, 0].item() == pytest.approx(
+        expected, abs=5e-5
+    )
 
 
 @pytest.mark.parametrize("top_k", [0, 2, 5])
@@ -292,7 +343,8 @@ def test_decoding_takes_the_smaller_target_and_ignores_online_q():
 
 
 def test_top_k_is_chosen_before_the_advantage():
-    """The third token is the LM's least likely and worth 1000: impossible among the LM's top 2, certain without top-k."""
+    """The third token is the LM's least likely and worth 1000: impossible among the LM's top 2, certain
+    without top-k."""
     lm, q = [[2.0, 1.0, 0.0]], ([[0.0, 0.5, 1000.0]],) * 2
     got = decoded(ILQL(beta=1.0, top_k=2), lm, q, [0.0])[0]
     assert got[2].item() == 0
@@ -303,25 +355,42 @@ def test_top_k_is_chosen_before_the_advantage():
 def test_top_k_of_the_whole_vocabulary_is_no_top_k():
     lm, q, v = torch.randn(4, 5), torch.randn(2, 4, 5), torch.randn(4)
     for k in (5, 50):
-        torch.testing.assert_close(decoded(ILQL(beta=2.0, top_k=k), lm, q, v), decoded(ILQL(beta=2.0), lm, q, v))
+        torch.testing.assert_close(
+            decoded(ILQL(beta=2.0, top_k=k), lm, q, v), decoded(ILQL(beta=2.0), lm, q, v)
+        )
 
 
 def test_beta_zero_is_the_language_model_whatever_q_says():
     lm = torch.randn(4, 5)
-    torch.testing.assert_close(decoded(ILQL(beta=0.0), lm, torch.full((2, 4, 5), torch.inf), torch.zeros(4)), lm.softmax(-1))
+    torch.testing.assert_close(
+        decoded(ILQL(beta=0.0), lm, torch.full((2, 4, 5), torch.inf), torch.zeros(4)), lm.softmax(-1)
+    )
 
 
 def test_it_needs_double_q_v_and_targets():
-    assert (ILQL().heads.q, ILQL().heads.v, ILQL().heads.target, ILQL().heads.lm_target) == (2, True, True, False)
+    assert (ILQL().heads.q, ILQL().heads.v, ILQL().heads.target, ILQL().heads.lm_target) == (
+        2,
+        True,
+        True,
+        False,
+    )
     assert not methods.ILQL.plain_lm and not ILQL().uses_prior
 
 
-# --- switches ------------------------------------------------------------------------------------------------------------------------------------
+# --- switches
+# ------------------------------------------------------------------------------------------------------------------------------------
 
 
 def one_decision(q=(1.0, 0.0), action=0, reward=0.0, v=0.0, **fields):
-    """The loss of a single last decision with one table for both heads and targets, cloning and the conservative term off unless asked for."""
-    row = Row(np.asarray([9, action], np.int32), np.asarray([False, True]), np.asarray([1], np.int32), np.asarray([reward], np.float32), False)
+    """The loss of a single last decision with one table for both heads and targets, cloning and the
+    conservative term off unless asked for."""
+    row = Row(
+        np.asarray([9, action], np.int32),
+        np.asarray([False, True]),
+        np.asarray([1], np.int32),
+        np.asarray([reward], np.float32),
+        False,
+    )
     tables = Tables.of(lm=[[0.0] * len(q)], q=([list(q)], [list(q)]), q_target=([list(q)], [list(q)]), v=[v])
     method = ILQL(**({"cql_weight": 0.0, "awac_weight": 0.0} | fields))
     return tables, method.loss(tables.outputs(), collate([row]))
@@ -329,9 +398,12 @@ def one_decision(q=(1.0, 0.0), action=0, reward=0.0, v=0.0, **fields):
 
 @pytest.mark.parametrize(("action", "expected"), [(0, 0.25), (1, 2.25 + 0.25)])
 def test_the_margin_term(action, expected):
-    """Q = (1, 0), margin .5: taken 0 gives .5^2 for itself; taken 1 gives 1.5^2 for the other and .5^2 for itself. Two heads."""
+    """Q = (1, 0), margin .5: taken 0 gives .5^2 for itself; taken 1 gives 1.5^2 for the other and .5^2 for
+    itself. Two heads."""
     bare = one_decision(action=action)[1].total
-    assert (one_decision(action=action, dm_weight=1.0, dm_margin=0.5)[1].total - bare).item() == pytest.approx(2 * expected)
+    assert (
+        one_decision(action=action, dm_weight=1.0, dm_margin=0.5)[1].total - bare
+    ).item() == pytest.approx(2 * expected)
 
 
 def test_the_conservative_term_has_a_temperature():
@@ -339,7 +411,10 @@ def test_the_conservative_term_has_a_temperature():
     assert loss.metrics["cql_loss"].item() == pytest.approx(2 * np.log(1 + np.exp(-0.5)))
 
 
-@pytest.mark.parametrize(("bounds", "expected"), [((None, None), 4 * 0.7), ((None, 1.0), 0.7), ((-1.0, 0.5), 0.25 * 0.7), ((3.0, None), 9 * 0.7)])
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [((None, None), 4 * 0.7), ((None, 1.0), 0.7), ((-1.0, 0.5), 0.25 * 0.7), ((3.0, None), 9 * 0.7)],
+)
 def test_the_value_target_is_clamped(bounds, expected):
     """min Q' = 2, V = 0, tau .7: L_V = .7 u^2 with u = 2 inside the bounds."""
     loss = one_decision(q=(2.0, 0.0), value_min=bounds[0], value_max=bounds[1])[1]
@@ -349,7 +424,9 @@ def test_the_value_target_is_clamped(bounds, expected):
 @pytest.mark.parametrize(("v", "weight"), [(0.0, 0.75), (2.0, 0.25)])
 def test_sign_weights(v, weight):
     """awac_beta .75: .75 where min Q' = 1 is above V, .25 elsewhere; log p = -log 2."""
-    bare, signed = (one_decision(v=v, awac_weight=w, awac_beta=0.75, awac_weights="sign")[1].total for w in (0.0, 1.0))
+    bare, signed = (
+        one_decision(v=v, awac_weight=w, awac_beta=0.75, awac_weights="sign")[1].total for w in (0.0, 1.0)
+    )
     assert (signed - bare).item() == pytest.approx(weight * np.log(2))
 
 
@@ -370,9 +447,9 @@ def test_an_advantage_that_may_only_veto(beta, expected):
     """pi = (1/2, 1/2), A = (1, -1), clip 0: only the second token loses."""
     got = decoded(ILQL(beta=beta, advantage_clip=0.0), [[0, 0]], ([[1, -1]], [[1, -1]]), [0.0])
     assert got[0, 0].item() == pytest.approx(expected, abs=1e-4)
-    assert decoded(ILQL(beta=beta, advantage_clip=0.0, top_k=2), [[0, 0]], ([[1, -1]], [[1, -1]]), [0.0])[0, 0].item() == pytest.approx(
-        expected, abs=1e-4
-    )
+    assert decoded(ILQL(beta=beta, advantage_clip=0.0, top_k=2), [[0, 0]], ([[1, -1]], [[1, -1]]), [0.0])[
+        0, 0
+    ].item() == pytest.approx(expected, abs=1e-4)
 
 
 def test_top_k_after_the_advantage_lets_a_token_win_by_its_q():
@@ -391,7 +468,9 @@ def test_the_advantage_alone():
 def test_the_td_and_the_value_loss_have_weights(batch, q_weight, v_weight):
     """2 * (.121204 w_q + .062 w_v) of the published row; a weight of 0 leaves the head without a gradient."""
     tables = Tables.of()
-    loss = ILQL(tau=0.7, gamma=0.99, q_weight=q_weight, v_weight=v_weight, **PLAIN).loss(tables.outputs(), batch)
+    loss = ILQL(tau=0.7, gamma=0.99, q_weight=q_weight, v_weight=v_weight, **PLAIN).loss(
+        tables.outputs(), batch
+    )
     assert loss.total.item() == pytest.approx(2 * (0.121204 * q_weight + 0.062 * v_weight), abs=1e-6)
     assert loss.metrics["q_loss"].item() == pytest.approx(2 * 0.121204, abs=1e-6)  # metrics have no weight
     assert tables.gradients(loss.total)["q1"].any().item() == (q_weight > 0)
@@ -407,35 +486,45 @@ def test_a_single_q_head(batch):
 
 
 def test_v_may_be_fitted_to_the_returns_that_followed(make_row):
-    """Rewards 1 and 2 at the ends of two replies, cut before a state worth 8, gamma .5: returns (0 + .5 * 3.5 ...) worked out from the back.
+    """Rewards 1 and 2 at the ends of two replies, cut before a state worth 8, gamma .5: returns (0 + .5 * 3.5
+    ...) worked out from the back.
 
-    Last action: 2 + .5 * 8 = 6; the first reply's end: 1 + .5 * 6 = 4; its first token: 0 + .5 * 4 = 2. Q' is 100 and is not read but for the metric.
+    Last action: 2 + .5 * 8 = 6; the first reply's end: 1 + .5 * 6 = 4; its first token: 0 + .5 * 4 = 2. Q' is
+    100 and is not read but for the metric.
     """
     batch = collate([make_row([9, 1, 0, 9, 1, 9], [(1, 2, 1.0), (4, 4, 2.0)], truncated=True)])
-    tables = Tables.of(torch.zeros(4, 3), torch.zeros(2, 4, 3), torch.full((2, 4, 3), 100.0), [1.0, 5.0, 6.0, 8.0])
+    tables = Tables.of(
+        torch.zeros(4, 3), torch.zeros(2, 4, 3), torch.full((2, 4, 3), 100.0), [1.0, 5.0, 6.0, 8.0]
+    )
     method = ILQL(tau=0.75, gamma=0.5, mc_returns=True, **PLAIN)
     loss = method.loss(tables.outputs(), batch)
     got = tables.gradients(loss.total)
     torch.testing.assert_close(got["v"], -2 * torch.tensor([0.75 * (2 - 1), 0.25 * (4 - 5), 0.0, 0.0]))
     assert loss.metrics["advantage"].item() == pytest.approx(300 - 12)
-    torch.testing.assert_close(targets(method, tables, batch), torch.tensor([0 + 0.5 * 5, 1 + 0.5 * 6, 2 + 0.5 * 8]))  # Q still learns by TD
+    torch.testing.assert_close(
+        targets(method, tables, batch), torch.tensor([0 + 0.5 * 5, 1 + 0.5 * 6, 2 + 0.5 * 8])
+    )  # Q still learns by TD
 
 
 def test_the_context_s_tokens_may_be_cloned_too(make_row):
-    """<u> 2 1 0: position 0 predicts the user's 2, positions 1 and 2 are decisions. Uniform over 3 tokens, weight .25: .25 log 3 more."""
+    """<u> 2 1 0: position 0 predicts the user's 2, positions 1 and 2 are decisions. Uniform over 3 tokens,
+    weight .25: .25 log 3 more."""
     batch = collate([make_row([9, 2, 1, 0], [(2, 3, 1.0)])])
     tables = Tables.of()
     out = tables.outputs()
     out.context = Dense(torch.zeros(1, 3, requires_grad=True))
     bare, loss = (ILQL(transition_weight=weight).loss(out, batch) for weight in (0.0, 0.25))
     assert (loss.total - bare.total).item() == pytest.approx(0.25 * np.log(3), abs=1e-6)
-    assert loss.metrics["context_nll"].item() == pytest.approx(np.log(3)) and "context_nll" not in bare.metrics
+    assert (
+        loss.metrics["context_nll"].item() == pytest.approx(np.log(3)) and "context_nll" not in bare.metrics
+    )
     loss.total.backward()
     torch.testing.assert_close(out.context.scores.grad, 0.25 * torch.tensor([[1 / 3, 1 / 3, -2 / 3]]))
     assert ILQL(transition_weight=0.25).learns_context and not ILQL().learns_context
 
 
-# --- the distribution of the model as loaded in the place of logged tokens -----------------------------------------------------------------------
+# --- the distribution of the model as loaded in the place of logged tokens
+# -----------------------------------------------------------------------
 
 BASE = [[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]
 
@@ -454,7 +543,9 @@ def test_terms_may_hold_to_the_base_policy(batch):
     cloning = -(p * tables.lm.detach().log_softmax(1)).sum()
     assert loss.metrics["cql_loss"].item() == pytest.approx(cql.item(), abs=1e-5)
     assert loss.metrics["nll"].item() == pytest.approx(2 * 0.3954947, abs=1e-5)
-    assert loss.total.item() == pytest.approx(2 * (0.121204 + 0.062) + 0.1 * cql.item() + 2 * cloning.item(), abs=1e-5)
+    assert loss.total.item() == pytest.approx(
+        2 * (0.121204 + 0.062) + 0.1 * cql.item() + 2 * cloning.item(), abs=1e-5
+    )
     got = tables.gradients(loss.total)
     torch.testing.assert_close(got["lm"], 2 * (tables.lm.softmax(1) - p))
 
@@ -463,7 +554,9 @@ def test_only_holding_to_the_base_policy_makes_q_its_logits(batch):
     """Where softmax(Q / T) is the base policy the conservative term has no gradient."""
     logits = 2.0 * torch.tensor(BASE).log() + 3
     tables = Tables.of(q=(logits, logits))
-    got = tables.gradients(held(batch, tables, cql_weight=1.0, cql_temperature=2.0, awac_weight=0.0, q_weight=0.0).total)
+    got = tables.gradients(
+        held(batch, tables, cql_weight=1.0, cql_temperature=2.0, awac_weight=0.0, q_weight=0.0).total
+    )
     torch.testing.assert_close(got["q1"], torch.zeros(2, 3), rtol=0, atol=1e-6)
     assert not got["lm"].any()
 
@@ -478,31 +571,45 @@ def test_a_base_policy_that_says_the_logged_token_is_the_data_set(batch):
 
 def test_what_the_base_policy_needs_and_refuses():
     method = ILQL(reg_to="base_policy")
-    assert method.uses_prior and method.prior_every_step and not ILQL().uses_prior and not ILQL().prior_every_step
+    assert (
+        method.uses_prior
+        and method.prior_every_step
+        and not ILQL().uses_prior
+        and not ILQL().prior_every_step
+    )
     for fields in ({"awac_beta": 1.0}, {"awac_weights": "sign", "awac_beta": 0.0}):
         with pytest.raises(UserError, match="reg_to base_policy: expected no cloning weights"):
             ILQL(reg_to="base_policy", **fields)
 
 
-# --- other ways to act ---------------------------------------------------------------------------------------------------------------------------
+# --- other ways to act
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_the_language_model_s_own_temperature(top_k):
     """Logits (0, 2) at temperature 2 are (0, 1), and Q stays as it is: sigmoid(1 - 3)."""
     method = ILQL(beta=1.0, lm_temperature=2.0, top_k=top_k)
-    assert decoded(method, [[0, 2]], ([[3, 0]],) * 2, [0.0])[0, 1].item() == pytest.approx(1 / (1 + np.exp(2)), abs=1e-6)
-    assert decoded(ILQL(beta=0.0, lm_temperature=2.0, top_k=top_k), [[0, 2]], ([[3, 0]],) * 2, [0.0])[0, 1].item() == pytest.approx(
-        1 / (1 + np.exp(-1)), abs=1e-6
+    assert decoded(method, [[0, 2]], ([[3, 0]],) * 2, [0.0])[0, 1].item() == pytest.approx(
+        1 / (1 + np.exp(2)), abs=1e-6
     )
+    assert decoded(ILQL(beta=0.0, lm_temperature=2.0, top_k=top_k), [[0, 2]], ([[3, 0]],) * 2, [0.0])[
+        0, 1
+    ].item() == pytest.approx(1 / (1 + np.exp(-1)), abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("beta", "expected"), [(0.5, (1 / 3, 1 / 3, 1 / 3)), (0.9, (0.9 / 1.1, 0.1 / 1.1, 0.1 / 1.1)), (0.2, (0.2 / 1.8, 0.8 / 1.8, 0.8 / 1.8))]
+    ("beta", "expected"),
+    [
+        (0.5, (1 / 3, 1 / 3, 1 / 3)),
+        (0.9, (0.9 / 1.1, 0.1 / 1.1, 0.1 / 1.1)),
+        (0.2, (0.2 / 1.8, 0.8 / 1.8, 0.8 / 1.8)),
+    ],
 )
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_signs_alone(beta, expected, top_k):
-    """A uniform LM, advantages (2, -1, 0) around V = 1: log beta for the first, log(1 - beta) for the others, however large they are."""
+    """A uniform LM, advantages (2, -1, 0) around V = 1: log beta for the first, log(1 - beta) for the others,
+    however large they are."""
     got = decoded(ILQL(beta=beta, extraction="sign", top_k=top_k), [[0, 0, 0]], ([[3, 0, 1]],) * 2, [1.0])
     torch.testing.assert_close(got, torch.tensor([expected]))
     far = decoded(ILQL(beta=beta, extraction="sign", top_k=top_k), [[0, 0, 0]], ([[300, -70, 1]],) * 2, [1.0])

@@ -25,14 +25,25 @@ def prepared(method, rows, validation=()):
         pairs = []
         for own, other in zip(split[0::2], split[1::2], strict=True):
             start = int(own.assistant.argmax())
-            assert other.assistant.argmax() == start and other.input_ids[:start].tolist() == own.input_ids[:start].tolist()
+            assert (
+                other.assistant.argmax() == start
+                and other.input_ids[:start].tolist() == own.input_ids[:start].tolist()
+            )
             assert own.assistant[start:].all() and other.assistant[start:].all()
-            pairs.append((own.input_ids[:start].tolist(), own.input_ids[start:].tolist(), float(own.rewards[0]), other.input_ids[start:].tolist()))
+            pairs.append(
+                (
+                    own.input_ids[:start].tolist(),
+                    own.input_ids[start:].tolist(),
+                    float(own.rewards[0]),
+                    other.input_ids[start:].tolist(),
+                )
+            )
         found.append(pairs)
     return found
 
 
-# --- data ----------------------------------------------------------------------------------------------------------------------------------------
+# --- data
+# ----------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +99,8 @@ def test_a_stranger_is_another_example(make_row, count):
 
 
 def test_a_stranger_is_cut_where_the_longest_row_ends(make_row):
-    """Behind a long context a long reply would be a row longer than any of the data, and perhaps than the model's context."""
+    """Behind a long context a long reply would be a row longer than any of the data, and perhaps than the
+    model's context."""
     rows = [make_row([9, *[1] * 9], [(1, 9, 1.0)]), make_row([*[8] * 7, 2, 2], [(7, 8, 0.0)])]
     train, _ = KTO().prepare(rows, [], None)
     assert [len(row.input_ids) for row in train] == [10, 3, 9, 10]
@@ -102,24 +114,31 @@ def test_one_class_alone_is_refused(make_row):
     with pytest.raises(UserError, match="kto: expected good and bad replies, got 2 without a reward"):
         KTO().prepare([unrated] * 2, [], None)
     rows = [make_row([9, i], [(1, 1, float(i))]) for i in range(3)]
-    with pytest.raises(UserError, match=r"kto: expected good and bad replies, got 0 of 3 with a reward above 5 \(they are 0 to 2\)"):
+    with pytest.raises(
+        UserError,
+        match=r"kto: expected good and bad replies, got 0 of 3 with a reward above 5 \(they are 0 to 2\)",
+    ):
         KTO(threshold=5.0).prepare(rows, [], None)
     with pytest.raises(UserError, match="got 3 of 3 with a reward above -1"):
         KTO(threshold=-1.0).prepare(rows, [], None)
     for row in rows:
         row.rewards = np.full_like(row.rewards, 0.5)
-    with pytest.raises(UserError, match="got 0 of 3 .*set --method.threshold, or prepare with rewards that differ"):
+    with pytest.raises(
+        UserError, match="got 0 of 3 .*set --method.threshold, or prepare with rewards that differ"
+    ):
         KTO().prepare(rows, [], None)
 
 
-# --- loss ----------------------------------------------------------------------------------------------------------------------------------------
+# --- loss
+# ----------------------------------------------------------------------------------------------------------------------------------------
 
 GOOD, BAD = 0.8, -0.3  # log pi - log p of the good and of the bad reply
 
 
 @pytest.fixture
 def batch(make_row):
-    """batch(strangers): a good and a bad reply, each beside a stranger; all log-ratios are as given, under a policy that is uniform over 2 tokens."""
+    """batch(strangers): a good and a bad reply, each beside a stranger; all log-ratios are as given, under a
+    policy that is uniform over 2 tokens."""
 
     def build(strangers):
         labels, ratios = (1.0, 0.0, -1.0, 0.0), (GOOD, strangers[0], BAD, strangers[1])
@@ -134,9 +153,12 @@ def out():
     return Outputs(Dense(torch.zeros(4, 2, requires_grad=True)))
 
 
-@pytest.mark.parametrize(("strangers", "z"), [((-0.5, -0.7), 0.0), ((0.1, -0.1), 0.0), ((0.5, -0.1), 0.2), ((1.0, 1.2), 1.1)])
+@pytest.mark.parametrize(
+    ("strangers", "z"), [((-0.5, -0.7), 0.0), ((0.1, -0.1), 0.0), ((0.5, -0.1), 0.2), ((1.0, 1.2), 1.1)]
+)
 def test_the_loss_by_hand(batch, strangers, z):
-    """beta 2, w 1 and .5: 1 - sigmoid(2 (.8 - z)) and .5 (1 - sigmoid(2 (z + .3))), z the strangers' mean but at least 0."""
+    """beta 2, w 1 and .5: 1 - sigmoid(2 (.8 - z)) and .5 (1 - sigmoid(2 (z + .3))), z the strangers' mean but
+    at least 0."""
     method = KTO(beta=2.0, undesirable_weight=0.5)
     loss = method.loss(out(), batch(strangers))
     good, bad = 1 - sigmoid(2 * (GOOD - z)), 1 - sigmoid(2 * (z - BAD))
@@ -152,7 +174,8 @@ def test_the_loss_by_hand(batch, strangers, z):
 
 
 def test_the_gradient_raises_the_good_and_lowers_the_bad_and_leaves_strangers_alone(batch):
-    """d(1 - sigmoid(x))/dg is -beta sigmoid (1 - sigmoid) for a good reply and the same, positive, for a bad one; z has no gradient."""
+    """d(1 - sigmoid(x))/dg is -beta sigmoid (1 - sigmoid) for a good reply and the same, positive, for a bad
+    one; z has no gradient."""
     given, lm = batch((0.5, -0.1)), out()
     KTO(beta=2.0).loss(lm, given).total.backward()
     slopes = [-2 * s * (1 - s) for s in (sigmoid(2 * (GOOD - 0.2)), sigmoid(2 * (0.2 - BAD)))]
@@ -163,11 +186,22 @@ def test_the_gradient_raises_the_good_and_lowers_the_bad_and_leaves_strangers_al
 
 def test_at_the_prior_every_term_is_one_half(make_row):
     rows = [make_row([9, 0], [(1, 1, label)]) for label in (1.0, 0.0, -1.0, 0.0)]
-    loss = KTO().loss(out(), dataclasses.replace(collate(rows, prior_logp=[[-math.log(2)]] * 4), measured=torch.tensor([0.0, 2.0])))
+    loss = KTO().loss(
+        out(),
+        dataclasses.replace(
+            collate(rows, prior_logp=[[-math.log(2)]] * 4), measured=torch.tensor([0.0, 2.0])
+        ),
+    )
     assert loss.total.item() == pytest.approx(1.0) and loss.metrics["accuracy"] == 0
 
 
 def test_it_needs_a_prior_and_acts_by_the_language_model():
-    assert KTO().uses_prior and not KTO().prior_every_step and KTO.plain_lm and KTO.rows_per_unit == 2 and not KTO.acts_with_beta
+    assert (
+        KTO().uses_prior
+        and not KTO().prior_every_step
+        and KTO.plain_lm
+        and KTO.rows_per_unit == 2
+        and not KTO.acts_with_beta
+    )
     lm = torch.randn(2, 3)
     assert torch.equal(KTO().decode(Outputs(Dense(lm))), lm)

@@ -1,16 +1,30 @@
-"""Linear and LowRank against the table they stand for: the same numbers and gradients as autograd on the dense form, which here is float64."""
+"""Linear and LowRank against the table they stand for: the same numbers and gradients as autograd on the
+dense form, which here is float64."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from rl_dialog.methods import scores
-from rl_dialog.methods.scores import Dense, Linear, LowRank, Mixture, cross_entropy, kl_divergence, kl_divergences
+from rl_dialog.methods.scores import (
+    Dense,
+    Linear,
+    LowRank,
+    Mixture,
+    cross_entropy,
+    kl_divergence,
+    kl_divergences,
+)
 
 S, N, V, H, R = 7, 5, 11, 6, 3
 ACTIONS = torch.tensor([0, 10, 4, 4, 9])  # a token taken twice: its row gets two gradients
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-CHUNKS = {"one state a chunk": V, "two and a rest": 2 * V + 1, "all at once": 1 << 20, "fewer than a state": 1}
+CHUNKS = {
+    "one state a chunk": V,
+    "two and a rest": 2 * V + 1,
+    "all at once": 1 << 20,
+    "fewer than a state": 1,
+}
 
 
 def leaf(*shape):
@@ -27,8 +41,15 @@ class Case:
         if kind == "linear":
             self.own["bias"] = leaf(V)
         if kind == "lowrank":
-            self.own = {"scale": torch.tensor(0.7).requires_grad_(), "features": leaf(S, R), "weight": leaf(V, R), "offset": leaf(S)}
-        self.exact = {name: t.detach().double().requires_grad_() for name, t in (self.own | self.base).items()}
+            self.own = {
+                "scale": torch.tensor(0.7).requires_grad_(),
+                "features": leaf(S, R),
+                "weight": leaf(V, R),
+                "offset": leaf(S),
+            }
+        self.exact = {
+            name: t.detach().double().requires_grad_() for name, t in (self.own | self.base).items()
+        }
 
     def scores(self):
         if self.kind != "lowrank":
@@ -52,7 +73,10 @@ class Case:
             expected = self.exact[name].grad
             got = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             torch.testing.assert_close(
-                got.double(), torch.zeros_like(got).double() if expected is None else expected, **CLOSE, msg=lambda m, n=name: f"{n}: {m}"
+                got.double(),
+                torch.zeros_like(got).double() if expected is None else expected,
+                **CLOSE,
+                msg=lambda m, n=name: f"{n}: {m}",
             )
         for name, tensor in self.base.items():
             assert tensor.grad is None, f"{name} got a gradient"
@@ -138,8 +162,12 @@ def test_dense_scores_are_the_table_itself():
 
 
 def test_nll_by_hand():
-    """Logits (0, 1, 0), action 1: log(2 + e) - 1 = .551445. Logits (2, 0, 0), action 0: log(e^2 + 2) - 2 = .239545. Gradient softmax - onehot."""
-    features, weight = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]).requires_grad_(), torch.eye(3).requires_grad_()
+    """Logits (0, 1, 0), action 1: log(2 + e) - 1 = .551445. Logits (2, 0, 0), action 0: log(e^2 + 2) - 2 =
+    .239545. Gradient softmax - onehot."""
+    features, weight = (
+        torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]).requires_grad_(),
+        torch.eye(3).requires_grad_(),
+    )
     total, each = Linear(features, weight).nll(torch.tensor([1, 0]))
     torch.testing.assert_close(each, torch.tensor([0.551445, 0.239545]), rtol=0, atol=1e-6)
     total.backward()
@@ -180,7 +208,9 @@ def test_a_log_sum_exp_of_more_states_is_worked_out_again():
     torch.manual_seed(2)
     linear = Case("linear").scores()
     few = linear.lse(2)
-    torch.testing.assert_close(linear.lse(N), Linear(linear.features, linear.weight, linear.bias).reduce("logsumexp")[:N])
+    torch.testing.assert_close(
+        linear.lse(N), Linear(linear.features, linear.weight, linear.bias).reduce("logsumexp")[:N]
+    )
     assert few.shape == (2,) and linear.lse(N).shape == (N,)
 
 
@@ -190,7 +220,9 @@ def test_reduce_after_nll_covers_all_states():
     case = Case("linear")
     linear = case.scores()
     linear.nll(ACTIONS)
-    torch.testing.assert_close(linear.reduce("logsumexp").double(), case.table().logsumexp(1).detach(), **CLOSE)
+    torch.testing.assert_close(
+        linear.reduce("logsumexp").double(), case.table().logsumexp(1).detach(), **CLOSE
+    )
     linear.reduce("max")
     torch.testing.assert_close(linear.lse(S).double(), case.table().logsumexp(1).detach(), **CLOSE)
 
@@ -199,7 +231,9 @@ def test_without_gradients_none_are_worked_out(monkeypatch):
     """Evaluation and prior log-probabilities pay for the scores only."""
     made = Case("linear").scores()
     products = []
-    monkeypatch.setattr(torch, "mm", lambda *given, mm=torch.mm, **named: products.append(given) or mm(*given, **named))
+    monkeypatch.setattr(
+        torch, "mm", lambda *given, mm=torch.mm, **named: products.append(given) or mm(*given, **named)
+    )
     monkeypatch.setattr(torch, "addmm", lambda *_, **__: pytest.fail("a gradient was computed under no_grad"))
     with torch.no_grad():
         total, each = made.nll(ACTIONS)
@@ -230,7 +264,8 @@ def test_a_second_backward_is_never_silently_wrong(kind):
 
 @pytest.mark.parametrize("kind", ["linear", "no bias", "lowrank"])
 def test_bfloat16_autocast(kind):
-    """As a bf16 run trains: float32 weights under autocast, within bfloat16's 3 digits of the exact loss and gradient."""
+    """As a bf16 run trains: float32 weights under autocast, within bfloat16's 3 digits of the exact loss and
+    gradient."""
     torch.manual_seed(1)
     case = Case(kind)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -248,7 +283,8 @@ def test_bfloat16_autocast(kind):
         assert error < 0.05, (name, error)
 
 
-# --- averages and divergences --------------------------------------------------------------------------------------------------------------------
+# --- averages and divergences
+# --------------------------------------------------------------------------------------------------------------------
 
 P, PI = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
 
@@ -256,9 +292,13 @@ P, PI = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
 @pytest.fixture
 def mixture():
     """Three models and their shares, with the table of the average in float64."""
-    members = [Linear(torch.randn(S, H), torch.randn(V, H), torch.randn(V)) for _ in range(2)] + [Dense(torch.randn(S, V))]
+    members = [Linear(torch.randn(S, H), torch.randn(V, H), torch.randn(V)) for _ in range(2)] + [
+        Dense(torch.randn(S, V))
+    ]
     shares = torch.tensor([0.5, 0.2, 0.3])
-    table = sum(share * member.dense().double().softmax(1) for share, member in zip(shares, members, strict=True)).log()
+    table = sum(
+        share * member.dense().double().softmax(1) for share, member in zip(shares, members, strict=True)
+    ).log()
     return Mixture(members, shares.log()), table
 
 
@@ -269,9 +309,13 @@ def test_a_mixture_averages_probabilities(mixture, chunk):
     tokens = torch.randint(V, (S, 4))
     torch.testing.assert_close(made.at_each(tokens).double(), table.gather(1, tokens), **CLOSE)
     torch.testing.assert_close(made.rows(slice(2, 5)).dense().double(), table[2:5], **CLOSE)
-    torch.testing.assert_close(torch.cat([made.rows(part).dense() for part in made.parts()]).double(), table, **CLOSE)
+    torch.testing.assert_close(
+        torch.cat([made.rows(part).dense() for part in made.parts()]).double(), table, **CLOSE
+    )
     torch.testing.assert_close(made.reduce("max").double(), table.amax(1), **CLOSE)
-    torch.testing.assert_close(made.reduce("logsumexp"), torch.zeros(S), rtol=0, atol=1e-5)  # it is normalised
+    torch.testing.assert_close(
+        made.reduce("logsumexp"), torch.zeros(S), rtol=0, atol=1e-5
+    )  # it is normalised
     torch.testing.assert_close(made.scaled(0.5).dense().double(), 0.5 * table, **CLOSE)
     assert made.scaled(1.0) is made
     weight = torch.rand(N)
@@ -282,20 +326,24 @@ def test_a_mixture_averages_probabilities(mixture, chunk):
 
 
 def test_a_mixture_by_hand():
-    """(.7, .2, .1) and (.2, .3, .5), three to one: (.575, .225, .2). A constant added to a model's logits changes nothing."""
+    """(.7, .2, .1) and (.2, .3, .5), three to one: (.575, .225, .2). A constant added to a model's logits
+    changes nothing."""
     made = Mixture([Dense(P.log() + 5), Dense(PI.log() - 3)], torch.tensor([0.75, 0.25]).log())
     torch.testing.assert_close(made.dense().exp(), torch.tensor([[0.575, 0.225, 0.2]]))
     assert not Mixture([Dense(leaf(2, 3))], torch.zeros(1)).dense().requires_grad
 
 
 def test_divergences_by_hand():
-    """KL(p || pi) = .6349 and KL(pi || p) = .6758; of a distribution with itself 0; a token that pi never says counts nothing."""
+    """KL(p || pi) = .6349 and KL(pi || p) = .6758; of a distribution with itself 0; a token that pi never
+    says counts nothing."""
     p, pi = Dense(P.log() + 1), Dense(PI.log() - 2)
     assert kl_divergences(p, pi).item() == pytest.approx(0.6349, abs=1e-4)
     assert kl_divergences(pi, p).item() == pytest.approx(0.6758, abs=1e-4)
     assert kl_divergences(p, p).item() == pytest.approx(0, abs=1e-6)
     never = Dense(torch.tensor([[0.4, 0.6, 0.0]]).log())
-    assert kl_divergences(never, p).item() == pytest.approx((0.4 * torch.tensor(4 / 7).log() + 0.6 * torch.tensor(3.0).log()).item(), abs=1e-6)
+    assert kl_divergences(never, p).item() == pytest.approx(
+        (0.4 * torch.tensor(4 / 7).log() + 0.6 * torch.tensor(3.0).log()).item(), abs=1e-6
+    )
 
 
 def test_divergences_in_chunks(mixture, chunk):
@@ -308,8 +356,12 @@ def test_divergences_in_chunks(mixture, chunk):
 
 
 def test_cross_entropy_by_hand():
-    """p = (1/2, 1/2), softmax(scores) = (1/4, 3/4): -(log 1/4 + log 3/4) / 2 = .8369882; the gradient is softmax - p, and p gets none."""
-    logits, target = torch.tensor([[0.25, 0.75]]).log().requires_grad_(), torch.zeros(1, 2, requires_grad=True)
+    """p = (1/2, 1/2), softmax(scores) = (1/4, 3/4): -(log 1/4 + log 3/4) / 2 = .8369882; the gradient is
+    softmax - p, and p gets none."""
+    logits, target = (
+        torch.tensor([[0.25, 0.75]]).log().requires_grad_(),
+        torch.zeros(1, 2, requires_grad=True),
+    )
     total = cross_entropy(Dense(logits), Dense(target))
     assert total.item() == pytest.approx(0.8369882, abs=1e-6)
     total.backward()
@@ -320,7 +372,9 @@ def test_cross_entropy_by_hand():
 def test_cross_entropy_against_a_one_hot_target_is_nll(case, chunk):
     onehot = Dense(F.one_hot(ACTIONS, V).float().log())
     got = cross_entropy(case.scores().rows(slice(0, N)), onehot)
-    torch.testing.assert_close(got.double(), F.cross_entropy(case.table()[:N], ACTIONS, reduction="sum"), **CLOSE)
+    torch.testing.assert_close(
+        got.double(), F.cross_entropy(case.table()[:N], ACTIONS, reduction="sum"), **CLOSE
+    )
 
 
 def test_cross_entropy_has_the_gradient_of_the_dense_form(case, chunk):

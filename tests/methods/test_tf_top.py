@@ -49,7 +49,13 @@ def test_which_replies_are_kept(rows, method, expected):
 
 def test_the_others_are_context_and_no_target(rows):
     (first, _) = prepare(TFTop(threshold=1.0), rows)
-    assert first.input_ids.tolist() == [9, 1, 2, 9, 3] and first.assistant.tolist() == [False, True, True, False, False]
+    assert first.input_ids.tolist() == [9, 1, 2, 9, 3] and first.assistant.tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert rows[0].assistant.tolist() == [False, True, True, False, True]  # the data itself is left alone
     batch = collate([first])
     logits = torch.randn(batch.decisions, 10)
@@ -97,12 +103,17 @@ def test_too_few_rated_replies_are_counted(make_row):
 def test_rewards_that_tell_nothing_apart_are_refused(rows):
     for row in rows:
         row.rewards = np.full_like(row.rewards, 0.5)
-    with pytest.raises(UserError, match="every reply earned 0.5, so none is better: prepare with rewards that differ, or train bc"):
+    with pytest.raises(
+        UserError,
+        match="every reply earned 0.5, so none is better: prepare with rewards that differ, or train bc",
+    ):
         prepare(TFTop(), rows)
 
 
 def test_a_threshold_that_nothing_reaches_is_refused(rows):
-    with pytest.raises(UserError, match=r"no reply earned 4 or more \(the best one 3\): lower --method.threshold"):
+    with pytest.raises(
+        UserError, match=r"no reply earned 4 or more \(the best one 3\): lower --method.threshold"
+    ):
         prepare(TFTop(threshold=4.0), rows)
     with pytest.raises(UserError, match=r"expected a fraction in \(0, 1\], got 0"):
         prepare(TFTop(fraction=0.0), rows)

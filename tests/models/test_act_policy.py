@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from rl_dialog.errors import UserError
-from rl_dialog.models.act_policy import IMPOSSIBLE, ActPolicy, ActPolicyConfig, GreedyActs, MaskedBernoulli, read_config
+from rl_dialog.models.act_policy import (
+    IMPOSSIBLE,
+    ActPolicy,
+    ActPolicyConfig,
+    GreedyActs,
+    MaskedBernoulli,
+    read_config,
+)
 
 THIRD, HALF = math.log(0.5), 0.0  # logits of p = 1/3 and 1/2
 
@@ -34,7 +41,8 @@ def test_divergence_by_hand():
 
 
 def test_a_masked_bit_is_impossible_and_adds_nothing():
-    """It is never on, whatever its logit; log-probability, entropy and divergence are those of the other bits; its logit gets no gradient."""
+    """It is never on, whatever its logit; log-probability, entropy and divergence are those of the other
+    bits; its logit gets no gradient."""
     raw = torch.tensor([[100.0, THIRD, HALF]], requires_grad=True)
     mask = torch.tensor([[0, 1, 1]], dtype=torch.int8)
     product = MaskedBernoulli(MaskedBernoulli.masked(raw, mask))
@@ -80,7 +88,9 @@ def test_greedy_choices_do_not_depend_on_the_company():
     states, masks = np.random.default_rng(0).random((40, 30), np.float32), np.ones((40, 20), np.int8)
     choose = GreedyActs(policy)
     together = choose(states, masks)
-    assert (together == np.concatenate([choose(states[i : i + 1], masks[i : i + 1]) for i in range(40)])).all() and together.any()
+    assert (
+        together == np.concatenate([choose(states[i : i + 1], masks[i : i + 1]) for i in range(40)])
+    ).all() and together.any()
     with torch.no_grad():
         assert (together == (policy.logits(torch.from_numpy(states)) > 0).numpy()).all()
     masks[:, :10] = 0

@@ -54,9 +54,16 @@ def test_rewards_are_f_minus_log_pi_and_weights_stay_clamped():
 
 
 def test_what_experts_do_is_worth_more():
-    """After learning from a policy that does the opposite, f of the experts' acts is larger on average than of the policy's."""
+    """After learning from a policy that does the opposite, f of the experts' acts is larger on average than
+    of the policy's."""
     reward = estimator(batch_size=4, clamp=0.2)
-    wrong = Trajectory(np.concatenate([STATES, STATES[:1]]), 1 - ACTIONS, np.zeros(4, np.float32), np.zeros(4), terminated=False)
+    wrong = Trajectory(
+        np.concatenate([STATES, STATES[:1]]),
+        1 - ACTIONS,
+        np.zeros(4, np.float32),
+        np.zeros(4),
+        terminated=False,
+    )
     s, a, ones = torch.from_numpy(STATES), torch.from_numpy(ACTIONS).float(), torch.ones(4)
 
     def gap():

@@ -1,4 +1,5 @@
-"""A checkpoint directory is the policy: what is written is what is loaded, by us and by plain transformers, and damage is named."""
+"""A checkpoint directory is the policy: what is written is what is loaded, by us and by plain transformers,
+and damage is named."""
 
 import json
 import math
@@ -19,11 +20,25 @@ from rl_dialog.data.batch import collate
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
-from rl_dialog.models.checkpoint import freeze_prior, load_policy, load_prior, method_name, read_method, resolve, save_policy, start_of
+from rl_dialog.models.checkpoint import (
+    freeze_prior,
+    load_policy,
+    load_prior,
+    method_name,
+    read_method,
+    resolve,
+    save_policy,
+    start_of,
+)
 from rl_dialog.models.policy import Policy
 
 IDS = torch.tensor([[3, 77, 78, 79, 1, 4, 80]])
-STEERED = [(family, heads, trunk, "shared") for family in ("gpt2", "llama") for heads in ("mlp", "lowrank") for trunk in ("shared", "separate")]
+STEERED = [
+    (family, heads, trunk, "shared")
+    for family in ("gpt2", "llama")
+    for heads in ("mlp", "lowrank")
+    for trunk in ("shared", "separate")
+]
 STEERED += [
     ("gpt2", "advanced_mlp", "shared", "shared"),
     ("gpt2", "mlp", "shared", "separate"),
@@ -49,7 +64,8 @@ def saved(make_policy, tmp_path):
     return policy, tmp_path / "checkpoint"
 
 
-# --- round trips ---------------------------------------------------------------------------------------------------------------------------------
+# --- round trips
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "heads", "trunk", "target"), STEERED)
@@ -82,11 +98,15 @@ def test_values_of_whole_replies_come_back(make_policy, make_row, tmp_path, trun
     batch = collate([make_row([3, 70, 4, 71, 1], [(3, 4, 1.0)])])
     mine, theirs = policy.outputs(batch), loaded.outputs(batch)
     for name in ("utterance_q", "utterance_q_target"):
-        assert [values.tolist() for values in getattr(mine, name)] == [values.tolist() for values in getattr(theirs, name)]
+        assert [values.tolist() for values in getattr(mine, name)] == [
+            values.tolist() for values in getattr(theirs, name)
+        ]
     assert torch.equal(mine.v, theirs.v)
 
 
-@pytest.mark.parametrize("method", [BC(), WayOffPolicy(c=0.25, backup="max", coefficient="kl")], ids=["bc", "way_off_policy"])
+@pytest.mark.parametrize(
+    "method", [BC(), WayOffPolicy(c=0.25, backup="max", coefficient="kl")], ids=["bc", "way_off_policy"]
+)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
     policy = make_policy(method, family).start_training()
@@ -97,14 +117,18 @@ def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
 
 
 def test_plain_transformers_loads_the_policy_in_a_fresh_process(make_policy, tmp_path, tokenizer):
-    """bc and way_off_policy act by their LM alone: AutoModelForCausalLM, in a process without us, gives the policy's logits and replies."""
+    """bc and way_off_policy act by their LM alone: AutoModelForCausalLM, in a process without us, gives the
+    policy's logits and replies."""
     wanted = {}
     for name, method, family in (("bc", BC(), "gpt2"), ("way_off_policy", WayOffPolicy(), "llama")):
         policy = make_policy(method, family)
         policy.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
         torch.manual_seed(0)
-        wanted[name] = (logits(policy).flatten()[:50], policy.generate(IDS, do_sample=False, max_new_tokens=5)[0].tolist())
+        wanted[name] = (
+            logits(policy).flatten()[:50],
+            policy.generate(IDS, do_sample=False, max_new_tokens=5)[0].tolist(),
+        )
     code = f"""
 import json, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -142,10 +166,12 @@ def test_decoding_can_be_replaced(saved):
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "heads", "trunk"), [("gpt2", WayOffPolicy(), "mlp", "shared"), ("llama", ILQL(), "lowrank", "separate")]
+    ("family", "method", "heads", "trunk"),
+    [("gpt2", WayOffPolicy(), "mlp", "shared"), ("llama", ILQL(), "lowrank", "separate")],
 )
 def test_lora_is_merged(make_policy, tmp_path, family, method, heads, trunk):
-    """The checkpoint is a whole model with the adapters in; the policy that wrote it goes on with its adapters on and its base untouched."""
+    """The checkpoint is a whole model with the adapters in; the policy that wrote it goes on with its
+    adapters on and its base untouched."""
     policy = make_policy(method, family, heads=heads, trunk=trunk, peft=True)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     steered = logits(policy)
@@ -157,7 +183,9 @@ def test_lora_is_merged(make_policy, tmp_path, family, method, heads, trunk):
     loaded = Policy.from_pretrained(tmp_path)
     assert not any("lora" in name for name in loaded.state_dict())
     torch.testing.assert_close(logits(loaded), steered, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(policy.lm), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(policy.lm), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("peft", [False, True], ids=["whole", "lora"])
@@ -176,9 +204,14 @@ def test_no_file_is_a_pickle(make_policy, tmp_path, tokenizer, peft):
     policy.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"config.json", "model.safetensors", "generation_config.json", "heads.safetensors", "rl_dialog.yaml", "tokenizer.json"} <= {
-        p.name for p in files
-    }
+    assert {
+        "config.json",
+        "model.safetensors",
+        "generation_config.json",
+        "heads.safetensors",
+        "rl_dialog.yaml",
+        "tokenizer.json",
+    } <= {p.name for p in files}
     for path in files:
         assert path.suffix in SAFE, path
         assert path.read_bytes()[:2] not in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), path
@@ -187,8 +220,17 @@ def test_no_file_is_a_pickle(make_policy, tmp_path, tokenizer, peft):
 def test_the_description_is_readable_and_complete(saved):
     _, directory = saved
     description = yaml.safe_load((directory / "rl_dialog.yaml").read_text())
-    assert description["method"]["name"] == "ilql" and description["method"]["tau"] == 0.9 and description["method"]["beta"] == 2.0
-    assert description["model"] == {"heads": "mlp", "rank": 4, "value_trunk": "shared", "target_trunk": "shared"}
+    assert (
+        description["method"]["name"] == "ilql"
+        and description["method"]["tau"] == 0.9
+        and description["method"]["beta"] == 2.0
+    )
+    assert description["model"] == {
+        "heads": "mlp",
+        "rank": 4,
+        "value_trunk": "shared",
+        "target_trunk": "shared",
+    }
     assert read_method(directory) == ILQL(beta=2.0, tau=0.9)
     generation = json.loads((directory / "generation_config.json").read_text())
     assert generation["eos_token_id"] == 1 and generation["pad_token_id"] == 0 and generation["top_k"] == 0
@@ -198,7 +240,8 @@ def test_method_names_are_those_of_the_registry():
     assert [method_name(m) for m in (BC(), WayOffPolicy(), ILQL())] == ["bc", "way_off_policy", "ilql"]
 
 
-# --- damage --------------------------------------------------------------------------------------------------------------------------------------
+# --- damage
+# --------------------------------------------------------------------------------------------------------------------------------------
 
 
 def refused(directory, *parts, **options):
@@ -224,7 +267,9 @@ def test_missing_heads(saved):
 def test_damaged_heads(saved, damage):
     _, directory = saved
     path = directory / "heads.safetensors"
-    path.write_bytes({"nonsense": b"not safetensors at all", "empty": b"", "cut": path.read_bytes()[:-100]}[damage])
+    path.write_bytes(
+        {"nonsense": b"not safetensors at all", "empty": b"", "cut": path.read_bytes()[:-100]}[damage]
+    )
     refused(directory, "heads.safetensors: expected the heads of ilql in safetensors format, got:")
 
 
@@ -232,14 +277,22 @@ def test_damaged_heads(saved, damage):
 def test_a_damaged_model(saved, damage):
     _, directory = saved
     path = directory / "model.safetensors"
-    path.write_bytes({"nonsense": b"not safetensors at all", "empty": b"", "cut": path.read_bytes()[:-100]}[damage])
-    refused(directory, f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name")
+    path.write_bytes(
+        {"nonsense": b"not safetensors at all", "empty": b"", "cut": path.read_bytes()[:-100]}[damage]
+    )
+    refused(
+        directory,
+        f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name",
+    )
 
 
 def test_heads_of_another_shape(saved):
     _, directory = saved
     path = directory / "heads.safetensors"
-    save_file({name: value[:1].contiguous() if value.dim() else value for name, value in load_file(path).items()}, path)
+    save_file(
+        {name: value[:1].contiguous() if value.dim() else value for name, value in load_file(path).items()},
+        path,
+    )
     refused(directory, "heads.safetensors: expected the heads of ilql", "size mismatch")
 
 
@@ -260,7 +313,10 @@ def test_some_heads_missing_or_foreign(saved):
         ("just words\n", ["expected a checkpoint of format 1, got 'just words'"]),
         ("format: 1\nmethod: {name: dqn}\n", ["unknown method 'dqn': expected one of ", "kl_control"]),
         ("format: 1\nmethod: {name: ilql, tua: 0.5}\n", ["unknown key 'tua'", "Did you mean tau?"]),
-        ("format: 1\nmethod: {name: ilql}\nmodel: {headz: mlp}\n", ["unknown key 'headz'", "Did you mean heads?"]),
+        (
+            "format: 1\nmethod: {name: ilql}\nmodel: {headz: mlp}\n",
+            ["unknown key 'headz'", "Did you mean heads?"],
+        ),
         ("format: 1\nmethod: {name: ilql", ["expected YAML"]),
     ],
 )
@@ -275,11 +331,22 @@ def test_a_damaged_description(saved, text, parts):
 
 
 def test_no_checkpoint(tmp_path, monkeypatch):
-    refused("no-such-model-of-anyone", "cannot load a policy from 'no-such-model-of-anyone': expected a checkpoint directory or a hub name")
+    refused(
+        "no-such-model-of-anyone",
+        "cannot load a policy from 'no-such-model-of-anyone': expected a checkpoint directory or a hub name",
+    )
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    for path in ("/no/such/checkpoint", "runs/missing", "./missing", "a/b/c"):  # no hub is asked for what is meant as a path
-        refused(path, f"{path}: expected a directory with a model (or a hub name such as owner/model), found nothing there")
+    for path in (
+        "/no/such/checkpoint",
+        "runs/missing",
+        "./missing",
+        "a/b/c",
+    ):  # no hub is asked for what is meant as a path
+        refused(
+            path,
+            f"{path}: expected a directory with a model (or a hub name such as owner/model), found nothing there",
+        )
 
 
 def test_a_damaged_config(saved):
@@ -288,13 +355,17 @@ def test_a_damaged_config(saved):
     refused(directory, "cannot load a policy from")
 
 
-# --- run folders and priors ----------------------------------------------------------------------------------------------------------------------
+# --- run folders and priors
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_folder_is_its_best_checkpoint(saved):
     policy, directory = saved
     run = directory.parent
-    with pytest.raises(UserError, match=r"expected a checkpoint \(config.json\) or a run folder \(best, latest\), found \['checkpoint'\]"):
+    with pytest.raises(
+        UserError,
+        match=r"expected a checkpoint \(config.json\) or a run folder \(best, latest\), found \['checkpoint'\]",
+    ):
         resolve(run)
     (run / "latest").write_text("checkpoint-9\n")
     assert resolve(run) == str(run / "checkpoint-9")
@@ -321,7 +392,9 @@ def test_the_prior_is_found_beside_the_checkpoint(make_policy, tmp_path, tokeniz
     for path in (tmp_path / "moved/prior").iterdir():
         path.unlink()
     (tmp_path / "moved/prior").rmdir()
-    with pytest.raises(UserError, match="expected the frozen prior at .*prior, found nothing; copy the run's `prior` folder"):
+    with pytest.raises(
+        UserError, match="expected the frozen prior at .*prior, found nothing; copy the run's `prior` folder"
+    ):
         load_prior(tmp_path / "moved/checkpoint-1")
 
 
@@ -343,7 +416,8 @@ def prior_logp(prior, make_row):
 
 
 def test_an_averaged_prior_comes_back_with_its_weights(make_policy, make_row, tmp_path, tokenizer, members):
-    """Two models and their shares, from files of plain transformers; a resumed run and an evaluation find the same average."""
+    """Two models and their shares, from files of plain transformers; a resumed run and an evaluation find the
+    same average."""
     policy = make_policy(WayOffPolicy())
     prior = freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members, weights=(1.0, 3.0))
     assert prior.weights == (0.25, 0.75)
@@ -374,13 +448,18 @@ def test_a_prior_of_another_vocabulary_is_refused(make_policy, tmp_path, tokeniz
     policy = make_policy(WayOffPolicy())
     size = policy.config.vocab_size
     policy.lm.resize_token_embeddings(size + 5)
-    with pytest.raises(UserError, match=f"expected a prior with the policy's {size + 5} tokens, got {size} in .*first"):
+    with pytest.raises(
+        UserError, match=f"expected a prior with the policy's {size + 5} tokens, got {size} in .*first"
+    ):
         freeze_prior(policy, tmp_path / "out/prior", tokenizer, checkpoints=members[:1])
     assert not (tmp_path / "out/prior").exists()
 
 
-def test_the_prior_of_another_run_is_replaced_while_nothing_was_learned_with_it(make_policy, make_row, tmp_path, tokenizer, members):
-    """A run was killed before its first checkpoint and left its prior; the next one in its folder has another."""
+def test_the_prior_of_another_run_is_replaced_while_nothing_was_learned_with_it(
+    make_policy, make_row, tmp_path, tokenizer, members
+):
+    """A run was killed before its first checkpoint and left its prior; the next one in its folder has
+    another."""
     policy, folder = make_policy(WayOffPolicy()), tmp_path / "out/prior"
     wanted = {
         "another model": {"checkpoints": members[1:]},
@@ -392,10 +471,14 @@ def test_the_prior_of_another_run_is_replaced_while_nothing_was_learned_with_it(
     freeze_prior(policy, folder, tokenizer, checkpoints=members[:1])
     for found, prior in wanted.items():
         with pytest.raises(
-            UserError, match=f"prior: expected the prior of this run, .*, found {found}, with which the run's checkpoints were trained"
+            UserError,
+            match=f"prior: expected the prior of this run, .*, found {found}, with which the run's checkpoints were trained",
         ):
             freeze_prior(policy, folder, tokenizer, **prior, started=True)
-        with pytest.warns(UserWarning, match=rf"prior held another prior \({found}\) of a run that wrote no checkpoint: it is replaced by"):
+        with pytest.warns(
+            UserWarning,
+            match=rf"prior held another prior \({found}\) of a run that wrote no checkpoint: it is replaced by",
+        ):
             fresh = freeze_prior(policy, folder, tokenizer, **prior)
         save_policy(policy, tmp_path / "out/checkpoint-1", prior="../prior")
         close(prior_logp(load_prior(tmp_path / "out/checkpoint-1"), make_row), prior_logp(fresh, make_row))
@@ -416,12 +499,15 @@ def test_a_lora_policy_may_have_another_prior_than_its_own_model(make_policy, tm
 def test_freezing_a_lora_policy_writes_the_lm_and_copies_nothing(make_policy, tmp_path, tokenizer):
     policy = make_policy(WayOffPolicy(), peft=True, spread=0.0)  # adapters as they are made: no effect yet
     assert freeze_prior(policy, tmp_path / "prior", tokenizer) is None
-    assert freeze_prior(policy, tmp_path / "prior", tokenizer, started=True) is None  # a resumed run finds what it wrote
+    assert (
+        freeze_prior(policy, tmp_path / "prior", tokenizer, started=True) is None
+    )  # a resumed run finds what it wrote
     with policy.without_adapters():
         close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "prior")), logits(policy))
 
 
-# --- atomic writes -------------------------------------------------------------------------------------------------------------------------------
+# --- atomic writes
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_appears_whole_or_not_at_all(tmp_path):
@@ -439,7 +525,9 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_atomically(target, half)
     assert (target / "a").read_text() == "old"
-    write_atomically(target, lambda directory: (directory / "b").write_text("third"))  # what the killed write left does not get in
+    write_atomically(
+        target, lambda directory: (directory / "b").write_text("third")
+    )  # what the killed write left does not get in
     assert [path.name for path in target.iterdir()] == ["b"]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
@@ -461,7 +549,11 @@ def test_json_has_no_nan(tmp_path):
     """NaN and infinity are not JSON: null, at any depth."""
     write_json(tmp_path / "m.json", {"a": math.nan, "b": [math.inf, -math.inf, 1.5], "c": "café"})
     text = (tmp_path / "m.json").read_text(encoding="utf-8")
-    assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == {"a": None, "b": [None, None, 1.5], "c": "café"}
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == {
+        "a": None,
+        "b": [None, None, 1.5],
+        "c": "café",
+    }
     assert "café" in text and text.endswith("\n")
 
 

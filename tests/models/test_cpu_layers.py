@@ -23,7 +23,9 @@ def test_values_and_gradients_are_those_of_transformers():
 
 
 def test_it_passes_the_numerical_gradient_check():
-    assert torch.autograd.gradcheck(TanhGELU(), torch.linspace(-4, 4, 33, dtype=torch.float64, requires_grad=True))
+    assert torch.autograd.gradcheck(
+        TanhGELU(), torch.linspace(-4, 4, 33, dtype=torch.float64, requires_grad=True)
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (7, 5, 1), (1000, 1000)])
@@ -36,7 +38,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean(shape):
     y.sum().backward()
     assert torch.equal(x.grad, y)  # no gradient through what was dropped
     if x.numel() > 10:
-        for part in (y.flatten()[i::4] for i in range(4)):  # four numbers share a word: all of them are random
+        for part in (
+            y.flatten()[i::4] for i in range(4)
+        ):  # four numbers share a word: all of them are random
             assert abs(float((part > 0).float().mean()) - 0.9) < 5 * (0.09 / part.numel()) ** 0.5
     torch.manual_seed(0)
     assert torch.equal(layer(x), y)
@@ -57,9 +61,13 @@ def test_attention_that_drops_nothing_is_sdpa_and_otherwise_has_its_mean():
     padded[1, :, 1:, 0] = False
     for mask in (None, padded):
         expected, _ = attention(module, q, k, v, mask, scaling=0.3)
-        got, _ = attention(module, q, k, v, mask, dropout=1e-9, scaling=0.3)  # so small a share that no number is dropped
+        got, _ = attention(
+            module, q, k, v, mask, dropout=1e-9, scaling=0.3
+        )  # so small a share that no number is dropped
         assert torch.allclose(got, expected, atol=1e-6)
-        mean = torch.stack([attention(module, q, k, v, mask, dropout=0.3, scaling=0.3)[0] for _ in range(2000)]).mean(0)
+        mean = torch.stack(
+            [attention(module, q, k, v, mask, dropout=0.3, scaling=0.3)[0] for _ in range(2000)]
+        ).mean(0)
         assert torch.allclose(mean, expected, atol=0.1)
 
 

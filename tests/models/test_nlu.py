@@ -24,7 +24,15 @@ def turns():
         context = (f"a {domain.lower()} , then",)
         acts = [("Inform", domain, "Area", area), ("Inform", "Restaurant", "Food", food)]
         found.append(LabelledTurn(f"it is {area} , with {food}", side, context, tuple(acts), str(i)))
-        found.append(LabelledTurn(f"hello {i}, what is the phone of it", side, context, (HELLO, ("Request", domain, "Phone", "?")), str(i)))
+        found.append(
+            LabelledTurn(
+                f"hello {i}, what is the phone of it",
+                side,
+                context,
+                (HELLO, ("Request", domain, "Phone", "?")),
+                str(i),
+            )
+        )
     return found
 
 
@@ -33,7 +41,14 @@ def nlu():
     torch.manual_seed(0)
     model = new_nlu(turns(), labels_of(turns()), hidden_size=32, num_hidden_layers=1, vocab_size=400)
     losses = []
-    fit(model, turns(), learning_rate=1e-2, batch_size=20, epochs=12, progress=lambda step, steps, loss: losses.append(loss))
+    fit(
+        model,
+        turns(),
+        learning_rate=1e-2,
+        batch_size=20,
+        epochs=12,
+        progress=lambda step, steps, loss: losses.append(loss),
+    )
     assert len(losses) == 72 and losses[-1] < 0.2 * losses[0]
     return model
 
@@ -43,12 +58,17 @@ def test_it_learns_values_sentences_and_context(nlu):
     assert figures["all"]["f1"] > 0.95 and figures["user/Request"]["acts"] == 30, figures
     read = nlu.reader("user")
     assert ("Inform", "Hotel", "Area", "west") in read("It is WEST , with greek", ["a hotel , then"])
-    assert ("Inform", "Restaurant", "Food", "old french") in read("it is east , with old french", ["a restaurant , then"])
+    assert ("Inform", "Restaurant", "Food", "old french") in read(
+        "it is east , with old french", ["a restaurant , then"]
+    )
     assert read("", ["a hotel , then"]) == read("  ") == []
 
 
 def test_a_batch_reads_as_its_turns_do(nlu):
-    asked = [(turn.text, turn.context, turn.side) for turn in turns()[:10]] + [("", (), "user"), ("it is east " * 100, (), "system")]
+    asked = [(turn.text, turn.context, turn.side) for turn in turns()[:10]] + [
+        ("", (), "user"),
+        ("it is east " * 100, (), "system"),
+    ]
     assert nlu.understand(asked) == [nlu.understand([each])[0] for each in asked]
 
 
@@ -64,7 +84,9 @@ def test_any_encoder_can_be_the_base(nlu, tmp_path):
     nlu.encoder.save_pretrained(tmp_path)
     nlu.tokenizer.save_pretrained(tmp_path)
     based = new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path))
-    assert torch.equal(based.encoder.embeddings.tok_embeddings.weight, nlu.encoder.embeddings.tok_embeddings.weight)
+    assert torch.equal(
+        based.encoder.embeddings.tok_embeddings.weight, nlu.encoder.embeddings.tok_embeddings.weight
+    )
     assert not torch.equal(based.tagger.weight, nlu.tagger.weight)
     with pytest.raises(UserError, match="expected a directory with a model"):
         new_nlu(turns(), labels_of(turns()), encoder=str(tmp_path / "nothing" / "here" / "at_all"))
@@ -74,13 +96,20 @@ def test_any_encoder_can_be_the_base(nlu, tmp_path):
 
 
 def test_targets_by_hand():
-    """`in the east`, tokens of single words: outside, outside, the beginning of tag 0; a second token of a value goes on."""
+    """`in the east`, tokens of single words: outside, outside, the beginning of tag 0; a second token of a
+    value goes on."""
     labels = Labels((("Inform", "Hotel", "Area"),), (HELLO,), ((True, True),), ((True, True),))
     turn = LabelledTurn("in the east end", "user", (), (("Inform", "Hotel", "Area", "east end"), HELLO))
     model = new_nlu([turn] * 3, labels, hidden_size=32, num_hidden_layers=1, vocab_size=300)
     batch = model.encode([(turn.text, (), "user")])
     tags, told = targets(labels, [turn], batch)
-    by_character = {start: tag for (start, _), tag, mine in zip(batch.offsets[0], tags[0].tolist(), batch.text[0].tolist(), strict=True) if mine}
+    by_character = {
+        start: tag
+        for (start, _), tag, mine in zip(
+            batch.offsets[0], tags[0].tolist(), batch.text[0].tolist(), strict=True
+        )
+        if mine
+    }
     assert all(tag == 0 for start, tag in by_character.items() if start < 6) and told.tolist() == [[1.0]]
     inside = [tag for start, tag in sorted(by_character.items()) if start >= 6]
     assert inside[0] == 1 and set(inside[1:]) == {2}
@@ -89,9 +118,16 @@ def test_targets_by_hand():
 
 def test_a_side_says_only_what_it_said_in_training():
     intents = {"user": "Inform", "system": "Recommend"}
-    side_turns = [LabelledTurn(f"it is {area}", side, (), ((intents[side], "Hotel", "Area", area),)) for side in intents for area in AREAS]
+    side_turns = [
+        LabelledTurn(f"it is {area}", side, (), ((intents[side], "Hotel", "Area", area),))
+        for side in intents
+        for area in AREAS
+    ]
     labels = labels_of(side_turns)
-    assert [tag[0] for tag in labels.tags] == ["Inform", "Recommend"] and labels.tag_sides == ((True, False), (False, True))
+    assert [tag[0] for tag in labels.tags] == ["Inform", "Recommend"] and labels.tag_sides == (
+        (True, False),
+        (False, True),
+    )
     model = new_nlu(side_turns, labels, hidden_size=32, num_hidden_layers=1, vocab_size=300)
     fit(model, side_turns, learning_rate=1e-2, batch_size=8, epochs=40)
     for side, intent in intents.items():
@@ -99,9 +135,14 @@ def test_a_side_says_only_what_it_said_in_training():
 
 
 def test_figures_by_hand(nlu, monkeypatch):
-    """Two wanted, one of them found, and one too many: P = 1/2, R = 1/2; values differ in case and blanks only."""
+    """Two wanted, one of them found, and one too many: P = 1/2, R = 1/2; values differ in case and blanks
+    only."""
     turn = LabelledTurn("x", "user", (), (("Inform", "Hotel", "Name", "The Lamb"), HELLO))
-    monkeypatch.setattr(nlu, "understand", lambda turns: [[("Inform", "Hotel", "Name", "the  lamb"), ("Inform", "Hotel", "Area", "east")]])
+    monkeypatch.setattr(
+        nlu,
+        "understand",
+        lambda turns: [[("Inform", "Hotel", "Name", "the  lamb"), ("Inform", "Hotel", "Area", "east")]],
+    )
     figures = judge(nlu, [turn])
     assert figures["all"] == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "acts": 2}
     assert figures["user/greet"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "acts": 1}

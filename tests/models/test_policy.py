@@ -1,4 +1,5 @@
-"""The policy decodes what its method says, through every road of `generate`: caches, ragged batches, beams, samplers, streamers."""
+"""The policy decodes what its method says, through every road of `generate`: caches, ragged batches, beams,
+samplers, streamers."""
 
 import copy
 import hashlib
@@ -19,8 +20,15 @@ from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
 
 PLAIN = [("bc", "mlp", "shared"), ("way_off_policy", "mlp", "shared")]
-STEERED = [("ilql", heads, trunk) for heads in ("mlp", "dueling", "advanced_mlp", "lowrank") for trunk in ("shared", "separate")]
-STEERED += [("ilql", "mlp", "shared", "separate"), ("ilql", "lowrank", "separate", "separate")]  # the last one is the target trunk
+STEERED = [
+    ("ilql", heads, trunk)
+    for heads in ("mlp", "dueling", "advanced_mlp", "lowrank")
+    for trunk in ("shared", "separate")
+]
+STEERED += [
+    ("ilql", "mlp", "shared", "separate"),
+    ("ilql", "lowrank", "separate", "separate"),
+]  # the last one is the target trunk
 METHODS = {"bc": BC(), "way_off_policy": WayOffPolicy(), "ilql": ILQL(beta=2.0)}
 COMBINATIONS = [(family, *rest) for family in ("gpt2", "llama") for rest in PLAIN + STEERED]
 PROMPT = torch.tensor([[3, 77, 78, 79, 1, 4]])
@@ -57,7 +65,8 @@ def rows(make_row):
     ]
 
 
-# --- generation ----------------------------------------------------------------------------------------------------------------------------------
+# --- generation
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @every(COMBINATIONS)
@@ -69,7 +78,9 @@ def test_cached_decoding_is_uncached_decoding(policy):
     with torch.no_grad():
         full = policy(cached.sequences, use_cache=False).logits[:, PROMPT.shape[1] - 1 : -1]
     torch.testing.assert_close(torch.stack(cached.logits, 1), full, rtol=1e-4, atol=1e-4)
-    assert len(set(cached.sequences[0, PROMPT.shape[1] :].tolist())) > 1  # not one token over and over, which any bug would repeat
+    assert (
+        len(set(cached.sequences[0, PROMPT.shape[1] :].tolist())) > 1
+    )  # not one token over and over, which any bug would repeat
 
 
 @every(COMBINATIONS)
@@ -77,18 +88,36 @@ def test_a_ragged_batch_is_its_prompts_one_by_one(policy, tokenizer):
     """Prompts of 6, 3 and 9 tokens, padded on the left."""
     prompts = [PROMPT[0].tolist(), [3, 1, 4], [3, 100, 101, 102, 103, 104, 105, 1, 4]]
     batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    together = greedy(policy, batch["input_ids"], attention_mask=batch["attention_mask"], output_logits=True, return_dict_in_generate=True)
+    together = greedy(
+        policy,
+        batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
     for i, prompt in enumerate(prompts):
         alone = greedy(policy, torch.tensor([prompt]), output_logits=True, return_dict_in_generate=True)
         assert together.sequences[i, -8:].tolist() == alone.sequences[0, -8:].tolist()
-        torch.testing.assert_close(torch.stack(together.logits, 1)[i], torch.stack(alone.logits, 1)[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.stack(together.logits, 1)[i], torch.stack(alone.logits, 1)[0], rtol=1e-4, atol=1e-4
+        )
 
 
 @every(COMBINATIONS)
 def test_beam_scores_are_the_policy_s_log_probabilities(policy):
-    """Without length penalty a beam's score is the sum of log softmax(policy logits) over its new tokens; caches are reordered on the way."""
+    """Without length penalty a beam's score is the sum of log softmax(policy logits) over its new tokens;
+    caches are reordered on the way."""
     length = PROMPT.shape[1]
-    found = greedy(policy, PROMPT, new=6, num_beams=3, num_return_sequences=3, length_penalty=0.0, output_scores=True, return_dict_in_generate=True)
+    found = greedy(
+        policy,
+        PROMPT,
+        new=6,
+        num_beams=3,
+        num_return_sequences=3,
+        length_penalty=0.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
     with torch.no_grad():
         logp = policy(found.sequences, use_cache=False).logits.log_softmax(-1)[:, length - 1 : -1]
     end = policy.generation_config.eos_token_id
@@ -101,9 +130,18 @@ def test_beam_scores_are_the_policy_s_log_probabilities(policy):
 
 @every([("gpt2", "ilql", "mlp", "separate")])
 def test_beams_as_wide_as_the_vocabulary_are_exact(policy):
-    """With V beams nothing is pruned after one token: the best pair of tokens is that of a search through all V * V of them."""
+    """With V beams nothing is pruned after one token: the best pair of tokens is that of a search through all
+    V * V of them."""
     vocabulary = policy.config.vocab_size
-    found = greedy(policy, PROMPT, new=2, num_beams=vocabulary, length_penalty=0.0, return_dict_in_generate=True, output_scores=True)
+    found = greedy(
+        policy,
+        PROMPT,
+        new=2,
+        num_beams=vocabulary,
+        length_penalty=0.0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
     end = policy.generation_config.eos_token_id
     with torch.no_grad():
         first = policy(PROMPT, logits_to_keep=1).logits[0, -1].log_softmax(-1)
@@ -120,7 +158,14 @@ def test_beams_as_wide_as_the_vocabulary_are_exact(policy):
 def test_sampling_follows_the_seed(policy):
     def sample(seed):
         torch.manual_seed(seed)
-        return policy.generate(PROMPT.expand(3, -1), do_sample=True, min_new_tokens=10, max_new_tokens=10, temperature=0.9, top_p=0.95).tolist()
+        return policy.generate(
+            PROMPT.expand(3, -1),
+            do_sample=True,
+            min_new_tokens=10,
+            max_new_tokens=10,
+            temperature=0.9,
+            top_p=0.95,
+        ).tolist()
 
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
@@ -129,7 +174,8 @@ def test_sampling_follows_the_seed(policy):
 
 @every([("gpt2", "ilql", "mlp", "shared")])
 def test_samples_follow_the_method_s_distribution(policy):
-    """4000 draws of one token: the share of the token that steering moves most is its steered probability, within 5 standard deviations."""
+    """4000 draws of one token: the share of the token that steering moves most is its steered probability,
+    within 5 standard deviations."""
     with torch.no_grad():
         p = policy(PROMPT, logits_to_keep=1).logits[0, -1].softmax(-1)
         plain = policy.lm(PROMPT).logits[0, -1].softmax(-1)
@@ -142,7 +188,8 @@ def test_samples_follow_the_method_s_distribution(policy):
 
 
 def test_nothing_is_cut_off_the_policy_unasked(tokenizer):
-    """transformers keeps the 50 likeliest tokens by default; a new model's near uniform policy must reach more than that in 2000 draws."""
+    """transformers keeps the 50 likeliest tokens by default; a new model's near uniform policy must reach
+    more than that in 2000 draws."""
     config = ModelConfig(layers=1, attention_heads=2, width=16)
     policy = Policy(load_lm(config, tokenizer), BC(), config)
     assert len(set(policy.generate(PROMPT.expand(2000, -1), max_new_tokens=1)[:, -1].tolist())) > 200
@@ -166,7 +213,10 @@ def test_streamers_print_what_generate_returns(policy, tokenizer, capsys):
 def test_generation_stops_at_the_end_of_turn(policy, tokenizer):
     """With the end of turn certain, one token is generated; the policy carries the tokenizer's ids."""
     end = tokenizer.eos_token_id
-    assert (policy.generation_config.eos_token_id, policy.generation_config.pad_token_id) == (end, tokenizer.pad_token_id)
+    assert (policy.generation_config.eos_token_id, policy.generation_config.pad_token_id) == (
+        end,
+        tokenizer.pad_token_id,
+    )
     policy.method = AlwaysEnd(end)
     assert policy.generate(PROMPT, do_sample=False, max_new_tokens=5)[0, PROMPT.shape[1] :].tolist() == [end]
 
@@ -184,12 +234,14 @@ class AlwaysEnd(ILQL):
         return logits
 
 
-# --- forward -------------------------------------------------------------------------------------------------------------------------------------
+# --- forward
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 @every(COMBINATIONS)
 def test_forward_is_the_method_s_decoding(policy, rows):
-    """Logits of a plain forward pass at the decisions are `decode` of tables built from what training sees there."""
+    """Logits of a plain forward pass at the decisions are `decode` of tables built from what training sees
+    there."""
     batch = collate(rows)
     with torch.no_grad():
         out = policy.outputs(batch)
@@ -208,11 +260,21 @@ def test_logits_to_keep(policy):
     with torch.no_grad():
         full = policy(PROMPT).logits
         assert full.shape == (1, 6, policy.config.vocab_size)
-        torch.testing.assert_close(policy(PROMPT, logits_to_keep=1).logits, full[:, -1:], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(policy(PROMPT, logits_to_keep=torch.tensor([0, 3])).logits, full[:, [0, 3]], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            policy(PROMPT, logits_to_keep=1).logits, full[:, -1:], rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            policy(PROMPT, logits_to_keep=torch.tensor([0, 3])).logits, full[:, [0, 3]], rtol=1e-4, atol=1e-5
+        )
 
 
-@every([("gpt2", "ilql", "mlp", "separate"), ("llama", "ilql", "lowrank", "shared"), ("gpt2", "bc", "mlp", "shared")])
+@every(
+    [
+        ("gpt2", "ilql", "mlp", "separate"),
+        ("llama", "ilql", "lowrank", "shared"),
+        ("gpt2", "bc", "mlp", "shared"),
+    ]
+)
 @pytest.mark.parametrize("explicit", [True, False], ids=["use_cache=True", "default"])
 def test_a_returned_cache_continues(policy, explicit):
     """Token by token by hand, the first call without any cache, as a user's own loop would."""
@@ -227,7 +289,13 @@ def test_a_returned_cache_continues(policy, explicit):
             torch.testing.assert_close(out.logits[:, -1], full[:, t], rtol=1e-4, atol=1e-4)
 
 
-@every([("gpt2", "ilql", "mlp", "separate"), ("gpt2", "ilql", "mlp", "shared", "separate"), ("llama", "ilql", "mlp", "separate", "separate")])
+@every(
+    [
+        ("gpt2", "ilql", "mlp", "separate"),
+        ("gpt2", "ilql", "mlp", "shared", "separate"),
+        ("llama", "ilql", "mlp", "separate", "separate"),
+    ]
+)
 def test_a_cropped_cache_forgets_all_trunks(policy):
     """Assisted decoding and regeneration crop the cache; those of the value and the target trunk must follow."""
     with torch.no_grad():
@@ -235,7 +303,9 @@ def test_a_cropped_cache_forgets_all_trunks(policy):
         cache = policy(PROMPT, use_cache=True).past_key_values
         assert isinstance(cache, TrunkCaches)
         cache.crop(-2)
-        trunks = [trunk for trunk in (policy.lm, policy.value_trunk, policy.target_trunk) if trunk is not None]
+        trunks = [
+            trunk for trunk in (policy.lm, policy.value_trunk, policy.target_trunk) if trunk is not None
+        ]
         assert [each.get_seq_length() for each in (cache, *cache.others)] == [4] * len(trunks)
         out = policy(PROMPT[:, 4:], past_key_values=cache)
         torch.testing.assert_close(out.logits, full[:, 4:], rtol=1e-4, atol=1e-4)
@@ -243,13 +313,23 @@ def test_a_cropped_cache_forgets_all_trunks(policy):
         torch.testing.assert_close(policy(PROMPT, past_key_values=cache).logits, full, rtol=1e-4, atol=1e-4)
 
 
-@every([("gpt2", "ilql", "mlp", "separate"), ("llama", "ilql", "mlp", "shared"), ("llama", "ilql", "mlp", "separate", "separate")])
+@every(
+    [
+        ("gpt2", "ilql", "mlp", "separate"),
+        ("llama", "ilql", "mlp", "shared"),
+        ("llama", "ilql", "mlp", "separate", "separate"),
+    ]
+)
 def test_prompt_lookup_decoding_is_greedy_decoding(policy):
     """Guessed tokens that the policy rejects are cropped from the caches again."""
     prompt = torch.tensor([[3, 77, 78, 79, 1, 4, 77, 78]])
     expected = greedy(policy, prompt, new=12)
-    repeated = torch.cat([prompt, expected[:, prompt.shape[1] :], prompt], 1)  # some guesses are right, some are not
-    assert torch.equal(greedy(policy, repeated, new=12, prompt_lookup_num_tokens=3), greedy(policy, repeated, new=12))
+    repeated = torch.cat(
+        [prompt, expected[:, prompt.shape[1] :], prompt], 1
+    )  # some guesses are right, some are not
+    assert torch.equal(
+        greedy(policy, repeated, new=12, prompt_lookup_num_tokens=3), greedy(policy, repeated, new=12)
+    )
 
 
 @every([("gpt2", "ilql", "mlp", "separate")])
@@ -257,7 +337,10 @@ def test_a_foreign_cache_is_refused(policy):
     """The LM's own cache lacks that of the value trunk."""
     cache = DynamicCache()
     policy.lm(PROMPT, past_key_values=cache)
-    with pytest.raises(UserError, match="expected an empty cache or one that this policy returned, got a DynamicCache with 6 tokens"):
+    with pytest.raises(
+        UserError,
+        match="expected an empty cache or one that this policy returned, got a DynamicCache with 6 tokens",
+    ):
         policy(PROMPT[:, :1], past_key_values=cache)
 
 
@@ -269,13 +352,20 @@ def test_attention_stays_sdpa(policy):
         assert policy.value_trunk.config._attn_implementation == "sdpa"
 
 
-# --- outputs -------------------------------------------------------------------------------------------------------------------------------------
+# --- outputs
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def tables(out):
     """Every score of an Outputs as dense tensors."""
-    found = {"lm": out.lm.dense(), "v": out.v, "lm_target": out.lm_target[0].dense() if out.lm_target else None}
-    found |= {f"{name}{i}": head.dense() for name in ("q", "q_target") for i, head in enumerate(getattr(out, name))}
+    found = {
+        "lm": out.lm.dense(),
+        "v": out.v,
+        "lm_target": out.lm_target[0].dense() if out.lm_target else None,
+    }
+    found |= {
+        f"{name}{i}": head.dense() for name in ("q", "q_target") for i, head in enumerate(getattr(out, name))
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -290,8 +380,18 @@ def test_a_padded_batch_gives_each_row_its_own_outputs(policy, rows):
             alone = tables(policy.outputs(collate([row])))
             assert alone.keys() == together.keys()
             for name, value in alone.items():
-                torch.testing.assert_close(together[name][states // width == b], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    wanted = {"bc": {"lm"}, "way_off_policy": {"lm", "v", "lm_target"}, "ilql": {"lm", "v", "q0", "q1", "q_target0", "q_target1"}}
+                torch.testing.assert_close(
+                    together[name][states // width == b],
+                    value,
+                    rtol=1e-4,
+                    atol=1e-4,
+                    msg=lambda m, n=name: f"{n}: {m}",
+                )
+    wanted = {
+        "bc": {"lm"},
+        "way_off_policy": {"lm", "v", "lm_target"},
+        "ilql": {"lm", "v", "q0", "q1", "q_target0", "q_target1"},
+    }
     assert together.keys() == wanted[next(k for k, m in METHODS.items() if type(m) is type(policy.method))]
 
 
@@ -301,7 +401,10 @@ def test_the_loss_of_a_batch_is_that_of_its_dense_tables(policy, rows):
     policy.start_training()
     batch = collate(rows)
     with torch.no_grad():
-        batch.prior_logp, batch.prior_lse = policy.prior_logp(batch), policy.prior_scores(batch).reduce("logsumexp")
+        batch.prior_logp, batch.prior_lse = (
+            policy.prior_logp(batch),
+            policy.prior_scores(batch).reduce("logsumexp"),
+        )
         out = policy.outputs(batch)
         dense = copy.copy(out)
         dense.lm, dense.q, dense.q_target = (
@@ -313,12 +416,15 @@ def test_the_loss_of_a_batch_is_that_of_its_dense_tables(policy, rows):
         got, expected = policy.method.loss(out, batch), policy.method.loss(dense, batch)
     torch.testing.assert_close(got.total, expected.total, rtol=1e-4, atol=1e-4)
     for name, value in expected.metrics.items():
-        torch.testing.assert_close(got.metrics[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            got.metrics[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @every([("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "way_off_policy", "mlp", "shared")])
 def test_the_target_copy_runs_on_its_own_trunk(policy, rows):
-    """Once the online LM has moved on, the target's scores are still those of the whole model it was copied from."""
+    """Once the online LM has moved on, the target's scores are still those of the whole model it was copied
+    from."""
     batch = collate(rows)
     with torch.no_grad():
         before = policy.lm(batch.input_ids).logits.flatten(0, 1)[batch.states]
@@ -336,7 +442,9 @@ def test_prior_log_probabilities(policy, rows):
     """log softmax of the LM (not of the steered policy) at the action; the same in training mode."""
     batch = collate(rows)
     with torch.no_grad():
-        logp = policy.lm(batch.input_ids).logits.log_softmax(-1).flatten(0, 1)[batch.states[: batch.decisions]]
+        logp = (
+            policy.lm(batch.input_ids).logits.log_softmax(-1).flatten(0, 1)[batch.states[: batch.decisions]]
+        )
     expected = logp.gather(1, batch.actions[:, None]).squeeze(1)
     torch.testing.assert_close(policy.prior_logp(batch), expected, rtol=1e-4, atol=1e-5)
     assert not policy.prior_logp(batch).requires_grad
@@ -345,12 +453,20 @@ def test_prior_log_probabilities(policy, rows):
 def test_a_reply_is_valued_in_the_state_that_its_last_token_leads_to(make_policy, make_row):
     """One number per reply, from the hidden state at its last token, in a padded batch as alone."""
     policy = make_policy(UtteranceILQL())
-    rows = [make_row([3, 70, 4, 71, 1, 3, 4, 72, 73, 1], [(3, 4, 1.0), (7, 9, 0.0)]), make_row([3, 90, 4, 91, 92], [(3, 4, 0.0)], truncated=True)]
+    rows = [
+        make_row([3, 70, 4, 71, 1, 3, 4, 72, 73, 1], [(3, 4, 1.0), (7, 9, 0.0)]),
+        make_row([3, 90, 4, 91, 92], [(3, 4, 0.0)], truncated=True),
+    ]
     with torch.no_grad():
         out = policy.outputs(collate(rows))
-        alone = [policy.lm.base_model(torch.tensor([row.input_ids.tolist()])).last_hidden_state[0] for row in rows]
+        alone = [
+            policy.lm.base_model(torch.tensor([row.input_ids.tolist()])).last_hidden_state[0] for row in rows
+        ]
         last = torch.cat([hidden[row.reply_ends] for hidden, row in zip(alone, rows, strict=True)])
-        for heads, found in ((policy.heads.utterance_q, out.utterance_q), (policy.heads.utterance_q_target, out.utterance_q_target)):
+        for heads, found in (
+            (policy.heads.utterance_q, out.utterance_q),
+            (policy.heads.utterance_q_target, out.utterance_q_target),
+        ):
             for head, values in zip(heads, found, strict=True):
                 torch.testing.assert_close(values, head(last), rtol=1e-4, atol=1e-4)
     assert out.utterance_q[0].shape == (3,) and len(set(out.utterance_q[0].tolist())) == 3
@@ -360,12 +476,18 @@ def test_polyak_averaging_of_reply_values(make_policy):
     policy = make_policy(UtteranceILQL())
     before = [p.detach().clone() for p in policy.heads.utterance_q_target.parameters()]
     policy.update_targets(0.25)
-    for got, start, online in zip(policy.heads.utterance_q_target.parameters(), before, policy.heads.utterance_q.parameters(), strict=True):
+    for got, start, online in zip(
+        policy.heads.utterance_q_target.parameters(),
+        before,
+        policy.heads.utterance_q.parameters(),
+        strict=True,
+    ):
         torch.testing.assert_close(got, 0.75 * start + 0.25 * online)
         assert not got.requires_grad
 
 
-# --- gradients and targets -----------------------------------------------------------------------------------------------------------------------
+# --- gradients and targets
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def loss_of(policy, rows):
@@ -388,7 +510,9 @@ def test_targets_get_no_gradient_and_the_rest_does(policy, rows):
     assert not any(name.startswith(("heads.q_target.", "lm_target.", "target_trunk.")) for name in reached)
     wanted = {name.split(".")[0] for name, _ in policy.named_parameters()} - {"lm_target", "target_trunk"}
     assert {name.split(".")[0] for name in reached} == wanted
-    for head in ("heads.q.0.", "heads.q.1.") * bool(policy.method.heads.q) + ("heads.v.",) * policy.method.heads.v:
+    for head in ("heads.q.0.", "heads.q.1.") * bool(policy.method.heads.q) + (
+        "heads.v.",
+    ) * policy.method.heads.v:
         assert any(name.startswith(head) for name in reached)
 
 
@@ -415,14 +539,21 @@ ROUTES = {
 @pytest.mark.parametrize("heads", ["mlp", "lowrank"])
 @pytest.mark.parametrize("trunk", ["shared", "separate"])
 def test_a_detached_loss_stops_at_its_heads(make_policy, rows, method, flag, heads, trunk):
-    """L_Q, L_CQL or L_V alone: below the heads it reaches the trunk, with the flag nothing, and the heads' gradient is the same."""
+    """L_Q, L_CQL or L_V alone: below the heads it reaches the trunk, with the flag nothing, and the heads'
+    gradient is the same."""
     policy = make_policy(method, heads=heads, trunk=trunk)
     gradients = []
     for flags in ({}, {flag: True}, {"detach_q": True, "detach_v": True}):
         policy.model_config = replace(policy.model_config, **flags)
         policy.zero_grad()
         loss_of(policy, rows).backward()
-        gradients.append({name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None and p.grad.any()})
+        gradients.append(
+            {
+                name: p.grad.clone()
+                for name, p in policy.named_parameters()
+                if p.grad is not None and p.grad.any()
+            }
+        )
     free, stopped, both = gradients
     below = "lm" if trunk == "shared" else "value_trunk"
     assert {name.split(".")[0] for name in free} == {"heads", below}
@@ -434,7 +565,8 @@ def test_a_detached_loss_stops_at_its_heads(make_policy, rows, method, flag, hea
 
 
 def test_a_detached_utterance_q_leaves_v_s_gradient(make_policy, rows):
-    """With detach_q alone the trunk has the gradient that V's loss gives it: that of the sum of V before each reply, times its slope."""
+    """With detach_q alone the trunk has the gradient that V's loss gives it: that of the sum of V before each
+    reply, times its slope."""
     policy = make_policy(UtteranceILQL(awac_weight=0.0))
     batch = collate(rows)
 
@@ -451,9 +583,14 @@ def test_a_detached_utterance_q_leaves_v_s_gradient(make_policy, rows):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("method", [ILQL(q_weight=0.0, v_weight=0.0, cql_weight=0.0, transition_weight=0.5), BC()], ids=["ilql", "bc"])
+@pytest.mark.parametrize(
+    "method",
+    [ILQL(q_weight=0.0, v_weight=0.0, cql_weight=0.0, transition_weight=0.5), BC()],
+    ids=["ilql", "bc"],
+)
 def test_a_detached_language_model_clones_with_its_output_layer_alone(make_policy, rows, family, method):
-    """The output layer is the embedding too; no block below it gets a gradient, from the logged replies or from the context's tokens."""
+    """The output layer is the embedding too; no block below it gets a gradient, from the logged replies or
+    from the context's tokens."""
     policy = make_policy(method, family)
     loss_of(policy, rows).backward()
     assert len(with_gradient(policy)) > 10
@@ -465,7 +602,8 @@ def test_a_detached_language_model_clones_with_its_output_layer_alone(make_polic
 
 
 def test_context_scores_are_the_language_model_s(make_policy, rows):
-    """transition_weight's term: -log softmax of a plain forward pass at every token that is the user's or the template's."""
+    """transition_weight's term: -log softmax of a plain forward pass at every token that is the user's or the
+    template's."""
     policy = make_policy(ILQL(transition_weight=1.0))
     batch = collate(rows)
     with torch.no_grad():
@@ -476,7 +614,8 @@ def test_context_scores_are_the_language_model_s(make_policy, rows):
 
 @every(COMBINATIONS)
 def test_bfloat16_training_runs(policy, rows):
-    """Autocast around the loss, as the trainer does: a finite loss near the float32 one, and finite gradients."""
+    """Autocast around the loss, as the trainer does: a finite loss near the float32 one, and finite
+    gradients."""
     policy.start_training()
     exact = loss_of(policy, rows).item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -487,7 +626,8 @@ def test_bfloat16_training_runs(policy, rows):
 
 
 def test_new_heads_say_nothing(make_policy, rows):
-    """Heads as they are made: Q = V = 0 and so the policy is the LM; the two heads are not copies of each other, the targets are."""
+    """Heads as they are made: Q = V = 0 and so the policy is the LM; the two heads are not copies of each
+    other, the targets are."""
     for kind in ("mlp", "advanced_mlp", "lowrank"):
         policy = make_policy(ILQL(beta=5.0), heads=kind, spread=0.0)
         with torch.no_grad():
@@ -496,20 +636,31 @@ def test_new_heads_say_nothing(make_policy, rows):
             torch.testing.assert_close(policy(PROMPT).logits, policy.lm(PROMPT).logits.log_softmax(-1))
         first, second = (torch.cat([p.flatten() for p in head.inner.parameters()]) for head in policy.heads.q)
         assert not torch.equal(first, second)
-        for online, target in zip(policy.heads.q.parameters(), policy.heads.q_target.parameters(), strict=True):
-            assert torch.equal(online, target) and not target.requires_grad and online.data_ptr() != target.data_ptr()
+        for online, target in zip(
+            policy.heads.q.parameters(), policy.heads.q_target.parameters(), strict=True
+        ):
+            assert (
+                torch.equal(online, target)
+                and not target.requires_grad
+                and online.data_ptr() != target.data_ptr()
+            )
 
 
 def test_head_kinds_are_checked():
-    with pytest.raises(UserError, match="expected heads 'dueling', 'mlp', 'advanced_mlp', 'lowrank', got 'linear'"):
+    with pytest.raises(
+        UserError, match="expected heads 'dueling', 'mlp', 'advanced_mlp', 'lowrank', got 'linear'"
+    ):
         ValueHeads(ILQL().heads, 8, 10, kind="linear", rank=2)
 
 
 @pytest.mark.parametrize("method", ["ilql", "way_off_policy"])
 def test_polyak_averaging(make_policy, method):
-    """alpha .005 from 0 towards 1: .005, then .005 + .995 * .005 = .009975, and 1 - .995^n after n steps. Nothing else moves."""
+    """alpha .005 from 0 towards 1: .005, then .005 + .995 * .005 = .009975, and 1 - .995^n after n steps.
+    Nothing else moves."""
     policy = make_policy(METHODS[method]).start_training()
-    online, target = (policy.heads.q, policy.heads.q_target) if method == "ilql" else (policy.lm, policy.lm_target)
+    online, target = (
+        (policy.heads.q, policy.heads.q_target) if method == "ilql" else (policy.lm, policy.lm_target)
+    )
     with torch.no_grad():
         for p in online.parameters():
             p.fill_(1.0)
@@ -520,11 +671,17 @@ def test_polyak_averaging(make_policy, method):
     for n, expected in enumerate((0.005, 0.009975, 1 - 0.995**3), 1):
         policy.update_targets(0.005)
         for p in target.parameters():
-            torch.testing.assert_close(p, torch.full_like(p, expected), rtol=0, atol=1e-7, msg=lambda m, n=n: f"step {n}: {m}")
+            torch.testing.assert_close(
+                p, torch.full_like(p, expected), rtol=0, atol=1e-7, msg=lambda m, n=n: f"step {n}: {m}"
+            )
     for _ in range(135):
         policy.update_targets(0.005)
     first = next(iter(target.parameters()))
-    assert first.flatten()[0].item() == pytest.approx(1 - 0.995**138, abs=1e-5) == pytest.approx(0.4993, abs=1e-4)  # half-life 138
+    assert (
+        first.flatten()[0].item()
+        == pytest.approx(1 - 0.995**138, abs=1e-5)
+        == pytest.approx(0.4993, abs=1e-4)
+    )  # half-life 138
     assert all(torch.equal(p, before[name]) for name, p in policy.named_parameters() if name in before)
 
 
@@ -532,16 +689,32 @@ def test_polyak_averaging(make_policy, method):
 def test_polyak_averaging_of_the_target_trunk(make_policy, trunk):
     """It follows what the online heads read, the LM's transformer or the value trunk, and starts as its copy."""
     fresh = make_policy(ILQL(), trunk=trunk, target="separate", spread=0.0)
-    assert all(torch.equal(a, b) for a, b in zip(fresh.target_trunk.parameters(), fresh.lm.base_model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(fresh.target_trunk.parameters(), fresh.lm.base_model.parameters(), strict=True)
+    )
     assert not any(p.requires_grad for p in fresh.target_trunk.parameters())
     policy = make_policy(ILQL(), trunk=trunk, target="separate")
     online = policy.lm.base_model if trunk == "shared" else policy.value_trunk
     before = [p.detach().clone() for p in policy.target_trunk.parameters()]
-    others = checksum(p for name, p in policy.named_parameters() if not name.startswith(("target_trunk.", "heads.q_target.")))
+    others = checksum(
+        p
+        for name, p in policy.named_parameters()
+        if not name.startswith(("target_trunk.", "heads.q_target."))
+    )
     policy.update_targets(0.25)
-    for got, start, towards in zip(policy.target_trunk.parameters(), before, online.parameters(), strict=True):
+    for got, start, towards in zip(
+        policy.target_trunk.parameters(), before, online.parameters(), strict=True
+    ):
         torch.testing.assert_close(got, 0.75 * start + 0.25 * towards)
-    assert checksum(p for name, p in policy.named_parameters() if not name.startswith(("target_trunk.", "heads.q_target."))) == others
+    assert (
+        checksum(
+            p
+            for name, p in policy.named_parameters()
+            if not name.startswith(("target_trunk.", "heads.q_target."))
+        )
+        == others
+    )
 
 
 def test_a_target_trunk_never_drops_out(make_policy, rows):
@@ -559,7 +732,8 @@ def test_a_target_trunk_never_drops_out(make_policy, rows):
 
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_decoding_runs_the_trunks_that_it_reads_only(make_policy, top_k):
-    """With top-k no V is read, so the value trunk is left out and the target trunk stays; cached decoding is uncached either way."""
+    """With top-k no V is read, so the value trunk is left out and the target trunk stays; cached decoding is
+    uncached either way."""
     policy = make_policy(ILQL(beta=2.0, top_k=top_k), trunk="separate", target="separate")
     with torch.no_grad():
         cache = policy(PROMPT, use_cache=True).past_key_values
@@ -568,7 +742,10 @@ def test_decoding_runs_the_trunks_that_it_reads_only(make_policy, top_k):
 
 
 def test_a_target_trunk_cannot_follow_adapters(make_policy):
-    with pytest.raises(UserError, match="expected a target trunk to copy that LoRA does not change: set value_trunk separate, or"):
+    with pytest.raises(
+        UserError,
+        match="expected a target trunk to copy that LoRA does not change: set value_trunk separate, or",
+    ):
         make_policy(ILQL(), target="separate", peft=True)
     assert make_policy(ILQL(), trunk="separate", target="separate", peft=True).target_trunk is not None
 
@@ -576,7 +753,10 @@ def test_a_target_trunk_cannot_follow_adapters(make_policy):
 def test_a_hard_update_copies(make_policy):
     policy = make_policy(ILQL())
     policy.update_targets(1.0)
-    assert all(torch.allclose(t, o) for t, o in zip(policy.heads.q_target.parameters(), policy.heads.q.parameters(), strict=True))
+    assert all(
+        torch.allclose(t, o)
+        for t, o in zip(policy.heads.q_target.parameters(), policy.heads.q.parameters(), strict=True)
+    )
 
 
 def test_without_targets_an_update_does_nothing(make_policy):
@@ -592,10 +772,13 @@ def test_start_training_copies_once(make_policy):
     assert policy.start_training().lm_target is copied
     assert not any(p.requires_grad for p in copied.parameters())
     assert torch.equal(copied(PROMPT).logits, policy.lm(PROMPT).logits)
-    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(copied.parameters(), policy.lm.parameters(), strict=True))
+    assert all(
+        a.data_ptr() != b.data_ptr() for a, b in zip(copied.parameters(), policy.lm.parameters(), strict=True)
+    )
 
 
-# --- the frozen prior and LoRA -------------------------------------------------------------------------------------------------------------------
+# --- the frozen prior and LoRA
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def checksum(parameters):
@@ -625,7 +808,8 @@ def train(policy, rows, steps=3):
 
 
 def test_training_leaves_the_frozen_prior_alone(make_policy, rows, tokenizer, tmp_path):
-    """A copy made before training is bit for bit the same after it, and in no optimizer; what was written is the same model."""
+    """A copy made before training is bit for bit the same after it, and in no optimizer; what was written is
+    the same model."""
     policy = make_policy(WayOffPolicy(), "llama")
     prior = freeze_prior(policy, tmp_path / "prior", tokenizer)
     before, at_first = checksum(prior.parameters()), prior.members[0](PROMPT).logits
@@ -639,10 +823,12 @@ def test_training_leaves_the_frozen_prior_alone(make_policy, rows, tokenizer, tm
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "heads", "trunk"), [("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "ilql", "lowrank", "separate")]
+    ("family", "method", "heads", "trunk"),
+    [("gpt2", "way_off_policy", "mlp", "shared"), ("llama", "ilql", "lowrank", "separate")],
 )
 def test_lora_trains_adapters_only(make_policy, rows, tmp_path, family, method, heads, trunk):
-    """The LM under the adapters is the prior: unchanged by training, by target updates and by writing a checkpoint."""
+    """The LM under the adapters is the prior: unchanged by training, by target updates and by writing a
+    checkpoint."""
     policy = make_policy(METHODS[method], family, heads=heads, trunk=trunk, peft=True)
     before = checksum(frozen_parts(policy))
     trained = {name for name, p in policy.lm.named_parameters() if p.requires_grad}
@@ -687,19 +873,29 @@ def test_training_lowers_the_loss(policy, rows):
     assert losses[-1] < 0.7 * losses[0]
 
 
-# --- loading -------------------------------------------------------------------------------------------------------------------------------------
+# --- loading
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_soft_capped_model_is_refused():
     """Gemma 2 squashes its logits; every loss and every decoding here would silently leave that out."""
-    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     torch.manual_seed(0)
     capped = AutoModelForCausalLM.from_config(Gemma2Config(**sizes, head_dim=8, final_logit_softcapping=0.1))
     with torch.no_grad():
         capped.lm_head.weight.mul_(20)
     with pytest.raises(UserError) as error:
         Policy(capped, BC())
-    assert "Gemma2ForCausalLM: expected logits = output embedding x last hidden state" in str(error.value) and "soft cap" in str(error.value)
+    assert "Gemma2ForCausalLM: expected logits = output embedding x last hidden state" in str(
+        error.value
+    ) and "soft cap" in str(error.value)
 
 
 def test_the_check_for_a_plain_head_leaves_the_mode_alone(make_policy):
@@ -712,7 +908,10 @@ def test_the_check_for_a_plain_head_leaves_the_mode_alone(make_policy):
 def test_a_missing_model_is_one_paragraph(tokenizer):
     with pytest.raises(UserError, match="/no/such/model: expected a directory with a model"):
         load_lm(ModelConfig(model_name_or_path="/no/such/model"), tokenizer)
-    with pytest.raises(UserError, match="cannot load a causal LM from 'nobody/nothing': expected a hub name, or a directory with config.json"):
+    with pytest.raises(
+        UserError,
+        match="cannot load a causal LM from 'nobody/nothing': expected a hub name, or a directory with config.json",
+    ):
         load_lm(ModelConfig(model_name_or_path="nobody/nothing"), tokenizer)
 
 
@@ -725,7 +924,9 @@ def test_a_small_vocabulary_grows_to_the_tokenizer_s(tokenizer, make_policy, tmp
     grown = load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer)
     assert grown.get_input_embeddings().num_embeddings == len(tokenizer) == grown.config.vocab_size
     assert grown.get_output_embeddings().weight.shape[0] == len(tokenizer)
-    assert torch.equal(grown.get_input_embeddings().weight[: len(tokenizer) - 6], lm.get_input_embeddings().weight)
+    assert torch.equal(
+        grown.get_input_embeddings().weight[: len(tokenizer) - 6], lm.get_input_embeddings().weight
+    )
     assert Policy(grown, BC())(torch.tensor([[len(tokenizer) - 1]])).logits.shape[-1] == len(tokenizer)
 
 
@@ -733,23 +934,44 @@ def test_a_small_vocabulary_grows_to_the_tokenizer_s(tokenizer, make_policy, tmp
 def test_a_new_model_has_the_shape_of_its_config(tokenizer, family):
     config = ModelConfig(family=family, layers=3, attention_heads=2, width=24, context=40)
     lm = load_lm(config, tokenizer)
-    sizes = lm.config.num_hidden_layers, lm.config.num_attention_heads, lm.config.hidden_size, lm.config.max_position_embeddings, lm.config.vocab_size
+    sizes = (
+        lm.config.num_hidden_layers,
+        lm.config.num_attention_heads,
+        lm.config.hidden_size,
+        lm.config.max_position_embeddings,
+        lm.config.vocab_size,
+    )
     assert sizes == (3, 2, 24, 40, len(tokenizer))
     assert lm.config.model_type == family and lm.dtype == torch.float32
     assert lm.get_input_embeddings().weight.data_ptr() == lm.get_output_embeddings().weight.data_ptr()
 
 
 def test_named_lora_modules(tokenizer):
-    config = ModelConfig(family="gpt2", layers=1, attention_heads=2, width=16, use_peft=True, lora_target_modules="c_attn, c_fc")
+    config = ModelConfig(
+        family="gpt2",
+        layers=1,
+        attention_heads=2,
+        width=16,
+        use_peft=True,
+        lora_target_modules="c_attn, c_fc",
+    )
     policy = Policy(load_lm(config, tokenizer), BC(), config)
-    adapted = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name, _ in policy.lm.named_parameters() if "lora_" in name}
+    adapted = {
+        name.split(".lora_")[0].rsplit(".", 1)[-1]
+        for name, _ in policy.lm.named_parameters()
+        if "lora_" in name
+    }
     assert adapted == {"c_attn", "c_fc"}
 
 
 def test_every_combination_is_another_policy(make_policy):
     """The fixtures do not test one thing six times: no two of them decode alike."""
     with torch.no_grad():
-        found = [built(make_policy, *each)(PROMPT).logits.softmax(-1) for each in COMBINATIONS if each[1] != "way_off_policy"]
+        found = [
+            built(make_policy, *each)(PROMPT).logits.softmax(-1)
+            for each in COMBINATIONS
+            if each[1] != "way_off_policy"
+        ]
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(found, 2))
 
 
@@ -761,6 +983,11 @@ def test_target_passes_differ_by_dropout_and_are_refused_without(make_policy, ma
     first, second, third = (target.dense() for target in policy.outputs(batch).lm_target)
     assert (first - second).abs().max() > 1e-3 and (second - third).abs().max() > 1e-3
     one = make_policy(WayOffPolicy(), dropout=0.2).start_training().train()
-    assert torch.equal(one.outputs(batch).lm_target[0].dense(), one.outputs(batch).lm_target[0].dense())  # a single pass has no dropout
-    with pytest.raises(UserError, match="target_passes 3: expected a language model with dropout, found none.*--model.dropout 0.1"):
+    assert torch.equal(
+        one.outputs(batch).lm_target[0].dense(), one.outputs(batch).lm_target[0].dense()
+    )  # a single pass has no dropout
+    with pytest.raises(
+        UserError,
+        match="target_passes 3: expected a language model with dropout, found none.*--model.dropout 0.1",
+    ):
         make_policy(WayOffPolicy(target_passes=3)).start_training()

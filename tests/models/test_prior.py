@@ -21,7 +21,12 @@ def lms(make_policy):
 @pytest.fixture
 def batch(make_row):
     """A finished row of four decisions and a truncated one of two."""
-    return collate([make_row([3, 70, 4, 71, 72, 73, 1], [(3, 6, 1.0)]), make_row([3, 4, 80, 81, 3], [(2, 3, 0.0)], truncated=True)])
+    return collate(
+        [
+            make_row([3, 70, 4, 71, 72, 73, 1], [(3, 6, 1.0)]),
+            make_row([3, 4, 80, 81, 3], [(2, 3, 0.0)], truncated=True),
+        ]
+    )
 
 
 @torch.no_grad()
@@ -33,19 +38,28 @@ def probabilities(lm, batch):
 def test_a_single_model_is_its_own_average(lms, batch):
     prior = Prior(lms[:1])
     assert prior.weights == (1.0,) and prior.vocabulary == lms[0].config.vocab_size
-    torch.testing.assert_close(prior.prior_scores(batch).dense().softmax(1), probabilities(lms[0], batch), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        prior.prior_scores(batch).dense().softmax(1), probabilities(lms[0], batch), rtol=1e-4, atol=1e-6
+    )
     expected = probabilities(lms[0], batch)[torch.arange(6), batch.actions].log()
     torch.testing.assert_close(prior.prior_logp(batch), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("weights", "shares"), [((), (1 / 3, 1 / 3, 1 / 3)), ((1.0, 2.0, 5.0), (0.125, 0.25, 0.625)), ((1e-6, 1e-6, 1.0), (0.0, 0.0, 1.0))]
+    ("weights", "shares"),
+    [
+        ((), (1 / 3, 1 / 3, 1 / 3)),
+        ((1.0, 2.0, 5.0), (0.125, 0.25, 0.625)),
+        ((1e-6, 1e-6, 1.0), (0.0, 0.0, 1.0)),
+    ],
 )
 def test_probabilities_are_averaged_and_not_logits(lms, batch, weights, shares):
     prior = Prior(lms, weights)
     expected = sum(share * probabilities(lm, batch) for share, lm in zip(shares, lms, strict=True))
     torch.testing.assert_close(prior.prior_scores(batch).dense().softmax(1), expected, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(prior.prior_logp(batch), expected[torch.arange(6), batch.actions].log(), rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(
+        prior.prior_logp(batch), expected[torch.arange(6), batch.actions].log(), rtol=1e-3, atol=1e-2
+    )
 
 
 def test_a_model_averaged_with_itself_is_that_model(lms, batch):
@@ -68,7 +82,9 @@ def test_weights_are_normalised_as_published(make_policy):
     assert sum(prior.weights) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, -1.0), (1.0, math.nan, 1.0), (1.0, math.inf, 1.0)])
+@pytest.mark.parametrize(
+    "weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, -1.0), (1.0, math.nan, 1.0), (1.0, math.inf, 1.0)]
+)
 def test_weights_that_make_no_sense(lms, weights):
     with pytest.raises(UserError, match="expected a positive weight for each of the prior's 3 models, got"):
         Prior(lms, weights)
@@ -77,14 +93,18 @@ def test_weights_that_make_no_sense(lms, weights):
 def test_models_of_another_vocabulary_are_refused(lms):
     size = lms[1].config.vocab_size
     lms[1].resize_token_embeddings(size - 3)
-    with pytest.raises(UserError, match=rf"expected models of one vocabulary to average, got \[{size - 3}, {size}\] tokens"):
+    with pytest.raises(
+        UserError, match=rf"expected models of one vocabulary to average, got \[{size - 3}, {size}\] tokens"
+    ):
         Prior(lms)
 
 
 def test_it_is_frozen_and_has_no_dropout(make_policy, batch):
     lm = make_policy(BC(), dropout=0.5).lm.train()
     prior = Prior([lm])
-    assert not any(p.requires_grad for p in prior.parameters()) and not any(module.training for module in prior.modules())
+    assert not any(p.requires_grad for p in prior.parameters()) and not any(
+        module.training for module in prior.modules()
+    )
     assert torch.equal(prior.prior_logp(batch), prior.prior_logp(batch))
     assert not prior.prior_scores(batch).dense().requires_grad
 
@@ -95,7 +115,9 @@ def test_a_policy_with_adapters_is_its_own_prior(make_policy, batch):
     policy.train()
     prior = Prior([plain.lm])
     torch.testing.assert_close(policy.prior_logp(batch), prior.prior_logp(batch), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(policy.prior_scores(batch).dense(), prior.prior_scores(batch).dense(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        policy.prior_scores(batch).dense(), prior.prior_scores(batch).dense(), rtol=1e-4, atol=1e-4
+    )
     assert policy.lm.training
 
 

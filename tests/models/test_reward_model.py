@@ -1,4 +1,5 @@
-"""The reward model: sizes as published, Bradley-Terry by hand, members that do not know of each other, the normaliser."""
+"""The reward model: sizes as published, Bradley-Terry by hand, members that do not know of each other, the
+normaliser."""
 
 import math
 
@@ -36,7 +37,11 @@ def test_sizes_of_the_original_networks(config, parameters):
 
 @pytest.mark.parametrize(
     ("difference", "loss", "noisy", "slope", "noisy_slope"),
-    [(0, 0.693147, 0.693147, -0.5, -0.45), (2, 0.126928, 0.171124, -0.119203, -0.112130), (-5, 5.006715, 2.881983, -0.993307, -0.106799)]
+    [
+        (0, 0.693147, 0.693147, -0.5, -0.45),
+        (2, 0.126928, 0.171124, -0.119203, -0.112130),
+        (-5, 5.006715, 2.881983, -0.993307, -0.106799),
+    ]
     + [(-10, 10.000045, 2.994915, -0.999955, -0.000816)],
 )
 def test_the_loss_of_a_label_and_its_slope(difference, loss, noisy, slope, noisy_slope):
@@ -53,13 +58,26 @@ def test_the_loss_stays_finite_and_is_symmetric():
     for noise in (0.0, 0.1):
         assert preference_loss(far, torch.zeros(2), torch.tensor([0.0, 1.0]), noise=noise).isfinite().all()
         mirrored = preference_loss(torch.tensor([1.3]), torch.zeros(1), torch.tensor([0.25]), noise=noise)
-        assert mirrored.item() == pytest.approx(preference_loss(torch.zeros(1), torch.tensor([1.3]), torch.tensor([0.75]), noise=noise).item())
-    assert preference_loss(torch.tensor([-500.0]), torch.zeros(1), torch.ones(1)).item() == pytest.approx(-math.log(0.05), abs=1e-5)
+        assert mirrored.item() == pytest.approx(
+            preference_loss(torch.zeros(1), torch.tensor([1.3]), torch.tensor([0.75]), noise=noise).item()
+        )
+    assert preference_loss(torch.tensor([-500.0]), torch.zeros(1), torch.ones(1)).item() == pytest.approx(
+        -math.log(0.05), abs=1e-5
+    )
     tie = preference_loss(torch.zeros(1), torch.zeros(1), torch.tensor([0.5]))
     assert tie.item() == pytest.approx(math.log(2))
 
 
-@pytest.mark.parametrize("config", [ATARI, DOT, VECTOR, RewardModelConfig((2,), 2, discrete=False), RewardModelConfig((48, 43, 2), 3, hidden=(64,))])
+@pytest.mark.parametrize(
+    "config",
+    [
+        ATARI,
+        DOT,
+        VECTOR,
+        RewardModelConfig((2,), 2, discrete=False),
+        RewardModelConfig((48, 43, 2), 3, hidden=(64,)),
+    ],
+)
 def test_a_batch_is_its_steps_one_by_one(config):
     model, (observations, actions) = made(config), steps(config, 6)
     together = model(observations, actions)
@@ -70,7 +88,8 @@ def test_a_batch_is_its_steps_one_by_one(config):
 
 @pytest.mark.parametrize("config", [VECTOR, RewardModelConfig((48, 43, 2), 3, hidden=(64,), batchnorm=True)])
 def test_members_do_not_know_of_each_other(config):
-    """The gradient of one member's reward is zero at every other member's weights, and they begin differently."""
+    """The gradient of one member's reward is zero at every other member's weights, and they begin
+    differently."""
     model, (observations, actions) = made(config).train(), steps(config, 5)
     raw = model(observations, actions)
     assert (raw[0] - raw[1]).abs().min() > 0
@@ -97,7 +116,9 @@ def test_dropout_masks_are_the_steps_own_and_off_in_eval_mode():
     assert not torch.equal(training[:, 0], training[:, 1])
     model.eval()
     one, other = model(observations, actions).unbind(1)[:2]
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # a kernel may add up the rows of a batch in different orders
+    torch.testing.assert_close(
+        one, other, rtol=1e-5, atol=1e-6
+    )  # a kernel may add up the rows of a batch in different orders
 
 
 def test_returns_leave_padding_out():
@@ -124,8 +145,12 @@ def test_the_normaliser_by_hand():
     """(1, 2, 3, 4): mean 2.5, unbiased deviation 1.2909944; .05 (1 - 2.5) / 1.2909944 = -.0580948."""
     expected = torch.tensor([-0.0580948, -0.0193649, 0.0193649, 0.0580948])
     torch.testing.assert_close(normal(with_rewards([[1.0, 2.0, 3.0, 4.0]]), 4), expected)
-    torch.testing.assert_close(normal(with_rewards([[7.0 + 3 * x for x in (1, 2, 3, 4)]]), 4), expected)  # no shift, no scale
-    torch.testing.assert_close(normal(with_rewards([[1.0, 2, 3, 4], [103.0, 203, 303, 403]]), 4), expected)  # each member's, then the mean
+    torch.testing.assert_close(
+        normal(with_rewards([[7.0 + 3 * x for x in (1, 2, 3, 4)]]), 4), expected
+    )  # no shift, no scale
+    torch.testing.assert_close(
+        normal(with_rewards([[1.0, 2, 3, 4], [103.0, 203, 303, 403]]), 4), expected
+    )  # each member's, then the mean
     assert normal(with_rewards([[2.0, 2.0]]), 2).abs().max() == 0  # constant rewards
     assert normal(with_rewards([[3.0]]), 1).item() == 0
 
@@ -136,7 +161,9 @@ def test_weights_and_normaliser_are_saved_as_one(tmp_path):
     model.save_pretrained(tmp_path, version=3)
     found = RewardModel.from_pretrained(tmp_path)
     given = found.predict(observations.numpy(), actions.numpy())
-    assert given.dtype == np.float32 and np.array_equal(given, model.predict(observations.numpy(), actions.numpy()))
+    assert given.dtype == np.float32 and np.array_equal(
+        given, model.predict(observations.numpy(), actions.numpy())
+    )
     assert abs(given.mean()) < 1e-6
     with pytest.raises(UserError, match="expected the description of a reward model"):
         RewardModel.from_pretrained(tmp_path / "no")
@@ -150,7 +177,15 @@ def test_weights_and_normaliser_are_saved_as_one(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"observation": (3, 3)}, {"members": 0}, {"actions": 0}, {"dropout": 1.0}, {"scale": 0.0}, {"batchnorm": True}, {"hidden": ()}],
+    [
+        {"observation": (3, 3)},
+        {"members": 0},
+        {"actions": 0},
+        {"dropout": 1.0},
+        {"scale": 0.0},
+        {"batchnorm": True},
+        {"hidden": ()},
+    ],
 )
 def test_shapes_that_cannot_be(wrong):
     with pytest.raises(UserError, match="expected"):

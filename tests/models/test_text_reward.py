@@ -6,7 +6,12 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
@@ -21,15 +26,25 @@ TALKS = [
 
 def new(**settings):
     torch.manual_seed(0)
-    return TextReward.new(["hello there, how are you today?", "that is all"] * 5, hidden_size=32, vocab_size=300, **settings)
+    return TextReward.new(
+        ["hello there, how are you today?", "that is all"] * 5, hidden_size=32, vocab_size=300, **settings
+    )
 
 
 @pytest.fixture
 def like_trl(tokenizer, tmp_path):
     """A causal LM with a scalar head whose padding is its end of sequence, as TRL's reward trainer saves it."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 128}
-    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.eos_token_id, **shape)
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.eos_token_id, **shape
+    )
     LlamaForSequenceClassification(config).save_pretrained(tmp_path / "trl")
     tokenizer.save_pretrained(tmp_path / "trl")
     return tmp_path / "trl"
@@ -44,7 +59,10 @@ def test_a_batch_scores_as_each_alone():
 
 def test_the_reply_and_its_context_both_count():
     reward = new().eval()
-    other_reply, other_context = [TALK[0], {"role": "assistant", "content": "no"}], [{"role": "user", "content": "bye"}, TALK[1]]
+    other_reply, other_context = (
+        [TALK[0], {"role": "assistant", "content": "no"}],
+        [{"role": "user", "content": "bye"}, TALK[1]],
+    )
     assert len({round(value, 4) for value in reward.score([TALK, other_reply, other_context])}) == 3
 
 
@@ -53,15 +71,26 @@ def test_what_is_saved_is_a_from_pretrained_directory(tmp_path):
     reward.save_pretrained(tmp_path)
     again = TextReward.from_pretrained(tmp_path)
     assert again.score(TALKS) == pytest.approx(reward.score(TALKS), abs=1e-5) and again.max_length == 40
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(tmp_path),
+        AutoModelForSequenceClassification.from_pretrained(tmp_path).eval(),
+    )
     ids = tokenizer.apply_chat_template(TALK, return_dict=True, return_tensors="pt")
-    assert model.config.num_labels == 1 and model(**ids).logits.item() == pytest.approx(reward.score([TALK])[0], abs=1e-5)
+    assert model.config.num_labels == 1 and model(**ids).logits.item() == pytest.approx(
+        reward.score([TALK])[0], abs=1e-5
+    )
 
 
 def test_models_of_trl_load(like_trl):
     reward = TextReward.from_pretrained(like_trl)
-    tokenizer, model = AutoTokenizer.from_pretrained(like_trl), AutoModelForSequenceClassification.from_pretrained(like_trl).eval()
-    alone = [model(**tokenizer.apply_chat_template(talk, return_dict=True, return_tensors="pt")).logits.item() for talk in TALKS]
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(like_trl),
+        AutoModelForSequenceClassification.from_pretrained(like_trl).eval(),
+    )
+    alone = [
+        model(**tokenizer.apply_chat_template(talk, return_dict=True, return_tensors="pt")).logits.item()
+        for talk in TALKS
+    ]
     assert reward.score(TALKS) == pytest.approx(alone, abs=1e-5)
 
 
@@ -69,28 +98,41 @@ def test_a_policy_becomes_a_reward_model(checkpoints, tmp_path):
     reward = TextReward.from_base(checkpoints["bc"], max_length=64)
     assert reward.model.config.num_labels == 1
     trunk = TextReward.from_base(checkpoints["bc"], max_length=64).model.base_model.state_dict()
-    assert all(torch.equal(value, trunk[name]) for name, value in reward.model.base_model.state_dict().items())  # of the policy, not new
+    assert all(
+        torch.equal(value, trunk[name]) for name, value in reward.model.base_model.state_dict().items()
+    )  # of the policy, not new
     reward.eval().save_pretrained(tmp_path)
     assert TextReward.from_pretrained(tmp_path).score(TALKS) == pytest.approx(reward.score(TALKS), abs=1e-5)
 
 
 def test_of_long_conversations_the_system_prompt_and_the_end_are_read():
     reward = new(max_length=40)
-    system, old = {"role": "system", "content": "be brief"}, {"role": "user", "content": "something long ago " * 20}
+    system, old = (
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "something long ago " * 20},
+    )
     cut = reward.encode([system, old, *TALK])
     assert len(cut) <= 40 and cut == reward.encode([system, *TALK])
-    assert reward.encode([{"role": "user", "content": "y"}, {"role": "assistant", "content": "z" * 200}])[-1] == reward.tokenizer.eos_token_id
+    assert (
+        reward.encode([{"role": "user", "content": "y"}, {"role": "assistant", "content": "z" * 200}])[-1]
+        == reward.tokenizer.eos_token_id
+    )
 
 
 def test_a_tool_call_is_read_as_its_json():
     reward = new()
     call = [{"function": {"name": "menu", "arguments": "{}"}}]
     written = {"role": "assistant", "content": json.dumps(call)}
-    assert reward.encode([TALK[0], {"role": "assistant", "content": None, "tool_calls": call}]) == reward.encode([TALK[0], written])
+    assert reward.encode(
+        [TALK[0], {"role": "assistant", "content": None, "tool_calls": call}]
+    ) == reward.encode([TALK[0], written])
 
 
 def test_what_is_no_reward_model_is_refused(checkpoints, like_trl, tmp_path):
-    with pytest.raises(UserError, match="expected a trained reward model with one output, got a model of which its files lack"):
+    with pytest.raises(
+        UserError,
+        match="expected a trained reward model with one output, got a model of which its files lack",
+    ):
         TextReward.from_pretrained(checkpoints["bc"])
     with pytest.raises(UserError, match="found nothing there"):
         TextReward.from_pretrained(tmp_path / "nowhere")
@@ -98,7 +140,9 @@ def test_what_is_no_reward_model_is_refused(checkpoints, like_trl, tmp_path):
     with pytest.raises(UserError, match="expected a reward model"):
         TextReward.from_pretrained(tmp_path / "empty")
     config = json.loads((like_trl / "config.json").read_text())
-    (like_trl / "config.json").write_text(json.dumps(config | {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}}))
+    (like_trl / "config.json").write_text(
+        json.dumps(config | {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}})
+    )
     with pytest.raises(UserError, match="expected"):
         TextReward.from_pretrained(like_trl)
 

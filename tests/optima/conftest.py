@@ -10,18 +10,28 @@ import pytest
 
 @pytest.fixture
 def train(tokenizer, tmp_path: Path):
-    """train(policy, rows, steps, rate, prior=..., ...): the trainer's last metrics after `steps` updates on all rows at once.
+    """train(policy, rows, steps, rate, prior=..., ...): the trainer's last metrics after `steps` updates on
+    all rows at once.
 
-    Plain gradient descent stands in for Adam: on a table its error shrinks by a constant factor with every update, so that eighty reach the fixed
-    point to five digits, while Adam's steps, which do not shrink with the gradient, go on circling it. Gradients are not clipped.
+    Plain gradient descent stands in for Adam: on a table its error shrinks by a constant factor with every
+    update, so that eighty reach the fixed point to five digits, while Adam's steps, which do not shrink with
+    the gradient, go on circling it. Gradients are not clipped.
     """
     import torch
 
     from rl_dialog.training.loop import Trainer, TrainerConfig
 
     def run(policy, rows, steps, rate, *, prior=None, **options):
-        settings = {"lr_scheduler_type": "constant", "max_grad_norm": 0, "report_to": "none", "logging_steps": steps, "value_unit": 1.0} | options
-        config = TrainerConfig(per_device_train_batch_size=len(rows), max_steps=steps, learning_rate=rate, **settings)
+        settings = {
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0,
+            "report_to": "none",
+            "logging_steps": steps,
+            "value_unit": 1.0,
+        } | options
+        config = TrainerConfig(
+            per_device_train_batch_size=len(rows), max_steps=steps, learning_rate=rate, **settings
+        )
         trainer = Trainer(policy, tokenizer, rows, [], config, tempfile.mkdtemp(dir=tmp_path), prior=prior)
         trainer.optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=rate)
         return trainer.train()
@@ -31,7 +41,8 @@ def train(tokenizer, tmp_path: Path):
 
 @pytest.fixture
 def learn(train):
-    """learn(method, rows, vocabulary, key=..., prior=[log p, ...], steps=..., rate=...): a `Learned`. `prior` holds in every state."""
+    """learn(method, rows, vocabulary, key=..., prior=[log p, ...], steps=..., rate=...): a `Learned`. `prior`
+    holds in every state."""
     import torch
 
     from rl_dialog.models.prior import Prior

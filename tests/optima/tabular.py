@@ -1,8 +1,10 @@
-"""A language model that is a table, so that the real trainer meets decision processes whose answers are known.
+"""A language model that is a table, so that the real trainer meets decision processes whose answers are
+known.
 
-A state is a row: each token leads from state to state, the last hidden state is the one-hot vector of the state reached, and the logits are that
-state's column of the output embedding. With inner layers that pass the one-hot vector on, the published MLP heads are tables too. Nothing else is
-special: `Policy`, `Trainer`, checkpoints and `generate` see an ordinary `PreTrainedModel`.
+A state is a row: each token leads from state to state, the last hidden state is the one-hot vector of the
+state reached, and the logits are that state's column of the output embedding. With inner layers that pass the
+one-hot vector on, the published MLP heads are tables too. Nothing else is special: `Policy`, `Trainer`,
+checkpoints and `generate` see an ordinary `PreTrainedModel`.
 """
 
 from __future__ import annotations
@@ -11,32 +13,51 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods import Method
 from rl_dialog.models.policy import ModelConfig, Policy
 
-PUBLISHED = {"backup": "token", "discount": "token", "warmup": 0.0}  # values travel token by token, as in the papers
+PUBLISHED = {
+    "backup": "token",
+    "discount": "token",
+    "warmup": 0.0,
+}  # values travel token by token, as in the papers
 
 Key = Callable[[tuple[int, ...]], Hashable]  # what of the tokens so far makes a state
 
 
 class TabularConfig(PretrainedConfig):
-    """V tokens, S states. State 0 is the empty context, the last one stands for every context that no row contains."""
+    """V tokens, S states. State 0 is the empty context, the last one stands for every context that no row
+    contains."""
 
     model_type = "tabular"
 
-    def __init__(self, vocab_size: int = 2, states: int = 2, max_position_embeddings: int = 1024, **options: object) -> None:
+    def __init__(
+        self, vocab_size: int = 2, states: int = 2, max_position_embeddings: int = 1024, **options: object
+    ) -> None:
         super().__init__(**options)
-        self.vocab_size, self.states, self.hidden_size, self.max_position_embeddings = vocab_size, states, states, max_position_embeddings
+        self.vocab_size, self.states, self.hidden_size, self.max_position_embeddings = (
+            vocab_size,
+            states,
+            states,
+            max_position_embeddings,
+        )
         self.use_cache = self.tie_word_embeddings = False
 
 
 class Walk(nn.Module):
-    """Tokens (B, T) to the one-hot vectors (B, T, S) of the states they lead to. A token's embedding, which never trains, lists where it leads from
-    each state.
+    """Tokens (B, T) to the one-hot vectors (B, T, S) of the states they lead to. A token's embedding, which
+    never trains, lists where it leads from each state.
     """
 
     def __init__(self, config: TabularConfig) -> None:
@@ -50,7 +71,9 @@ class Walk(nn.Module):
         for t in range(input_ids.shape[1]):
             state = steps[:, t].gather(1, state)
             visited.append(state)
-        return BaseModelOutputWithPast(nn.functional.one_hot(torch.cat(visited, 1), steps.shape[2]).to(self.tokens.weight.dtype))
+        return BaseModelOutputWithPast(
+            nn.functional.one_hot(torch.cat(visited, 1), steps.shape[2]).to(self.tokens.weight.dtype)
+        )
 
 
 class TabularLM(PreTrainedModel, GenerationMixin):
@@ -96,7 +119,9 @@ def tabular_lm(rows: Sequence[Row], vocabulary: int, *, key: Key = tuple) -> Tab
         for t, token in enumerate(ids):
             here, there = (states.setdefault(key(ids[:n]), len(states)) for n in (t, t + 1))
             if steps.setdefault((here, token), there) != there:
-                raise ValueError(f"expected one successor of a state and a token, got two for token {token} after {ids[:t]}: `key` forgets too much")
+                raise ValueError(
+                    f"expected one successor of a state and a token, got two for token {token} after {ids[:t]}: `key` forgets too much"
+                )
     lm = TabularLM(TabularConfig(vocab_size=vocabulary, states=len(states) + 1))
     with torch.no_grad():
         lm.walk.tokens.weight.fill_(len(states))
@@ -107,9 +132,14 @@ def tabular_lm(rows: Sequence[Row], vocabulary: int, *, key: Key = tuple) -> Tab
 
 
 def tabular_policy(lm: TabularLM, method: Method) -> Policy:
-    """A policy whose Q and V heads are tables as well: their inner layers are the identity and stay so, and nothing is shared between states."""
+    """A policy whose Q and V heads are tables as well: their inner layers are the identity and stay so, and
+    nothing is shared between states."""
     policy = Policy(lm, method, ModelConfig(heads="mlp", value_trunk="shared"))
-    for head in [] if policy.heads is None else [module for module in policy.heads.modules() if hasattr(module, "inner")]:
+    for head in (
+        []
+        if policy.heads is None
+        else [module for module in policy.heads.modules() if hasattr(module, "inner")]
+    ):
         with torch.no_grad():
             head.inner.weight.copy_(torch.eye(*head.inner.weight.shape))
             head.inner.bias.zero_()

@@ -1,11 +1,14 @@
-"""The real trainer with a real (tiny) transformer reaches known answers, as the tables of the other files here do.
+"""The real trainer with a real (tiny) transformer reaches known answers, as the tables of the other files
+here do.
 
-Four tokens; every one of them is tried in both states, equally often (a value that no data speaks about is whatever the network makes of it):
+Four tokens; every one of them is tried in both states, equally often (a value that no data speaks about is
+whatever the network makes of it):
 
     go      0: 1, the end    2: 0, the end    3: -1, the end    1: then
     then    0: -2            1: 4             2: 0              3: 1            and the end
 
-Cloning is uniform. On average `then` is worth 0.75 < 1, so an average prefers 0 at first; the best conversation is 1, 1.
+Cloning is uniform. On average `then` is worth 0.75 < 1, so an average prefers 0 at first; the best
+conversation is 1, 1.
 """
 
 from __future__ import annotations
@@ -32,8 +35,16 @@ GO, THEN = [0], [0, 1, 0]  # the user's tokens are 0 in both turns
 
 
 def new_lm() -> LlamaForCausalLM:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=4, max_position_embeddings=8, initializer_range=0.2, **sizes))
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=4, max_position_embeddings=8, initializer_range=0.2, **sizes)
+    )
 
 
 CLONE: list[Policy] = []  # made by the first test that starts from it; always the same, because seeds are
@@ -50,9 +61,24 @@ def train(make_row, tokenizer, tmp_path: Path):
         lm, prior = new_lm(), new_lm().eval().requires_grad_(False)
         for model in (lm, prior) if start else ():
             model.load_state_dict(start.lm.state_dict())
-        config = TrainerConfig(per_device_train_batch_size=16, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none", value_unit=1.0)
+        config = TrainerConfig(
+            per_device_train_batch_size=16,
+            max_steps=600,
+            learning_rate=5e-3,
+            warmup_steps=10,
+            report_to="none",
+            value_unit=1.0,
+        )
         policy = Policy(lm, method)
-        Trainer(policy, tokenizer, rows, [], config, tempfile.mkdtemp(dir=tmp_path), prior=Prior([prior]) if method.uses_prior else None).train()
+        Trainer(
+            policy,
+            tokenizer,
+            rows,
+            [],
+            config,
+            tempfile.mkdtemp(dir=tmp_path),
+            prior=Prior([prior]) if method.uses_prior else None,
+        ).train()
         return policy.eval()
 
     return run
@@ -77,9 +103,12 @@ def test_cloning_copies_the_shares(train) -> None:
 
 
 @pytest.mark.parametrize("c", [1.0, 4.0])
-@pytest.mark.parametrize("method", [partial(Psi, cql_weight=0.0), partial(WayOffPolicy, backup="psi")], ids=["heads", "published"])
+@pytest.mark.parametrize(
+    "method", [partial(Psi, cql_weight=0.0), partial(WayOffPolicy, backup="psi")], ids=["heads", "published"]
+)
 def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, method, c: float) -> None:  # noqa: ANN001
-    """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z, with values in heads and with the logits as values."""
+    """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z, with values in heads and
+    with the logits as values."""
     policy = train(method(c=c, gamma=1.0, alpha=0.1), clone(train))
     later = [math.exp(reward / c) for _, reward in sorted(SECOND.items())]
     first = [math.exp(FIRST[a] / c) if a in FIRST else sum(later) / 4 for a in range(4)]
@@ -100,9 +129,11 @@ def test_ilql_looks_through_the_second_choice_and_an_average_does_not(train, tau
 
 
 def test_on_text_only_the_support_keeps_q_learning_from_words_that_nobody_said(tmp_path: Path) -> None:
-    """Every reply costs, so states from which nobody went on with some word look better than they are: plain double Q-learning chooses wrong.
+    """Every reply costs, so states from which nobody went on with some word look better than they are: plain
+    double Q-learning chooses wrong.
 
-    The assistant says A and pays 4, or B and then C (2) or D (6); B then C is best, five of six chose D. BCQ keeps to what the logs make likely.
+    The assistant says A and pays 4, or B and then C (2) or D (6); B then C is best, five of six chose D. BCQ
+    keeps to what the logs make likely.
     """
     letters = train_tokenizer(["go then? A B C D"] * 3, vocab_size=270)
     go, then = {"role": "user", "content": "go"}, {"role": "user", "content": "then?"}
@@ -110,14 +141,31 @@ def test_on_text_only_the_support_keeps_q_learning_from_words_that_nobody_said(t
     def says(text: str, reward: float = 0.0) -> dict:
         return {"role": "assistant", "content": text, "reward": reward}
 
-    dialogs = [[go, says("A", -4.0)]] * 5 + [[go, says("B"), then, says("C", -2.0)]] + [[go, says("B"), then, says("D", -6.0)]] * 5
+    dialogs = (
+        [[go, says("A", -4.0)]] * 5
+        + [[go, says("B"), then, says("C", -2.0)]]
+        + [[go, says("B"), then, says("D", -6.0)]] * 5
+    )
     rows = [row for i, messages in enumerate(dialogs) for row in tokenize(Dialog(str(i), messages), letters)]
-    config = TrainerConfig(per_device_train_batch_size=11, max_steps=600, learning_rate=5e-3, warmup_steps=10, report_to="none", value_unit=1.0)
-    shape = ModelConfig(family="llama", layers=1, width=32, attention_heads=2, context=32, heads="mlp", value_trunk="shared")
+    config = TrainerConfig(
+        per_device_train_batch_size=11,
+        max_steps=600,
+        learning_rate=5e-3,
+        warmup_steps=10,
+        report_to="none",
+        value_unit=1.0,
+    )
+    shape = ModelConfig(
+        family="llama", layers=1, width=32, attention_heads=2, context=32, heads="mlp", value_trunk="shared"
+    )
     chosen = {}
     for threshold in (0.05, 0.0):
         torch.manual_seed(0)
-        policy = Policy(load_lm(shape, letters), BCQ(**PUBLISHED, threshold=threshold, beta=8.0, gamma=1.0, alpha=0.1, include_logits=False), shape)
+        policy = Policy(
+            load_lm(shape, letters),
+            BCQ(**PUBLISHED, threshold=threshold, beta=8.0, gamma=1.0, alpha=0.1, include_logits=False),
+            shape,
+        )
         Trainer(policy, letters, rows, [], config, tmp_path / str(threshold)).train()
         for name, messages in (("first", [go]), ("second", [go, says("B"), then])):
             p = chances(policy.eval(), encode_prompt(messages, letters, max_length=32))

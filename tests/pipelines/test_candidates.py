@@ -23,7 +23,14 @@ import torch
 from pipelines import candidates, prepare
 from pipelines.candidates import CandidatesConfig, main
 from rl_dialog.cluster import candidate_folder
-from rl_dialog.cluster.candidates import KEY, Generator, candidate_dialog, is_current, reward_of, write_contexts
+from rl_dialog.cluster.candidates import (
+    KEY,
+    Generator,
+    candidate_dialog,
+    is_current,
+    reward_of,
+    write_contexts,
+)
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
@@ -58,14 +65,20 @@ def save_policy(folder, tokenizer, seed=0):
 
 
 def talk(number):
-    """Four replies: the opening of a conversation, one never trained on, one of two lines, and the last behind a context too long for a row."""
+    """Four replies: the opening of a conversation, one never trained on, one of two lines, and the last
+    behind a context too long for a row."""
     return Dialog(
         id=f"d{number}",
         messages=[
             {"role": "assistant", "content": "hello there", "reward": 0.3},
             {"role": "user", "content": f"what about {number} ?"},
             {"role": "assistant", "content": "let me see", "weight": 0},
-            {"role": "assistant", "content": f"thank you,\nthat is {number}", "feedback": {"vote": 1}, "reward": 1.0},
+            {
+                "role": "assistant",
+                "content": f"thank you,\nthat is {number}",
+                "feedback": {"vote": 1},
+                "reward": 1.0,
+            },
             {"role": "user", "content": "how are you? " * 40},
             {"role": "assistant", "content": "thank you , that is all"},
         ],
@@ -80,7 +93,11 @@ def world(running, tokenizer, tmp_path_factory):
     """A policy and a data directory of 24 dialogs in three splits; one reply is a tool call."""
     folder = tmp_path_factory.mktemp("world")
     save_policy(folder / "policy", tokenizer)
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+    }
     tool = Dialog("tool", [{"role": "user", "content": "call it"}, call], split="train")
     dialogs = [talk(n) for n in range(24)]
     for n, dialog in enumerate(dialogs):
@@ -102,8 +119,21 @@ def world(running, tokenizer, tmp_path_factory):
 
 
 def config_of(world, out, **changes):
-    settings = {"max_new_tokens": 6, "num_candidates": 3, "shard_contexts": 10, "max_length": 96, "threshold": 0.6, "quiet": True, "batch_size": 16}
-    return CandidatesConfig(data=str(world / "data"), checkpoint=str(world / "policy"), output_dir=str(out), **{**settings, **changes})
+    settings = {
+        "max_new_tokens": 6,
+        "num_candidates": 3,
+        "shard_contexts": 10,
+        "max_length": 96,
+        "threshold": 0.6,
+        "quiet": True,
+        "batch_size": 16,
+    }
+    return CandidatesConfig(
+        data=str(world / "data"),
+        checkpoint=str(world / "policy"),
+        output_dir=str(out),
+        **{**settings, **changes},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +143,20 @@ def made(world, tmp_path_factory):
 
 
 def table(out):
-    return [row for path in sorted((out / "candidates").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row
+        for path in sorted((out / "candidates").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
 
 
 def contents(folder):
     """Every file that does not hold a time, with its bytes."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("manifest.json", "prepare.yaml", "candidates.yaml"))
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("manifest.json", "prepare.yaml", "candidates.yaml")
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -126,7 +164,9 @@ def test_every_context_is_answered_and_the_human_is_candidate_0(made):
     out, headline = made
     rows = table(out)
     contexts = {row["context"] for row in rows}
-    assert contexts == {f"d{n}:{i}" for n in range(24) for i in (0, 3, 5)}  # message 2 is never trained on, the tool call has no text
+    assert contexts == {
+        f"d{n}:{i}" for n in range(24) for i in (0, 3, 5)
+    }  # message 2 is never trained on, the tool call has no text
     assert headline["contexts"] == 72 and headline["skipped"] == {"openings": 0, "tool_calls": 1}
     for context in contexts:
         own = [row for row in rows if row["context"] == context]
@@ -138,7 +178,9 @@ def test_every_context_is_answered_and_the_human_is_candidate_0(made):
             assert row["similarity"] == token_f1(row["text"], own[0]["text"]) * bool(row["text"])
     generated = [row for row in rows if row["candidate"]]
     assert headline["candidates"] == len(generated) == 72 * 3 - headline["missing"]
-    assert headline["mean_similarity"] == pytest.approx(sum(row["similarity"] for row in generated) / len(generated), abs=1e-4)
+    assert headline["mean_similarity"] == pytest.approx(
+        sum(row["similarity"] for row in generated) / len(generated), abs=1e-4
+    )
     assert headline["empty"] == sum(not row["text"] for row in generated)
 
 
@@ -157,7 +199,11 @@ def test_the_data_directory_has_a_row_per_candidate_in_the_split_of_its_context(
             assert dialog.replies == [len(dialog.messages) - 1] == [int(i)], "the context is never trained on"
             reward = 1.0 if k == "0" or (candidate["text"] and candidate["similarity"] > 0.6) else 0.0
             reply = dialog.messages[-1]
-            assert reply["content"] == candidate["text"] and reply["reward"] == reward and reply["rewards"]["token_f1"] == candidate["similarity"]
+            assert (
+                reply["content"] == candidate["text"]
+                and reply["reward"] == reward
+                and reply["rewards"]["token_f1"] == candidate["similarity"]
+            )
             assert all("reward" not in m and "feedback" not in m for m in dialog.messages[:-1])
             assert (dialog.source, dialog.goal, dialog.meta["group"], dialog.meta["context"]) == (
                 "talk",
@@ -167,7 +213,9 @@ def test_the_data_directory_has_a_row_per_candidate_in_the_split_of_its_context(
             )
             assert "ratings" not in dialog.meta and dialog.meta["candidate"] == int(k)
             assert dialog.meta["generator"] == ("human" if k == "0" else headline_generator(out))
-            assert tokenizer.decode(row.input_ids[row.assistant]) == f"{reply['content']}<|end|>", "the reply is whole"
+            assert tokenizer.decode(row.input_ids[row.assistant]) == f"{reply['content']}<|end|>", (
+                "the reply is whole"
+            )
             assert len(row.input_ids) <= 96 and row.rewards.tolist() == [reward] and not row.truncated
             seen += 1
     assert seen == len(rows) == headline["rows"]
@@ -184,9 +232,22 @@ def test_the_manifest_says_where_it_came_from(made, world):
     assert about["policy"] == str(world / "policy") and about["generator"].startswith("policy:")
     assert about["similarity"] == "token_f1" and about["threshold"] == 0.6
     assert about["ingredients"]["texts"]["settings"]["decoding"]["max_new_tokens"] == 6
-    assert set(about["ingredients"]["texts"]["model"]) >= {"model.safetensors", "config.json", "tokenizer.json", "rl_dialog.yaml"}
+    assert set(about["ingredients"]["texts"]["model"]) >= {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "rl_dialog.yaml",
+    }
     assert sorted(p.name for p in out.iterdir()) == sorted(
-        ["candidates", "candidates.yaml", "manifest.json", "prepare.yaml", "quarantine.jsonl", "tokenizer", *(f"{s}-00000.parquet" for s in SPLITS)]
+        [
+            "candidates",
+            "candidates.yaml",
+            "manifest.json",
+            "prepare.yaml",
+            "quarantine.jsonl",
+            "tokenizer",
+            *(f"{s}-00000.parquet" for s in SPLITS),
+        ]
     )
     assert {
         "contexts",
@@ -213,7 +274,9 @@ def test_another_threshold_and_another_similarity_use_the_texts_again(made, worl
     shutil.copytree(made[0], out)
     before = {path: path.stat().st_mtime_ns for path in (out / "candidates").rglob("*.parquet")}
     headline = main(config_of(world, out, threshold=None, resume=True))
-    assert headline["generated_contexts"] == 0 and {path: path.stat().st_mtime_ns for path in before} == before
+    assert (
+        headline["generated_contexts"] == 0 and {path: path.stat().st_mtime_ns for path in before} == before
+    )
     for dialog in read_dialogs(out, "train"):
         expected = 1.0 if dialog.meta["candidate"] == 0 else dialog.messages[-1]["rewards"]["token_f1"]
         assert dialog.messages[-1]["reward"] == expected
@@ -225,13 +288,17 @@ def test_another_threshold_and_another_similarity_use_the_texts_again(made, worl
 
 
 def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
-    """The texts are used again; what each reply earns is what the model says of it behind its context, the human's too; another model is asked."""
+    """The texts are used again; what each reply earns is what the model says of it behind its context, the
+    human's too; another model is asked."""
     out, model = tmp_path / "out", tmp_path / "model"
     shutil.copytree(made[0], out)
     for seed in (0, 1):
         torch.manual_seed(seed)
         TextReward.new(
-            ["hello there, thank you, that is all", "what about 0123456789 ?"], hidden_size=32, vocab_size=300, max_length=64
+            ["hello there, thank you, that is all", "what about 0123456789 ?"],
+            hidden_size=32,
+            vocab_size=300,
+            max_length=64,
         ).save_pretrained(model)
         headline = main(config_of(world, out, reward_model=str(model), threshold=None, resume=True))
         reward = TextReward.from_pretrained(model)
@@ -240,7 +307,10 @@ def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
         said = reward.score([dialog.messages for dialog in dialogs])
         for dialog, value in zip(dialogs, said, strict=True):
             reply = dialog.messages[-1]
-            assert reply["reward"] == reply["rewards"]["learned"] == pytest.approx(value, abs=1e-5) and "token_f1" in reply["rewards"]
+            assert (
+                reply["reward"] == reply["rewards"]["learned"] == pytest.approx(value, abs=1e-5)
+                and "token_f1" in reply["rewards"]
+            )
         generated = [value for dialog, value in zip(dialogs, said, strict=True) if dialog.meta["candidate"]]
         assert headline["mean_learned"] == pytest.approx(sum(generated) / len(generated), abs=1e-4)
         assert [row["text"] for row in table(out)] == [row["text"] for row in table(made[0])]
@@ -256,7 +326,10 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     (tmp_path / "world").mkdir()
     (tmp_path / "world" / "data").symlink_to(world / "data")
     save_policy(tmp_path / "world" / "policy", tokenizer, seed=1)
-    with pytest.raises(UserError, match="holds candidates of another model: choose another --output_dir, or delete them with --overwrite"):
+    with pytest.raises(
+        UserError,
+        match="holds candidates of another model: choose another --output_dir, or delete them with --overwrite",
+    ):
         main(config_of(tmp_path / "world", out, resume=True))
     with pytest.raises(UserError, match=r"another seed \(0 then, 1 now\)"):
         main(config_of(world, out, seed=1, resume=True))
@@ -266,7 +339,9 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     key = load_manifest(out)["candidates"]["keys"]["texts"]
     train = "train-00000.parquet"
     right = (out / "candidates" / "texts" / train).read_bytes()
-    shutil.copy(made[0] / "candidates" / "texts" / train, out / "candidates" / "texts" / train)  # a shard of the other model in its place
+    shutil.copy(
+        made[0] / "candidates" / "texts" / train, out / "candidates" / "texts" / train
+    )  # a shard of the other model in its place
     assert not is_current(out / "candidates" / "texts" / train, key)
     drawing = candidates.drawing_of(config_of(tmp_path / "world", out), tmp_path / "world" / "policy")
     Generator(str(out / "candidates"), drawing, key)(pa.table({"file": [train]}))
@@ -298,7 +373,9 @@ def test_training_reads_it(made, world, name, tmp_path):
     if name == "tf_top":
         assert len(kept) == sum(row.rewards[0] == 1 for row in rows) < len(rows)
     policy = Policy(load_lm(model, tokenizer), method, model)
-    trainer = Trainer(policy, tokenizer, rows, held_out, TrainerConfig(max_steps=2, per_device_train_batch_size=4), tmp_path)
+    trainer = Trainer(
+        policy, tokenizer, rows, held_out, TrainerConfig(max_steps=2, per_device_train_batch_size=4), tmp_path
+    )
     result = trainer.train()
     assert result["step"] == 2
 
@@ -319,23 +396,43 @@ def test_rewards():
     def row(similarity, k=1, text="x", learned=None):
         return {"candidate": k, "text": text, "similarity": similarity, "learned": learned}
 
-    assert [reward_of(row(s), 0.6) for s in (0.6, 0.600001, -0.2, 1.0)] == [0.0, 1.0, 0.0, 1.0]  # strictly above
+    assert [reward_of(row(s), 0.6) for s in (0.6, 0.600001, -0.2, 1.0)] == [
+        0.0,
+        1.0,
+        0.0,
+        1.0,
+    ]  # strictly above
     assert [reward_of(row(s), None) for s in (0.6, -0.2)] == [0.6, -0.2]
     assert reward_of(row(0.0, k=0, text=""), 0.6) == 1.0, "the human is always right"
     assert reward_of(row(0.0, text=""), -1.0) == 0.0
-    assert [reward_of(row(1.0, k=k, text=text, learned=-2.5), None) for k, text in ((0, "x"), (1, "x"), (1, ""))] == [-2.5] * 3
-    assert [reward_of(row(1.0, k=k, learned=0.3), 0.2) for k in (0, 1)] == [1.0, 1.0] and reward_of(row(1.0, k=0, learned=0.2), 0.2) == 0.0
+    assert [
+        reward_of(row(1.0, k=k, text=text, learned=-2.5), None) for k, text in ((0, "x"), (1, "x"), (1, ""))
+    ] == [-2.5] * 3
+    assert [reward_of(row(1.0, k=k, learned=0.3), 0.2) for k in (0, 1)] == [1.0, 1.0] and reward_of(
+        row(1.0, k=0, learned=0.2), 0.2
+    ) == 0.0
 
 
 def test_an_empty_candidate_stays_empty(world, tokenizer):
     from rl_dialog.data.tokenize import tokenize
 
-    context = Dialog("d:1", [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], split="train").to_row() | {"number": 0}
+    context = Dialog(
+        "d:1", [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], split="train"
+    ).to_row() | {"number": 0}
     dialog = candidate_dialog(
-        context, {"candidate": 2, "text": "", "similarity": 0.0, "learned": None}, name="token_f1", threshold=None, generator="bc:1"
+        context,
+        {"candidate": 2, "text": "", "similarity": 0.0, "learned": None},
+        name="token_f1",
+        threshold=None,
+        generator="bc:1",
     )
     assert dialog == Dialog.from_row(dialog.to_row())
-    assert dialog.messages[-1] == {"role": "assistant", "content": "", "reward": 0.0, "rewards": {"token_f1": 0.0}}
+    assert dialog.messages[-1] == {
+        "role": "assistant",
+        "content": "",
+        "reward": 0.0,
+        "rewards": {"token_f1": 0.0},
+    }
     [row] = tokenize(dialog, tokenizer)
     assert tokenizer.decode(row.input_ids[row.assistant]) == "<|end|>"
 
@@ -343,7 +440,9 @@ def test_an_empty_candidate_stays_empty(world, tokenizer):
 def test_openings_are_left_out_where_the_template_cannot_ask_for_them(world, tmp_path):
     settings = {"limit": 0, "total": 54, "size": 100, "openings": False}
     shards, skipped = write_contexts(world / "data", "train", tmp_path, **settings)
-    assert skipped == {"openings": 18, "tool_calls": 1} and shards == [{"file": "train-00000.parquet", "contexts": 36}]
+    assert skipped == {"openings": 18, "tool_calls": 1} and shards == [
+        {"file": "train-00000.parquet", "contexts": 36}
+    ]
     assert pq.read_schema(tmp_path / "train-00000.parquet").metadata[KEY] == b""
 
 
@@ -377,26 +476,40 @@ def test_a_directory_of_something_else_is_left_alone(world, tmp_path):
 
 
 def test_candidates_are_neither_overwritten_nor_gone_on_with_unasked(made, world):
-    with pytest.raises(UserError, match="already holds a run of `candidates`: pass --resume to go on with it or --overwrite"):
+    with pytest.raises(
+        UserError, match="already holds a run of `candidates`: pass --resume to go on with it or --overwrite"
+    ):
         main(config_of(world, made[0]))
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
-    """SIGKILL to the driver when a few shards are there; another Ray must not be running, so this one brings its own."""
+    """SIGKILL to the driver when a few shards are there; another Ray must not be running, so this one brings
+    its own."""
     main(config_of(world, tmp_path / "whole", shard_contexts=2))
     sizes = shlex.split(
         "--max_new_tokens 6 --num_candidates 3 --shard_contexts 2 --max_length 96 --threshold 0.6 --batch_size 16 --num_cpus 2 --quiet"
     )
-    where = ["--data", str(world / "data"), "--checkpoint", str(world / "policy"), "--output_dir", str(tmp_path / "killed")]
+    where = [
+        "--data",
+        str(world / "data"),
+        "--checkpoint",
+        str(world / "policy"),
+        "--output_dir",
+        str(tmp_path / "killed"),
+    ]
     command = [sys.executable, "-m", "pipelines.candidates", *where, *sizes]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     texts = tmp_path / "killed" / "candidates" / "texts"
     deadline = time.monotonic() + 200
     while len(list(texts.glob("*.parquet"))) < 3:
-        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read() if process.poll() is not None else "waited in vain"
+        assert process.poll() is None and time.monotonic() < deadline, (
+            process.stdout.read() if process.poll() is not None else "waited in vain"
+        )
         time.sleep(0.01)
     everyone = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     for pid in everyone:  # the driver first
@@ -404,8 +517,12 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
             os.kill(pid, signal.SIGKILL)
     process.wait(timeout=30)
     kept = len(list(texts.glob("*.parquet")))
-    assert kept < 36 and not (tmp_path / "killed" / "manifest.json").exists(), "the run ended before it was killed"
-    done = subprocess.run([*command, "--resume"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
+    assert kept < 36 and not (tmp_path / "killed" / "manifest.json").exists(), (
+        "the run ended before it was killed"
+    )
+    done = subprocess.run(
+        [*command, "--resume"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["generated_contexts"] == 2 * (36 - kept)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")

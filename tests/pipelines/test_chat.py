@@ -21,7 +21,8 @@ from rl_dialog.methods import BC, CHAI, ILQL, UtteranceILQL
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """Folders of policies; `not_` before the name of one that acts by the values of whole replies: the same with the values' signs turned."""
+    """Folders of policies; `not_` before the name of one that acts by the values of whole replies: the same
+    with the values' signs turned."""
     import torch
 
     from rl_dialog.data.tokenize import train_tokenizer
@@ -29,7 +30,12 @@ def checkpoints(tmp_path_factory):
 
     tokenizer = train_tokenizer(["hello there, how are you?", "thank you, that is all"] * 20, vocab_size=330)
     root = tmp_path_factory.mktemp("checkpoints")
-    for name, method in (("bc", BC()), ("ilql", ILQL()), ("utterance_ilql", UtteranceILQL()), ("chai", CHAI())):
+    for name, method in (
+        ("bc", BC()),
+        ("ilql", ILQL()),
+        ("utterance_ilql", UtteranceILQL()),
+        ("chai", CHAI()),
+    ):
         torch.manual_seed(0)
         config = ModelConfig(layers=1, attention_heads=2, width=16, context=128)
         policy = Policy(load_lm(config, tokenizer), method, config)
@@ -50,9 +56,23 @@ def checkpoints(tmp_path_factory):
 
 
 def start(*arguments):
-    command = [sys.executable, "-m", "pipelines.chat", "--max_new_tokens", "5", "--device", "cpu", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.chat",
+        "--max_new_tokens",
+        "5",
+        "--device",
+        "cpu",
+        *map(str, arguments),
+    ]
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 
@@ -70,13 +90,28 @@ def bot(lines):
 def talk_here(monkeypatch, capsys, *arguments, lines):
     """The same without a process of its own."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
-    result = main(load_config(ChatConfig, ["--max_new_tokens", "5", "--device", "cpu", "--quiet", *map(str, arguments)]))
+    result = main(
+        load_config(ChatConfig, ["--max_new_tokens", "5", "--device", "cpu", "--quiet", *map(str, arguments)])
+    )
     return capsys.readouterr().out.splitlines(), result
 
 
 def test_beams_commands_and_transcript(checkpoints, tmp_path):
     saved = tmp_path / "logs" / "chats.jsonl"
-    lines = ["hello", "how are you", "/undo", "/nonsense", "", "thank you", "/reset", "hello", "/reset", "/undo", "QUIT", "never read"]
+    lines = [
+        "hello",
+        "how are you",
+        "/undo",
+        "/nonsense",
+        "",
+        "thank you",
+        "/reset",
+        "hello",
+        "/reset",
+        "/undo",
+        "QUIT",
+        "never read",
+    ]
     how = ["--beams_by_rank", 5, "--system", "Be kind.", "--save", saved, "--debug"]
     out = talk("--checkpoint", checkpoints / "ilql", *how, lines=lines)
     assert len(bot(out)) == 4
@@ -111,7 +146,9 @@ def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path, monkeypatch, 
     assert once.messages == again.messages
     assert capsys.readouterr().out.splitlines() == out[:-1]  # the command adds its line of JSON
     for message in once.messages[1::2]:
-        assert "\n".join(message["content"].splitlines()) in "\n".join(out)  # a reply may have characters that end lines, too
+        assert "\n".join(message["content"].splitlines()) in "\n".join(
+            out
+        )  # a reply may have characters that end lines, too
     assert not any("/help" in line for line in out)
 
 
@@ -152,12 +189,21 @@ def test_errors_are_one_paragraph(checkpoints, arguments, message):
 
 @pytest.mark.parametrize("name", ["utterance_ilql", "chai"])
 def test_the_critic_decides_what_is_said(checkpoints, monkeypatch, capsys, name):
-    """With the signs of all values turned other replies are said, of the same that were drawn; --debug shows the Q of each."""
+    """With the signs of all values turned other replies are said, of the same that were drawn; --debug shows
+    the Q of each."""
     said, drawn = {}, {}
     for place in (name, f"not_{name}"):
-        out, _ = talk_here(monkeypatch, capsys, "--checkpoint", checkpoints / place, lines=["hello", "/reset", "how are you", "/reset", "thank you"])
+        out, _ = talk_here(
+            monkeypatch,
+            capsys,
+            "--checkpoint",
+            checkpoints / place,
+            lines=["hello", "/reset", "how are you", "/reset", "thank you"],
+        )
         said[place] = bot(out)
-        out, _ = talk_here(monkeypatch, capsys, "--checkpoint", checkpoints / place, "--debug", lines=["hello"])
+        out, _ = talk_here(
+            monkeypatch, capsys, "--checkpoint", checkpoints / place, "--debug", lines=["hello"]
+        )
         told = [line.split() for line in out if line.startswith("reply ")]
         assert len(told) == 8 and all(line[line.index("utterance") + 1] == "Q" for line in told)
         scores = [float(line[line.index("score") + 1]) for line in told]
@@ -169,13 +215,25 @@ def test_the_critic_decides_what_is_said(checkpoints, monkeypatch, capsys, name)
 
 
 def test_a_primed_conversation(checkpoints, monkeypatch, capsys, tmp_path):
-    """What primes is shown, read by the policy, not taken back, and never learned as its reply; without a word more nothing is saved."""
-    how = ["--checkpoint", checkpoints / "bc", "--prime", "hi", "hello, how are you?", "--save", tmp_path / "chats.jsonl"]
+    """What primes is shown, read by the policy, not taken back, and never learned as its reply; without a
+    word more nothing is saved."""
+    how = [
+        "--checkpoint",
+        checkpoints / "bc",
+        "--prime",
+        "hi",
+        "hello, how are you?",
+        "--save",
+        tmp_path / "chats.jsonl",
+    ]
     lines = ["/undo", "thank you", "hello", "/undo", "/reset", "/reset", "how are you"]
     out, result = talk_here(monkeypatch, capsys, *how, "--debug", lines=lines)
     assert out[:2] == ["you> hi", "bot> hello, how are you?"] and out.count("you> hi") == 3
     assert "There is nothing to take back." in out
-    assert "<|user|>hi<|end|><|assistant|>hello, how are you?<|end|><|user|>thank you<|end|><|assistant|>" in "\n".join(out)
+    assert (
+        "<|user|>hi<|end|><|assistant|>hello, how are you?<|end|><|user|>thank you<|end|><|assistant|>"
+        in "\n".join(out)
+    )
     assert result["dialogs_saved"] == 2
     dialogs = list(read_jsonl(tmp_path / "chats.jsonl"))
     for dialog, asked in zip(dialogs, ("thank you", "how are you"), strict=True):
@@ -184,19 +242,32 @@ def test_a_primed_conversation(checkpoints, monkeypatch, capsys, tmp_path):
 
 
 def sitting(encoding, arguments, lines):
-    """A chat in a pseudo terminal of this encoding, "" for the locale C, into which the lines (bytes) are typed."""
+    """A chat in a pseudo terminal of this encoding, "" for the locale C, into which the lines (bytes) are
+    typed."""
     pid, terminal = pty.fork()
     if not pid:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO", "PYTHONUTF8"))}
-        env |= {"PYTHONIOENCODING": f"{encoding}:strict", "LC_ALL": "C.UTF-8"} if encoding else {"LC_ALL": "C"}
-        os.execve(sys.executable, [sys.executable, "-m", "pipelines.chat", *arguments], env | {"OMP_NUM_THREADS": "1"})  # noqa: S606
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("LC_", "PYTHONIO", "PYTHONUTF8"))
+        }
+        env |= (
+            {"PYTHONIOENCODING": f"{encoding}:strict", "LC_ALL": "C.UTF-8"} if encoding else {"LC_ALL": "C"}
+        )
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "pipelines.chat", *arguments],
+            env | {"OMP_NUM_THREADS": "1"},
+        )  # noqa: S606
     seen, left = b"", [*lines, b"/quit"]
     while select.select([terminal], [], [], 60)[0]:
         try:
             seen += os.read(terminal, 65536)
         except OSError:  # the other end is closed
             break
-        if left and seen.count(b"you> ") > 1 + len(lines) - len(left) + 1:  # one more is what the conversation is primed with
+        if (
+            left and seen.count(b"you> ") > 1 + len(lines) - len(left) + 1
+        ):  # one more is what the conversation is primed with
             os.write(terminal, left.pop(0) + b"\n")
     os.close(terminal)
     os.waitpid(pid, 0)
@@ -207,9 +278,20 @@ def sitting(encoding, arguments, lines):
 def test_no_terminal_loses_a_turn(checkpoints, tmp_path, encoding):
     """Whatever characters the replies have and whatever bytes are typed."""
     saved = tmp_path / "Gespr\u00e4che.jsonl"
-    how = ["--checkpoint", str(checkpoints / "bc"), "--max_new_tokens", "12", "--device", "cpu", "--save", str(saved)]
+    how = [
+        "--checkpoint",
+        str(checkpoints / "bc"),
+        "--max_new_tokens",
+        "12",
+        "--device",
+        "cpu",
+        "--save",
+        str(saved),
+    ]
     typed = ["gr\u00fc\u00df".encode(encoding if encoding == "latin-1" else "utf-8"), b"hello"]
-    typed += [] if encoding else ["gr\u00fc\u00df".encode("latin-1")]  # in the locale C nobody knows what the terminal sends
+    typed += (
+        [] if encoding else ["gr\u00fc\u00df".encode("latin-1")]
+    )  # in the locale C nobody knows what the terminal sends
     seen = sitting(encoding, [*how, "--prime", "hi", "\u201eH\u00f6?\u201c \U0001f600"], typed)
     shown = seen.decode(encoding or "utf-8", "replace")  # the terminal itself shows what is typed
     (dialog,) = read_jsonl(saved)
@@ -217,6 +299,10 @@ def test_no_terminal_loses_a_turn(checkpoints, tmp_path, encoding):
     assert [m["content"] for m in dialog.messages if m["role"] == "user"] == ["hi", *as_typed], shown
     assert len(dialog.replies) == len(typed)
     assert any(not dialog.messages[i]["content"].isascii() for i in dialog.replies)
-    assert json.loads(shown[shown.rindex("{") :]) == {"replies": len(typed), "dialogs_saved": 1, "saved": str(saved)}
+    assert json.loads(shown[shown.rindex("{") :]) == {
+        "replies": len(typed),
+        "dialogs_saved": 1,
+        "saved": str(saved),
+    }
     if encoding == "latin-1":
         assert "bot> \\u201eH\u00f6?\\u201c \\U0001f600" in shown

@@ -31,28 +31,44 @@ def test_the_circle_closes(tmp_path, capsys):
     store = Store(found["store"])
     dialogs = list(store.dialogs())
 
-    # No request failed: main raises otherwise. Every reply that a user was given is in the store, and every vote.
+    # No request failed: main raises otherwise. Every reply that a user was given is in the store, and every
+    # vote.
     during = found["chats_during_rollout"]
-    assert during >= 1 and store.counts()["chats"] == len(dialogs) == store.counts()["ratings"] == 24 + during + 40
+    assert (
+        during >= 1
+        and store.counts()["chats"] == len(dialogs) == store.counts()["ratings"] == 24 + during + 40
+    )
     counts = store.counts()
     assert found["requests"] == 2 * counts["chats"] + counts["turns"] + counts["votes"]
 
     # The votes of the first chats, and nothing else, are the rewards that the successor learnt from.
-    learnt = {dialog.id: dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out" / "served", split)}
+    learnt = {
+        dialog.id: dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out" / "served", split)
+    }
     assert list(learnt) and set(learnt) == {dialog.id for dialog in dialogs[:24]}
     for dialog in dialogs[:24]:
         given = [dialog.messages[i].get("feedback", {}).get("vote") for i in dialog.replies]
         assert [learnt[dialog.id].messages[i].get("rewards", {}).get("vote") for i in dialog.replies] == given
-        assert [learnt[dialog.id].messages[i].get("reward") or 0.0 for i in dialog.replies] == [vote or 0.0 for vote in given]
+        assert [learnt[dialog.id].messages[i].get("reward") or 0.0 for i in dialog.replies] == [
+            vote or 0.0 for vote in given
+        ]
 
     # The successor got its half of the new chats, and every chat was answered by the model drawn for it.
     assert {dialog.meta["drawn"] for dialog in dialogs[:24]} == {"bc"}
-    assert 6 <= sum(dialog.meta["drawn"] == "mc" for dialog in dialogs[24 + during :]) <= 34  # less likely than 1 in 100,000 otherwise
-    assert all(dialog.messages[i]["model"] == dialog.meta["drawn"] for dialog in dialogs for i in dialog.replies)
+    assert (
+        6 <= sum(dialog.meta["drawn"] == "mc" for dialog in dialogs[24 + during :]) <= 34
+    )  # less likely than 1 in 100,000 otherwise
+    assert all(
+        dialog.messages[i]["model"] == dialog.meta["drawn"] for dialog in dialogs for i in dialog.replies
+    )
     assert {dialog.meta["checkpoint"].rsplit("/", 2)[1] for dialog in dialogs} == {"bc", "mc"}
 
     # The report compares the two by votes and, beside them, by what the world knows.
     text = (tmp_path / "out" / "ab" / "ab.md").read_text()
-    assert "mc - bc" in text and "return per dialog" in text and set(found["differences"]["mc - bc"]) == {"vote", "return"}
+    assert (
+        "mc - bc" in text
+        and "return per dialog" in text
+        and set(found["differences"]["mc - bc"]) == {"vote", "return"}
+    )
     assert sum(model["chats"] for model in found["models"].values()) == len(dialogs)
     assert not [child.name() for child in psutil.Process().children(recursive=True) if "ray" in child.name()]

@@ -1,4 +1,5 @@
-"""The results table: a tiny comparison from logs to table, what is repeated and what is not, a driver that is killed, and how a table reads."""
+"""The results table: a tiny comparison from logs to table, what is repeated and what is not, a driver that is
+killed, and how a table reads."""
 
 from __future__ import annotations
 
@@ -67,29 +68,43 @@ def config_of(table: Path, **changes) -> CompareConfig:
     return CompareConfig(experiments=str(table), output_dir=str(table.parent / "out"), **changes)
 
 
-def test_from_logs_to_table_and_again(table: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_logs_to_table_and_again(
+    table: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readme = table.parent / "README.md"
     readme.write_text("before\n<!-- compare: begin -->\nold\n<!-- compare: end -->\nafter\n")
     result = main(config_of(table, readme=str(readme), picture=str(table.parent / "results.svg")))
     assert (table.parent / "results.svg").read_text() == Path(result["svg"]).read_text()
     printed, out = capsys.readouterr().out, table.parent / "out"
-    assert "elsewhere: skipped, " in printed and "no_such_corpus" in printed and result["skipped"] == ["elsewhere"]
+    assert (
+        "elsewhere: skipped, " in printed
+        and "no_such_corpus" in printed
+        and result["skipped"] == ["elsewhere"]
+    )
     assert re.search(r"\[1/1, .* in all\] talk/bc-seed0: \d+ s, eval/return -?\d", printed)
     text = Path(result["md"]).read_text()
     assert readme.read_text() == f"before\n<!-- compare: begin -->\n{text}<!-- compare: end -->\nafter\n"
     metrics = json.loads((out / "talk" / "report" / "metrics.json").read_text())
     last = {group["group"]: group["figures"] for group in metrics["groups"] if group["which"] in ("last", "")}
     (row,) = re.findall(r"^\| `tf_top` \|.*$", text, re.M)
-    assert f"{last['tf_top']['return']['value']:.2f} [" in row and f"{last['tf_top']['perplexity']['value']:.1f} [" in row
+    assert (
+        f"{last['tf_top']['return']['value']:.2f} [" in row
+        and f"{last['tf_top']['perplexity']['value']:.1f} [" in row
+    )
     assert Path(result["svg"]).read_text().count("<svg") == 1
     check_that_nothing_is_repeated(table, monkeypatch, text)
 
 
 def check_that_nothing_is_repeated(table: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A table that is done needs no training: the same again; a changed flag makes one run stale, and those that start from it."""
+    """A table that is done needs no training: the same again; a changed flag makes one run stale, and those
+    that start from it."""
     monkeypatch.setattr(compare, "connect", lambda address: contextlib.nullcontext())
-    monkeypatch.setattr(experiment, "each", lambda work, items, **_: pytest.fail(f"repeats {items}") if items else ())
-    with pytest.raises(UserError, match="already holds a run of `compare`: pass --resume to go on with it or --overwrite"):
+    monkeypatch.setattr(
+        experiment, "each", lambda work, items, **_: pytest.fail(f"repeats {items}") if items else ()
+    )
+    with pytest.raises(
+        UserError, match="already holds a run of `compare`: pass --resume to go on with it or --overwrite"
+    ):
         main(config_of(table, quiet=True))
     (table.parent / "out" / "compare.md").unlink()
     assert Path(main(config_of(table, quiet=True, resume=True))["md"]).read_text() == text
@@ -106,19 +121,26 @@ def check_that_nothing_is_repeated(table: Path, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UserError, match=r"1 runs and talk failed: .*compare\.md says which and why"):
         main(config_of(table, quiet=True, resume=True))
     assert stale == [[], ["tf_top-seed0"], ["report"]]
-    assert "- small talk, `tf_top`, seed 0 failed: RuntimeError: no room" in (table.parent / "out" / "compare.md").read_text()
+    assert (
+        "- small talk, `tf_top`, seed 0 failed: RuntimeError: no room"
+        in (table.parent / "out" / "compare.md").read_text()
+    )
     changed["tasks"]["talk"]["bc"] += " --learning_rate 1e-3"
     table.write_text(written(changed))
     with pytest.raises(UserError, match="talk failed"):
         main(config_of(table, quiet=True, resume=True))
     assert stale[3:] == [["bc-seed0"], [], []]  # and nothing is trained from a start that failed
-    assert "tf_top`, seed 0 failed: bc-seed0, which it starts from, failed" in (table.parent / "out" / "compare.md").read_text()
+    assert (
+        "tf_top`, seed 0 failed: bc-seed0, which it starts from, failed"
+        in (table.parent / "out" / "compare.md").read_text()
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
-    """Killed with everything it started while a run is under way; the figures are those of a comparison that nobody touched."""
+    """Killed with everything it started while a run is under way; the figures are those of a comparison that
+    nobody touched."""
     slower = copy.deepcopy(TINY)
     del slower["tasks"]["elsewhere"]
     slower["train"] = "--report_to none --per_device_train_batch_size 4"
@@ -128,7 +150,10 @@ def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
     process = start(table, killed)
     wait_for(killed / "talk" / "tf_top-seed0" / "checkpoint-50", process)
     kill(process)
-    assert not (killed / "compare.json").exists() and not (killed / "talk" / "tf_top-seed0" / "result.json").exists()
+    assert (
+        not (killed / "compare.json").exists()
+        and not (killed / "talk" / "tf_top-seed0" / "result.json").exists()
+    )
     for out in (whole, killed):
         process = start(table, out, "--resume")
         output, _ = process.communicate(timeout=600)
@@ -136,15 +161,30 @@ def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
     assert "/bc-seed" not in output and "prepared" not in output and "/tf_top-seed0: " in output
     found = [json.loads((out / "talk" / "report" / "metrics.json").read_text()) for out in (killed, whole)]
     assert found[0]["differences"] == found[1]["differences"]
-    assert [group["figures"] for group in found[0]["groups"]] == [group["figures"] for group in found[1]["groups"]]
+    assert [group["figures"] for group in found[0]["groups"]] == [
+        group["figures"] for group in found[1]["groups"]
+    ]
     bc, resumed = json.loads((killed / "compare.json").read_text())["tasks"][0]["runs"]
     assert bc["seconds"] > 0 and resumed["seconds"] is None  # nobody watched the clock while it was dead
 
 
 def start(table: Path, out: Path, *flags: str) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pipelines.compare", "--experiments", str(table), "--output_dir", str(out), *flags]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.compare",
+        "--experiments",
+        str(table),
+        "--output_dir",
+        str(out),
+        *flags,
+    ]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def wait_for(path: Path, process: subprocess.Popen, seconds: float = 600) -> None:
@@ -168,7 +208,11 @@ def kill(process: subprocess.Popen) -> None:
     ("change", "flags", "message"),
     [
         ({}, {"experiments": ""}, "expected --experiments: a file like"),
-        ({}, {"tasks": ("talks",)}, "--tasks: unknown name 'talks': the file has talk, elsewhere. Did you mean talk?"),
+        (
+            {},
+            {"tasks": ("talks",)},
+            "--tasks: unknown name 'talks': the file has talk, elsewhere. Did you mean talk?",
+        ),
         ({}, {"methods": ("ilql",)}, "--methods: unknown name 'ilql': the file has bc, tf_top"),
         ({"methods": {"tf_top": ""}}, {}, "expected bc among the methods"),
         ({"methods": {"bc": "", "tf_tops": ""}}, {}, "unknown method 'tf_tops'.*Did you mean tf_top?"),
@@ -177,7 +221,9 @@ def kill(process: subprocess.Popen) -> None:
         ({"seed": [1]}, {}, "unknown key 'seed' for Comparison. Did you mean seeds?"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(table: Path, monkeypatch, change: dict, flags: dict, message: str) -> None:
+def test_what_is_wrong_is_said_before_anything_starts(
+    table: Path, monkeypatch, change: dict, flags: dict, message: str
+) -> None:
     monkeypatch.setattr(compare, "connect", lambda address: pytest.fail("started"))
     table.write_text(written({**TINY, **change}))
     with pytest.raises(UserError, match=message):
@@ -185,27 +231,48 @@ def test_what_is_wrong_is_said_before_anything_starts(table: Path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was_chosen(tmp_path: Path) -> None:
-    values = copy.deepcopy(TINY) | {"methods": {"bc": "", "tf_top": "--method.by reply"}, "samples": 2, "search_seeds": [7]}
+def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was_chosen(
+    tmp_path: Path,
+) -> None:
+    values = copy.deepcopy(TINY) | {
+        "methods": {"bc": "", "tf_top": "--method.by reply"},
+        "samples": 2,
+        "search_seeds": [7],
+    }
     values["space"] = {"tf_top": {"method.fraction": {"uniform": [0.3, 0.9]}}}
     talk = values["tasks"]["talk"]
     talk["search"] = talk["evaluate"] + " --seed 1000"
-    maze = {"title": "maze", "about": "", "settings_of": "talk", "write_logs": {"world": "tests.worlds.mazes:Maze", "dialogs": 30, "seed": 1}}
+    maze = {
+        "title": "maze",
+        "about": "",
+        "settings_of": "talk",
+        "write_logs": {"world": "tests.worlds.mazes:Maze", "dialogs": 30, "seed": 1},
+    }
     short = "--env tests.worlds.mazes:Maze --episodes 2 --contexts 0 --max_new_tokens 4 --held_out 4 --replicates 100"
-    values["tasks"] = {"talk": talk, "maze": talk | {"search": "", "figures": ["return", "return_greedy"], "evaluate": short} | maze}
+    values["tasks"] = {
+        "talk": talk,
+        "maze": talk | {"search": "", "figures": ["return", "return_greedy"], "evaluate": short} | maze,
+    }
     path = tmp_path / "compare.yaml"
     path.write_text(written(values))
     result = main(config_of(path))
     record = json.loads(Path(result["json"]).read_text())
     chosen = record["settings"]["talk"]["tf_top"]
-    assert set(chosen) == {"method.by", "method.fraction"} and record["settings"]["maze"] == record["settings"]["talk"]
+    assert (
+        set(chosen) == {"method.by", "method.fraction"}
+        and record["settings"]["maze"] == record["settings"]["talk"]
+    )
     points = json.loads((path.parent / "out" / "talk" / "search" / "sweep.json").read_text())["points"]
     assert len(points) == 2 and points[0]["values"]["method.fraction"] == chosen["method.fraction"]
     for task in ("talk", "maze"):
         used = yaml.safe_load((path.parent / "out" / task / "tf_top-seed0" / "train.yaml").read_text())
         assert used["method"]["fraction"] == chosen["method.fraction"] and used["seed"] == 0
     text = Path(result["md"]).read_text()
-    assert "best of 2 draws for each method, with training seed 7" in text and "none was chosen here" in text and "greedy return, last" in text
+    assert (
+        "best of 2 draws for each method, with training seed 7" in text
+        and "none was chosen here" in text
+        and "greedy return, last" in text
+    )
 
 
 def test_a_task_that_takes_over_what_nobody_chose_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The evaluation from checkpoints to report: figures against direct computation, every output, determinism, and errors a user can read."""
+"""The evaluation from checkpoints to report: figures against direct computation, every output, determinism,
+and errors a user can read."""
 
 import csv
 import json
@@ -22,7 +23,15 @@ from rl_dialog.methods import BC, ILQL, WayOffPolicy
 from rl_dialog.models.checkpoint import save_policy
 from rl_dialog.models.text_reward import TextReward
 
-SHORT = {"episodes": 6, "max_new_tokens": 6, "max_prompt_length": 100, "contexts": 4, "replicates": 200, "quiet": True, "device": "cpu"}
+SHORT = {
+    "episodes": 6,
+    "max_new_tokens": 6,
+    "max_prompt_length": 100,
+    "contexts": 4,
+    "replicates": 200,
+    "quiet": True,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -38,35 +47,71 @@ def one_thread():
 def runs(make_policy, tokenizer, tmp_path):
     """Run folders: two seeds of bc, one of ilql, one of kl_control with its prior."""
     made = {}
-    for name, method, seed in (("bc-seed0", BC(), 0), ("bc-seed1", BC(), 1), ("ilql-seed0", ILQL(), 0), ("kl-seed0", WayOffPolicy(), 0)):
+    for name, method, seed in (
+        ("bc-seed0", BC(), 0),
+        ("bc-seed1", BC(), 1),
+        ("ilql-seed0", ILQL(), 0),
+        ("kl-seed0", WayOffPolicy(), 0),
+    ):
         folder = tmp_path / "runs" / name
         if method.uses_prior:
             make_policy(BC(), seed=5).lm.save_pretrained(folder / "prior")
         for step in (1, 2):
-            save_policy(make_policy(method, seed=seed + 10 * step), folder / f"checkpoint-{step}", prior="../prior" if method.uses_prior else None)
+            save_policy(
+                make_policy(method, seed=seed + 10 * step),
+                folder / f"checkpoint-{step}",
+                prior="../prior" if method.uses_prior else None,
+            )
             tokenizer.save_pretrained(folder / f"checkpoint-{step}")
         (folder / "best").write_text("checkpoint-1\n")
         (folder / "latest").write_text("checkpoint-2\n")
         lines = [{"step": step, "train/loss": 3.0 / step, "eval/nll": 2.0 / step} for step in (1, 2)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "tra')
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "tra'
+        )
         made[name] = str(folder)
     return made
 
 
 @pytest.fixture
 def data(tokenizer, tmp_path):
-    """A data directory whose test split holds rated replies: two contexts with good and bad ones, and a longer dialog."""
-    replies = [("coffee please", "sure, anything else?", 1.0), ("coffee please", "no", 0.0), ("a tea", "here you are", 1.0), ("a tea", "what", 0.0)]
+    """A data directory whose test split holds rated replies: two contexts with good and bad ones, and a
+    longer dialog."""
+    replies = [
+        ("coffee please", "sure, anything else?", 1.0),
+        ("coffee please", "no", 0.0),
+        ("a tea", "here you are", 1.0),
+        ("a tea", "what", 0.0),
+    ]
     dialogs = [
-        Dialog(f"d{n}", [{"role": "user", "content": asked}, {"role": "assistant", "content": said, "reward": reward}])
+        Dialog(
+            f"d{n}",
+            [{"role": "user", "content": asked}, {"role": "assistant", "content": said, "reward": reward}],
+        )
         for n, (asked, said, reward) in enumerate(replies)
     ]
-    long = [("user", "hello"), ("assistant", "hello there"), ("user", "thank you"), ("assistant", "that is all?")]
-    dialogs.append(Dialog("long", [{"role": role, "content": text, **({"reward": 0.5} if role == "assistant" else {})} for role, text in long]))
+    long = [
+        ("user", "hello"),
+        ("assistant", "hello there"),
+        ("user", "thank you"),
+        ("assistant", "that is all?"),
+    ]
+    dialogs.append(
+        Dialog(
+            "long",
+            [
+                {"role": role, "content": text, **({"reward": 0.5} if role == "assistant" else {})}
+                for role, text in long
+            ],
+        )
+    )
     directory = tmp_path / "data"
     directory.mkdir()
     rows = [tokenize(dialog, tokenizer, max_length=128) for dialog in dialogs]
-    columns = [pa.array([dialog.to_row()[field.name] for dialog in dialogs], field.type) for field in list(SHARD_SCHEMA)[:-1]]
+    columns = [
+        pa.array([dialog.to_row()[field.name] for dialog in dialogs], field.type)
+        for field in list(SHARD_SCHEMA)[:-1]
+    ]
     table = pa.Table.from_arrays([*columns, pack_rows(rows)], schema=SHARD_SCHEMA)
     pq.write_table(table, directory / shard_name("test", 0))
     weights = {"vote": 1.0, "logged": 0.0, "sentiment": 0.5}
@@ -85,7 +130,13 @@ def data(tokenizer, tmp_path):
 
 
 def test_everything_at_once(runs, data, tmp_path):
-    config = EvaluateConfig(checkpoints=tuple(runs.values()), env="small_talk", data=data, output_dir=str(tmp_path / "report"), **SHORT)
+    config = EvaluateConfig(
+        checkpoints=tuple(runs.values()),
+        env="small_talk",
+        data=data,
+        output_dir=str(tmp_path / "report"),
+        **SHORT,
+    )
     result = main(config)
     labels = [f"{name} ({which})" for name in ("bc", "ilql", "kl") for which in ("best", "last")]
     assert list(result["figures"]) == labels
@@ -101,7 +152,13 @@ def test_everything_at_once(runs, data, tmp_path):
     assert by_label["kl (best)"]["figures"]["kl"]["value"] > 0
     assert by_label["ilql (best)"]["figures"]["kl"]["value"] > 0
     assert by_label["ilql (best)"]["figures"]["critic"]["units"] == 2
-    assert set(by_label["ilql (best)"]["figures"]) > {"critic/mean Q", "critic/mean Q - V", "reward/vote", "reward/question", "distinct_2"}
+    assert set(by_label["ilql (best)"]["figures"]) > {
+        "critic/mean Q",
+        "critic/mean Q - V",
+        "reward/vote",
+        "reward/question",
+        "distinct_2",
+    }
     check_report(tmp_path / "report")
     check_replies(tmp_path / "report" / "replies.csv", result, metrics)
 
@@ -110,8 +167,18 @@ def check_report(out):
     page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)  # self-contained
     assert page.count("data:image/png;base64,") == len(list((out / "plots").iterdir())) == 5
-    assert all((out / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in ("return.png", "kl_return.png", "curves.png", "critic.png"))
-    for expected in ("behaviour policy", "trained on: vote", "held out: question", "ilql (last) - bc (last)", "Held-out context d0", "Episode 0"):
+    assert all(
+        (out / "plots" / name).read_bytes().startswith(b"\x89PNG")
+        for name in ("return.png", "kl_return.png", "curves.png", "critic.png")
+    )
+    for expected in (
+        "behaviour policy",
+        "trained on: vote",
+        "held out: question",
+        "ilql (last) - bc (last)",
+        "Held-out context d0",
+        "Episode 0",
+    ):
         assert expected in page
         assert expected in text
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
@@ -129,7 +196,9 @@ def check_replies(path, result, metrics):
     assert len(returns) == 2 * SHORT["episodes"]
     assert sum(returns.values()) / len(returns) == pytest.approx(result["figures"]["bc (best)"]["return"][0])
     for key, total in returns.items():
-        assert sum(float(row["reward"]) for row in chosen if (row["run"], row["context"]) == key) == pytest.approx(total)
+        assert sum(
+            float(row["reward"]) for row in chosen if (row["run"], row["context"]) == key
+        ) == pytest.approx(total)
     logged = [row for row in rows if row["policy"] == "bc (best)" and row["source"] == "data"]
     assert {row["context"] for row in logged} == {"d0", "d2", "long"}  # every context once
 
@@ -138,12 +207,18 @@ def test_the_return_is_that_of_direct_rollouts(runs, tmp_path):
     from envs.small_talk import SmallTalk
 
     config = EvaluateConfig(
-        checkpoints=(f"{runs['ilql-seed0']}/checkpoint-2",), env="small_talk", output_dir=str(tmp_path / "report"), beta=3.0, **SHORT
+        checkpoints=(f"{runs['ilql-seed0']}/checkpoint-2",),
+        env="small_talk",
+        output_dir=str(tmp_path / "report"),
+        beta=3.0,
+        **SHORT,
     )
     result = main(config)
     policy = load_for_decoding(f"{runs['ilql-seed0']}/checkpoint-2", beta=3.0)
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
-    played = play_episodes(policy, load_tokenizer(f"{runs['ilql-seed0']}/checkpoint-2"), SmallTalk, range(6), decoding)
+    played = play_episodes(
+        policy, load_tokenizer(f"{runs['ilql-seed0']}/checkpoint-2"), SmallTalk, range(6), decoding
+    )
     (figures,) = result["figures"].values()
     assert figures["return"][0] == pytest.approx(sum(episode.total for episode in played) / 6)
     assert result["differences"] == {}
@@ -153,8 +228,19 @@ def test_the_return_is_that_of_direct_rollouts(runs, tmp_path):
 def test_data_alone_and_the_same_result_twice(runs, data, tmp_path):
     results = []
     for name in ("one", "two"):
-        config = EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, output_dir=str(tmp_path / name), **SHORT)
-        results.append({key: value for key, value in main(config).items() if key in ("figures", "differences", "generated_replies")})
+        config = EvaluateConfig(
+            checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]),
+            data=data,
+            output_dir=str(tmp_path / name),
+            **SHORT,
+        )
+        results.append(
+            {
+                key: value
+                for key, value in main(config).items()
+                if key in ("figures", "differences", "generated_replies")
+            }
+        )
     assert results[0] == results[1]
     assert "return" not in results[0]["figures"]["bc (best)"]
     text = (tmp_path / "one" / "report.md").read_text()
@@ -168,7 +254,13 @@ def test_side_by_side_is_the_same_report(runs, data, tmp_path):
     results = []
     for name, side_by_side in (("alone", False), ("beside", True)):
         found = main(EvaluateConfig(**settings, output_dir=str(tmp_path / name), side_by_side=side_by_side))
-        results.append({key: value for key, value in found.items() if key in ("figures", "differences", "generated_replies")})
+        results.append(
+            {
+                key: value
+                for key, value in found.items()
+                if key in ("figures", "differences", "generated_replies")
+            }
+        )
     assert results[0] == results[1]
     for name in ("report.html", "replies.csv"):
         assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "beside" / name).read_bytes()
@@ -178,7 +270,11 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
     import shutil
 
     shutil.rmtree(f"{runs['kl-seed0']}/prior")
-    main(EvaluateConfig(checkpoints=(runs["kl-seed0"],), data=data, output_dir=str(tmp_path / "report"), **SHORT))
+    main(
+        EvaluateConfig(
+            checkpoints=(runs["kl-seed0"],), data=data, output_dir=str(tmp_path / "report"), **SHORT
+        )
+    )
     assert "expected the frozen prior at" in (tmp_path / "report" / "report.md").read_text()
 
 
@@ -197,7 +293,11 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
     ],
 )
 def test_errors(runs, tmp_path, change, message):
-    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "output_dir": str(tmp_path / "report")} | SHORT | change
+    settings = (
+        {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "output_dir": str(tmp_path / "report")}
+        | SHORT
+        | change
+    )
     with pytest.raises(UserError, match=message):
         main(EvaluateConfig(**settings))
 
@@ -205,7 +305,15 @@ def test_errors(runs, tmp_path, change, message):
 def test_different_methods_are_not_seeds_of_each_other(runs, tmp_path):
     chosen = (runs["bc-seed0"], runs["ilql-seed0"])
     with pytest.raises(UserError, match="expected runs of one method, got bc, ilql"):
-        main(EvaluateConfig(checkpoints=chosen, names=("x", "x"), env="small_talk", output_dir=str(tmp_path / "report"), **SHORT))
+        main(
+            EvaluateConfig(
+                checkpoints=chosen,
+                names=("x", "x"),
+                env="small_talk",
+                output_dir=str(tmp_path / "report"),
+                **SHORT,
+            )
+        )
 
 
 def test_the_command_ends_with_one_line_of_json_or_one_paragraph(runs, tmp_path):
@@ -221,10 +329,16 @@ def test_the_command_ends_with_one_line_of_json_or_one_paragraph(runs, tmp_path)
         "3",
         "--quiet",
     ]
-    good = subprocess.run([*command, "--max_new_tokens", "4", "--checkpoints", runs["bc-seed0"], runs["bc-seed1"]], capture_output=True, text=True)
+    good = subprocess.run(
+        [*command, "--max_new_tokens", "4", "--checkpoints", runs["bc-seed0"], runs["bc-seed1"]],
+        capture_output=True,
+        text=True,
+    )
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)["checkpoints"] == 4
-    bad = subprocess.run([*command, "--checkpoints", runs["bc-seed0"][:-1] + "9"], capture_output=True, text=True)
+    bad = subprocess.run(
+        [*command, "--checkpoints", runs["bc-seed0"][:-1] + "9"], capture_output=True, text=True
+    )
     assert bad.returncode == 2
     assert "no such checkpoint" in bad.stderr
     assert "Did you mean" in bad.stderr
@@ -236,7 +350,14 @@ CANDIDATES = {"candidates": 3, "context_replies": "all", "similarities": ("token
 
 def test_candidates_from_checkpoints_to_report(runs, data, tmp_path):
     out = tmp_path / "report"
-    result = main(EvaluateConfig(checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]), data=data, output_dir=str(out), **SHORT | CANDIDATES))
+    result = main(
+        EvaluateConfig(
+            checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]),
+            data=data,
+            output_dir=str(out),
+            **SHORT | CANDIDATES,
+        )
+    )
     figures = result["figures"]["bc (best)"]
     for metric in ("token_f1", "chrf", "click"):
         values = [figures[f"top/{metric}@{k}"][0] for k in (1, 2, 3)]
@@ -244,9 +365,21 @@ def test_candidates_from_checkpoints_to_report(runs, data, tmp_path):
     assert "top/token_f1@1" in result["differences"]["ilql (best)"]
     metrics = json.loads((out / "metrics.json").read_text())
     ilql = next(group for group in metrics["groups"] if group["label"] == "ilql (best)")["figures"]
-    assert {"ranked/mean Q/token_f1@2", "gain/mean Q/chrf@1", "gain/mean Q - V/click@1", "candidates_different"} <= set(ilql)
+    assert {
+        "ranked/mean Q/token_f1@2",
+        "gain/mean Q/chrf@1",
+        "gain/mean Q - V/click@1",
+        "candidates_different",
+    } <= set(ilql)
     text = (out / "report.md").read_text()
-    for expected in ("## Candidates", "token\\_f1 top-1", "click top-3", "## The critic as ranker", "mean Q (its own)", "plots/candidates.png"):
+    for expected in (
+        "## Candidates",
+        "token\\_f1 top-1",
+        "click top-3",
+        "## The critic as ranker",
+        "mean Q (its own)",
+        "plots/candidates.png",
+    ):
         assert expected in text
     assert (out / "plots" / "candidates.png").read_bytes().startswith(b"\x89PNG")
     assert len(result["candidates"]) == 4
@@ -256,11 +389,16 @@ def test_candidates_from_checkpoints_to_report(runs, data, tmp_path):
 def test_a_reward_model_ranks_candidates_and_judges_replies(runs, data, tmp_path):
     """What it puts first is its own best, and `learned` is what it says of the answers."""
     torch.manual_seed(0)
-    TextReward.new(["hello there, sure, that is all?"], hidden_size=32, vocab_size=300, max_length=64).save_pretrained(tmp_path / "model")
+    TextReward.new(
+        ["hello there, sure, that is all?"], hidden_size=32, vocab_size=300, max_length=64
+    ).save_pretrained(tmp_path / "model")
     with_model = {"reward_model": str(tmp_path / "model")}
     result = main(
         EvaluateConfig(
-            checkpoints=(f"{runs['bc-seed0']}/checkpoint-1",), data=data, output_dir=str(tmp_path / "out"), **SHORT | CANDIDATES | with_model
+            checkpoints=(f"{runs['bc-seed0']}/checkpoint-1",),
+            data=data,
+            output_dir=str(tmp_path / "out"),
+            **SHORT | CANDIDATES | with_model,
         )
     )
     [group] = json.loads((tmp_path / "out" / "metrics.json").read_text())["groups"]
@@ -270,10 +408,17 @@ def test_a_reward_model_ranks_candidates_and_judges_replies(runs, data, tmp_path
     reward = TextReward.from_pretrained(tmp_path / "model")
     first = []
     for row in rows:
-        context = [dict(zip(("role", "content"), line.split(": ", 1), strict=True)) for line in row["context"].splitlines()]
-        scores = reward.score([[*context, {"role": "assistant", "content": row[f"response_{k}"]}] for k in (1, 2, 3)])
+        context = [
+            dict(zip(("role", "content"), line.split(": ", 1), strict=True))
+            for line in row["context"].splitlines()
+        ]
+        scores = reward.score(
+            [[*context, {"role": "assistant", "content": row[f"response_{k}"]}] for k in (1, 2, 3)]
+        )
         first.append(float(row[f"token_f1_{1 + scores.index(max(scores))}"]))
-    assert group["figures"]["ranked/reward model/token_f1@1"]["value"] == pytest.approx(sum(first) / len(first))
+    assert group["figures"]["ranked/reward model/token_f1@1"]["value"] == pytest.approx(
+        sum(first) / len(first)
+    )
     assert "gain/reward model/token_f1@1" in group["figures"] and "reward/learned" in group["figures"]
     assert "reward model" in (tmp_path / "out" / "report.md").read_text() and result["checkpoints"] == 1
 
@@ -283,11 +428,18 @@ def check_candidates(path, replies, figures):
         rows = list(csv.DictReader(file))
     each = [column for r in (1, 2, 3) for column in (f"response_{r}", f"token_f1_{r}", f"chrf_{r}")]
     assert list(rows[0]) == ["index", "context", "true_response", *each]
-    assert [row["true_response"] for row in rows] == ["sure, anything else?", "here you are", "hello there", "that is all?"]  # every context once
+    assert [row["true_response"] for row in rows] == [
+        "sure, anything else?",
+        "here you are",
+        "hello there",
+        "that is all?",
+    ]  # every context once
     assert rows[3]["context"] == "user: hello\nassistant: hello there\nuser: thank you"
     # the unit is the dialog, but the figure is the mean over contexts
     assert sum(float(row["token_f1_1"]) for row in rows) / 4 == pytest.approx(figures["top/token_f1@1"][0])
-    assert sum(max(float(row["chrf_1"]), float(row["chrf_2"])) for row in rows) / 4 == pytest.approx(figures["top/chrf@2"][0])
+    assert sum(max(float(row["chrf_1"]), float(row["chrf_2"])) for row in rows) / 4 == pytest.approx(
+        figures["top/chrf@2"][0]
+    )
     with replies.open(newline="") as file:
         answers = [row["reply"] for row in csv.DictReader(file) if row["policy"] == "bc (best)"]
     assert answers == [row["response_1"] for row in rows]  # what is answered is the first candidate
@@ -298,7 +450,13 @@ def test_candidates_do_not_depend_on_the_batch_size(runs, data, tmp_path):
     for size in (1, 128):
         out = tmp_path / str(size)
         main(
-            EvaluateConfig(checkpoints=(f"{runs['ilql-seed0']}/checkpoint-1",), data=data, output_dir=str(out), batch_size=size, **SHORT | CANDIDATES)
+            EvaluateConfig(
+                checkpoints=(f"{runs['ilql-seed0']}/checkpoint-1",),
+                data=data,
+                output_dir=str(out),
+                batch_size=size,
+                **SHORT | CANDIDATES,
+            )
         )
         (path,) = (out / "candidates").iterdir()
         tables.append(path.read_text())
@@ -308,20 +466,40 @@ def test_candidates_do_not_depend_on_the_batch_size(runs, data, tmp_path):
 def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
     out, bc = tmp_path / "report", f"{runs['bc-seed0']}/checkpoint-1"
     chosen = (bc, f"{runs['ilql-seed0']}/checkpoint-1", f"{runs['kl-seed0']}/checkpoint-1")
-    result = main(EvaluateConfig(checkpoints=chosen, data=data, output_dir=str(out), ope=("dm", "wis", "pdwis"), behaviour=bc, **SHORT))
+    result = main(
+        EvaluateConfig(
+            checkpoints=chosen,
+            data=data,
+            output_dir=str(out),
+            ope=("dm", "wis", "pdwis"),
+            behaviour=bc,
+            **SHORT,
+        )
+    )
     own, ilql = result["figures"]["bc (checkpoint-1)"], result["figures"]["ilql (checkpoint-1)"]
     assert own["ope/logged"][0] == pytest.approx((1 + 0 + 1 + 0 + 1) / 5)
     assert [own["ope/wis"][0], own["ope/pdwis"][0]] == pytest.approx([own["ope/logged"][0]] * 2)
     assert own["ope/n_eff"][0] == pytest.approx(5)
     assert 1 <= ilql["ope/n_eff"][0] < 5
     assert (own["ope/weight"][0], own["ope/outside"][0]) == (pytest.approx(1), pytest.approx(0))
-    figures = {group["group"]: group["figures"] for group in json.loads((out / "metrics.json").read_text())["groups"]}
-    assert figures["bc"]["ope/weight"]["value"] == pytest.approx(1) and 0 <= figures["ilql"]["ope/outside"]["value"] <= 1
+    figures = {
+        group["group"]: group["figures"] for group in json.loads((out / "metrics.json").read_text())["groups"]
+    }
+    assert (
+        figures["bc"]["ope/weight"]["value"] == pytest.approx(1)
+        and 0 <= figures["ilql"]["ope/outside"]["value"] <= 1
+    )
     assert "ope/dm" in ilql
     assert "ope/dm" not in own
     text = (out / "report.md").read_text()
     known = "## Return estimated from the logs", "optimistic", "The method has no Q over tokens"
-    known += "mean weight", "mass outside the logs", "fewer than 40", "which only training reads", "No interval:"
+    known += (
+        "mean weight",
+        "mass outside the logs",
+        "fewer than 40",
+        "which only training reads",
+        "No interval:",
+    )
     assert ilql["ope/wis"][1:] == [None, None]
     assert all(expected in text for expected in known)
     assert (out / "plots" / "from_logs.png").read_bytes().startswith(b"\x89PNG")
@@ -333,8 +511,14 @@ def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
         ({"data": "", "candidates": 2}, "--candidates: expected --data"),
         ({"data": "", "ope": ("fqe",)}, "--ope: expected --data"),
         ({"candidates": 2, "contexts": 0}, "contexts for candidates, got 2 and 0"),
-        ({"candidates": 2, "similarities": ("token_f2",)}, "unknown similarity 'token_f2'.*Did you mean token_f1?"),
-        ({"ope": ("fqa",)}, "unknown estimate 'fqa': expected --ope with any of fqe, dm, wis, pdwis. Did you mean fqe?"),
+        (
+            {"candidates": 2, "similarities": ("token_f2",)},
+            "unknown similarity 'token_f2'.*Did you mean token_f1?",
+        ),
+        (
+            {"ope": ("fqa",)},
+            "unknown estimate 'fqa': expected --ope with any of fqe, dm, wis, pdwis. Did you mean fqe?",
+        ),
         ({"ope": ("wis",)}, "--ope wis: expected --behaviour, a checkpoint that stands for"),
         ({"ope": ("wis",), "behaviour": "nowhere/bc"}, "no such checkpoint: nowhere/bc"),
         ({"ope": ("fqe",)}, "--ope fqe: expected replies in the train split"),
@@ -342,6 +526,12 @@ def test_estimates_from_the_logs_in_the_report(runs, data, tmp_path):
     ],
 )
 def test_errors_about_logs(runs, data, tmp_path, change, message):
-    settings = {"checkpoints": (runs["bc-seed0"],), "env": "small_talk", "data": data, "output_dir": str(tmp_path / "report"), **SHORT} | change
+    settings = {
+        "checkpoints": (runs["bc-seed0"],),
+        "env": "small_talk",
+        "data": data,
+        "output_dir": str(tmp_path / "report"),
+        **SHORT,
+    } | change
     with pytest.raises(UserError, match=message):
         main(EvaluateConfig(**settings))

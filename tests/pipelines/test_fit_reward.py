@@ -22,21 +22,34 @@ from rl_dialog.preferences.replies import Preferences, Rating, ReplyPair, group_
 from rl_dialog.preferences.reply_fitting import Fitting
 from rl_dialog.preferences.segments import Reply
 
-DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data")) / "taskmaster4" / "reward"
+DATA = (
+    Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data"))
+    / "taskmaster4"
+    / "reward"
+)
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 330, "max_length": 64, "quiet": True}
 FAST = Fitting(learning_rate=5e-3, epochs=5)
 
 
 def rated(count):
-    """Two good and two bad replies to each context: the good ones say "sure", the bad ones are as long. In one context of eight it is the other way
-    round, so that no judge can be right in more than 7 / 8."""
+    """Two good and two bad replies to each context: the good ones say "sure", the bad ones are as long. In
+    one context of eight it is the other way round, so that no judge can be right in more than 7 / 8."""
     rng = random.Random(0)
     for n in range(count):
         for k in range(4):
             text = f"{rng.choice('abcdefgh')} {'sure' if (k % 2 == 1) != (n % 8 == 0) else 'hmpf'} {rng.choice('abcdefgh')} {'wx'[k // 2]}"
             context = [{"role": "user", "content": f"what about {n}?"}]
             yield Dialog(
-                f"{n}:{k}", [*context, {"role": "assistant", "content": text, "reward": float(k % 2), "feedback": {"vote": 2 * (k % 2) - 1}}]
+                f"{n}:{k}",
+                [
+                    *context,
+                    {
+                        "role": "assistant",
+                        "content": text,
+                        "reward": float(k % 2),
+                        "feedback": {"vote": 2 * (k % 2) - 1},
+                    },
+                ],
             )
 
 
@@ -54,31 +67,67 @@ def trl(tmp_path):
         good, bad = f"sure {n % 7}", f"hmpf {n % 5}"
         rows.append({"prompt": f"what about {n}?", "chosen": good, "rejected": bad})
         talk = {"prompt": [{"role": "user", "content": f"and {n}?"}]}
-        rows.append(talk | {"chosen": [{"role": "assistant", "content": good}], "rejected": [{"role": "assistant", "content": bad}]})
+        rows.append(
+            talk
+            | {
+                "chosen": [{"role": "assistant", "content": good}],
+                "rejected": [{"role": "assistant", "content": bad}],
+            }
+        )
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(tmp_path / "pairs.jsonl")
 
 
 @pytest.mark.parametrize("objective", ["pairs", "ratings", "both"])
 def test_it_learns_what_is_good_from_rated_replies(logs, tmp_path, objective):
-    found = main(FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / "model"), folds=2, objective=objective, fitting=FAST, **SMALL))
-    assert (found["pairs"], found["ratings"], found["conversations"], found["held_out_pairs"]) == (160, 160, 40, 160)
-    assert 0.8 < found["accuracy"][0] <= 0.875 and found["accuracy"][1] > 0.6 and found["chosen_good"][0] > 0.8
+    found = main(
+        FitRewardConfig(
+            logs=(logs,),
+            output_dir=str(tmp_path / "model"),
+            folds=2,
+            objective=objective,
+            fitting=FAST,
+            **SMALL,
+        )
+    )
+    assert (found["pairs"], found["ratings"], found["conversations"], found["held_out_pairs"]) == (
+        160,
+        160,
+        40,
+        160,
+    )
+    assert (
+        0.8 < found["accuracy"][0] <= 0.875 and found["accuracy"][1] > 0.6 and found["chosen_good"][0] > 0.8
+    )
     assert found["random_good"][0] == 0.5 and found["tie_share"][0] == 0 and found["calibration_error"] < 0.3
-    assert ("auc" in found) == (objective != "pairs")  # scores that pairs alone have fixed have no common zero
+    assert ("auc" in found) == (
+        objective != "pairs"
+    )  # scores that pairs alone have fixed have no common zero
     metrics = json.loads((tmp_path / "model" / "metrics.json").read_text())["held_out"]
     assert set(metrics["judges"]) == {MODEL, "longer reply", "words of the reply"}
-    assert metrics["judges"]["longer reply"]["accuracy"][0] == 0.5 and metrics["advantage"]["longer reply"]["accuracy"][1] > 0
-    assert metrics["judges"]["words of the reply"]["accuracy"][0] > 0.8 and metrics["judges"]["longer reply"].get("loss") is None
+    assert (
+        metrics["judges"]["longer reply"]["accuracy"][0] == 0.5
+        and metrics["advantage"]["longer reply"]["accuracy"][1] > 0
+    )
+    assert (
+        metrics["judges"]["words of the reply"]["accuracy"][0] > 0.8
+        and metrics["judges"]["longer reply"].get("loss") is None
+    )
     assert "what it was not fitted to" not in (tmp_path / "model" / "README.md").read_text()
     reward = TextReward.from_pretrained(tmp_path / "model")
     question = [{"role": "user", "content": "what about 77?"}]
-    good, bad = reward.score([[*question, {"role": "assistant", "content": f"a {said} b"}] for said in ("sure", "hmpf")])
+    good, bad = reward.score(
+        [[*question, {"role": "assistant", "content": f"a {said} b"}] for said in ("sure", "hmpf")]
+    )
     assert good > bad
 
 
 def test_it_learns_from_preferences_of_trl(trl, tmp_path):
-    found = main(FitRewardConfig(logs=(trl,), output_dir=str(tmp_path / "model"), validation=0.3, fitting=FAST, **SMALL))
+    found = main(
+        FitRewardConfig(
+            logs=(trl,), output_dir=str(tmp_path / "model"), validation=0.3, fitting=FAST, **SMALL
+        )
+    )
     assert found["pairs"] + found["held_out_pairs"] == 80 and 10 < found["held_out_pairs"] < 40
     assert found["accuracy"][0] > 0.9
 
@@ -91,13 +140,20 @@ def test_votes_are_labels_too(logs, tmp_path):
 def test_nothing_of_a_conversation_is_on_both_sides(logs):
     """Also where its later contexts are longer, and whatever splits their replies came with."""
     labels = read_labels(FitRewardConfig(logs=(logs,)))
-    longer = [Reply([*r.reply.context, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}], "z") for r in labels.ratings]
+    longer = [
+        Reply(
+            [*r.reply.context, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}], "z"
+        )
+        for r in labels.ratings
+    ]
     stray = ReplyPair(*(Reply(labels.ratings[0].reply.context, text, {"split": "test"}) for text in "pq"))
     labels = Preferences([*labels.pairs, stray], [*labels.ratings, *(Rating(reply, 1.0) for reply in longer)])
     for settings in ({"folds": 5}, {"validation": 0.3}):
         held_out = []
         for train, test in divisions(labels, FitRewardConfig(**settings)):
-            assert not {group_of(reply) for reply in train.replies} & {group_of(reply) for reply in test.replies}
+            assert not {group_of(reply) for reply in train.replies} & {
+                group_of(reply) for reply in test.replies
+            }
             assert len(train.pairs) + len(test.pairs) == 161 and train.pairs and test.pairs
             held_out += [pair.first.id for pair in test.pairs]
         assert len(held_out) == (161 if settings.get("folds") else len(test.pairs))
@@ -106,16 +162,29 @@ def test_nothing_of_a_conversation_is_on_both_sides(logs):
 def test_a_policy_and_its_likelihood(logs, checkpoints, tmp_path):
     """The base is the policy's trunk with a new head, and its likelihood is one of the judges."""
     settings = SMALL | {"model_name_or_path": checkpoints["bc"], "checkpoint": checkpoints["bc"]}
-    main(FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / "model"), fitting=Fitting(epochs=0.2), **settings))
+    main(
+        FitRewardConfig(
+            logs=(logs,), output_dir=str(tmp_path / "model"), fitting=Fitting(epochs=0.2), **settings
+        )
+    )
     about = json.loads((tmp_path / "model" / "metrics.json").read_text())
-    assert about["held_out"]["judges"]["likelihood"]["accuracy"] and about["held_out"]["advantage"]["likelihood"]["accuracy"]
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["GPT2ForSequenceClassification"]
+    assert (
+        about["held_out"]["judges"]["likelihood"]["accuracy"]
+        and about["held_out"]["advantage"]["likelihood"]["accuracy"]
+    )
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == [
+        "GPT2ForSequenceClassification"
+    ]
 
 
 def test_the_same_seed_gives_the_same_model(logs, tmp_path):
     for name in "ab":
-        main(FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / name), fitting=Fitting(epochs=1), **SMALL))
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+        main(
+            FitRewardConfig(logs=(logs,), output_dir=str(tmp_path / name), fitting=Fitting(epochs=1), **SMALL)
+        )
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (
+        tmp_path / "b" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_only_its_own_models_are_replaced(logs, tmp_path):
@@ -137,27 +206,53 @@ def test_only_its_own_models_are_replaced(logs, tmp_path):
     [
         (["--logs", "LOGS"], "expected --output_dir"),
         (["--output_dir", "x"], "expected one of --run"),
-        (["--output_dir", "x", "--logs", "LOGS", "--model_name_or_path", "tfidf"], "tfidf: expected --objective ratings, got pairs"),
+        (
+            ["--output_dir", "x", "--logs", "LOGS", "--model_name_or_path", "tfidf"],
+            "tfidf: expected --objective ratings, got pairs",
+        ),
         (["--output_dir", "x", "--logs", "LOGS", "--data", "y"], "expected one of --run"),
         (["--output_dir", "x", "--logs", "LOGS", "--labels", "sqlite:///y"], "--labels: expected --run"),
         (["--output_dir", "x", "--run", "nowhere"], "nowhere"),
         (["--output_dir", "x", "--data", "nowhere"], "expected a directory written by"),
-        (["--output_dir", "x", "--data", "y", "--folds", "2"], "a prepared directory is judged by its own splits"),
+        (
+            ["--output_dir", "x", "--data", "y", "--folds", "2"],
+            "a prepared directory is judged by its own splits",
+        ),
         (["--output_dir", "x", "--logs", "nowhere.jsonl"], "found nothing at nowhere"),
         (["--output_dir", "x", "--logs", "LOGS", "--folds", "1"], "--folds of 0 or at least 2"),
         (["--output_dir", "x", "--logs", "LOGS", "--folds", "41"], "at least as many conversations, got 40"),
-        (["--output_dir", "x", "--logs", "LOGS", "--validation", "0.999"], "expected preferences to learn from in the train split"),
+        (
+            ["--output_dir", "x", "--logs", "LOGS", "--validation", "0.999"],
+            "expected preferences to learn from in the train split",
+        ),
         (["--output_dir", "x", "--logs", "LOGS", "--hidden_size", "50"], "multiple of 32"),
         (["--output_dir", "x", "--logs", "LOGS", "--reward", "kindness"], "unknown reward 'kindness'"),
-        (["--output_dir", "x", "--logs", "LOGS", "--above", "7", "--objective", "both"], "expected good and bad replies, got 0 good ones of 160"),
+        (
+            ["--output_dir", "x", "--logs", "LOGS", "--above", "7", "--objective", "both"],
+            "expected good and bad replies, got 0 good ones of 160",
+        ),
         (["--output_dir", "x", "--logs", "ALONE"], "found none among 2 rated: try --objective ratings"),
-        (["--output_dir", "x", "--logs", "BROKEN"], r"broken.jsonl.*`prepare` puts such records into quarantine"),
+        (
+            ["--output_dir", "x", "--logs", "BROKEN"],
+            r"broken.jsonl.*`prepare` puts such records into quarantine",
+        ),
         (["--output_dir", "x", "--logs", "LOGS", "--model_name_or_path", "./nowhere"], "found nothing there"),
     ],
 )
 def test_mistakes_are_explained(arguments, told, logs, tmp_path, monkeypatch):
-    (tmp_path / "broken.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": 3, "rejected": "c"}\n')
-    alone = [Dialog(f"{n}", [{"role": "user", "content": str(n)}, {"role": "assistant", "content": "yes", "reward": float(n)}]) for n in range(2)]
+    (tmp_path / "broken.jsonl").write_text(
+        '{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": 3, "rejected": "c"}\n'
+    )
+    alone = [
+        Dialog(
+            f"{n}",
+            [
+                {"role": "user", "content": str(n)},
+                {"role": "assistant", "content": "yes", "reward": float(n)},
+            ],
+        )
+        for n in range(2)
+    ]
     write_jsonl(alone, tmp_path / "alone.jsonl")
     monkeypatch.chdir(tmp_path)
     places = {"LOGS": logs, "ALONE": "alone.jsonl", "BROKEN": "broken.jsonl"}
@@ -169,7 +264,8 @@ def test_mistakes_are_explained(arguments, told, logs, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.realdata
 def test_people_who_rated_coffee_orders(tmp_path):
-    """Taskmaster-4: better than chance on conversations that it did not see, by the interval over conversations."""
+    """Taskmaster-4: better than chance on conversations that it did not see, by the interval over
+    conversations."""
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
     flags = [
@@ -185,7 +281,13 @@ def test_people_who_rated_coffee_orders(tmp_path):
         "3e-3",
         "--quiet",
     ]
-    done = subprocess.run([sys.executable, "-m", "pipelines.fit_reward", *flags], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelines.fit_reward", *flags], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["held_out_pairs"] > 500 and found["accuracy"][1] > 0.5 and found["chosen_good"][1] > found["random_good"][2], found
+    assert (
+        found["held_out_pairs"] > 500
+        and found["accuracy"][1] > 0.5
+        and found["chosen_good"][1] > found["random_good"][2]
+    ), found

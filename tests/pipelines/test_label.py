@@ -1,4 +1,5 @@
-"""The verb `label` as people run it: keys in a pseudo terminal, lines through a pipe, the page as a process; what becomes of the pair they had."""
+"""The verb `label` as people run it: keys in a pseudo terminal, lines through a pipe, the page as a process;
+what becomes of the pair they had."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ class Folder:
     """A run's folder. The ground of clip n is (n, 2 n, 0)."""
 
     def __init__(self, path):
-        self.path, self.log, self.segments = path, LabelLog(f"sqlite:///{path}/labels.db", validation=0.0), Segments(path / "clips")
+        self.path, self.log, self.segments = (
+            path,
+            LabelLog(f"sqlite:///{path}/labels.db", validation=0.0),
+            Segments(path / "clips"),
+        )
         self.clips = {}
 
     def clip(self, steps=6):
@@ -44,7 +49,10 @@ class Folder:
         return self.clips[n]
 
     def ask(self, number=1, **given):
-        return [self.log.add_query(self.clip(), self.clip(), task="Which is brighter?", **given) for _ in range(number)]
+        return [
+            self.log.add_query(self.clip(), self.clip(), task="Which is brighter?", **given)
+            for _ in range(number)
+        ]
 
     def free(self):
         """Is there a pair that nobody has?"""
@@ -71,7 +79,13 @@ class Terminal:
         env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
         take_the_terminal = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # noqa: E731
         self.process = subprocess.Popen(
-            arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, preexec_fn=take_the_terminal
+            arguments,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=env,
+            start_new_session=True,
+            preexec_fn=take_the_terminal,
         )
         os.close(theirs)
 
@@ -79,7 +93,9 @@ class Terminal:
         """What is written until `text` comes."""
         seen, deadline = "", time.monotonic() + 60
         while text not in seen:
-            assert select.select([self.ours], [], [], max(0.0, deadline - time.monotonic()))[0], f"{text!r} did not come, but {seen[-2000:]!r}"
+            assert select.select([self.ours], [], [], max(0.0, deadline - time.monotonic()))[0], (
+                f"{text!r} did not come, but {seen[-2000:]!r}"
+            )
             seen += os.read(self.ours, 65536).decode("utf-8", "replace")
         return seen
 
@@ -185,22 +201,52 @@ def test_a_terminal_that_goes_away_gives_the_pair_back(folder, terminal):
 def test_lines_through_a_pipe(folder):
     """Every answer of the original, in either case, and what is none is asked again."""
     folder.ask(6)
-    folder.log.add_query(*(folder.segments.add(Reply([{"role": "user", "content": "hello"}], text)) for text in ("hi", "go")), priority=1.0)
+    folder.log.add_query(
+        *(folder.segments.add(Reply([{"role": "user", "content": "hello"}], text)) for text in ("hi", "go")),
+        priority=1.0,
+    )
     lines = "l\nL\nR\nE\n\nwhat\ns\nu\nQ\n"
-    done = subprocess.run(command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"labeller": "ann", "answers": 6, "undone": 1, "labels": 4}
-    assert "user> hello" in done.stdout and "'what' means nothing here" in done.stdout and "The conversation so far" in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "labeller": "ann",
+        "answers": 6,
+        "undone": 1,
+        "labels": 4,
+    }
+    assert (
+        "user> hello" in done.stdout
+        and "'what' means nothing here" in done.stdout
+        and "The conversation so far" in done.stdout
+    )
     counts = folder.log.counts()
-    assert (counts["labels"], counts["ties"], counts["skipped"], counts["revoked"], counts["waiting"]) == (4, 1, 1, 1, 2)
+    assert (counts["labels"], counts["ties"], counts["skipped"], counts["revoked"], counts["waiting"]) == (
+        4,
+        1,
+        1,
+        1,
+        2,
+    )
     # The end of the input is an end like any other.
-    assert subprocess.run(command(folder, "--labeller", "bob"), input="", capture_output=True, text=True, timeout=60).returncode == 0
+    assert (
+        subprocess.run(
+            command(folder, "--labeller", "bob"), input="", capture_output=True, text=True, timeout=60
+        ).returncode
+        == 0
+    )
     assert folder.log.counts()["waiting"] == 2
 
 
 def test_who_reads_the_output_goes_away(folder):
     folder.ask(3)
-    process = subprocess.Popen(command(folder, "--labeller", "ann"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command(folder, "--labeller", "ann"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout.readline()
     eventually(lambda: folder.log.counts()["leased"] == 1)
     process.stdout.close()
@@ -208,7 +254,9 @@ def test_who_reads_the_output_goes_away(folder):
     process.stdin.flush()
     process.wait(30)
     assert b"Traceback" not in process.stderr.read()
-    assert folder.log.counts()["leased"] == 0 and folder.log.counts()["labels"] == 1, "the answer counts, the next pair goes back"
+    assert folder.log.counts()["leased"] == 0 and folder.log.counts()["labels"] == 1, (
+        "the answer counts, the next pair goes back"
+    )
     process.stdin.close()
     process.stderr.close()
 
@@ -217,14 +265,26 @@ def test_half_blocks():
     frame = np.zeros((2, 2, 3), np.uint8)
     frame[0, 0], frame[1, 1] = (255, 0, 0), (0, 0, 255)
     (row,) = half_blocks(frame, 2, 9).rows
-    assert [(cell.text, str(cell.style)) for cell in row] == [("▀", "rgb(255,0,0) on rgb(0,0,0)"), ("▀", "rgb(0,0,0) on rgb(0,0,255)")]
+    assert [(cell.text, str(cell.style)) for cell in row] == [
+        ("▀", "rgb(255,0,0) on rgb(0,0,0)"),
+        ("▀", "rgb(0,0,0) on rgb(0,0,255)"),
+    ]
     (row,) = half_blocks(np.zeros((2, 8, 3), np.uint8), 8, 9).rows
     assert [cell.text for cell in row] == ["▀" * 8], "neighbours that are alike are one piece"
     for height, width in ((210, 160), (84, 84), (10, 400), (400, 10)):
         picture = half_blocks(np.zeros((height, width, 3), np.uint8), 36, 16)
         shown = picture.width / (2 * len(picture.rows))
-        assert picture.width <= 36 and len(picture.rows) <= 16 and (0.8 < shown * height / width < 1.25 or 1 in (picture.width, len(picture.rows)))
-    grey = half_blocks(np.repeat(np.linspace(0, 255, 10, dtype=np.uint8)[None, :, None], 2, 0).repeat(3, -1), 10, 1, colours=False)
+        assert (
+            picture.width <= 36
+            and len(picture.rows) <= 16
+            and (0.8 < shown * height / width < 1.25 or 1 in (picture.width, len(picture.rows)))
+        )
+    grey = half_blocks(
+        np.repeat(np.linspace(0, 255, 10, dtype=np.uint8)[None, :, None], 2, 0).repeat(3, -1),
+        10,
+        1,
+        colours=False,
+    )
     assert grey.rows[0][0].text == "  ░░▒▒▓▓██"
     console = Console(width=20, file=open(os.devnull, "w"))  # noqa: SIM115
     assert console.measure(picture).maximum == picture.width
@@ -264,7 +324,9 @@ def test_tokens_and_the_page(folder):
     made = main(LabelConfig(run=str(folder.path), new_token="ann"))
     with pytest.raises(UserError, match="without a token"):
         main(LabelConfig(run=str(folder.path), new_token="ann"))
-    with subprocess.Popen(command(folder, "--page", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command(folder, "--page", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         ready = json.loads(process.stdout.readline())
         client = httpx.Client(base_url=ready["ready"], headers={"Authorization": f"Bearer {made['token']}"})
         assert ready["needs_token"] is True and httpx.get(ready["run"]).status_code == 200
@@ -273,11 +335,14 @@ def test_tokens_and_the_page(folder):
         process.send_signal(signal.SIGTERM)
         told = json.loads(process.stdout.read())
         assert process.wait(30) == 0 and told["labels"] == 1 and made["token"] not in process.stderr.read()
-    line = subprocess.run(command(folder, "--token", made["token"]), input="r\nq\n", capture_output=True, text=True, timeout=60).stdout.splitlines()[
-        -1
-    ]
+    line = subprocess.run(
+        command(folder, "--token", made["token"]), input="r\nq\n", capture_output=True, text=True, timeout=60
+    ).stdout.splitlines()[-1]
     assert json.loads(line) == {"labeller": "ann", "answers": 1, "undone": 0, "labels": 2}
-    assert main(LabelConfig(run=str(folder.path), revoke="ann")) == {"labeller": "ann", "revoked": 2} and folder.log.labels() == []
+    assert (
+        main(LabelConfig(run=str(folder.path), revoke="ann")) == {"labeller": "ann", "revoked": 2}
+        and folder.log.labels() == []
+    )
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
@@ -288,12 +353,18 @@ def test_a_terminal_without_blocks(folder, encoding):
     pairs = [folder.log.add_query(*replies), *folder.ask(1)]
     with io.TextIOWrapper(io.BytesIO(), encoding=encoding) as out:
         console = Console(file=out, force_terminal=True, color_system="truecolor", width=80, height=24)
-        labeller = TerminalLabeller(folder.log, folder.segments, "ann", draw=lambda frame: frame, console=console)
+        labeller = TerminalLabeller(
+            folder.log, folder.segments, "ann", draw=lambda frame: frame, console=console
+        )
         for _ in pairs:
             labeller._take(folder.log.lease("ann", 60))
             console.print(labeller._whole(labeller.view(0)))
             folder.log.answer(labeller.pair.id, "ann", "left")
         out.flush()
         shown = out.buffer.getvalue().decode(encoding)
-    assert "\\u2026" in shown and "\\u2014" in shown and ("\u00e4h" if encoding == "latin-1" else "\\xe4h") in shown
+    assert (
+        "\\u2026" in shown
+        and "\\u2014" in shown
+        and ("\u00e4h" if encoding == "latin-1" else "\\xe4h") in shown
+    )
     assert "Left" in shown and "48;2;" not in shown

@@ -1,4 +1,5 @@
-"""The verb `play`: its films and figures are those of the environment and of the reward model, and what it refuses."""
+"""The verb `play`: its films and figures are those of the environment and of the reward model, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -51,11 +52,15 @@ def run(tmp_path_factory):
 
 
 def playing(run: Path, **more) -> PlayConfig:
-    return PlayConfig(**{"checkpoint": str(run), "episodes": 5, "films": 1, "seed": 3, "quiet": True, "overwrite": True} | more)
+    return PlayConfig(
+        **{"checkpoint": str(run), "episodes": 5, "films": 1, "seed": 3, "quiet": True, "overwrite": True}
+        | more
+    )
 
 
 def by_hand(policy: ControlPolicy, episodes: int, seed: int, *, max_steps: int = 120):
-    """Each episode by itself: observations, actions and rewards of environment i alone, stepped without any of the code under test."""
+    """Each episode by itself: observations, actions and rewards of environment i alone, stepped without any
+    of the code under test."""
     envs = control_env("moving_dot")(episodes, observations="position", max_steps=max_steps)
     seen, _ = envs.reset(seed=seed)
     rows = []
@@ -71,7 +76,10 @@ def by_hand(policy: ControlPolicy, episodes: int, seed: int, *, max_steps: int =
 def test_figures_and_records_are_those_of_the_environment_and_of_the_reward_model(run):
     result = main(playing(run, films=0))
     checkpoint, reward = Path(result["checkpoint"]), RewardModel.from_pretrained(result["reward"])
-    assert checkpoint == run / (run / "latest").read_text() and Path(result["output_dir"]) == run / "play" / checkpoint.name
+    assert (
+        checkpoint == run / (run / "latest").read_text()
+        and Path(result["output_dir"]) == run / "play" / checkpoint.name
+    )
     assert Path(result["reward"]).name == str(max(int(each.name) for each in (run / "reward").iterdir()))
     seen, actions, rewards = by_hand(ControlPolicy.from_pretrained(checkpoint), 5, 3)
     assert result["return"] == pytest.approx(rewards.sum(1).mean(), abs=1e-3) and result["steps"] == 150
@@ -79,16 +87,27 @@ def test_figures_and_records_are_those_of_the_environment_and_of_the_reward_mode
     assert low <= result["return"] <= high
     predicted = reward.predict(seen.reshape(150, 2), actions.reshape(150)).reshape(5, 30)
     assert result["predicted_return"] == pytest.approx(predicted.sum(1).mean(), abs=1e-3)
-    assert result["step_correlation"] == pytest.approx(np.corrcoef(rewards.ravel(), predicted.ravel())[0, 1], abs=1e-3)
-    assert result["return_correlation"] == pytest.approx(np.corrcoef(rewards.sum(1), predicted.sum(1))[0, 1], abs=1e-3)
+    assert result["step_correlation"] == pytest.approx(
+        np.corrcoef(rewards.ravel(), predicted.ravel())[0, 1], abs=1e-3
+    )
+    assert result["return_correlation"] == pytest.approx(
+        np.corrcoef(rewards.sum(1), predicted.sum(1))[0, 1], abs=1e-3
+    )
     rows = list(csv.DictReader((run / "play" / checkpoint.name / "steps.csv").open()))
-    assert [(int(row["episode"]), int(row["step"])) for row in rows] == [(i, step + 1) for i in range(5) for step in range(30)]
+    assert [(int(row["episode"]), int(row["step"])) for row in rows] == [
+        (i, step + 1) for i in range(5) for step in range(30)
+    ]
     assert [float(row["reward"]) for row in rows] == rewards.ravel().tolist()
     assert np.allclose([float(row["predicted"]) for row in rows], predicted.ravel(), atol=1e-5)
-    assert [row["action"] for row in rows] == [("NOOP", "DOWN", "RIGHT", "UP", "LEFT")[action] for action in actions.ravel()]
+    assert [row["action"] for row in rows] == [
+        ("NOOP", "DOWN", "RIGHT", "UP", "LEFT")[action] for action in actions.ravel()
+    ]
     told = json.loads((run / "play" / checkpoint.name / "play.json").read_text())
     assert [each["return"] for each in told["each"]] == rewards.sum(1).tolist()
-    assert main(playing(run, films=0)) == result and main(playing(run, films=0, seed=4))["return"] != result["return"]
+    assert (
+        main(playing(run, films=0)) == result
+        and main(playing(run, films=0, seed=4))["return"] != result["return"]
+    )
 
 
 def test_a_film_has_a_frame_for_every_step_and_shows_what_was_seen(run, tmp_path):
@@ -119,7 +138,8 @@ def test_a_film_has_a_frame_for_every_step_and_shows_what_was_seen(run, tmp_path
 
 
 def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys, monkeypatch):
-    """The version that the checkpoint was trained on; the newest where that was deleted; without a run only what is given; without any, none."""
+    """The version that the checkpoint was trained on; the newest where that was deleted; without a run only
+    what is given; without any, none."""
     own = shutil.copytree(run, tmp_path / "run")
     checkpoint = own / (own / "latest").read_text()
     versions = sorted(int(each.name) for each in (own / "reward").iterdir())
@@ -132,31 +152,52 @@ def test_the_reward_that_belongs_to_a_checkpoint(run, tmp_path, capsys, monkeypa
     assert Path(main(playing(Path("."), **quick))["output_dir"]) == own / "play" / checkpoint.name
     assert main(playing(own, **quick))["reward"] == str(own / "reward" / str(versions[-1]))
     shutil.rmtree(own / "reward" / str(versions[0]))
-    assert main(playing(checkpoint, **quick, quiet=False))["reward"] == str(own / "reward" / str(versions[-1]))
+    assert main(playing(checkpoint, **quick, quiet=False))["reward"] == str(
+        own / "reward" / str(versions[-1])
+    )
     assert f"version {versions[0]}" in capsys.readouterr().err
     shutil.rmtree(own / "reward")
     bare = main(playing(own, **quick | {"films": 1, "quiet": False}))
-    assert bare["reward"] is None and "predicted_return" not in bare and not (Path(bare["output_dir"]) / "returns.png").exists()
+    assert (
+        bare["reward"] is None
+        and "predicted_return" not in bare
+        and not (Path(bare["output_dir"]) / "returns.png").exists()
+    )
     assert "only the true one is shown" in capsys.readouterr().err
     alone = shutil.copytree(checkpoint, tmp_path / "alone")
     more = {"env": "moving_dot", "env_options": RUN.env_options}
     given = main(playing(alone, **quick, **more, reward_model=str(run / "reward" / str(versions[-1]))))
-    assert given["output_dir"] == str(alone / "play") and given["predicted_return"] == main(playing(run, **quick))["predicted_return"]
+    assert (
+        given["output_dir"] == str(alone / "play")
+        and given["predicted_return"] == main(playing(run, **quick))["predicted_return"]
+    )
 
 
-@pytest.mark.parametrize("options", [{"observations": "features"}, {"observations": "pixels"}, {"continuous": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"observations": "features"}, {"observations": "pixels"}, {"continuous": True}], ids=str
+)
 def test_every_kind_of_observation_and_action(options, tmp_path):
     given = {"max_steps": 40, **options}
     shape = shape_of(control_env("moving_dot")(1, **given))
     ControlPolicy(shape).save_pretrained(tmp_path / "policy")
     hidden = (8,)
-    RewardModel(RewardModelConfig(shape.observation, shape.actions, shape.discrete, hidden=hidden)).save_pretrained(tmp_path / "reward")
+    RewardModel(
+        RewardModelConfig(shape.observation, shape.actions, shape.discrete, hidden=hidden)
+    ).save_pretrained(tmp_path / "reward")
     text = ",".join(f"{name}={value}" for name, value in given.items())
-    more = {"env": "moving_dot", "env_options": text, "reward_model": str(tmp_path / "reward"), "episodes": 3, "sampled": True}
+    more = {
+        "env": "moving_dot",
+        "env_options": text,
+        "reward_model": str(tmp_path / "reward"),
+        "episodes": 3,
+        "sampled": True,
+    }
     first, again = (main(playing(tmp_path / "policy", **more, films=films)) for films in (0, 1))
     assert first == again and first["steps"] >= 3 * 3  # up to 30 of 40 steps are waiting
     rows = list(csv.DictReader((tmp_path / "policy" / "play" / "steps.csv").open()))
-    assert Image.open(tmp_path / "policy" / "play" / "episode-0.gif").n_frames == sum(row["episode"] == "0" for row in rows)
+    assert Image.open(tmp_path / "policy" / "play" / "episode-0.gif").n_frames == sum(
+        row["episode"] == "0" for row in rows
+    )
     assert len(rows[0]["action"].split()) == (2 if "continuous" in options else 1)
 
 
@@ -167,7 +208,11 @@ def test_episodes_of_different_lengths_end_where_they_end():
     lengths = -(-(60 - envs.steps) // 4)  # waiting counts as steps of one pixel, an action has 4 of them
     assert len(set(lengths.tolist())) > 1
     episodes = play_control(ControlPolicy(shape_of(envs)), envs, seed=1, draw=envs.draw, drawn=6)
-    assert [len(each.rewards) for each in episodes] == lengths.tolist() == [len(each.frames) for each in episodes]
+    assert (
+        [len(each.rewards) for each in episodes]
+        == lengths.tolist()
+        == [len(each.frames) for each in episodes]
+    )
 
 
 def test_a_chance_of_its_own():
@@ -184,17 +229,26 @@ def test_figures_without_spread():
         "episodes": 1, "steps": 4, "return": 0.0, "return_interval": None, "predicted_return": 6.0,
         "step_correlation": None, "return_correlation": None,
     }  # fmt: skip
-    assert correlation(np.array([1.0, 2]), np.array([3.0, 1])) is None and correlation(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == -1
+    assert (
+        correlation(np.array([1.0, 2]), np.array([3.0, 1])) is None
+        and correlation(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == -1
+    )
 
 
 def test_pong(tmp_path):
     pytest.importorskip("ale_py", reason="Atari games need ale-py: pip install ale-py")
     shape = shape_of(control_env("pong")(1))
     ControlPolicy(shape).save_pretrained(tmp_path)
-    RewardModel(RewardModelConfig(shape.observation, shape.actions, hidden=(8,))).save_pretrained(tmp_path / "reward")
+    RewardModel(RewardModelConfig(shape.observation, shape.actions, hidden=(8,))).save_pretrained(
+        tmp_path / "reward"
+    )
     reward = str(tmp_path / "reward")
-    result = main(playing(tmp_path, env="pong", env_options="max_frames=120", episodes=2, reward_model=reward))
-    assert result["predicted_return"] != 0 and 40 <= result["steps"] <= 60  # 1 to 30 frames of waiting, 4 to an action
+    result = main(
+        playing(tmp_path, env="pong", env_options="max_frames=120", episodes=2, reward_model=reward)
+    )
+    assert (
+        result["predicted_return"] != 0 and 40 <= result["steps"] <= 60
+    )  # 1 to 30 frames of waiting, 4 to an action
     assert {row["action"] for row in csv.DictReader((tmp_path / "play" / "steps.csv").open())} <= {
         "NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE",
     }  # fmt: skip
@@ -234,7 +288,10 @@ def test_what_cannot_be(run, wrong, message):
 
 def test_a_reward_of_another_shape_and_folders_that_hold_less(run, tmp_path):
     RewardModel(RewardModelConfig((3,), 5)).save_pretrained(tmp_path / "reward")
-    with pytest.raises(UserError, match=r"expected a reward model for observations \(2,\) and 5 discrete actions, got one for observations \(3,\)"):
+    with pytest.raises(
+        UserError,
+        match=r"expected a reward model for observations \(2,\) and 5 discrete actions, got one for observations \(3,\)",
+    ):
         main(playing(run, reward_model=str(tmp_path / "reward")))
     shutil.copy(run / "prefer.yaml", tmp_path / "prefer.yaml")
     with pytest.raises(UserError, match="has saved no policy yet"):

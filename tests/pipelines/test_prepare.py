@@ -71,7 +71,8 @@ def talk(number):
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Two files: the second repeats two ids of the first; one line is broken, one holds no dialog, one nobody answered."""
+    """Two files: the second repeats two ids of the first; one line is broken, one holds no dialog, one nobody
+    answered."""
     folder = tmp_path_factory.mktemp("logs")
     write_jsonl([talk(i) for i in range(30)], folder / "a.jsonl")
     write_jsonl([talk(i) for i in range(28, 60)], folder / "b.jsonl")
@@ -84,14 +85,23 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepared(running, logs, tmp_path_factory):
-    """The same logs prepared twice: by one worker per stage reading both files at once, and by two reading one each."""
+    """The same logs prepared twice: by one worker per stage reading both files at once, and by two reading
+    one each."""
     folder = tmp_path_factory.mktemp("prepared")
-    config = load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(folder / "one"), "--num_workers", "1", *FLAGS])
+    config = load_config(
+        PrepareConfig,
+        ["--logs", str(logs), "--output_dir", str(folder / "one"), "--num_workers", "1", *FLAGS],
+    )
     headline = main(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "GROUP_BYTES", 1000)
         patch.setattr(shards, "ACTOR_DIALOGS", 10)
-        main(load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(folder / "two"), "--num_workers", "2", *FLAGS]))
+        main(
+            load_config(
+                PrepareConfig,
+                ["--logs", str(logs), "--output_dir", str(folder / "two"), "--num_workers", "2", *FLAGS],
+            )
+        )
     assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]
     return folder / "one", folder / "two", headline
 
@@ -101,9 +111,16 @@ def test_every_record_is_a_dialog_or_counted(prepared):
     manifest = load_manifest(out)
     [source] = manifest["sources"].values()
     assert (source["dialogs"], source["replies"], source["turns"]) == (62, 124, 248)
-    assert (source["quarantined"], source["no_reply"]) == (2, 1) == (manifest["quarantined"], manifest["no_reply"])
+    assert (
+        (source["quarantined"], source["no_reply"])
+        == (2, 1)
+        == (manifest["quarantined"], manifest["no_reply"])
+    )
     assert [os.path.basename(file["path"]) for file in source["files"]] == ["a.jsonl", "b.jsonl"]
-    assert all(len(file["sha256"]) == 64 and file["bytes"] == os.path.getsize(file["path"]) for file in source["files"])
+    assert all(
+        len(file["sha256"]) == 64 and file["bytes"] == os.path.getsize(file["path"])
+        for file in source["files"]
+    )
     assert ["README.md" in skip["file"] for skip in manifest["skipped"]] == [True]
     quarantine = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
     assert [set(bad) for bad in quarantine] == [{"file", "where", "reason", "source", "excerpt"}] * 2
@@ -138,13 +155,27 @@ def test_rewards_are_written_into_the_messages_and_summed_up_in_the_manifest(pre
         first, last = dialog.messages[1], dialog.messages[3]
         odd = int(dialog.id[1:].split("#")[0]) % 2
         assert all(-1 <= message["rewards"].pop("coherence") <= 1 for message in (first, last))
-        assert first["rewards"] == {"question": 1.0, "sentiment": pytest.approx(0.6369 if odd else -0.5719), **({"vote": 1.0} if odd else {})}
+        assert first["rewards"] == {
+            "question": 1.0,
+            "sentiment": pytest.approx(0.6369 if odd else -0.5719),
+            **({"vote": 1.0} if odd else {}),
+        }
         assert first["reward"] == 0.5 + 2.0 * odd
         assert last["rewards"] == {"learned": 0.25, "question": 0.0}
         assert last["reward"] == 0.0
     rewards = load_manifest(out)["rewards"]
-    assert rewards["scorers"] == {"sentiment": "VADER", "coherence": "hashed words"} and rewards["normalisers"] == {}
-    assert rewards["components"]["vote"] == {"weight": 2.0, "mean": 1.0, "std": 0.0, "min": 1.0, "max": 1.0, "coverage": 0.25}
+    assert (
+        rewards["scorers"] == {"sentiment": "VADER", "coherence": "hashed words"}
+        and rewards["normalisers"] == {}
+    )
+    assert rewards["components"]["vote"] == {
+        "weight": 2.0,
+        "mean": 1.0,
+        "std": 0.0,
+        "min": 1.0,
+        "max": 1.0,
+        "coverage": 0.25,
+    }
     assert rewards["components"]["question"]["mean"] == 0.5
     assert rewards["sum"]["mean"] == pytest.approx((31 * 0.5 + 31 * 2.5) / 124)
     assert rewards["correlation"]["question"]["question"] == pytest.approx(1.0)
@@ -213,14 +244,47 @@ def test_a_component_without_a_weight_changes_no_pair(voted):
     assert np.isnan(np.concatenate([row.rewards for row in rows])).sum() == 50
 
 
-def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same(prepared, running, logs, tmp_path):
-    """Components stay raw; the reward is -2 z(sentiment) + 0.5 rank(question) + vote, z and rank by hand from the training replies."""
-    flags = ["-r", "sentiment", "reward_question", "manual_ratings", "-w", "-2", "0.5", "1", "--shard_rows", "15", "--vocab_size", "300", "--quiet"]
+def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same(
+    prepared, running, logs, tmp_path
+):
+    """Components stay raw; the reward is -2 z(sentiment) + 0.5 rank(question) + vote, z and rank by hand from
+    the training replies."""
+    flags = [
+        "-r",
+        "sentiment",
+        "reward_question",
+        "manual_ratings",
+        "-w",
+        "-2",
+        "0.5",
+        "1",
+        "--shard_rows",
+        "15",
+        "--vocab_size",
+        "300",
+        "--quiet",
+    ]
     fitted, later = tmp_path / "fitted", tmp_path / "later"
     headline = main(
-        load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(fitted), *flags, "--normalise", "zscore", "question=rank", "vote=none"])
+        load_config(
+            PrepareConfig,
+            [
+                "--logs",
+                str(logs),
+                "--output_dir",
+                str(fitted),
+                *flags,
+                "--normalise",
+                "zscore",
+                "question=rank",
+                "vote=none",
+            ],
+        )
     )
-    messages = {split: [m for d in read_dialogs(fitted, split) for m in (d.messages[i] for i in d.replies)] for split in SPLITS}
+    messages = {
+        split: [m for d in read_dialogs(fitted, split) for m in (d.messages[i] for i in d.replies)]
+        for split in SPLITS
+    }
     felt = np.array([m["rewards"]["sentiment"] for m in messages["train"] if "sentiment" in m["rewards"]])
     asked = np.array([m["rewards"]["question"] for m in messages["train"]])
     totals = []
@@ -232,7 +296,9 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
         totals.append(message["reward"])
     manifest = load_manifest(fitted)["rewards"]
     assert set(manifest["normalisers"]) == {"sentiment", "question"} and "sum" not in manifest["correlation"]
-    assert manifest["sum"]["mean"] == pytest.approx(np.mean(totals)) == pytest.approx(headline["reward"]["mean"])
+    assert (
+        manifest["sum"]["mean"] == pytest.approx(np.mean(totals)) == pytest.approx(headline["reward"]["mean"])
+    )
     assert manifest["sum"]["max"] == pytest.approx(np.max(totals))
     rows = [row for split in SPLITS for row in read_rows(fitted, split)]
     assert sorted(float(r) for row in rows for r in row.rewards) == pytest.approx(sorted(totals), abs=1e-6)
@@ -240,7 +306,17 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
     write_jsonl([talk(1)], tmp_path / "one.jsonl")
     main(
         load_config(
-            PrepareConfig, ["--logs", str(tmp_path / "one.jsonl"), "--output_dir", str(later), *flags, "--normalisers", str(fitted), "--report"]
+            PrepareConfig,
+            [
+                "--logs",
+                str(tmp_path / "one.jsonl"),
+                "--output_dir",
+                str(later),
+                *flags,
+                "--normalisers",
+                str(fitted),
+                "--report",
+            ],
         )
     )
     known = {d.id: d for split in SPLITS for d in read_dialogs(fitted, split)}["d1"]
@@ -249,7 +325,9 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
     assert load_manifest(later)["rewards"]["normalisers"] == manifest["normalisers"]
     report = (later / "report" / "report.md").read_text()
     titles = ["Components", "Distributions", "Hacks", "Examples"]
-    assert [line[3:] for line in report.splitlines() if line.startswith("## ")] == titles  # one dialog: nothing correlates, one vote
+    assert [
+        line[3:] for line in report.splitlines() if line.startswith("## ")
+    ] == titles  # one dialog: nothing correlates, one vote
     assert "question falls for: always asks" not in report  # its first reply asks already
     assert (later / "report" / "report.html").stat().st_size > 10_000
     for wrong, message in (
@@ -257,7 +335,11 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
         (["--normalisers", str(prepared[0])], "that was prepared with --normalise"),
     ):
         with pytest.raises(UserError, match=message):
-            main(load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(tmp_path / "x"), *flags, *wrong]))
+            main(
+                load_config(
+                    PrepareConfig, ["--logs", str(logs), "--output_dir", str(tmp_path / "x"), *flags, *wrong]
+                )
+            )
 
 
 @pytest.mark.parametrize("kind", ["words", "fine-tuned"])
@@ -268,23 +350,50 @@ def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kin
     if kind == "fine-tuned":
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)).save_pretrained(tmp_path / "base")
+        GPT2LMHeadModel(
+            GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=2, n_embd=16)
+        ).save_pretrained(tmp_path / "base")
         tokenizer.save_pretrained(tmp_path / "base")
-        more = {"model_name_or_path": str(tmp_path / "base"), "reads": "reply", "fitting": Fitting(learning_rate=1e-2, epochs=8)}
+        more = {
+            "model_name_or_path": str(tmp_path / "base"),
+            "reads": "reply",
+            "fitting": Fitting(learning_rate=1e-2, epochs=8),
+        }
     settings = {"data": str(out), "objective": "ratings", "quiet": True} | more
     done = fit_reward.main(fit_reward.FitRewardConfig(output_dir=str(scorer), reward="question", **settings))
     assert done["good"] * 2 == done["ratings"] and done["auc"][0] == 1.0 == done["auc"][1]
     write_jsonl([talk(1)], tmp_path / "one.jsonl")
-    flags = ["--logs", str(tmp_path / "one.jsonl"), "--output_dir", str(tmp_path / "out"), "--vocab_size", "300", "--quiet"]
-    flags += ["--rewards.toxicity", "1", "--rewards.learned", "0", "--scorers", f"toxicity={scorer}", f"reward_model={scorer}"]
+    flags = [
+        "--logs",
+        str(tmp_path / "one.jsonl"),
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--vocab_size",
+        "300",
+        "--quiet",
+    ]
+    flags += [
+        "--rewards.toxicity",
+        "1",
+        "--rewards.learned",
+        "0",
+        "--scorers",
+        f"toxicity={scorer}",
+        f"reward_model={scorer}",
+    ]
     main(load_config(PrepareConfig, flags))
     [dialog] = (dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out", split))
     asks, tells = (dialog.messages[i]["reward"] for i in dialog.replies)
     assert -1 <= asks < -0.7 and -0.3 < tells <= 0
     log_odds = [dialog.messages[i]["rewards"]["learned"] for i in dialog.replies]
     assert (1 / (1 + np.exp(-np.array(log_odds)))).tolist() == pytest.approx([-asks, -tells], abs=1e-5)
-    assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {"toxicity": str(scorer), "learned": str(scorer)}
-    with pytest.raises(UserError, match="--reward votes: expected one of vote, sentiment, question, coherence, with which"):
+    assert load_manifest(tmp_path / "out")["rewards"]["scorers"] == {
+        "toxicity": str(scorer),
+        "learned": str(scorer),
+    }
+    with pytest.raises(
+        UserError, match="--reward votes: expected one of vote, sentiment, question, coherence, with which"
+    ):
         fit_reward.main(fit_reward.FitRewardConfig(output_dir=str(scorer), reward="votes", **settings))
 
 
@@ -292,20 +401,47 @@ def test_pairs_are_written_for_every_split(running, tmp_path):
     """Two votes on two replies to one question; the files are logs that prepare reads."""
     said = [("yes", 1), ("no", -1), ("maybe", 0)]
     dialogs = [
-        Dialog(id=text, messages=[{"role": "user", "content": "well?"}, {"role": "assistant", "content": text, "feedback": {"vote": vote}}])
+        Dialog(
+            id=text,
+            messages=[
+                {"role": "user", "content": "well?"},
+                {"role": "assistant", "content": text, "feedback": {"vote": vote}},
+            ],
+        )
         for text, vote in said
     ]
     write_jsonl(dialogs, tmp_path / "a.jsonl")
     flags = ["--vocab_size", "300", "--quiet", "--validation", "0", "--test", "0"]
     main(
         load_config(
-            PrepareConfig, ["--logs", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / "out"), "--rewards.vote", "1", "--pairs", *flags]
+            PrepareConfig,
+            [
+                "--logs",
+                str(tmp_path / "a.jsonl"),
+                "--output_dir",
+                str(tmp_path / "out"),
+                "--rewards.vote",
+                "1",
+                "--pairs",
+                *flags,
+            ],
         )
     )
-    pairs = [json.loads(line) for line in (tmp_path / "out" / "pairs" / "train.jsonl").read_text().splitlines()]
-    assert [(p["chosen"][0]["content"], p["rejected"][0]["content"]) for p in pairs] == [("yes", "no"), ("yes", "maybe"), ("maybe", "no")]
+    pairs = [
+        json.loads(line) for line in (tmp_path / "out" / "pairs" / "train.jsonl").read_text().splitlines()
+    ]
+    assert [(p["chosen"][0]["content"], p["rejected"][0]["content"]) for p in pairs] == [
+        ("yes", "no"),
+        ("yes", "maybe"),
+        ("maybe", "no"),
+    ]
     assert (tmp_path / "out" / "pairs" / "test.jsonl").read_text() == ""
-    main(load_config(PrepareConfig, ["--logs", str(tmp_path / "out" / "pairs"), "--output_dir", str(tmp_path / "again"), *flags]))
+    main(
+        load_config(
+            PrepareConfig,
+            ["--logs", str(tmp_path / "out" / "pairs"), "--output_dir", str(tmp_path / "again"), *flags],
+        )
+    )
     assert sum(len(d.replies) for d in read_dialogs(tmp_path / "again", "train")) == 6
 
 
@@ -313,7 +449,12 @@ def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
     """Laughs 2, 0, 0 and 4, 0 (letters "ha", the last reply 0): z over the five, population std."""
     texts = (("hi", "a", "what do you have", "b", "so", "c"), ("hello", "a", "hahahahaha", "b"))
     dialogs = [
-        Dialog(id=f"d{n}", messages=[{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(talked)])
+        Dialog(
+            id=f"d{n}",
+            messages=[
+                {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(talked)
+            ],
+        )
         for n, talked in enumerate(texts)
     ]
     write_jsonl(dialogs, tmp_path / "a.jsonl")
@@ -333,26 +474,45 @@ def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
     main(load_config(PrepareConfig, [*flags, "-r", "reward_user_ha", "--compat", "2019"]))
     laughs = np.array([2, 0, 0, 4, 0])
     expected = ((laughs - laughs.mean()) / laughs.std()).tolist()
-    assert [d.messages[i]["reward"] for d in read_dialogs(tmp_path / "out", "train") for i in d.replies] == pytest.approx(expected)
+    assert [
+        d.messages[i]["reward"] for d in read_dialogs(tmp_path / "out", "train") for i in d.replies
+    ] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("dialogs", [3, pytest.param(9, marks=pytest.mark.slow)], ids=["that works", "that fails"])
+@pytest.mark.parametrize(
+    "dialogs", [3, pytest.param(9, marks=pytest.mark.slow)], ids=["that works", "that fails"]
+)
 def test_a_reward_of_one_s_own_runs_in_the_workers(dialogs, tmp_path):
     (tmp_path / "own_reward_of_a_test.py").write_text(
         "def length(dialog):\n    return [len(dialog.messages[i]['content']) / (dialog.id != 'd7') for i in dialog.replies]\n"
     )
     flags = ["--rewards.own_reward_of_a_test:length", "2", "--vocab_size", "300", "--quiet"]
     write_jsonl([talk(i) for i in range(dialogs)], tmp_path / "logs.jsonl")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # the folder where the command starts is on the path by itself
-    command = [sys.executable, "-m", "pipelines.prepare", "--logs", "logs.jsonl", "--output_dir", "out", *flags]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT)
+    }  # the folder where the command starts is on the path by itself
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.prepare",
+        "--logs",
+        "logs.jsonl",
+        "--output_dir",
+        "out",
+        *flags,
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     if dialogs == 3:
         assert done.returncode == 0, done.stderr
         read = [dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out", split)]
-        assert len(read) == 3 and all(d.messages[i]["reward"] == 2 * len(d.messages[i]["content"]) for d in read for i in d.replies)
+        assert len(read) == 3 and all(
+            d.messages[i]["reward"] == 2 * len(d.messages[i]["content"]) for d in read for i in d.replies
+        )
         return
     assert done.returncode == 2
-    assert "reward 'own_reward_of_a_test:length', dialog 'd7': ZeroDivisionError" in " ".join(done.stderr.split())
+    assert "reward 'own_reward_of_a_test:length', dialog 'd7': ZeroDivisionError" in " ".join(
+        done.stderr.split()
+    )
 
 
 def test_token_rows_decode_to_the_rendered_dialogs(prepared):
@@ -362,15 +522,28 @@ def test_token_rows_decode_to_the_rendered_dialogs(prepared):
         dialogs, rows = list(read_dialogs(out, split)), list(read_rows(out, split))
         assert len(rows) == load_manifest(out)["splits"][split]["rows"] == len(dialogs)
         for dialog, row in zip(dialogs, rows, strict=True):
-            assert tokenizer.decode(row.input_ids) == tokenizer.apply_chat_template(dialog.messages, tokenize=False)
-            assert tokenizer.decode(row.input_ids[row.assistant]) == f"{dialog.messages[1]['content']}<|end|>I see<|end|>"
+            assert tokenizer.decode(row.input_ids) == tokenizer.apply_chat_template(
+                dialog.messages, tokenize=False
+            )
+            assert (
+                tokenizer.decode(row.input_ids[row.assistant])
+                == f"{dialog.messages[1]['content']}<|end|>I see<|end|>"
+            )
             assert row.rewards.tolist() == [dialog.messages[1]["reward"], dialog.messages[3]["reward"]]
 
 
 def test_the_shards_do_not_depend_on_the_number_of_workers(prepared):
     one, two, _ = prepared
-    names = sorted(str(p.relative_to(one)) for p in one.rglob("*") if p.is_file() and p.name not in ("manifest.json", "prepare.yaml"))
-    assert names == sorted(str(p.relative_to(two)) for p in two.rglob("*") if p.is_file() and p.name not in ("manifest.json", "prepare.yaml"))
+    names = sorted(
+        str(p.relative_to(one))
+        for p in one.rglob("*")
+        if p.is_file() and p.name not in ("manifest.json", "prepare.yaml")
+    )
+    assert names == sorted(
+        str(p.relative_to(two))
+        for p in two.rglob("*")
+        if p.is_file() and p.name not in ("manifest.json", "prepare.yaml")
+    )
     assert sum(name.startswith("train-") for name in names) == 4  # 55 dialogs or so, 15 a shard
     for name in names:
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
@@ -381,7 +554,12 @@ def test_the_shards_do_not_depend_on_the_number_of_workers(prepared):
 def test_the_saved_config_reads_back(prepared):
     out, _, _ = prepared
     config = load_config(PrepareConfig, ["--config", str(out / "prepare.yaml")])
-    assert (config.output_dir, config.shard_rows, config.rewards["vote"], config.rewards["logged"]) == (str(out), 15, 2.0, None)
+    assert (config.output_dir, config.shard_rows, config.rewards["vote"], config.rewards["logged"]) == (
+        str(out),
+        15,
+        2.0,
+        None,
+    )
 
 
 def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs, tmp_path):
@@ -394,16 +572,35 @@ def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs,
 def test_a_template_that_cannot_be_masked_is_an_error_that_says_so(running, logs, tmp_path, tokenizer):
     broken = tmp_path / "broken"
     tokenizer.save_pretrained(broken)
-    (broken / "chat_template.jinja").write_text("{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (broken / "chat_template.jinja").write_text(
+        "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
     with pytest.raises(UserError, match="the chat template changes earlier text when message 1 is added"):
-        main(PrepareConfig(logs=(str(logs / "a.jsonl"),), output_dir=str(tmp_path / "out"), tokenizer=str(broken), quiet=True))
+        main(
+            PrepareConfig(
+                logs=(str(logs / "a.jsonl"),),
+                output_dir=str(tmp_path / "out"),
+                tokenizer=str(broken),
+                quiet=True,
+            )
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_path):
-    write_jsonl([Dialog(id=str(i), messages=[{"role": "user", "content": "hi"}]) for i in range(3)], tmp_path / "silent.jsonl")
-    with pytest.raises(UserError, match="at least one dialog with an assistant reply, got 3 without a reply and 0 quarantined"):
-        main(PrepareConfig(logs=(str(tmp_path / "silent.jsonl"),), output_dir=str(tmp_path / "out"), quiet=True))
+    write_jsonl(
+        [Dialog(id=str(i), messages=[{"role": "user", "content": "hi"}]) for i in range(3)],
+        tmp_path / "silent.jsonl",
+    )
+    with pytest.raises(
+        UserError,
+        match="at least one dialog with an assistant reply, got 3 without a reply and 0 quarantined",
+    ):
+        main(
+            PrepareConfig(
+                logs=(str(tmp_path / "silent.jsonl"),), output_dir=str(tmp_path / "out"), quiet=True
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -421,7 +618,11 @@ def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(logs, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
-        main(PrepareConfig(**{"logs": (str(logs),), "output_dir": str(tmp_path / "out"), "quiet": True, **changes}))
+        main(
+            PrepareConfig(
+                **{"logs": (str(logs),), "output_dir": str(tmp_path / "out"), "quiet": True, **changes}
+            )
+        )
 
 
 def test_an_unknown_reward_is_refused_with_a_suggestion():
@@ -431,10 +632,24 @@ def test_an_unknown_reward_is_refused_with_a_suggestion():
 
 def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
     reply = {"role": "assistant", "content": "yes"}
-    dialogs = [Dialog(str(i), [{"role": "user", "content": "hi" if i < 20 else f"question {i}"}, reply]) for i in range(60)]
+    dialogs = [
+        Dialog(str(i), [{"role": "user", "content": "hi" if i < 20 else f"question {i}"}, reply])
+        for i in range(60)
+    ]
     write_jsonl(dialogs, tmp_path / "logs.jsonl")
     main(
-        load_config(PrepareConfig, ["--logs", str(tmp_path / "logs.jsonl"), "--output_dir", str(tmp_path / "out"), "--quiet", "--vocab_size", "300"])
+        load_config(
+            PrepareConfig,
+            [
+                "--logs",
+                str(tmp_path / "logs.jsonl"),
+                "--output_dir",
+                str(tmp_path / "out"),
+                "--quiet",
+                "--vocab_size",
+                "300",
+            ],
+        )
     )
     manifest = load_manifest(tmp_path / "out")
     assert manifest["largest_context"] == pytest.approx(1 / 3, abs=1e-4)

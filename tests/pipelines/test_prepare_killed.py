@@ -31,8 +31,14 @@ def count(dialog):
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
     (tmp_path / "counting.py").write_text(COUNTING)
-    texts = [[{"role": "user", "content": f"hello {i}"}, {"role": "assistant", "content": f"good day {i}"}] for i in range(DIALOGS)]
-    write_jsonl((Dialog(str(i), messages, meta={"note": "x" * 8000}) for i, messages in enumerate(texts)), tmp_path / "logs.jsonl")
+    texts = [
+        [{"role": "user", "content": f"hello {i}"}, {"role": "assistant", "content": f"good day {i}"}]
+        for i in range(DIALOGS)
+    ]
+    write_jsonl(
+        (Dialog(str(i), messages, meta={"note": "x" * 8000}) for i, messages in enumerate(texts)),
+        tmp_path / "logs.jsonl",
+    )
 
     with _prepare(tmp_path, "out", "first") as run:
         deadline = time.monotonic() + 120
@@ -49,7 +55,9 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
     with _prepare(tmp_path, "out", "second") as run:
         assert run.wait(120) == 0, run.communicate()
     again = Counter((tmp_path / "second").read_text().split())
-    assert len(again) == DIALOGS - kept and set(again.values()) == {1}  # the chunks that were finished are not scored again
+    assert len(again) == DIALOGS - kept and set(again.values()) == {
+        1
+    }  # the chunks that were finished are not scored again
     assert [path.name for path in tmp_path.glob("out*")] == ["out"]
     assert {path.name for path in (tmp_path / "out").iterdir()}.isdisjoint(("work", "recipe.json"))
 
@@ -64,8 +72,25 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
 
 
 def _prepare(folder, out, counted):
-    flags = ["--logs", "logs.jsonl", "--output_dir", out, "--rewards.counting:count", "1", "--num_cpus", "2", "--quiet", "--vocab_size", "300"]
-    environment = os.environ | {"COUNTED": str(folder / counted), "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+    flags = [
+        "--logs",
+        "logs.jsonl",
+        "--output_dir",
+        out,
+        "--rewards.counting:count",
+        "1",
+        "--num_cpus",
+        "2",
+        "--quiet",
+        "--vocab_size",
+        "300",
+    ]
+    environment = os.environ | {
+        "COUNTED": str(folder / counted),
+        "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
+    }
     environment.pop("RAY_ADDRESS", None)
     command = [sys.executable, "-m", "pipelines.prepare", *flags]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )

@@ -1,4 +1,5 @@
-"""The serve verb without Ray: keys, what it refuses before it loads anything, the config for `serve deploy`, and the plain process."""
+"""The serve verb without Ray: keys, what it refuses before it loads anything, the config for `serve deploy`,
+and the plain process."""
 
 import json
 import signal
@@ -46,14 +47,20 @@ def test_keys_come_and_go(url):
     "given, words",
     [
         ({}, "at least one model, e.g. --models ilql=runs/ilql"),
-        ({"models": ("runs/ilql",)}, "--models: expected NAME=VALUE with a name of its own each, got 'runs/ilql'"),
+        (
+            {"models": ("runs/ilql",)},
+            "--models: expected NAME=VALUE with a name of its own each, got 'runs/ilql'",
+        ),
         ({"models": ("a=x", "a=y")}, "name of its own each, got 'a=y'"),
         ({"models": ("assigned=x",), "backend": "local"}, "another name for a model than 'assigned'"),
         ({"models": ("a=x",), "split": ("b=1",)}, "split: expected names of models .a., got 'b'"),
         ({"models": ("a=x",), "split": ("a=much",)}, "expected a number as the weight of a, got 'much'"),
         ({"models": ("a=x",), "split": ("a=0",)}, "a weight above 0"),
         ({"models": ("a=/nowhere/x",), "backend": "local"}, "/nowhere/x: expected a directory with a model"),
-        ({"models": ("a=x",), "host": "0.0.0.0"}, "host 0.0.0.0: expected API keys before others can reach the server"),
+        (
+            {"models": ("a=x",), "host": "0.0.0.0"},
+            "host 0.0.0.0: expected API keys before others can reach the server",
+        ),
         ({"models": ("a=x",), "store": "mysql://x"}, "expected the URL of an SQLite or PostgreSQL store"),
     ],
 )
@@ -85,8 +92,16 @@ def test_the_config_for_serve_deploy(url, checkpoint, tmp_path):
     (application,) = config["applications"]
     assert config["http_options"]["port"] == 8123 and config["http_options"]["host"] == "127.0.0.1"
     assert application["import_path"] == "rl_dialog.cluster.serve:build"
-    assert application["deployments"] == [{"name": "chat", "user_config": {"models": {"bot": checkpoint}, "split": {}}}]
-    assert application["args"] == {"store": url, "needs_key": False, "max_tokens": 9, "replicas": "1-3", "cpus_per_replica": 1.0}
+    assert application["deployments"] == [
+        {"name": "chat", "user_config": {"models": {"bot": checkpoint}, "split": {}}}
+    ]
+    assert application["args"] == {
+        "store": url,
+        "needs_key": False,
+        "max_tokens": 9,
+        "replicas": "1-3",
+        "cpus_per_replica": 1.0,
+    }
     with pytest.raises(UserError, match="replicas: expected a number or a range such as 1-4, got 'many'"):
         main(ServeConfig(**options, num_replicas="many"))
 
@@ -95,9 +110,23 @@ def test_the_plain_process(url, checkpoint):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = ["--models", f"bot={checkpoint}", "--store", url, "--port", str(port), "--backend", "local", "--threads", "1", "--quiet"]
+    flags = [
+        "--models",
+        f"bot={checkpoint}",
+        "--store",
+        url,
+        "--port",
+        str(port),
+        "--backend",
+        "local",
+        "--threads",
+        "1",
+        "--quiet",
+    ]
     command = [sys.executable, "-m", "pipelines.serve", *flags]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         ready = json.loads(process.stdout.readline())
         assert ready["models"] == ["bot"] and ready["needs_key"] is False
         for _ in range(100):

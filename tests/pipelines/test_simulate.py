@@ -35,19 +35,35 @@ def test_the_rule_policy_in_the_generated_town(tmp_path):
     done = simulate("--policy", "rule", "--episodes", 50, "--output_dir", tmp_path)
     assert done.returncode == 0, done.stderr
     headline = json.loads(done.stdout.splitlines()[-1])
-    assert headline["episodes"] == 50 and headline["success"] > 0.8 and {"complete", "book_rate", "inform_f1", "turns", "return"} <= headline.keys()
+    assert (
+        headline["episodes"] == 50
+        and headline["success"] > 0.8
+        and {"complete", "book_rate", "inform_f1", "turns", "return"} <= headline.keys()
+    )
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["figures"]["success"]["value"] == headline["success"] and results["transcripts"] == headline["transcripts"]
+    assert (
+        results["figures"]["success"]["value"] == headline["success"]
+        and results["transcripts"] == headline["transcripts"]
+    )
     dialogs = list(read_jsonl(tmp_path / "dialogs.jsonl"))
-    assert len(dialogs) == 50 and sum(dialog.meta["outcome"]["success"] for dialog in dialogs) / 50 == headline["success"]
+    assert (
+        len(dialogs) == 50
+        and sum(dialog.meta["outcome"]["success"] for dialog in dialogs) / 50 == headline["success"]
+    )
     turns = sum(len(dialog.replies) for dialog in dialogs) / 50
     assert turns == headline["turns"]
     other = simulate(
         "--episodes", 50, "--output_dir", tmp_path.parent / f"{tmp_path.name}-other", "--quiet", hash_seed="1"
     )  # the order of Python's sets is another one there
-    assert len(other.stdout.splitlines()) == 1 and json.loads(other.stdout)["transcripts"] == headline["transcripts"]
+    assert (
+        len(other.stdout.splitlines()) == 1
+        and json.loads(other.stdout)["transcripts"] == headline["transcripts"]
+    )
     again = load_config(SimulateConfig, ["--config", str(tmp_path / "simulate.yaml")])
-    with pytest.raises(UserError, match="already holds a run of `simulate`: pass --resume to go on with it or --overwrite to delete it"):
+    with pytest.raises(
+        UserError,
+        match="already holds a run of `simulate`: pass --resume to go on with it or --overwrite to delete it",
+    ):
         main(again)
     assert main(replace(again, overwrite=True))["transcripts"] == headline["transcripts"]
 
@@ -60,11 +76,21 @@ def test_the_number_stepped_together_changes_nothing(tmp_path):
 
 
 def test_the_original_with_exceptions(tmp_path):
-    config = SimulateConfig(episodes=20, output_dir=str(tmp_path), quiet=True, original=True, options=Options(reward="user"))
-    rewards = {message["reward"] for dialog in (main(config), read_jsonl(tmp_path / "dialogs.jsonl"))[1] for message in dialog.messages[1::2]}
+    config = SimulateConfig(
+        episodes=20, output_dir=str(tmp_path), quiet=True, original=True, options=Options(reward="user")
+    )
+    rewards = {
+        message["reward"]
+        for dialog in (main(config), read_jsonl(tmp_path / "dialogs.jsonl"))[1]
+        for message in dialog.messages[1::2]
+    }
     assert rewards <= {-1, 80, -40}  # not the 40 and 5 of the original
-    per_turn = SimulateConfig(episodes=20, output_dir=str(tmp_path), quiet=True, original=True, overwrite=True)
-    assert main(per_turn)["return"] < 80 and 40 in {m["reward"] for dialog in read_jsonl(tmp_path / "dialogs.jsonl") for m in dialog.messages[1::2]}
+    per_turn = SimulateConfig(
+        episodes=20, output_dir=str(tmp_path), quiet=True, original=True, overwrite=True
+    )
+    assert main(per_turn)["return"] < 80 and 40 in {
+        m["reward"] for dialog in read_jsonl(tmp_path / "dialogs.jsonl") for m in dialog.messages[1::2]
+    }
 
 
 @pytest.mark.parametrize(
@@ -72,14 +98,26 @@ def test_the_original_with_exceptions(tmp_path):
     [
         ([], "expected --output_dir"),
         (["--output_dir", "x", "--episodes", "0"], "expected --episodes of at least 1, got 0"),
-        (["--output_dir", "x", "--world", "nowhere"], "nowhere: expected a folder with world files, found nothing"),
+        (
+            ["--output_dir", "x", "--world", "nowhere"],
+            "nowhere: expected a folder with world files, found nothing",
+        ),
         (["--output_dir", "x", "--episode", "3"], "Did you mean --episodes"),
         (["--output_dir", "x", "--epoch", "3"], "--epochs: the rule policy is not trained"),
         (["--output_dir", "x", "--policy", "mle", "--resume"], "--resume: imitation is not resumed"),
-        (["--output_dir", "x", "--policy", "ppo", "--batchsz", "0"], "expected --batch_size of at least 1, got 0"),
-        (["--output_dir", "x", "--policy", "mle", "--epochs", "0"], "expected --model_name_or_path, the folder of a task policy"),
+        (
+            ["--output_dir", "x", "--policy", "ppo", "--batchsz", "0"],
+            "expected --batch_size of at least 1, got 0",
+        ),
+        (
+            ["--output_dir", "x", "--policy", "mle", "--epochs", "0"],
+            "expected --model_name_or_path, the folder of a task policy",
+        ),
         (["--output_dir", "x", "--policy", "ppo", "--model_name_or_path", "nowhere"], "found no config.json"),
-        (["--output_dir", "x", "--policy", "mle", "--demonstrations", "nowhere.json"], "nowhere.json: expected dialogs of MultiWOZ"),
+        (
+            ["--output_dir", "x", "--policy", "mle", "--demonstrations", "nowhere.json"],
+            "nowhere.json: expected dialogs of MultiWOZ",
+        ),
     ],
 )
 def test_mistakes_are_explained(arguments, told, tmp_path, monkeypatch):
@@ -89,21 +127,56 @@ def test_mistakes_are_explained(arguments, told, tmp_path, monkeypatch):
 
 
 def test_the_originals_flags_are_understood():
-    config = load_config(SimulateConfig, ["--policy", "ppo", "--batchsz", "1024", "--epoch=200", "--process_num", "8"])
-    assert (config.batch_size, config.epochs, config.num_workers, config.method.batch_size) == (1024, 200, 8, 1024)
+    config = load_config(
+        SimulateConfig, ["--policy", "ppo", "--batchsz", "1024", "--epoch=200", "--process_num", "8"]
+    )
+    assert (config.batch_size, config.epochs, config.num_workers, config.method.batch_size) == (
+        1024,
+        200,
+        8,
+        1024,
+    )
     assert load_config(SimulateConfig, ["--policy", "ppo", "--ppo.clip", "0.1"]).method == PPO(clip=0.1)
-    assert load_config(SimulateConfig, ["--policy", "ppo", "--batchsz", "64"]).method.minibatch_size == 64  # never more than the batch
+    assert (
+        load_config(SimulateConfig, ["--policy", "ppo", "--batchsz", "64"]).method.minibatch_size == 64
+    )  # never more than the batch
 
 
 def test_imitation_of_the_rule_policy_in_the_generated_town(tmp_path):
     """It learns something, writes a checkpoint, and the checkpoint plays the same conversations again."""
-    run = ["--policy", "mle", "--mle.batch_size", "16", "--epochs", "8", "--rule_episodes", "300", "--eval_episodes", "40", "--episodes", "40"]
+    run = [
+        "--policy",
+        "mle",
+        "--mle.batch_size",
+        "16",
+        "--epochs",
+        "8",
+        "--rule_episodes",
+        "300",
+        "--eval_episodes",
+        "40",
+        "--episodes",
+        "40",
+    ]
     found = main(load_config(SimulateConfig, [*run, "--output_dir", str(tmp_path / "mle"), "--quiet"]))
     assert found["success"] > 0.2 and found["turns"] < 20
     lines = [json.loads(line) for line in (tmp_path / "mle" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 9)) and lines[-1]["train/loss"] < lines[0]["train/loss"]
+    assert [line["step"] for line in lines] == list(range(1, 9)) and lines[-1]["train/loss"] < lines[0][
+        "train/loss"
+    ]
     assert list((tmp_path / "mle" / "tensorboard").iterdir())
-    again = ["--policy", "mle", "--model_name_or_path", str(tmp_path / "mle"), "--epochs", "0", "--episodes", "40", "--together", "7"]
+    again = [
+        "--policy",
+        "mle",
+        "--model_name_or_path",
+        str(tmp_path / "mle"),
+        "--epochs",
+        "0",
+        "--episodes",
+        "40",
+        "--together",
+        "7",
+    ]
     other = main(load_config(SimulateConfig, [*again, "--output_dir", str(tmp_path / "again"), "--quiet"]))
     assert other["transcripts"] == found["transcripts"] and other["checkpoint"] == found["checkpoint"]
     assert not (tmp_path / "again" / "best").exists()  # nothing was trained there
@@ -111,17 +184,30 @@ def test_imitation_of_the_rule_policy_in_the_generated_town(tmp_path):
 
 def test_a_policy_of_another_world_is_refused(tmp_path):
     ActPolicy(ActPolicyConfig(340, 209)).save_pretrained(tmp_path / "other")
-    config = SimulateConfig(policy="ppo", model_name_or_path=str(tmp_path / "other"), epochs=0, output_dir=str(tmp_path / "out"), quiet=True)
+    config = SimulateConfig(
+        policy="ppo",
+        model_name_or_path=str(tmp_path / "other"),
+        epochs=0,
+        output_dir=str(tmp_path / "out"),
+        quiet=True,
+    )
     with pytest.raises(UserError, match="it was trained in another world"):
         main(config)
 
 
 @pytest.mark.slow
 def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
-    """From a clone of the rule policy, on 200 held-out goals, with two workers. Learning: the gains of single goals, signs flipped at random, have so
-    large a mean in less than 1 of 100 flips. Resuming: six epochs, and three and three, end with the same weights."""
+    """From a clone of the rule policy, on 200 held-out goals, with two workers. Learning: the gains of single
+    goals, signs flipped at random, have so large a mean in less than 1 of 100 flips. Resuming: six epochs,
+    and three and three, end with the same weights."""
     start = SimulateConfig(
-        policy="mle", mle=Imitation(epochs=6), rule_episodes=300, eval_episodes=100, episodes=200, output_dir=str(tmp_path / "start"), quiet=True
+        policy="mle",
+        mle=Imitation(epochs=6),
+        rule_episodes=300,
+        eval_episodes=100,
+        episodes=200,
+        output_dir=str(tmp_path / "start"),
+        quiet=True,
     )
     before = main(start)
     more = {
@@ -146,8 +232,19 @@ def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == list(range(7))
     with pytest.raises(UserError, match="was made with other settings: --train_seed 0 then and 1 now"):
         main(SimulateConfig(**more, epochs=6, output_dir=str(tmp_path / "halves"), resume=True, train_seed=1))
-    with pytest.raises(UserError, match="was made with other settings: --num_envs 64 then and 32 now; --eval_every 3 then and 2 now"):
-        main(SimulateConfig(**more | {"eval_every": 2}, epochs=6, output_dir=str(tmp_path / "halves"), resume=True, num_envs=32))
+    with pytest.raises(
+        UserError,
+        match="was made with other settings: --num_envs 64 then and 32 now; --eval_every 3 then and 2 now",
+    ):
+        main(
+            SimulateConfig(
+                **more | {"eval_every": 2},
+                epochs=6,
+                output_dir=str(tmp_path / "halves"),
+                resume=True,
+                num_envs=32,
+            )
+        )
 
 
 def successes(folder):
@@ -157,14 +254,35 @@ def successes(folder):
 @pytest.mark.parametrize("policy", ["pg", "gdpl", pytest.param("appo", marks=pytest.mark.slow)])
 def test_the_other_methods_run_to_the_end(policy, tmp_path):
     """And change the policy they start from, and log how."""
-    config = SimulateConfig(policy=policy, mle=Imitation(epochs=1), rule_episodes=60, eval_every=2, eval_episodes=20, episodes=20, epochs=2)
+    config = SimulateConfig(
+        policy=policy,
+        mle=Imitation(epochs=1),
+        rule_episodes=60,
+        eval_every=2,
+        eval_episodes=20,
+        episodes=20,
+        epochs=2,
+    )
     workers = int(policy == "appo")  # the others need none, and ppo above has two
-    found = main(replace(config, batch_size=256, num_envs=16, num_workers=workers, output_dir=str(tmp_path), quiet=True))
+    found = main(
+        replace(
+            config, batch_size=256, num_envs=16, num_workers=workers, output_dir=str(tmp_path), quiet=True
+        )
+    )
     assert found["episodes"] == 20 and found["train_seconds"] > 0
-    ends = [load_file(path / "model.safetensors") for path in (tmp_path / "imitation" / "checkpoint-1", tmp_path / "checkpoint-2")]
+    ends = [
+        load_file(path / "model.safetensors")
+        for path in (tmp_path / "imitation" / "checkpoint-1", tmp_path / "checkpoint-2")
+    ]
     assert any(not torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert {"train/policy_loss", "train/entropy", "train/success", "train/steps", "eval/success"} <= last.keys()
+    assert {
+        "train/policy_loss",
+        "train/entropy",
+        "train/success",
+        "train/steps",
+        "eval/success",
+    } <= last.keys()
     assert policy != "gdpl" or {"train/discriminator_loss", "train/learned_reward"} <= last.keys()
 
 
@@ -174,6 +292,10 @@ def test_the_published_world(tmp_path):
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is absent; set RL_DIALOG_DATA to a folder with the public corpora")
     found = main(SimulateConfig(world=str(DATA), output_dir=str(tmp_path), quiet=True))
-    assert found["success"] == pytest.approx(0.973, abs=0.010) and found["complete"] == pytest.approx(0.982, abs=0.010)
-    assert found["book_rate"] == pytest.approx(0.99, abs=0.01) and found["inform_f1"] == pytest.approx(0.90, abs=0.015)
+    assert found["success"] == pytest.approx(0.973, abs=0.010) and found["complete"] == pytest.approx(
+        0.982, abs=0.010
+    )
+    assert found["book_rate"] == pytest.approx(0.99, abs=0.01) and found["inform_f1"] == pytest.approx(
+        0.90, abs=0.015
+    )
     assert found["turns"] == pytest.approx(4.34, abs=0.2)

@@ -35,15 +35,26 @@ def talk(monkeypatch, capsys, tmp_path):
 
 def test_the_person_is_the_user(talk):
     printed, (dialog,), told = talk(
-        "Next I need a hotel. The area should be east.", "/look", "/acts Request-Hotel-Phone-?", "pardon zzz", "/goal", "/quit"
+        "Next I need a hotel. The area should be east.",
+        "/look",
+        "/acts Request-Hotel-Phone-?",
+        "pardon zzz",
+        "/goal",
+        "/quit",
     )
     assert printed[0].startswith("system> ")
-    assert "  nlu    Inform-Hotel-none-none; Inform-Hotel-Area-east" in printed and "         hotel: area=east" in printed
+    assert (
+        "  nlu    Inform-Hotel-none-none; Inform-Hotel-Area-east" in printed
+        and "         hotel: area=east" in printed
+    )
     assert "  (the system understood nothing of it)" in printed
     assert printed[-1] == "You are looking for a hotel. The area should be east. Ask for the phone number."
     assert told["turns"] == 3 and told["dialogs_saved"] == 1
     assert [message["role"] for message in dialog.messages] == ["user", "assistant"] * 3
-    assert dialog.messages[0]["content"] == "Next I need a hotel. The area should be east." and "phone" in dialog.messages[2]["content"]
+    assert (
+        dialog.messages[0]["content"] == "Next I need a hotel. The area should be east."
+        and "phone" in dialog.messages[2]["content"]
+    )
     assert dialog.goal == GOAL and dialog.meta["played"] == "user"
 
 
@@ -51,30 +62,54 @@ def test_overwritten_outputs_lead_to_another_answer_and_back(talk):
     east = ["Next I need a hotel. The area should be east.", "/look"]
     plain = talk(*east)[0]
     west = talk(*east, "/set system.nlu Inform-Hotel-Area-west", "/look")[0]
-    assert west[: len(plain)] == plain and "  nlu    Inform-Hotel-Area-west" in west and "         hotel: area=west" in west
-    back = talk(*east, "/set system.nlu Inform-Hotel-Area-west", "/set system.nlu Inform-Hotel-none-none; Inform-Hotel-Area-east", "/look")[0]
+    assert (
+        west[: len(plain)] == plain
+        and "  nlu    Inform-Hotel-Area-west" in west
+        and "         hotel: area=west" in west
+    )
+    back = talk(
+        *east,
+        "/set system.nlu Inform-Hotel-Area-west",
+        "/set system.nlu Inform-Hotel-none-none; Inform-Hotel-Area-east",
+        "/look",
+    )[0]
     assert back[-len(plain) :] == plain, "the same chance as before"
     again = talk(*east, "/undo", *east)[0]
     assert again == [*plain, "Back 1.", *plain]
 
     printed, (dialog,), _ = talk(*east, "/set system.state hotel.area= hotel.stars=4 hotel.people=2", "/look")
-    assert "         hotel: stars=4 people=2" in printed and "  nlu    Inform-Hotel-none-none; Inform-Hotel-Area-east" in printed
+    assert (
+        "         hotel: stars=4 people=2" in printed
+        and "  nlu    Inform-Hotel-none-none; Inform-Hotel-Area-east" in printed
+    )
     (overwritten,) = dialog.meta["overwritten"]
     assert overwritten["turn"] == 0 and overwritten["system"]["state"]["hotel"]["semi"]["stars"] == "4"
 
-    printed, (dialog,), _ = talk(*east, "/set system.acts Inform-Hotel-Phone-01223", "/set system.text Call us on 01223!", "/look")
+    printed, (dialog,), _ = talk(
+        *east, "/set system.acts Inform-Hotel-Phone-01223", "/set system.text Call us on 01223!", "/look"
+    )
     assert printed[-1] == "  text   Call us on 01223!" and printed[-2] == "  acts   Inform-Hotel-Phone-01223"
     assert dialog.messages[-1]["content"] == "Call us on 01223!"
 
 
 def test_the_person_is_the_system(talk):
-    lines = ["/hint", "/rows 1", "There are [hotel_choice] of them.", "/acts Inform-Hotel-Name-the rose; Inform-Hotel-Phone-01223000000", "/look"]
+    lines = [
+        "/hint",
+        "/rows 1",
+        "There are [hotel_choice] of them.",
+        "/acts Inform-Hotel-Name-the rose; Inform-Hotel-Phone-01223000000",
+        "/look",
+    ]
     printed, (dialog,), _ = talk(*lines, play="system")
     assert printed[0].startswith("user> ") and "Area east" in printed[1]
     count = next(line for line in printed if line.startswith("hotel: ")).split()[1]
     assert dialog.messages[1]["content"] == f"There are {count} of them."
     assert "Inform-Hotel-Name-the rose; Inform-Hotel-Phone-01223000000" in "\n".join(printed)
-    assert any(line.startswith("The user has left: success") for line in printed) or "user> " in printed[-1] or printed[-1].startswith("  text")
+    assert (
+        any(line.startswith("The user has left: success") for line in printed)
+        or "user> " in printed[-1]
+        or printed[-1].startswith("  text")
+    )
     assert dialog.messages[1]["reward"] == -1.0
 
     booked, (dialog,), _ = talk("[booking_ref]", play="system")
@@ -88,7 +123,11 @@ def test_watching_to_the_end_and_trying_again(talk):
     assert "error: the user has said goodbye; /new starts another conversation, /undo goes back" in printed
     assert printed[-1].startswith("error: expected Enter")
     (dialog,) = dialogs
-    assert dialog.meta["outcome"]["success"] is True and dialog.meta["seeds"] == [0, 0, 0, 0] and told["dialogs_saved"] == 1
+    assert (
+        dialog.meta["outcome"]["success"] is True
+        and dialog.meta["seeds"] == [0, 0, 0, 0]
+        and told["dialogs_saved"] == 1
+    )
     changed, _, _ = talk("", "/set user.acts Request-Hotel-Post-?", "/look", play="none")
     assert "  acts   Request-Hotel-Post-?" in changed
 
@@ -98,7 +137,10 @@ def test_watching_to_the_end_and_trying_again(talk):
     [
         ("/set system.nlu Inform-Hotel-Area-east", "expected a turn to take again"),
         ("/set system.state hotel.area=east", "expected a turn to take again"),
-        ("/set user.acts bye-general-none-none", "expected /set with one of system.nlu, system.state, system.acts, system.text"),
+        (
+            "/set user.acts bye-general-none-none",
+            "expected /set with one of system.nlu, system.state, system.acts, system.text",
+        ),
         ("/acts Inform-Hotel-Colour-red", "expected a slot of Hotel"),
         ("/acts Inform-Hotel", "expected four strings"),
         ("/undo x", "expected a number, got 'x'"),
@@ -113,9 +155,15 @@ def test_what_cannot_be_done_is_told_and_changes_nothing(talk, line, said):
 
 def test_bad_state_and_bad_configs(talk, tmp_path):
     printed, _, _ = talk(
-        "Next I need a hotel. The area should be east.", "/set system.state hotel.colour=red", "/set system.state zoo.area=red", "/set system.state x"
+        "Next I need a hotel. The area should be east.",
+        "/set system.state hotel.colour=red",
+        "/set system.state zoo.area=red",
+        "/set system.state x",
     )
-    assert "expected a slot of hotel, one of name, area" in printed[1] and "expected a domain, one of attraction" in printed[2]
+    assert (
+        "expected a slot of hotel, one of name, area" in printed[1]
+        and "expected a domain, one of attraction" in printed[2]
+    )
     assert "expected domain.slot=value" in printed[3]
     with pytest.raises(UserError, match="expected templates or a folder"):
         talk(nlu="acts")
@@ -132,7 +180,9 @@ def test_in_a_terminal(tmp_path):
     """Prompts, line editing and Ctrl-D, through a pseudo terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "pipelines.talk", "--seed", "3", "--save", str(tmp_path / "talks.jsonl")]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "dumb"}) as process:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "dumb"}
+    ) as process:
         os.close(theirs)
         seen = _until(ours, "user> ")
         assert "Conversation 3." in seen and "The user wants:" in seen
@@ -161,8 +211,18 @@ def test_a_task_policy_in_words(talk, tmp_path):
     from pipelines.simulate import SimulateConfig
     from pipelines.simulate import main as simulate
 
-    simulate(SimulateConfig(policy="mle", output_dir=str(tmp_path / "mle"), rule_episodes=100, episodes=20, quiet=True))
-    told = converse(ConverseConfig(system=str(tmp_path / "mle"), output_dir=str(tmp_path / "words"), episodes=20, quiet=True))
+    simulate(
+        SimulateConfig(
+            policy="mle", output_dir=str(tmp_path / "mle"), rule_episodes=100, episodes=20, quiet=True
+        )
+    )
+    told = converse(
+        ConverseConfig(
+            system=str(tmp_path / "mle"), output_dir=str(tmp_path / "words"), episodes=20, quiet=True
+        )
+    )
     assert told["success"] > 0.3, "nothing like chance, which succeeds nowhere"
-    printed, _, _ = talk("Next I need a hotel. The area should be east.", "/look", system=str(tmp_path / "mle"))
+    printed, _, _ = talk(
+        "Next I need a hotel. The area should be east.", "/look", system=str(tmp_path / "mle")
+    )
     assert printed[0].startswith("system> ") and any("acts   " in line for line in printed)

@@ -33,13 +33,25 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
     write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
-    prepared = call(folder, "pipelines.prepare", "--logs", "logs.jsonl", "--output_dir", "data", "--vocab_size", "400", "--quiet")
+    prepared = call(
+        folder,
+        "pipelines.prepare",
+        "--logs",
+        "logs.jsonl",
+        "--output_dir",
+        "data",
+        "--vocab_size",
+        "400",
+        "--quiet",
+    )
     assert prepared.returncode == 0, prepared.stderr
     sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "2")
     trained = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", *sizes)
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout.splitlines()[-1])["step"] == 2
-    shutil.copytree(folder / "runs" / "bc" / "checkpoint-2", folder / "runs" / "foreign")  # as many tokens, two of which have changed places
+    shutil.copytree(
+        folder / "runs" / "bc" / "checkpoint-2", folder / "runs" / "foreign"
+    )  # as many tokens, two of which have changed places
     tokenizer = folder / "runs" / "foreign" / "tokenizer.json"
     words = json.loads(tokenizer.read_text())
     vocabulary = words["model"]["vocab"]
@@ -51,9 +63,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -> None:
     steps = ("--max_steps", "2", "--model_name_or_path", "runs/bc")
-    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/psi", "--method", "way_off_policy", *steps)
+    done = call(
+        folder,
+        "pipelines.train",
+        "--data",
+        "data",
+        "--output_dir",
+        "runs/psi",
+        "--method",
+        "way_off_policy",
+        *steps,
+    )
     assert done.returncode == 0, done.stderr
-    assert (folder / "runs" / "psi" / "checkpoint-2" / "model.safetensors").is_file() and (folder / "runs" / "psi" / "prior").is_dir()
+    assert (folder / "runs" / "psi" / "checkpoint-2" / "model.safetensors").is_file() and (
+        folder / "runs" / "psi" / "prior"
+    ).is_dir()
     assert "step 2:" in done.stdout
 
 
@@ -62,23 +86,55 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(folder: Path) -
     [
         (["--data", "data"], "expected --output_dir"),
         (["--data", "nowhere", "--output_dir", "runs/x"], "nowhere"),
-        (["--data", "data", "--output_dir", "runs/bc"], "already holds a run of `train`: pass --resume to go on with it or --overwrite"),
+        (
+            ["--data", "data", "--output_dir", "runs/bc"],
+            "already holds a run of `train`: pass --resume to go on with it or --overwrite",
+        ),
         (["--data", "data", "--output_dir", "runs/bc", "--resume", "--overwrite"], "to delete it, got both"),
-        ([*RESUMED, "--method", "ilql"], "was made with other settings: --method name 'bc' then and 'ilql' now"),
-        ([*RESUMED, "--learning_rate", "0.1"], "--learning_rate None then and 0.1 now. Resume it with the same ones"),
+        (
+            [*RESUMED, "--method", "ilql"],
+            "was made with other settings: --method name 'bc' then and 'ilql' now",
+        ),
+        (
+            [*RESUMED, "--learning_rate", "0.1"],
+            "--learning_rate None then and 0.1 now. Resume it with the same ones",
+        ),
         (["--data", "data", "--output_dir", "data"], "was not made by `train`, so it is left alone"),
-        (["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"], "Did you mean --learning_rate?"),
+        (
+            ["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"],
+            "Did you mean --learning_rate?",
+        ),
         (["--data", "data", "--output_dir", "runs/x", "--env", "smalltalk"], "unknown env 'smalltalk'"),
-        (["--data", "data", "--output_dir", "runs/x", "--prior", "runs/bc"], "--prior: bc has none; way_off_policy, dpo"),
-        (["--data", "data", "--output_dir", "runs/x", "--method", "ilql", "--prior", "runs/bc"], "--prior: ilql has none"),
-        ([*PSI, "--prior", "runs/bc", "--prior_weights", "1", "2"], "--prior_weights: expected one for each of the 1 checkpoints"),
-        ([*PSI, "--prior", "runs/bc", "runs/bc", "--prior_weights", "1", "nan"], "expected a finite number for --prior_weights, got nan"),
-        ([*PSI, "--prior", "runs/bc", "runs/bc", "--prior_weights", "1", "0"], "--prior_weights: expected finite numbers above 0, got [1.0, 0.0]"),
-        ([*PSI, "--prior", "runs/bc", "runs/foreign"], "tokens that are not those of runs/foreign (400): train a prior on data"),
+        (
+            ["--data", "data", "--output_dir", "runs/x", "--prior", "runs/bc"],
+            "--prior: bc has none; way_off_policy, dpo",
+        ),
+        (
+            ["--data", "data", "--output_dir", "runs/x", "--method", "ilql", "--prior", "runs/bc"],
+            "--prior: ilql has none",
+        ),
+        (
+            [*PSI, "--prior", "runs/bc", "--prior_weights", "1", "2"],
+            "--prior_weights: expected one for each of the 1 checkpoints",
+        ),
+        (
+            [*PSI, "--prior", "runs/bc", "runs/bc", "--prior_weights", "1", "nan"],
+            "expected a finite number for --prior_weights, got nan",
+        ),
+        (
+            [*PSI, "--prior", "runs/bc", "runs/bc", "--prior_weights", "1", "0"],
+            "--prior_weights: expected finite numbers above 0, got [1.0, 0.0]",
+        ),
+        (
+            [*PSI, "--prior", "runs/bc", "runs/foreign"],
+            "tokens that are not those of runs/foreign (400): train a prior on data",
+        ),
         ([*PSI, "--prior", "runs/nowhere"], "runs/nowhere: expected a directory with a model"),
     ],
 )
-def test_what_is_wrong_is_said_before_a_worker_starts(folder: Path, monkeypatch, arguments: list[str], expected: str) -> None:
+def test_what_is_wrong_is_said_before_a_worker_starts(
+    folder: Path, monkeypatch, arguments: list[str], expected: str
+) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(UserError) as error:
         train.main(load_config(train.TrainConfig, arguments, choices=train.CHOICES))
@@ -86,22 +142,37 @@ def test_what_is_wrong_is_said_before_a_worker_starts(folder: Path, monkeypatch,
 
 
 def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
-    done = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql")
+    done = call(
+        folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error:" in done.stderr and "was made with other settings: --method" in " ".join(done.stderr.split())
+    assert "error:" in done.stderr and "was made with other settings: --method" in " ".join(
+        done.stderr.split()
+    )
 
 
-def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is_kept(folder: Path, monkeypatch) -> None:  # noqa: ANN001
-    """The second run says so in its notes, also for who follows it; resumed with the first one's prior it is refused."""
+def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is_kept(
+    folder: Path, monkeypatch
+) -> None:  # noqa: ANN001
+    """The second run says so in its notes, also for who follows it; resumed with the first one's prior it is
+    refused."""
     monkeypatch.chdir(folder)
     new = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1", "--report_to", "none")
     flags = ["--data", "data", "--output_dir", "runs/stale", "--method", "way_off_policy", *new]
-    left, config = (load_config(train.TrainConfig, [*flags, *prior], choices=train.CHOICES) for prior in (["--prior", "runs/bc"], []))
+    left, config = (
+        load_config(train.TrainConfig, [*flags, *prior], choices=train.CHOICES)
+        for prior in (["--prior", "runs/bc"], [])
+    )
     load_trainer(left, Path(left.output_dir), [], device=torch.device("cpu"))
     told = train.train_worker(config)["notes"]
     expected = "held another prior (another model) of a run that wrote no checkpoint: it is replaced by the model as it is before training"
-    assert [note for note in told if expected in note] and expected in (folder / "runs" / "stale" / "notes.txt").read_text()
-    with pytest.raises(UserError, match="prior: expected the prior of this run, runs/bc, found another model, .* resume with the same --model"):
+    assert [note for note in told if expected in note] and expected in (
+        folder / "runs" / "stale" / "notes.txt"
+    ).read_text()
+    with pytest.raises(
+        UserError,
+        match="prior: expected the prior of this run, runs/bc, found another model, .* resume with the same --model",
+    ):
         train.train_worker(left)
     train.train_worker(config)
 

@@ -1,4 +1,5 @@
-"""A sweep from a YAML file to a report: planned before anything runs, killed and continued, halved, told in pictures."""
+"""A sweep from a YAML file to a report: planned before anything runs, killed and continued, halved, told in
+pictures."""
 
 from __future__ import annotations
 
@@ -48,15 +49,27 @@ def sweep(**changes) -> Sweep:
 
 def written(folder: Path, **changes) -> str:
     path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump({name: value for name, value in (TINY | changes).items() if value is not None}))
+    path.write_text(
+        yaml.safe_dump({name: value for name, value in (TINY | changes).items() if value is not None})
+    )
     return str(path)
 
 
 def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"--method\.tua.*Did you mean --method\.tau"):
-        main(TuneConfig(sweep=written(tmp_path, space={"method": ["ilql"], "method.tua": [0.5]}), output_dir=str(tmp_path / "out")))
+        main(
+            TuneConfig(
+                sweep=written(tmp_path, space={"method": ["ilql"], "method.tua": [0.5]}),
+                output_dir=str(tmp_path / "out"),
+            )
+        )
     with pytest.raises(UserError, match="unknown env 'smalltalk': expected one of"):
-        main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2 --env smalltalk"), output_dir=str(tmp_path / "other")))
+        main(
+            TuneConfig(
+                sweep=written(tmp_path, train="--max_steps 2 --env smalltalk"),
+                output_dir=str(tmp_path / "other"),
+            )
+        )
     with pytest.raises(ConfigError, match="metric"):
         main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), output_dir=str(tmp_path / "other")))
 
@@ -64,13 +77,20 @@ def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
 def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
     [point, *_] = find_points(sweep(space={"method": ["psi"], "method.c": [0.5]}))
     first, second = plan_trials(sweep(train="--max_steps 3", seeds=(0, 1)), point, tmp_path)
-    assert (first.config.method.c, first.config.max_steps, first.config.seed, second.config.seed) == (0.5, 3, 0, 1)
+    assert (first.config.method.c, first.config.max_steps, first.config.seed, second.config.seed) == (
+        0.5,
+        3,
+        0,
+        1,
+    )
     assert first.folder.name == "psi,c=0.5-seed0"
 
 
 def test_the_chat_that_the_report_suggests_answers_as_the_evaluation_did(tmp_path) -> None:
     point = Point({"method": "mc", "evaluate.beta": 2, "evaluate.top_k": 5})
-    chat = load_config(ChatConfig, chat_flags(sweep(evaluate="--env small_talk --temperature 0.5"), point, tmp_path).split())
+    chat = load_config(
+        ChatConfig, chat_flags(sweep(evaluate="--env small_talk --temperature 0.5"), point, tmp_path).split()
+    )
     assert (chat.do_sample, chat.num_beams, chat.max_new_tokens) == (True, 1, 64)
     assert (chat.temperature, chat.top_k, chat.beta) == (0.5, 5, 2.0)
 
@@ -79,7 +99,14 @@ def test_the_chat_that_the_report_suggests_answers_as_the_evaluation_did(tmp_pat
 def whole(tmp_path_factory) -> Path:
     """A sweep that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    result = main(TuneConfig(sweep=written(folder), output_dir=str(folder / "out"), picture=str(folder / "frontier.svg"), quiet=True))
+    result = main(
+        TuneConfig(
+            sweep=written(folder),
+            output_dir=str(folder / "out"),
+            picture=str(folder / "frontier.svg"),
+            quiet=True,
+        )
+    )
     assert "</svg>" in (folder / "frontier.svg").read_text()
     assert result["trials"] == {"ended": 8, "stopped": 0, "failed": 0, "left": 0}
     return folder / "out"
@@ -87,45 +114,92 @@ def whole(tmp_path_factory) -> Path:
 
 def test_the_report_ranks_by_the_evaluation_and_best_is_a_checkpoint(whole: Path) -> None:
     found = json.loads((whole / "sweep.json").read_text())
-    values = [(point["figures"]["best"] or point["figures"]["last"])["return"]["value"] for point in found["points"]]
+    values = [
+        (point["figures"]["best"] or point["figures"]["last"])["return"]["value"] for point in found["points"]
+    ]
     assert len(values) == 4 and values == sorted(values, reverse=True)
     text = (whole / "report.md").read_text()
     for picture in ("frontier", "effects", "parallel", "curves"):
-        assert f"](plots/{picture}.png)" in text and (whole / "plots" / f"{picture}.png").stat().st_size > 5000
-    assert re.search(rf"^\| 1 \|.*{found['points'][0]['values']['method'].replace('_', chr(92) * 2 + '_')}", text, re.M)
+        assert (
+            f"](plots/{picture}.png)" in text and (whole / "plots" / f"{picture}.png").stat().st_size > 5000
+        )
+    assert re.search(
+        rf"^\| 1 \|.*{found['points'][0]['values']['method'].replace('_', chr(92) * 2 + '_')}", text, re.M
+    )
     assert Policy.from_pretrained(whole / "best").method.c == found["points"][0]["values"]["method.c"]
     again = yaml.safe_load((whole / "best" / "train.yaml").read_text())
     assert again["method"]["c"] == found["points"][0]["values"]["method.c"]
 
 
 def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="already holds a run of `tune`: pass --resume to go on with it or --overwrite"):
+    with pytest.raises(
+        UserError, match="already holds a run of `tune`: pass --resume to go on with it or --overwrite"
+    ):
         main(TuneConfig(sweep=written(tmp_path), output_dir=str(whole)))
     with pytest.raises(UserError, match="was not made by `tune`"):  # but sweep.yaml
         main(TuneConfig(sweep=written(tmp_path), output_dir=str(tmp_path), overwrite=True))
     before = sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
-    with pytest.raises(UserError, match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --output_dir, or --overwrite"):
-        main(TuneConfig(sweep=written(tmp_path, start=TINY["start"].replace("--max_steps 4", "--max_steps 5")), output_dir=str(whole), resume=True))
-    with pytest.raises(UserError, match=r'c=0\.05-seed0 was made with other settings: .*now "num_workers": 2'):
-        main(TuneConfig(sweep=written(tmp_path), output_dir=str(whole), resume=True, num_workers=2, quiet=True))
+    with pytest.raises(
+        UserError,
+        match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --output_dir, or --overwrite",
+    ):
+        main(
+            TuneConfig(
+                sweep=written(tmp_path, start=TINY["start"].replace("--max_steps 4", "--max_steps 5")),
+                output_dir=str(whole),
+                resume=True,
+            )
+        )
+    with pytest.raises(
+        UserError, match=r'c=0\.05-seed0 was made with other settings: .*now "num_workers": 2'
+    ):
+        main(
+            TuneConfig(sweep=written(tmp_path), output_dir=str(whole), resume=True, num_workers=2, quiet=True)
+        )
     with pytest.raises(UserError, match="was moved since: .*Move it back"):
-        main(TuneConfig(sweep=written(tmp_path), output_dir=str(shutil.copytree(whole, tmp_path / "moved")), resume=True))
+        main(
+            TuneConfig(
+                sweep=written(tmp_path),
+                output_dir=str(shutil.copytree(whole, tmp_path / "moved")),
+                resume=True,
+            )
+        )
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
 
 
 def test_more_than_the_cluster_has_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a trial takes 4000 CPUs \(4000 workers\), the cluster has"):
-        main(TuneConfig(sweep=written(tmp_path), output_dir=str(tmp_path / "out"), num_workers=4000, quiet=True))
+        main(
+            TuneConfig(
+                sweep=written(tmp_path), output_dir=str(tmp_path / "out"), num_workers=4000, quiet=True
+            )
+        )
 
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path), "--output_dir", str(out), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.tune",
+        "--sweep",
+        written(tmp_path),
+        "--output_dir",
+        str(out),
+        "--quiet",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done: dict[Path, int] = {}
     for kill, flags in enumerate(([], ["--resume"])):
-        with subprocess.Popen([*command, *flags], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        with subprocess.Popen(
+            [*command, *flags],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as run:
             deadline = time.monotonic() + 240
             while len(list(out.glob("trials/*/result.json"))) < 2 + 3 * kill:
                 assert run.poll() is None and time.monotonic() < deadline, run.communicate()
@@ -135,10 +209,14 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
         assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
         done = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
     assert 5 <= len(done) < 8
-    subprocess.run([*command, "--resume"], cwd=ROOT, env=environment, check=True, timeout=240, capture_output=True)
+    subprocess.run(
+        [*command, "--resume"], cwd=ROOT, env=environment, check=True, timeout=240, capture_output=True
+    )
     assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
     ours, theirs = (json.loads((folder / "sweep.json").read_text())["points"] for folder in (out, whole))
-    assert [(point["point"], point["figures"]) for point in ours] == [(point["point"], point["figures"]) for point in theirs]
+    assert [(point["point"], point["figures"]) for point in ours] == [
+        (point["point"], point["figures"]) for point in theirs
+    ]
 
 
 @pytest.mark.slow
@@ -148,23 +226,41 @@ def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) 
         "evaluate": None,
         "metric": "eval/loss",
         "mode": "min",
-        "space": {"method": ["psi"], "learning_rate": [1.0e-3, 1.0e-4, 1.0e-5, 1.0e-6]},  # the best ones first: the first to report stays
+        "space": {
+            "method": ["psi"],
+            "learning_rate": [1.0e-3, 1.0e-4, 1.0e-5, 1.0e-6],
+        },  # the best ones first: the first to report stays
     }
     config = TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(tmp_path / "out"), quiet=True)
     first = main(config)
     ended, stopped = first["trials"]["ended"], first["trials"]["stopped"]
-    assert ended >= 2 and ended % 2 == 0 and ended // 2 + stopped == 4  # what ends on the first seed gets the second one
-    assert {path.read_text() for path in (tmp_path / "out").glob("trials/*/stopped.txt")} == {"4\n"}  # at 6 there is nothing left to save
-    steps = {path.parent.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("trials/*/reports.jsonl")}
+    assert (
+        ended >= 2 and ended % 2 == 0 and ended // 2 + stopped == 4
+    )  # what ends on the first seed gets the second one
+    assert {path.read_text() for path in (tmp_path / "out").glob("trials/*/stopped.txt")} == {
+        "4\n"
+    }  # at 6 there is nothing left to save
+    steps = {
+        path.parent.name: len(path.read_text().splitlines())
+        for path in (tmp_path / "out").glob("trials/*/reports.jsonl")
+    }
     second = main(TuneConfig(**{**config.__dict__, "resume": True}))
     assert second["trials"] == first["trials"] and second["winner"] == first["winner"]
-    assert steps == {path.parent.name: len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("trials/*/reports.jsonl")}
+    assert steps == {
+        path.parent.name: len(path.read_text().splitlines())
+        for path in (tmp_path / "out").glob("trials/*/reports.jsonl")
+    }
 
 
 @pytest.mark.slow
 def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
     space = [{"prepare.rewards.vote": [1]}, {"prepare.rewards.vote": [1], "prepare.rewards.sentiment": [0.5]}]
-    changes = {"space": space, "prepare": "--vocab_size 400 --max_length 256", "train": TINY["train"] + " --method psi", "seeds": [0]}
+    changes = {
+        "space": space,
+        "prepare": "--vocab_size 400 --max_length 256",
+        "train": TINY["train"] + " --method psi",
+        "seeds": [0],
+    }
     out = tmp_path / "out"
     result = main(TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(out), quiet=True))
     assert result["trials"]["ended"] == 2
@@ -173,18 +269,28 @@ def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
         data = yaml.safe_load((trial / "train.yaml").read_text())["data"]
         components = json.loads((Path(data) / "manifest.json").read_text())["rewards"]["components"]
         weights[trial.name] = {name: row["weight"] for name, row in components.items()}
-    assert weights == {"vote=1-seed0": {"vote": 1.0}, "sentiment=0.5,vote=1-seed0": {"vote": 1.0, "sentiment": 0.5}}
+    assert weights == {
+        "vote=1-seed0": {"vote": 1.0},
+        "sentiment=0.5,vote=1-seed0": {"vote": 1.0, "sentiment": 0.5},
+    }
 
 
 def test_the_page_shows_samples_what_fell_and_what_tensorboard_compares(whole: Path) -> None:
     text = (whole / "report.md").read_text()
     found = json.loads((whole / "sweep.json").read_text())
-    assert "## Samples of the best and the worst" in text and re.search(r"\*\*best: .*return", text) and re.search(r"\*\*worst: .*return", text)
+    assert (
+        "## Samples of the best and the worst" in text
+        and re.search(r"\*\*best: .*return", text)
+        and re.search(r"\*\*worst: .*return", text)
+    )
     changes = found["points"][0]["figures"]["changes"]
     assert "return" in changes and found["points"][0]["trials"][0]["rewards"] == {"logged": 1.0}
     assert "## Reward against held-out rewards" in text and (whole / "plots" / "held_out.png").is_file()
     accumulator = EventAccumulator(str(whole / "tensorboard" / "psi,c=0.5-seed1")).Reload()
-    reports = [json.loads(line) for line in (whole / "trials" / "psi,c=0.5-seed1" / "reports.jsonl").read_text().splitlines()]
+    reports = [
+        json.loads(line)
+        for line in (whole / "trials" / "psi,c=0.5-seed1" / "reports.jsonl").read_text().splitlines()
+    ]
     curve = accumulator.Scalars("eval/return")
     assert [event.step for event in curve] == [2, 4, 6]
     assert [event.value for event in curve] == pytest.approx([row["eval/return"] for row in reports])
@@ -193,7 +299,10 @@ def test_the_page_shows_samples_what_fell_and_what_tensorboard_compares(whole: P
         for name, metadata in accumulator.summary_metadata.items()
         if name == "_hparams_/session_start_info"
     ]
-    values = {name: value.string_value or value.number_value for name, value in start.session_start_info.hparams.items()}
+    values = {
+        name: value.string_value or value.number_value
+        for name, value in start.session_start_info.hparams.items()
+    }
     assert values == {"method": "psi", "method.c": 0.5, "seed": 1.0, "how": "ended"}
 
 
@@ -207,33 +316,58 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) 
 
     with (
         connect("local", num_cpus=2),
-        pytest.raises(UserError, match="the metric 'eval/retrun' is never reported: expected one of eval/return, step"),
+        pytest.raises(
+            UserError, match="the metric 'eval/retrun' is never reported: expected one of eval/return, step"
+        ),
     ):
         run_trials(
-            work, range(20), metric="eval/retrun", mode="max", resources=Resources(), folder=tmp_path / "tune", ended=lambda *how: heard.append(how)
+            work,
+            range(20),
+            metric="eval/retrun",
+            mode="max",
+            resources=Resources(),
+            folder=tmp_path / "tune",
+            ended=lambda *how: heard.append(how),
         )
     assert heard == [] and not list(tmp_path.glob("*-2"))
 
 
 @pytest.mark.slow
 def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -> None:
-    space = {"start.model.layers": [1, 2], "method": ["mc"], "evaluate.beta": [0, 1000]}  # after six steps the heads say little
+    space = {
+        "start.model.layers": [1, 2],
+        "method": ["mc"],
+        "evaluate.beta": [0, 1000],
+    }  # after six steps the heads say little
     out = tmp_path / "out"
-    result = main(TuneConfig(sweep=written(tmp_path, space=space, seeds=[0]), output_dir=str(out), quiet=True))
+    result = main(
+        TuneConfig(sweep=written(tmp_path, space=space, seeds=[0]), output_dir=str(out), quiet=True)
+    )
     assert result["trials"]["ended"] == 2
-    assert sorted(path.name for path in out.glob("trials/*-seed0")) == ["mc,layers=1-seed0", "mc,layers=2-seed0"]
+    assert sorted(path.name for path in out.glob("trials/*-seed0")) == [
+        "mc,layers=1-seed0",
+        "mc,layers=2-seed0",
+    ]
     assert sorted(path.name for path in out.glob("bc*-seed0")) == ["bc,layers=1-seed0", "bc,layers=2-seed0"]
     points = {point["point"]: point for point in json.loads((out / "sweep.json").read_text())["points"]}
     assert set(points) == {f"beta={beta},mc,layers={layers}" for layers in (1, 2) for beta in (0, 1000)}
     for layers in (1, 2):
         trial = out / "trials" / f"mc,layers={layers}-seed0"
-        assert Policy.from_pretrained(trial / (trial / "latest").read_text().strip()).lm.config.num_hidden_layers == layers
+        assert (
+            Policy.from_pretrained(trial / (trial / "latest").read_text().strip()).lm.config.num_hidden_layers
+            == layers
+        )
         calm, steered = (points[f"beta={beta},mc,layers={layers}"]["figures"]["last"] for beta in (0, 1000))
         assert calm["distinct_2"] != steered["distinct_2"]
         for beta in (0, 1000):
             told = json.loads((out / "reports" / f"layers={layers},beta={beta}" / "metrics.json").read_text())
-            assert {group["group"] for group in told["groups"]} == {f"bc,layers={layers}", f"mc,layers={layers}"}
-            assert {difference["baseline"].split(" ")[0] for difference in told["differences"].values()} == {f"bc,layers={layers}"}
+            assert {group["group"] for group in told["groups"]} == {
+                f"bc,layers={layers}",
+                f"mc,layers={layers}",
+            }
+            assert {difference["baseline"].split(" ")[0] for difference in told["differences"].values()} == {
+                f"bc,layers={layers}"
+            }
 
 
 @pytest.mark.slow
@@ -243,7 +377,9 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> Non
     changes = {"search": "optuna", "space": space, "samples": 6, "batch": 2, "seeds": [0], "evaluate": None}
     found = {}
     for name, stop in (("whole", 0), ("cut", 4)):
-        config = TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(tmp_path / name), quiet=True, trials=stop)
+        config = TuneConfig(
+            sweep=written(tmp_path, **changes), output_dir=str(tmp_path / name), quiet=True, trials=stop
+        )
         result = main(config)
         if stop:
             assert result["trials"]["ended"] == stop
@@ -251,7 +387,9 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> Non
             result = main(TuneConfig(**{**config.__dict__, "trials": 0, "resume": True}))
             assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
         assert result["trials"]["ended"] == 6
-        found[name] = [point["point"] for point in json.loads((tmp_path / name / "sweep.json").read_text())["points"]]
+        found[name] = [
+            point["point"] for point in json.loads((tmp_path / name / "sweep.json").read_text())["points"]
+        ]
     assert found["whole"] == found["cut"] and len(set(found["whole"])) == 6
 
 
@@ -259,9 +397,16 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> Non
 def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path) -> None:
     halved = TINY["train"] + " --per_device_train_batch_size 8"  # of the default 16
     changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "train": halved}
-    result = main(TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(tmp_path / "out"), quiet=True, num_workers=2))
+    result = main(
+        TuneConfig(
+            sweep=written(tmp_path, **changes), output_dir=str(tmp_path / "out"), quiet=True, num_workers=2
+        )
+    )
     assert result["trials"] == {"ended": 1, "stopped": 0, "failed": 0, "left": 0}
-    both = [json.loads((out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl").read_text().splitlines()[-1]) for out in (whole, tmp_path / "out")]
+    both = [
+        json.loads((out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl").read_text().splitlines()[-1])
+        for out in (whole, tmp_path / "out")
+    ]
     assert both[0].keys() == both[1].keys() and both[0]["step"] == 6
     assert {name: both[0][name] for name in both[0] if name != "time"} == pytest.approx(
         {name: both[1][name] for name in both[1] if name != "time"}, rel=1e-4
@@ -270,12 +415,29 @@ def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_reason(tmp_path: Path) -> None:
-    changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "evaluate": None, "train": TINY["train"] + " --max_steps 100000"}
+    changes = {
+        "space": {"method": ["psi"], "method.c": [0.5]},
+        "seeds": [0],
+        "evaluate": None,
+        "train": TINY["train"] + " --max_steps 100000",
+    }
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "pipelines.tune", "--sweep", written(tmp_path, **changes), "--output_dir", str(out), "--max_failures", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.tune",
+        "--sweep",
+        written(tmp_path, **changes),
+        "--output_dir",
+        str(out),
+        "--max_failures",
+        "1",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     reports, killed = out / "trials" / "psi,c=0.5-seed0" / "reports.jsonl", []
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
         deadline = time.monotonic() + 240
         for _ in range(2):
             reached = len(reports.read_text().splitlines()) if killed else 0
@@ -283,7 +445,11 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
                 assert run.poll() is None and time.monotonic() < deadline, run.communicate()
                 time.sleep(0.05)
             processes = psutil.Process(run.pid).children(recursive=True)
-            [trial] = [p for p in processes if p.pid not in killed and " ".join(p.cmdline()).startswith("ray::ImplicitFunc")]
+            [trial] = [
+                p
+                for p in processes
+                if p.pid not in killed and " ".join(p.cmdline()).startswith("ray::ImplicitFunc")
+            ]
             trial.kill()
             killed.append(trial.pid)
         said, _ = run.communicate(timeout=240)
@@ -295,7 +461,12 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
 
 @pytest.mark.slow
 def test_time_that_is_over_leaves_the_rest_and_says_so(tmp_path: Path) -> None:
-    config = TuneConfig(sweep=written(tmp_path, evaluate=None, seeds=[0]), output_dir=str(tmp_path / "out"), quiet=True, minutes=0.05)
+    config = TuneConfig(
+        sweep=written(tmp_path, evaluate=None, seeds=[0]),
+        output_dir=str(tmp_path / "out"),
+        quiet=True,
+        minutes=0.05,
+    )
     first = main(config)
     assert first["trials"]["left"] >= 1
     second = main(TuneConfig(**{**config.__dict__, "resume": True, "minutes": 0}))

@@ -29,16 +29,26 @@ class Run:
         frames = np.stack([np.full((height, width, 3), mark + t, np.uint8) for t in range(length)])
         for t in range(length):
             frames[t, 0, t % width] = 255
-        return self.segments.add(Clip(frames, np.zeros(length, np.int64), np.zeros(length, np.float32), steps or length))
+        return self.segments.add(
+            Clip(frames, np.zeros(length, np.int64), np.zeros(length, np.float32), steps or length)
+        )
 
     def ask(self, number=1, **given):
         """The ids of queries about pairs of clips."""
         begin = len(self.log.pairs())
         first = range(begin, begin + number)
-        return [self.log.add_query(self.clip(n % 200, length=4 + n // 200), self.clip(n % 200, length=24 + n // 200), **given) for n in first]
+        return [
+            self.log.add_query(
+                self.clip(n % 200, length=4 + n // 200), self.clip(n % 200, length=24 + n // 200), **given
+            )
+            for n in first
+        ]
 
     def ask_about_replies(self, left="Yes, gladly.", right="No.", **given):
-        context = [{"role": "system", "content": "You are kind."}, {"role": "user", "content": "Would you help me?"}]
+        context = [
+            {"role": "system", "content": "You are kind."},
+            {"role": "user", "content": "Would you help me?"},
+        ]
         pair = [self.segments.add(Reply(context, text)) for text in (left, right)]
         return self.log.add_query(*pair, **given)
 
@@ -54,7 +64,8 @@ def labelled_run(tmp_path):
 
 @pytest.fixture
 def page(labelled_run):
-    """page(who, token=..., **options of create_page): a client of the page, whose server runs until the test ends. One server per options."""
+    """page(who, token=..., **options of create_page): a client of the page, whose server runs until the test
+    ends. One server per options."""
     from rl_dialog.preferences.page.app import create_page
     from rl_dialog.preferences.page.server import PageServer
 

@@ -1,4 +1,5 @@
-"""What the processes of test_label_log_faults.py do: they are forked from a server that has the imports done, and killed."""
+"""What the processes of test_label_log_faults.py do: they are forked from a server that has the imports done,
+and killed."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from rl_dialog.preferences.label_log import LabelLog
 
 
 def answer_forever(url, labeller, lease, acknowledged):
-    """Sends (query, number of the answer) after each answer has returned. Every seventh one is undone and given anew."""
+    """Sends (query, number of the answer) after each answer has returned. Every seventh one is undone and
+    given anew."""
     log = LabelLog(url)
     while True:
         query = log.lease(labeller, lease)

@@ -39,7 +39,9 @@ def segments(tmp_path):
 
 def fill(log, choices):
     """One query, answer and labeller after the other."""
-    log.add_queries(NewQuery(f"a{i}", f"b{i}", reward_version=i, validation=i % 2 == 1) for i in range(len(choices)))
+    log.add_queries(
+        NewQuery(f"a{i}", f"b{i}", reward_version=i, validation=i % 2 == 1) for i in range(len(choices))
+    )
     for i, choice in enumerate(choices):
         query = log.lease(f"labeller {i % 2}")
         log.answer(query.id, f"labeller {i % 2}", choice)
@@ -110,15 +112,27 @@ def label_replies(log, segments, choices):
         replies = [Reply(CONTEXT, text, {"model": "bot"}) for text in (f"good {i}", f"bad {i}")]
         log.add_query(*(segments.add(reply) for reply in replies), validation=False)
         query = log.lease("ann")
-        log.answer(query.id, "ann", choice if choice in ("tie", "skip") else "left" if query.left == replies[0].id else "right")
+        log.answer(
+            query.id,
+            "ann",
+            choice if choice in ("tie", "skip") else "left" if query.left == replies[0].id else "right",
+        )
 
 
 def test_replies_as_rows_of_trl(log, segments):
     label_replies(log, segments, ["good", "tie", "skip", "good"])
     rows = list(trl_rows(log.labels(), segments))
     assert rows == [
-        {"prompt": CONTEXT, "chosen": [{"role": "assistant", "content": f"good {i}"}], "rejected": [{"role": "assistant", "content": f"bad {i}"}]}
-        | {"chosen_reward": 1.0, "rejected_reward": 0.0, "ids": [Reply(CONTEXT, f"{name} {i}").id for name in ("good", "bad")]}
+        {
+            "prompt": CONTEXT,
+            "chosen": [{"role": "assistant", "content": f"good {i}"}],
+            "rejected": [{"role": "assistant", "content": f"bad {i}"}],
+        }
+        | {
+            "chosen_reward": 1.0,
+            "rejected_reward": 0.0,
+            "ids": [Reply(CONTEXT, f"{name} {i}").id for name in ("good", "bad")],
+        }
         for i in (0, 3)
     ]
 
@@ -128,11 +142,17 @@ def test_rows_of_trl_are_read_by_prepare(log, segments, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in trl_rows(log.labels(), segments)))
     dialogs = [dialog for file in find_logs([str(path)])[0] for dialog in read_log(file)]
-    assert [(dialog.messages[-1]["content"], dialog.messages[-1]["reward"]) for dialog in dialogs[:2]] == [("good 0", 1.0), ("bad 0", 0.0)]
+    assert [(dialog.messages[-1]["content"], dialog.messages[-1]["reward"]) for dialog in dialogs[:2]] == [
+        ("good 0", 1.0),
+        ("bad 0", 0.0),
+    ]
 
 
 def test_labels_of_clips_and_of_different_contexts_are_no_rows(log, segments):
-    clip = [Clip(np.full((2, 3), i, np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32), 2) for i in range(2)]
+    clip = [
+        Clip(np.full((2, 3), i, np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32), 2)
+        for i in range(2)
+    ]
     log.add_query(*map(segments.add, clip))
     label = log.answer(log.lease("ann").id, "ann", "left")
     with pytest.raises(UserError, match="expected labels of replies, got one of clips"):

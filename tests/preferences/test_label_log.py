@@ -74,8 +74,16 @@ def test_the_same_pair_is_one_query(log):
     assert log.add_query("a", "b", id="again") == "again"  # on purpose
     assert log.pairs() == {("a", "b")} and log.counts()["waiting"] == 2
     leased = log.lease("ann")
-    assert (leased.id, leased.task, leased.about, leased.first, leased.second) == (query, "which?", {"env": "dot"}, "a", "b")
-    with pytest.raises(UserError, match="expected a new id for a new pair, got 'again', the query about a and b"):
+    assert (leased.id, leased.task, leased.about, leased.first, leased.second) == (
+        query,
+        "which?",
+        {"env": "dot"},
+        "a",
+        "b",
+    )
+    with pytest.raises(
+        UserError, match="expected a new id for a new pair, got 'again', the query about a and b"
+    ):
         log.add_query("a", "c", id="again")
 
 
@@ -113,7 +121,9 @@ def test_no_segment_is_on_both_sides(open_log):
     log.add_query("reply 1", "reply 2", validation=True)
     with pytest.raises(UserError, match="expected the segment reply 2 in queries for validation only"):
         log.add_query("reply 2", "reply 3", validation=False)
-    with pytest.raises(UserError, match="in queries for training only"):  # a restart with another share would move clips
+    with pytest.raises(
+        UserError, match="in queries for training only"
+    ):  # a restart with another share would move clips
         open_log(validation=1.0).add_query(train[0], held_out[5])
 
 
@@ -143,12 +153,23 @@ def test_old_queries_expire(log, clock):
 def test_a_query_is_answered_once_and_unswapped(log, clock):
     (query,) = ask(log, 1, reward_version=3)
     shown = log.lease("ann", 60)
-    assert {shown.left, shown.right} == {"a0", "b0"} and (shown.left == "b0") == shown.swapped and shown.until == 1060.0
+    assert (
+        {shown.left, shown.right} == {"a0", "b0"}
+        and (shown.left == "b0") == shown.swapped
+        and shown.until == 1060.0
+    )
     assert log.lease("bob") is None and log.lease("ann") is None
     clock.now += 5
     label = log.answer(query, "ann", "left")
     assert (label.first if label.preference == 1 else label.second) == shown.left
-    assert (label.number, label.query, label.labeller, label.shown, label.answered, label.reward_version) == (1, query, "ann", 1000.0, 1005.0, 3)
+    assert (label.number, label.query, label.labeller, label.shown, label.answered, label.reward_version) == (
+        1,
+        query,
+        "ann",
+        1000.0,
+        1005.0,
+        3,
+    )
     assert log.answer(query, "ann", "right") == label  # a repeated request changes nothing
     assert log.labels() == [label] and log.state() == (1, 0)
     assert log.lease("bob") is None
@@ -197,14 +218,18 @@ def test_three_labellers_in_turn_and_one_who_vanishes(log, clock):
     assert len(done) == 25 and not done & set(gone) and log.counts()["leased"] == 5
     clock.now += 60
     assert [answer(log, "bob").query for _ in range(5)] == gone and log.lease("bob") is None
-    assert Counter(label.query for label in log.labels()).most_common(1)[0][1] == 1 and len(log.labels()) == 90
+    assert (
+        Counter(label.query for label in log.labels()).most_common(1)[0][1] == 1 and len(log.labels()) == 90
+    )
 
 
 # Answers
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize(("choice", "preference"), [("left", 1.0), ("right", 0.0), ("tie", 0.5), ("skip", None)])
+@pytest.mark.parametrize(
+    ("choice", "preference"), [("left", 1.0), ("right", 0.0), ("tie", 0.5), ("skip", None)]
+)
 def test_what_an_answer_means(log, swapped, choice, preference):
     ask(log, 20)
     query = next(query for query in log.lease_many("ann", 20) if query.swapped == swapped)
@@ -213,7 +238,11 @@ def test_what_an_answer_means(log, swapped, choice, preference):
     (kept,) = log.answers()
     assert (kept.choice, kept.swapped, kept.preference) == (choice, swapped, label.preference)
     assert log.labels() == ([] if choice == "skip" else [label])
-    assert log.counts() | {"labels": int(choice != "skip"), "ties": int(choice == "tie"), "skipped": int(choice == "skip")} == log.counts()
+    assert (
+        log.counts()
+        | {"labels": int(choice != "skip"), "ties": int(choice == "tie"), "skipped": int(choice == "skip")}
+        == log.counts()
+    )
     assert query.id not in [again.id for again in log.lease_many("bob", 20)]  # asked and answered, a skip too
 
 
@@ -239,16 +268,23 @@ def test_always_left_prefers_the_first_half_of_the_time(log):
     ask(log, 2000)
     for _ in range(20):
         log.answer_many([(query, "left") for query in log.lease_many("lazy", 100)], "lazy")
-    assert len(log.labels()) == 2000 and abs(sum(label.preference for label in log.labels()) / 2000 - 0.5) < 0.035
+    assert (
+        len(log.labels()) == 2000
+        and abs(sum(label.preference for label in log.labels()) / 2000 - 0.5) < 0.035
+    )
     assert log.labellers()["lazy"]["left_share"] == 1.0
 
 
 def test_two_labellers_see_different_sides(log):
     ask(log, 200)
-    shown = {who: {query.id: query.swapped for query in log.lease_many(who, 200, 0)} for who in ("ann", "bob")}
+    shown = {
+        who: {query.id: query.swapped for query in log.lease_many(who, 200, 0)} for who in ("ann", "bob")
+    }
     different = sum(shown["ann"][id] != shown["bob"][id] for id in shown["ann"])
     assert 70 < different < 130
-    assert {query.id: query.swapped for query in log.lease_many("ann", 200)} == shown["ann"]  # an older window of hers shows the same
+    assert {query.id: query.swapped for query in log.lease_many("ann", 200)} == shown[
+        "ann"
+    ]  # an older window of hers shows the same
 
 
 def test_many_answers_are_one_transaction(log, clock):
@@ -259,7 +295,9 @@ def test_many_answers_are_one_transaction(log, clock):
     queries = log.lease_many("oracle", 100)
     labels = log.answer_many([(query, "left") for query in queries], "oracle")
     assert len(queries) == 100 and len(commits) == 2 and len(statements) < 25
-    assert [label.query for label in labels] == [query.id for query in queries] and [label.number for label in labels] == list(range(1, 101))
+    assert [label.query for label in labels] == [query.id for query in queries] and [
+        label.number for label in labels
+    ] == list(range(1, 101))
     assert log.answer_many([(query.id, "right") for query in queries[::-1]], "oracle") == labels[::-1]
     assert log.answer_many([], "oracle") == [] and log.lease_many("oracle", 1) == []
 
@@ -284,7 +322,12 @@ def test_undo_takes_the_last_answer_back_and_shows_it_again(log, clock):
     by_bob = answer(log, "bob")
     shown = {kept.query: kept.swapped for kept in log.answers()}
     again = log.undo("ann", 30)
-    assert isinstance(again, Query) and again.id == second.query and again.swapped == shown[again.id] and again.until == 1030.0
+    assert (
+        isinstance(again, Query)
+        and again.id == second.query
+        and again.swapped == shown[again.id]
+        and again.until == 1030.0
+    )
     assert log.labels() == [first, by_bob] and log.state() == (3, 1) and log.lease("bob") is None
     changed = log.answer(again.id, "ann", "left")
     assert changed.number == 4 and log.labels() == [first, by_bob, changed] and log.counts()["revoked"] == 1
@@ -292,7 +335,10 @@ def test_undo_takes_the_last_answer_back_and_shows_it_again(log, clock):
     assert [log.undo("ann").id, log.undo("ann").id] == [second.query, first.query] and log.undo("ann") is None
     assert log.labels() == [by_bob]
     clock.now += 60
-    assert {log.lease("bob").id, log.lease("bob").id} == {first.query, second.query}  # she has gone: others are asked
+    assert {log.lease("bob").id, log.lease("bob").id} == {
+        first.query,
+        second.query,
+    }  # she has gone: others are asked
 
 
 def test_undo_of_a_late_answer_changes_no_label(log, clock):
@@ -339,7 +385,9 @@ def test_undo_races_with_leases(open_log, clock):
     for thread in threads:
         thread.join()
     log = logs[0]
-    assert problems == [] and log.counts() | {"waiting": 0, "leased": 0, "labels": 12, "late": 0} == log.counts()
+    assert (
+        problems == [] and log.counts() | {"waiting": 0, "leased": 0, "labels": 12, "late": 0} == log.counts()
+    )
     assert len({label.query for label in log.labels()}) == 12
     assert [kept.number for kept in log.answers()] == list(range(1, log.state()[0] + 1))
 
@@ -348,7 +396,8 @@ def test_undo_races_with_leases(open_log, clock):
 
 
 def test_what_a_slow_reader_saw_stays_as_it_was(open_log):
-    """1,000 labels of four threads, through a reader that sleeps: every list that it gets goes on from the one before, and nothing is missing."""
+    """1,000 labels of four threads, through a reader that sleeps: every list that it gets goes on from the
+    one before, and nothing is missing."""
     ask(open_log(), 1000)
 
     def work(log, name):
@@ -367,7 +416,9 @@ def test_what_a_slow_reader_saw_stays_as_it_was(open_log):
         if over:
             break
         threads[0].join(0.02)
-    assert [label.number for label in seen] == list(range(1, 1001)) and len({label.query for label in seen}) == 1000
+    assert [label.number for label in seen] == list(range(1, 1001)) and len(
+        {label.query for label in seen}
+    ) == 1000
 
 
 def test_everything_is_there_after_a_restart(open_log):
@@ -384,7 +435,9 @@ def test_everything_is_there_after_a_restart(open_log):
 
 def test_a_log_and_a_store_of_chats_share_a_database(store_url):
     Store(store_url).close()
-    with pytest.raises(UserError, match="expected a log of labels, missing the tables queries, leases, answers, labellers"):
+    with pytest.raises(
+        UserError, match="expected a log of labels, missing the tables queries, leases, answers, labellers"
+    ):
         LabelLog(store_url, create=False)
     log = LabelLog(store_url)
     ask(log, 1)
@@ -398,7 +451,11 @@ def test_a_lost_connection_is_made_anew(postgres_url):
     ask(log, 2)
     label = answer(log, "ann")
     with admin._engine.begin() as connection:
-        connection.execute(sqlalchemy.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"))
+        connection.execute(
+            sqlalchemy.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"
+            )
+        )
     assert log.answer(label.query, "ann", "left") == label and answer(log, "ann").number == 2
     log.close()
     admin.close()
@@ -432,7 +489,10 @@ def test_a_second_opinion_is_asked_of_somebody_else_and_gives_no_second_label(op
     (query,) = ask(log, 1)
     assert log.lease("ann").id == query and log.lease("bob").id == query and log.lease("eve") is None
     first, second = log.answer(query, "ann", "tie"), log.answer(query, "bob", "left")
-    assert log.labels() == [first] and log.counts() | {"labels": 1, "second_opinions": 0, "late": 0} == log.counts()
+    assert (
+        log.labels() == [first]
+        and log.counts() | {"labels": 1, "second_opinions": 0, "late": 0} == log.counts()
+    )
     assert log.lease("eve") is None
     log.revoke_labeller("ann")
     assert log.labels() == [second] and log.counts()["second_opinions"] == 1
@@ -460,18 +520,29 @@ def test_agreement_of_two_labellers(open_log, clock):
     """Of four shared queries they agree on two, of which one is a tie: where both decided, 1 of 2."""
     log = open_log(overlap=1.0)
     ask(log, 5)
-    for mine, yours in (("first", "first"), ("first", "second"), ("tie", "tie"), ("tie", "first"), ("skip", "second")):
+    for mine, yours in (
+        ("first", "first"),
+        ("first", "second"),
+        ("tie", "tie"),
+        ("tie", "first"),
+        ("skip", "second"),
+    ):
         for who, said in (("ann", mine), ("bob", yours)):
             query = log.lease(who)
             clock.now += 2 if who == "ann" else 8
             prefers_left = (query.left == query.first) == (said == "first")
-            log.answer(query.id, who, said if said in ("tie", "skip") else "left" if prefers_left else "right")
+            log.answer(
+                query.id, who, said if said in ("tie", "skip") else "left" if prefers_left else "right"
+            )
     clock.now += 1000
     answered = log.labellers()
     assert list(answered) == ["ann", "bob"]
     expected = {"labels": 4, "ties": 2, "skips": 1, "late": 0, "revoked": 0, "active": True, "seconds": 2.0}
     assert answered["ann"] | expected | {"shared": 4, "agreement": 0.5, "noise": 1.0} == answered["ann"]
-    assert answered["bob"] | {"labels": 5, "ties": 1, "skips": 0, "shared": 4, "agreement": 0.5, "seconds": 8.0} == answered["bob"]
+    assert (
+        answered["bob"] | {"labels": 5, "ties": 1, "skips": 0, "shared": 4, "agreement": 0.5, "seconds": 8.0}
+        == answered["bob"]
+    )
     log.undo("bob")
     assert log.labellers()["bob"] | {"labels": 4, "revoked": 1} == log.labellers()["bob"]
 
@@ -487,7 +558,10 @@ def test_noise_is_estimated_from_agreement(open_log):
     ask(log, 2000)
     for who in ("ann", "bob"):
         wrong = rng.random(2000) < 0.15
-        given = [(query, "left" if (query.left == query.first) != wrong[i] else "right") for i, query in enumerate(log.lease_many(who, 2000))]
+        given = [
+            (query, "left" if (query.left == query.first) != wrong[i] else "right")
+            for i, query in enumerate(log.lease_many(who, 2000))
+        ]
         log.answer_many(given, who)
     assert log.labellers()["ann"]["noise"] == pytest.approx(0.3, abs=0.06)
     assert log.labellers()["ann"]["agreement"] == pytest.approx(0.745, abs=0.04)
@@ -503,7 +577,12 @@ def test_a_labeller_is_revoked_as_a_whole(log, clock):
     assert log.revoke_labeller("eve", "answers at random") == 2
     assert log.labels() == [kept] and log.state() == (3, 2) and log.labeller_of(token) is None
     assert [a.reason for a in log.answers()] == ["answers at random", "answers at random", None]
-    refused = (lambda: log.lease("eve"), lambda: log.renew(held.id, "eve"), lambda: log.answer(held.id, "eve", "left"), lambda: log.undo("eve"))
+    refused = (
+        lambda: log.lease("eve"),
+        lambda: log.renew(held.id, "eve"),
+        lambda: log.answer(held.id, "eve", "left"),
+        lambda: log.undo("eve"),
+    )
     for act in refused:
         with pytest.raises(PermissionError, match="the labeller 'eve' was revoked"):
             act()
@@ -512,17 +591,28 @@ def test_a_labeller_is_revoked_as_a_whole(log, clock):
     assert log.revoke_labeller("ann") == 1 and log.labels() == []  # she never had a token
     with pytest.raises(KeyError, match="expected the name of a labeller, got 'nobody'"):
         log.revoke_labeller("nobody")
-    assert log.labeller_of(log.add_labeller("eve")) == "eve" and log.lease("eve") is not None and log.labels() == []
+    assert (
+        log.labeller_of(log.add_labeller("eve")) == "eve"
+        and log.lease("eve") is not None
+        and log.labels() == []
+    )
 
 
 def test_tokens(log, store_url):
     token, other = log.add_labeller("ann"), log.add_labeller("bob")
     assert token != other and (log.labeller_of(token), log.labeller_of(other)) == ("ann", "bob")
-    assert log.labeller_of("") is None and log.labeller_of(token + "x") is None and log.labeller_of("\0\ud800") is None
+    assert (
+        log.labeller_of("") is None
+        and log.labeller_of(token + "x") is None
+        and log.labeller_of("\0\ud800") is None
+    )
     with pytest.raises(UserError, match="expected the name of somebody without a token, got 'ann'"):
         log.add_labeller("ann")
     log.revoke_labeller("ann")
     assert log.labeller_of(token) is None and log.labeller_of(log.add_labeller("ann")) == "ann"
     if store_url.startswith("sqlite"):
         folder = Path(store_url.removeprefix("sqlite:///")).parent
-        assert all(token.encode() not in path.read_bytes() and other.encode() not in path.read_bytes() for path in folder.iterdir())
+        assert all(
+            token.encode() not in path.read_bytes() and other.encode() not in path.read_bytes()
+            for path in folder.iterdir()
+        )

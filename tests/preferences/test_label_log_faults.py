@@ -1,4 +1,5 @@
-"""Labellers in processes of their own, which are killed: what was acknowledged is there, once, and what was not returns to the others."""
+"""Labellers in processes of their own, which are killed: what was acknowledged is there, once, and what was
+not returns to the others."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def processes():
 
 @pytest.fixture
 def start(processes):
-    """start(function, url, labeller, lease): (the process, the pipe from which its acknowledgements are read)."""
+    """start(function, url, labeller, lease): (the process, the pipe from which its acknowledgements are
+    read)."""
     started = []
 
     def run(function, url, labeller, lease=LEASE):
@@ -62,7 +64,8 @@ def received(pipe):
 
 
 def check(log, acknowledged, kills, queries):
-    """Every acknowledged answer is there exactly once, one of a killed process may be there unacknowledged, and the books balance."""
+    """Every acknowledged answer is there exactly once, one of a killed process may be there unacknowledged,
+    and the books balance."""
     answers = {answer.number: answer for answer in log.answers()}
     assert len({number for _, number in acknowledged}) == len(acknowledged)
     assert all(answers[number].query == query for query, number in acknowledged)
@@ -70,7 +73,9 @@ def check(log, acknowledged, kills, queries):
     assert sorted(answers) == list(range(1, len(answers) + 1))
     labels = log.labels()
     assert len({label.query for label in labels}) == len(labels)
-    assert {label.query for label in labels} == {answer.query for answer in answers.values() if answer.revoked is None}
+    assert {label.query for label in labels} == {
+        answer.query for answer in answers.values() if answer.revoked is None
+    }
     counts = log.counts()
     assert counts["labels"] + counts["waiting"] + counts["leased"] == queries
     assert counts["revoked"] == sum(answer.revoked is not None for answer in answers.values())
@@ -104,7 +109,9 @@ def test_kill_9_of_one_among_four(store_url, start):
         process, pipe = running[place]
         os.kill(process.pid, signal.SIGKILL)
         acknowledged += received(pipe)
-        running[place] = start(answer_forever, store_url, f"labeller {place}" if kill % 2 else f"substitute {kill}")
+        running[place] = start(
+            answer_forever, store_url, f"labeller {place}" if kill % 2 else f"substitute {kill}"
+        )
     deadline = time.monotonic() + 60
     while log.counts()["labels"] < 500 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -117,7 +124,8 @@ def test_kill_9_of_one_among_four(store_url, start):
 
 
 def test_three_processes_label_90_pairs_once_and_one_vanishes(store_url, start):
-    """Three make the tables at once and share the work; a fourth takes five pairs and is killed: they return when its leases run out."""
+    """Three make the tables at once and share the work; a fourth takes five pairs and is killed: they return
+    when its leases run out."""
     log = ask(store_url, 90)
     gone, pipe = start(hold_and_vanish, store_url, "eve", 2.0)
     held = pipe.recv()
@@ -125,7 +133,9 @@ def test_three_processes_label_90_pairs_once_and_one_vanishes(store_url, start):
     assert len(held) == 5 and log.counts() | {"leased": 5, "waiting": 85} == log.counts()
     running = [start(answer_all, store_url, name, 30.0) for name in ("ann", "bob", "cid")]
     acknowledged = [each for process, pipe in running for each in received(pipe)]
-    assert Counter(query for query, _ in acknowledged) == Counter({query: 1 for query in Counter(a.query for a in log.answers())})
+    assert Counter(query for query, _ in acknowledged) == Counter(
+        {query: 1 for query in Counter(a.query for a in log.answers())}
+    )
     assert len(acknowledged) == 90 and {query for query, _ in acknowledged} >= set(held)
     assert {who for _, who in acknowledged} == {"ann", "bob", "cid"}
     assert log.counts() | {"labels": 90, "late": 0, "waiting": 0, "leased": 0} == log.counts()

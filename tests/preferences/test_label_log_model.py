@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
@@ -60,7 +67,12 @@ class Model(RuleBasedStateMachine):
             self.add(pair, 0.0)
 
     def open(self):
-        self.log = LabelLog(f"sqlite:///{self.folder.name}/labels.db", validation=0.0, clock=lambda: self.now, overlap=self.overlap)
+        self.log = LabelLog(
+            f"sqlite:///{self.folder.name}/labels.db",
+            validation=0.0,
+            clock=lambda: self.now,
+            overlap=self.overlap,
+        )
 
     @rule()
     def restart(self):
@@ -79,7 +91,9 @@ class Model(RuleBasedStateMachine):
 
     @rule(age=st.sampled_from([5.0, 15.0]))
     def expire(self, age):
-        old = [q for q in self.queries if self.open_(q) and q.created < self.now - age and not self.holders(q)]
+        old = [
+            q for q in self.queries if self.open_(q) and q.created < self.now - age and not self.holders(q)
+        ]
         assert self.log.expire(age) == len(old)
         for query in old:
             query.expired = True
@@ -90,7 +104,11 @@ class Model(RuleBasedStateMachine):
             with pytest.raises(PermissionError):
                 self.log.lease_many(who, number, seconds)
             return
-        free = [q for q in self.queries if self.open_(q) and len(self.holders(q)) < self.missing(q) and who not in self.holders(q)]
+        free = [
+            q
+            for q in self.queries
+            if self.open_(q) and len(self.holders(q)) < self.missing(q) and who not in self.holders(q)
+        ]
         free = [q for q in free if not self.standing(q.id, who)]
         free = sorted(free, key=lambda q: -q.priority)[:number]  # sorting keeps the order of age
         got = self.log.lease_many(who, number, seconds)
@@ -165,9 +183,13 @@ class Model(RuleBasedStateMachine):
         labels = {}
         for number, answer in enumerate(self.answers, 1):
             if not answer.revoked and answer.choice != "skip":
-                labels.setdefault(answer.query, (number, answer.query, answer.labeller, self.preference(answer)))
+                labels.setdefault(
+                    answer.query, (number, answer.query, answer.labeller, self.preference(answer))
+                )
         labels = sorted(labels.values())
-        assert [(label.number, label.query, label.labeller, label.preference) for label in self.log.labels()] == labels
+        assert [
+            (label.number, label.query, label.labeller, label.preference) for label in self.log.labels()
+        ] == labels
         kept = [answer for answer in self.answers if not answer.revoked]
         assert self.log.state() == (len(self.answers), len(self.answers) - len(kept))
         assert [(a.query, a.choice, a.late, a.revoked is not None) for a in self.log.answers()] == [
@@ -177,7 +199,9 @@ class Model(RuleBasedStateMachine):
         assert self.log.counts() == {
             "waiting": sum(not self.holders(query) for query in fresh),
             "leased": sum(bool(self.holders(query)) for query in fresh),
-            "second_opinions": sum(self.open_(query) and bool(self.standing(query.id)) for query in self.queries),
+            "second_opinions": sum(
+                self.open_(query) and bool(self.standing(query.id)) for query in self.queries
+            ),
             "expired": sum(query.expired and not self.standing(query.id) for query in self.queries),
             "labels": len(labels),
             "ties": sum(preference == 0.5 for *_, preference in labels),
@@ -200,7 +224,11 @@ class Model(RuleBasedStateMachine):
 
     def preference(self, answer):
         preference = CHOICES[answer.choice]
-        return preference if preference is None or not self.swapped[answer.query, answer.labeller] else 1 - preference
+        return (
+            preference
+            if preference is None or not self.swapped[answer.query, answer.labeller]
+            else 1 - preference
+        )
 
 
 class Overlapping(Model):
@@ -214,5 +242,11 @@ class Single(Model):
 @pytest.mark.parametrize("model", [Single, Overlapping])
 @pytest.mark.parametrize(("examples", "steps"), [(8, 30), pytest.param(30, 50, marks=pytest.mark.slow)])
 def test_the_log_does_what_its_model_does(model, examples, steps):
-    checked = settings(max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    checked = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
     run_state_machine_as_test(model, settings=checked)

@@ -43,12 +43,27 @@ def test_pages_have_no_inline_script_and_come_with_headers(page):
         response = client.get(path)
         assert response.status_code == 200, path
         policy = response.headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy and "http" not in policy
-        assert response.headers["x-content-type-options"] == "nosniff" and response.headers["referrer-policy"] == "no-referrer"
+        assert (
+            "default-src 'none'" in policy
+            and "script-src 'self'" in policy
+            and "unsafe" not in policy
+            and "http" not in policy
+        )
+        assert (
+            response.headers["x-content-type-options"] == "nosniff"
+            and response.headers["referrer-policy"] == "no-referrer"
+        )
         assert not TEXT.search(response.text) or path.endswith(".svg"), path
     for file in STATIC.iterdir():
-        assert not re.search(r"(src|href|from|import)\W+https?://", file.read_text(encoding="utf-8")), f"{file.name} loads from elsewhere"
-    assert client.get("/page/app.py").status_code == client.get("/page/../app.py").status_code == client.get("/openapi.json").status_code == 404
+        assert not re.search(r"(src|href|from|import)\W+https?://", file.read_text(encoding="utf-8")), (
+            f"{file.name} loads from elsewhere"
+        )
+    assert (
+        client.get("/page/app.py").status_code
+        == client.get("/page/../app.py").status_code
+        == client.get("/openapi.json").status_code
+        == 404
+    )
 
 
 @pytest.mark.parametrize("token", [None, "rl-wrong", "rl", "ä"])
@@ -58,12 +73,17 @@ def test_nothing_is_told_without_a_token(page, labelled_run, token):
     headers = {"Authorization": f"Bearer {token}".encode()} if token is not None else {}
     for method, path in (
         *(("POST", f"/v1/{name}") for name in ("lease", "renew", "release", "answers", "undo")),
-        *(("GET", f"/v1/{name}") for name in ("status", "labellers", "run", "metrics", f"segments/{'0' * 64}.png")),
+        *(
+            ("GET", f"/v1/{name}")
+            for name in ("status", "labellers", "run", "metrics", f"segments/{'0' * 64}.png")
+        ),
     ):
         response = client.request(method, path, headers=headers, json={} if method == "POST" else None)
         assert response.status_code == 401 and "token" in response.json()["error"]["message"], path
         assert response.headers["www-authenticate"] == "Bearer"
-    assert client.get("/page.json").json()["needs_token"] is True and client.get("/health").json() == {"status": "ok"}
+    assert client.get("/page.json").json()["needs_token"] is True and client.get("/health").json() == {
+        "status": "ok"
+    }
 
 
 def test_who_is_revoked_is_out_at_once(page, labelled_run):
@@ -93,16 +113,29 @@ def test_a_clip_comes_as_a_sheet_of_its_frames(page, labelled_run):
     labelled_run.log.add_query(first, second, task="Which is brighter?")
     ann = page("ann")
     query = lease(ann)
-    assert query["task"] == "Which is brighter?" and {query["left"]["id"], query["right"]["id"]} == {first, second}
+    assert query["task"] == "Which is brighter?" and {query["left"]["id"], query["right"]["id"]} == {
+        first,
+        second,
+    }
     for side in (query["left"], query["right"]):
         clip = labelled_run.segments[side["id"]]
-        assert (side["kind"], side["frames"], side["width"], side["height"], side["ended"]) == ("clip", clip.steps, 10, 12, clip.steps < 8)
+        assert (side["kind"], side["frames"], side["width"], side["height"], side["ended"]) == (
+            "clip",
+            clip.steps,
+            10,
+            12,
+            clip.steps < 8,
+        )
         response = ann.get(f"/v1/segments/{side['id']}.png")
-        assert response.headers["content-type"] == "image/png" and "private" in response.headers["cache-control"]
+        assert (
+            response.headers["content-type"] == "image/png" and "private" in response.headers["cache-control"]
+        )
         whole = np.asarray(Image.open(io.BytesIO(response.content)))
         for n in range(side["frames"]):
             y, x = 12 * (n // side["columns"]), 10 * (n % side["columns"])
-            assert np.array_equal(whole[y : y + 12, x : x + 10], clip.observations[n]), "every frame is where the page looks for it"
+            assert np.array_equal(whole[y : y + 12, x : x + 10], clip.observations[n]), (
+                "every frame is where the page looks for it"
+            )
     assert ann.get(f"/v1/segments/{'0' * 64}.png").status_code == 404
     for id in ("..%2f..%2flabels", "x", "0" * 63, "0" * 63 + "G", first.upper()):
         assert ann.get(f"/v1/segments/{id}.png").status_code in (400, 404), id
@@ -118,7 +151,9 @@ def test_a_sheet_is_bounded_and_whole(labelled_run):
     pixels = np.asarray(Image.open(io.BytesIO(made.png)))
     assert pixels.shape[0] * pixels.shape[1] < 14_000_000 and set(np.unique(pixels[:350, :450])) == {0, 200}
     with pytest.raises(UserError, match="say how to draw"):
-        sheet(Clip(np.zeros((3, 2), np.float32), np.zeros(3, np.int64), np.zeros(3, np.float32), 3), draw_pixels)
+        sheet(
+            Clip(np.zeros((3, 2), np.float32), np.zeros(3, np.int64), np.zeros(3, np.float32), 3), draw_pixels
+        )
     with pytest.raises(UserError, match=r"uint8 \(H, W, 3\)"):
         sheet(labelled_run.segments[labelled_run.clip(1)], lambda observation: observation.astype(float))
 
@@ -126,7 +161,9 @@ def test_a_sheet_is_bounded_and_whole(labelled_run):
 def test_replies_come_with_their_context(page, labelled_run):
     labelled_run.ask_about_replies(task="Which helps more?")
     query = lease(page("ann"))
-    assert {query["left"]["text"], query["right"]["text"]} == {"Yes, gladly.", "No."} and query["left"]["kind"] == "reply"
+    assert {query["left"]["text"], query["right"]["text"]} == {"Yes, gladly.", "No."} and query["left"][
+        "kind"
+    ] == "reply"
     assert (
         query["left"]["context"]
         == query["right"]["context"]
@@ -148,7 +185,8 @@ def test_without_a_pair_the_page_waits(page, labelled_run):
 
 
 def test_answers_are_about_what_was_shown(page, labelled_run):
-    """Somebody who always presses left prefers what they saw there; over many swapped showings, the first as often as the second."""
+    """Somebody who always presses left prefers what they saw there; over many swapped showings, the first as
+    often as the second."""
     labelled_run.ask(40)
     ann, shown = page("ann"), {}
     while query := lease(ann):
@@ -178,7 +216,11 @@ def test_a_request_that_is_sent_again_counts_once(page, labelled_run):
     ann = page("ann")
     query = lease(ann)
     first = answer(ann, query, "left", **{"Idempotency-Key": "k1"})
-    assert answer(ann, query, "left", **{"Idempotency-Key": "k1"}).json() == first.json() == answer(ann, query, "left").json()
+    assert (
+        answer(ann, query, "left", **{"Idempotency-Key": "k1"}).json()
+        == first.json()
+        == answer(ann, query, "left").json()
+    )
     changed = answer(ann, query, "right", **{"Idempotency-Key": "k1"})
     assert changed.status_code == 422 and "another request" in changed.json()["error"]["message"]
     assert labelled_run.log.state() == (1, 0)
@@ -188,11 +230,15 @@ def test_a_request_that_is_sent_again_counts_once(page, labelled_run):
     again = answer(ann, undone, "right")
     assert again.json()["label"] == 2
     assert ann.post("/v1/undo", json={}, headers={"Idempotency-Key": "k2"}).json()["query"] == undone
-    assert answer(ann, query, "left", **{"Idempotency-Key": "k1"}).json() == first.json(), "a request that was long on its way changes nothing"
+    assert answer(ann, query, "left", **{"Idempotency-Key": "k1"}).json() == first.json(), (
+        "a request that was long on its way changes nothing"
+    )
     assert labelled_run.log.state() == (2, 1) and len(labelled_run.log.labels()) == 1
     bob = page("bob")
     query = lease(bob)
-    assert answer(bob, query, "tie", **{"Idempotency-Key": "k1"}).json()["query"] == query["id"], "keys are a labeller's own"
+    assert answer(bob, query, "tie", **{"Idempotency-Key": "k1"}).json()["query"] == query["id"], (
+        "keys are a labeller's own"
+    )
 
 
 def test_undo_goes_back_answer_by_answer(page, labelled_run):
@@ -236,7 +282,9 @@ def test_a_pair_that_is_given_back_or_left_goes_to_the_next(page, labelled_run):
     assert lease(ann)["id"] == query["id"], "after the lease has run out"
     assert held(bob, query) == []
     assert answer(ann, query, "left").status_code == answer(bob, query, "right").status_code == 200
-    assert [label.labeller for label in labelled_run.log.labels()] == ["ann"] and labelled_run.log.counts()["late"] == 1
+    assert [label.labeller for label in labelled_run.log.labels()] == ["ann"] and labelled_run.log.counts()[
+        "late"
+    ] == 1
 
 
 def test_three_labellers_share_ninety_pairs_and_one_vanishes(page, labelled_run):
@@ -312,7 +360,9 @@ def test_requests_that_are_none(page):
     send = lambda content, **headers: ann.post("/v1/answers", content=content, headers=headers)  # noqa: E731
     assert send(b"{", **{"Content-Type": "application/json"}).status_code == 400
     assert send(b"\xff\xfe", **{"Content-Type": "application/json"}).status_code == 400
-    assert send(b'{"query": "x", "choice": "left"}', **{"Content-Type": "text/plain"}).status_code == 400, "no form of another page gets through"
+    assert send(b'{"query": "x", "choice": "left"}', **{"Content-Type": "text/plain"}).status_code == 400, (
+        "no form of another page gets through"
+    )
     assert send(b" " * 70_000, **{"Content-Type": "application/json"}).status_code == 413
     assert send((b" " * 1000 for _ in range(70)), **{"Content-Type": "application/json"}).status_code == 413
     assert ann.post("/v1/renew", json={"queries": ["x"] * 9}).status_code == 400

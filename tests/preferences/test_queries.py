@@ -11,7 +11,13 @@ import pytest
 
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.queries import ClipPool, QueryBroker, QuerySettings, draw_pairs, preference_variance
+from rl_dialog.preferences.queries import (
+    ClipPool,
+    QueryBroker,
+    QuerySettings,
+    draw_pairs,
+    preference_variance,
+)
 
 
 @pytest.fixture
@@ -43,7 +49,11 @@ def test_the_ring_overwrites_the_oldest():
     pool = ClipPool(5)
     for i in range(8):
         pool.add(i)
-    assert pool.slots == [5, 6, 7, 3, 4] and pool.ids() == [3, 4, 5, 6, 7] and (pool.seen, pool.dropped, len(pool)) == (8, 3, 5)
+    assert (
+        pool.slots == [5, 6, 7, 3, 4]
+        and pool.ids() == [3, 4, 5, 6, 7]
+        and (pool.seen, pool.dropped, len(pool)) == (8, 3, 5)
+    )
     for i in range(8, 11):
         pool.add(i)
     assert pool.slots == [10, 6, 7, 8, 9] and pool.ids() == [6, 7, 8, 9, 10] and pool.dropped == 6
@@ -109,7 +119,11 @@ def test_the_last_free_pairs_are_found():
 
 def test_what_is_drawn_depends_on_the_seed_and_on_what_was_asked(open_log):
     log, clips = open_log(), names(30)
-    assert choose(log, clips=clips, number=5) == choose(log, clips=clips, number=5) != choose(log, clips=clips, number=5, seed=1)
+    assert (
+        choose(log, clips=clips, number=5)
+        == choose(log, clips=clips, number=5)
+        != choose(log, clips=clips, number=5, seed=1)
+    )
     broker = QueryBroker(log)
     broker.refill(clips, wanted=100, pool=3)
     goes_on = broker.choose(clips, 5)
@@ -142,7 +156,9 @@ def test_where_one_side_is_used_up_the_other_one_is_asked(open_log):
 def test_the_variance_of_what_members_predict():
     """Differences 0, 2, -2 of three members: P = .5, .880797, .119203, variance 2/3 x .380797^2."""
     returns = np.array([[0.0, 0.0], [2.0, 0.0], [-1.0, 1.0]])
-    assert preference_variance(returns, np.array([[0, 1], [1, 0]])) == pytest.approx([2 / 3 * 0.38079708**2] * 2)
+    assert preference_variance(returns, np.array([[0, 1], [1, 0]])) == pytest.approx(
+        [2 / 3 * 0.38079708**2] * 2
+    )
     assert preference_variance(np.array([[1e4, -1e4]] * 2), np.array([[0, 1]])) == 0  # without overflow
 
 
@@ -156,17 +172,31 @@ def test_the_pair_about_which_members_disagree_comes_first(open_log):
     broker = QueryBroker(log, settings)
     broker.refill(clips, wanted=9, pool=6, returns=lambda: returns, reward_version=7)
     first = log.lease("ann")
-    assert {first.first, first.second} == {"c", "d"} and first.priority == pytest.approx(2 / 9, abs=1e-4) and first.reward_version == 7
+    assert (
+        {first.first, first.second} == {"c", "d"}
+        and first.priority == pytest.approx(2 / 9, abs=1e-4)
+        and first.reward_version == 7
+    )
 
 
 def test_only_the_highest_variances_among_the_candidates_are_kept(open_log):
     clips = names(40)
     returns = np.random.default_rng(0).normal(size=(3, 40)) * 3
-    pairs = choose(open_log(), QuerySettings(selection="variance", candidates=10), clips=clips, number=20, returns=returns)
+    pairs = choose(
+        open_log(),
+        QuerySettings(selection="variance", candidates=10),
+        clips=clips,
+        number=20,
+        returns=returns,
+    )
     place = {id: i for i, id in enumerate(clips)}
     kept = preference_variance(returns, np.array([(place[one], place[other]) for one, other in pairs]))
     every = preference_variance(returns, np.array(list(itertools.combinations(range(40), 2))))
-    assert len(set(pairs)) == 20 and kept.min() > np.quantile(every, 0.8) and list(kept) == sorted(kept, reverse=True)
+    assert (
+        len(set(pairs)) == 20
+        and kept.min() > np.quantile(every, 0.8)
+        and list(kept) == sorted(kept, reverse=True)
+    )
     assert kept.max() < every.max()  # of 200 candidates, not of all 780 pairs
     assert choose(open_log(), QuerySettings(selection="variance"), clips=clips, number=3) == choose(
         open_log(), clips=clips, number=3
@@ -193,7 +223,14 @@ def test_what_does_not_fit(open_log):
         broker.choose(["a", "b", "a"], 1)
     with pytest.raises(UserError, match=r"expected returns of shape \(members, 2\), got \(2,\)"):
         broker.choose(["a", "b"], 1, returns=np.zeros(2))
-    for wrong in ({"selection": "best"}, {"candidates": 0}, {"recency": 1.1}, {"newest": 0}, {"prefetch": 0}, {"expire": 0.0}):
+    for wrong in (
+        {"selection": "best"},
+        {"candidates": 0},
+        {"recency": 1.1},
+        {"newest": 0},
+        {"prefetch": 0},
+        {"expire": 0.0},
+    ):
         with pytest.raises(UserError, match="expected"):
             QuerySettings(**wrong)
 
@@ -204,16 +241,23 @@ def test_what_does_not_fit(open_log):
 def test_the_pool_is_bounded_by_its_size_and_by_what_is_wanted(open_log):
     log, clips = open_log(), names(50)
     broker = QueryBroker(log, QuerySettings(prefetch=3, task="which?"))
-    assert len(broker.refill(clips, wanted=1000, labellers=2)) == 12 and broker.refill(clips, wanted=1000, labellers=2) == []
+    assert (
+        len(broker.refill(clips, wanted=1000, labellers=2)) == 12
+        and broker.refill(clips, wanted=1000, labellers=2) == []
+    )
     query = log.lease("ann")
-    assert query.task == "which?" and broker.refill(clips, wanted=1000, labellers=2) == []  # held: not answered yet
+    assert (
+        query.task == "which?" and broker.refill(clips, wanted=1000, labellers=2) == []
+    )  # held: not answered yet
     log.answer(query.id, "ann", "left")
     assert broker.refill(clips, wanted=12, labellers=2) == []  # 1 label and 11 open queries are 12
     assert len(broker.refill(clips, wanted=13, labellers=2)) == 1
     while query := log.lease("ann"):
         log.answer(query.id, "ann", "skip" if query.id < "8" else "left")
     skipped = log.counts()["skipped"]
-    assert skipped > 0 and len(broker.refill(clips, wanted=13)) == min(6, skipped)  # others are asked in their place
+    assert skipped > 0 and len(broker.refill(clips, wanted=13)) == min(
+        6, skipped
+    )  # others are asked in their place
     assert broker.refill(clips, wanted=3) == []
 
 

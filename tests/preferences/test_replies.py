@@ -41,8 +41,17 @@ def test_replies_of_a_dialog_keep_what_was_said_of_them():
     ]
     dialog = Dialog("d", messages, split="test", meta={"generator": "bc:1"})
     [(i, reply)] = replies_of(dialog)  # the opening has no context
-    assert (i, reply.text, len(reply.context)) == (3, "yes", 3) and reply.context[2]["content"].startswith('[{"function"')
-    assert reply.source == {"dialog": "d", "message": 3, "reward": 0.5, "feedback": {"vote": -1}, "split": "test", "model": "bc:1"}
+    assert (i, reply.text, len(reply.context)) == (3, "yes", 3) and reply.context[2]["content"].startswith(
+        '[{"function"'
+    )
+    assert reply.source == {
+        "dialog": "d",
+        "message": 3,
+        "reward": 0.5,
+        "feedback": {"vote": -1},
+        "split": "test",
+        "model": "bc:1",
+    }
     again = as_dialog(reply)
     assert logged(again) == [0.5] and vote(again) == [-1.0] and again.replies == [3]
 
@@ -55,10 +64,21 @@ def test_a_missing_reward_says_nothing_of_a_reply():
 
 
 def test_pairs_of_ratings():
-    replies = [Rating(Reply(context(1), text), value) for text, value in (("a", 1), ("b", 0), ("c", 0), ("b", 1), ("d", 1))]
+    replies = [
+        Rating(Reply(context(1), text), value)
+        for text, value in (("a", 1), ("b", 0), ("c", 0), ("b", 1), ("d", 1))
+    ]
     found = pairs_of_ratings([*replies, Rating(Reply(context(2), "e"), 1)])
-    assert {(pair.first.text, pair.second.text) for pair in found} == {("a", "b"), ("a", "c"), ("d", "b"), ("d", "c")}  # the first b counts
-    assert all(pair.preference == 1 for pair in found) and len(pairs_of_ratings(replies, most_per_context=3)) == 3
+    assert {(pair.first.text, pair.second.text) for pair in found} == {
+        ("a", "b"),
+        ("a", "c"),
+        ("d", "b"),
+        ("d", "c"),
+    }  # the first b counts
+    assert (
+        all(pair.preference == 1 for pair in found)
+        and len(pairs_of_ratings(replies, most_per_context=3)) == 3
+    )
     assert [len(ratings) for ratings in by_context(replies)] == [4]
 
 
@@ -70,10 +90,15 @@ def test_a_pair_is_of_one_context():
 
 
 def test_what_one_conversation_says_stays_on_one_side():
-    """Longer contexts of a conversation go with its beginning; every group has one split, and the shares are as asked."""
+    """Longer contexts of a conversation go with its beginning; every group has one split, and the shares are
+    as asked."""
     start = [{"role": "system", "content": "you are a bot"}, {"role": "user", "content": "hi  there"}]
     later = [*start, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
-    assert group_of(Reply(start, "a")) == group_of(Reply(later, "b")) == group_of(Reply([{"role": "user", "content": "hi there"}], "c"))
+    assert (
+        group_of(Reply(start, "a"))
+        == group_of(Reply(later, "b"))
+        == group_of(Reply([{"role": "user", "content": "hi there"}], "c"))
+    )
     assert split_of(Reply(start, "a"), validation=0.5) == split_of(Reply(later, "b"), validation=0.5)
     splits = [split_of(Reply(context(n), "a"), validation=0.2) for n in range(2000)]
     assert abs(splits.count("validation") / 2000 - 0.2) < 0.03 and set(splits) == {"train", "validation"}
@@ -84,7 +109,9 @@ def test_labels_of_a_log(tmp_path):
     log, segments = LabelLog(f"sqlite:///{tmp_path}/labels.db"), Segments(tmp_path / "clips")
     ids = [segments.add(Reply(context(1), text)) for text in "abc"]
     wanted = {}
-    for (first, second), choice in zip([(ids[0], ids[1]), (ids[0], ids[2]), (ids[1], ids[2])], ("left", "tie", "skip"), strict=True):
+    for (first, second), choice in zip(
+        [(ids[0], ids[1]), (ids[0], ids[2]), (ids[1], ids[2])], ("left", "tie", "skip"), strict=True
+    ):
         log.add_query(first, second, validation=False)
         query = log.lease("ann")
         log.answer(query.id, "ann", choice)
@@ -94,7 +121,10 @@ def test_labels_of_a_log(tmp_path):
     for pair in found:
         left, choice = wanted[frozenset((pair.first.id, pair.second.id))]
         assert pair.preference == (0.5 if choice == "tie" else float(pair.first.id == left))
-    clips = [segments.add(Clip(np.full((2, 1), float(n)), np.zeros(2), np.zeros(2, np.float32), 2)) for n in range(2)]
+    clips = [
+        segments.add(Clip(np.full((2, 1), float(n)), np.zeros(2), np.zeros(2, np.float32), 2))
+        for n in range(2)
+    ]
     log.add_query(*clips, validation=False)
     log.answer(log.lease("ann").id, "ann", "left")
     with pytest.raises(UserError, match="expected labels of replies, got one of clips"):
@@ -108,12 +138,16 @@ def opened(name, reward):
 
 
 def test_replies_that_open_a_conversation_are_rated_on_their_own():
-    """Nothing tells their conversations apart but where they are from; they are in no context, and so in no pair."""
+    """Nothing tells their conversations apart but where they are from; they are in no context, and so in no
+    pair."""
     dialogs = [opened(f"d{n}", float(n % 2)) for n in range(40)]
     assert not list(ratings_of(dialogs, "logged")) and not list(ratings_of(dialogs, "vote", openings=True))
     ratings = list(ratings_of(dialogs, "logged", openings=True))
     assert [rating.good for rating in ratings] == [False, True] * 20
-    assert len({group_of(rating.reply) for rating in ratings}) == 40 and len({rating.reply.id for rating in ratings}) == 1
+    assert (
+        len({group_of(rating.reply) for rating in ratings}) == 40
+        and len({rating.reply.id for rating in ratings}) == 1
+    )
     assert not by_context(ratings) and not pairs_of_ratings(ratings)
     labels = Preferences([], ratings)
     train, test = held_out(labels, ("validation",), validation=0.3, seed=0)
@@ -121,7 +155,9 @@ def test_replies_that_open_a_conversation_are_rated_on_their_own():
     assert [len(own.ratings) for _, own in folds(labels, 4, seed=0)] == [10] * 4
 
 
-@pytest.mark.parametrize(("above", "below", "good"), [(0.0, False, "bc"), (1.0, False, "c"), (1.0, True, "ab"), (0.0, True, "a")])
+@pytest.mark.parametrize(
+    ("above", "below", "good"), [(0.0, False, "bc"), (1.0, False, "c"), (1.0, True, "ab"), (0.0, True, "a")]
+)
 def test_what_is_good_is_above_or_not(above, below, good):
     messages = [{"role": "user", "content": "hi"}]
     for text, reward in (("a", 0.0), ("b", 1.0), ("c", 2.0)):

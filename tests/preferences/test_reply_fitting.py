@@ -40,7 +40,9 @@ def small(pairs, seed=0):
 
 def right(reward, pairs):
     scores = score(reward, [reply for pair in pairs for reply in (pair.first, pair.second)])
-    return np.array([(scores[pair.first.id] > scores[pair.second.id]) == (pair.preference > 0.5) for pair in pairs])
+    return np.array(
+        [(scores[pair.first.id] > scores[pair.second.id]) == (pair.preference > 0.5) for pair in pairs]
+    )
 
 
 def test_four_pairs_are_learned_and_a_tie_stays_one():
@@ -56,7 +58,8 @@ def test_four_pairs_are_learned_and_a_tie_stays_one():
 
 
 def test_planted_preferences_are_found_on_other_contexts():
-    """A permutation test over seeds: models of true labels against models of the same pairs with labels that a coin decided."""
+    """A permutation test over seeds: models of true labels against models of the same pairs with labels that
+    a coin decided."""
     pairs, unseen = planted(96), planted(60, seed=1)
     rng = random.Random(2)
     coins = [ReplyPair(pair.first, pair.second, float(rng.random() < 0.5)) for pair in pairs]
@@ -81,7 +84,13 @@ def test_the_same_seed_gives_the_same_model():
     scores = []
     for _ in range(2):
         reward = small(planted(8))
-        fit(reward, planted(8), [(pair.first, True) for pair in planted(4)], settings=Fitting(epochs=2), seed=3)
+        fit(
+            reward,
+            planted(8),
+            [(pair.first, True) for pair in planted(4)],
+            settings=Fitting(epochs=2),
+            seed=3,
+        )
         scores.append(list(score(reward, [pair.first for pair in planted(8)]).values()))
     assert scores[0] == scores[1]
 
@@ -99,7 +108,9 @@ def test_noise_bounds_what_a_wrong_label_can_do():
     assert worst[0.2] < worst[0.0]
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"learning_rate": 0}, {"epochs": 0}, {"noise": 1.0}, {"weight_decay": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"learning_rate": 0}, {"epochs": 0}, {"noise": 1.0}, {"weight_decay": -1}]
+)
 def test_settings_that_mean_nothing(wrong):
     with pytest.raises(UserError, match="expected a batch of at least 1"):
         Fitting(**wrong)
@@ -115,7 +126,9 @@ def test_judges_that_cost_nothing():
     train, test = Preferences(planted(48), []), Preferences(planted(30, seed=1), [])
     judges = plain_judges(train, test)
     agree = [
-        (judges["words of the reply"][pair.first.id] > judges["words of the reply"][pair.second.id]) == (pair.preference > 0.5) for pair in test.pairs
+        (judges["words of the reply"][pair.first.id] > judges["words of the reply"][pair.second.id])
+        == (pair.preference > 0.5)
+        for pair in test.pairs
     ]
     assert np.mean(agree) > 0.9 and set(judges["longer reply"].values()) == {3.0}
     assert set(plain_judges(Preferences(planted(1), []), test)) == {"longer reply"}

@@ -1,4 +1,5 @@
-"""Fitting a reward to labels: what it finds, what it must not look at, and that a resumed run goes on as the uninterrupted one."""
+"""Fitting a reward to labels: what it finds, what it must not look at, and that a resumed run goes on as the
+uninterrupted one."""
 
 from dataclasses import dataclass
 
@@ -31,7 +32,9 @@ def clips(n, seed=0, length=LENGTH):
     found = []
     for _ in range(n):
         observations, actions = rng.normal(size=(length, 2)).astype(np.float32), rng.integers(3, size=length)
-        found.append(Clip(observations, actions, (observations[:, 0] + (actions == 2)).astype(np.float32), length))
+        found.append(
+            Clip(observations, actions, (observations[:, 0] + (actions == 2)).astype(np.float32), length)
+        )
     return {clip.id: clip for clip in found}
 
 
@@ -65,7 +68,10 @@ def test_it_ranks_clips_it_has_not_seen():
 def test_four_labels_are_fitted_and_a_tie_becomes_one():
     segments = clips(8)
     ids = list(segments)
-    given = [Label(str(i), ids[2 * i], ids[2 * i + 1], preference) for i, preference in enumerate((1.0, 0.0, 1.0, 0.5))]
+    given = [
+        Label(str(i), ids[2 * i], ids[2 * i + 1], preference)
+        for i, preference in enumerate((1.0, 0.0, 1.0, 0.5))
+    ]
     made = trainer(given, segments, bagging=False, noise=0.0, learning_rate=1e-2)
     made.fit(150)
     sums = made.returns([segments[id] for id in ids]).mean(0)
@@ -94,7 +100,9 @@ def test_incomparable_and_validation_labels_are_not_learned_from():
     given = labels(segments, 20)
     alone = trainer(given, segments)
     alone.fit(3)
-    lies = [Label(f"lie {i}", each.first, each.second, 1 - each.preference, True) for i, each in enumerate(given)]
+    lies = [
+        Label(f"lie {i}", each.first, each.second, 1 - each.preference, True) for i, each in enumerate(given)
+    ]
     nothing = [Label(f"none {i}", each.first, each.second, None) for i, each in enumerate(given)]
     beside = trainer([*nothing, *given, *lies], segments)
     metrics = beside.fit(3)
@@ -114,13 +122,16 @@ def test_the_oldest_labels_are_forgotten():
 
 
 def test_members_see_resamples():
-    """A member sees each label Poisson(1) times: a share of 1 - 1/e of them at all, the same ones when more labels come."""
+    """A member sees each label Poisson(1) times: a share of 1 - 1/e of them at all, the same ones when more
+    labels come."""
     segments = clips(60)
     given = labels(segments, 4000)
     made = trainer(given, segments)
     counts = made._counts(given)
     assert counts.shape == (3, 4000)
-    assert ((counts > 0).float().mean(1) - 0.632).abs().max() < 0.025 and (counts.mean(1) - 1).abs().max() < 0.05
+    assert ((counts > 0).float().mean(1) - 0.632).abs().max() < 0.025 and (
+        counts.mean(1) - 1
+    ).abs().max() < 0.05
     assert torch.equal(made._counts(given[100:300]), counts[:, 100:300])
     assert trainer(given, segments, bagging=False)._counts(given).unique().tolist() == [1]
 
@@ -133,10 +144,20 @@ def test_ties_are_counted_apart():
     given = [Label("a", ids[2], ids[3], 0.5), Label("b", ids[4], ids[5], 0.5), Label("c", better, worse, 1.0)]
     made = trainer(given, segments, bagging=False, learning_rate=1e-2)
     made.fit(100)
-    held_out = trainer([*given, *(Label(f"v{each.query}", each.first, each.second, each.preference, True) for each in given)], segments)
+    held_out = trainer(
+        [
+            *given,
+            *(Label(f"v{each.query}", each.first, each.second, each.preference, True) for each in given),
+        ],
+        segments,
+    )
     held_out.model.load_state_dict(made.model.state_dict())
     metrics = held_out.evaluate(_held_out(held_out))
-    assert metrics["accuracy"] == 1.0 and metrics["tie_share"] == pytest.approx(2 / 3) and 0 <= metrics["calibration_error"] < 0.5
+    assert (
+        metrics["accuracy"] == 1.0
+        and metrics["tie_share"] == pytest.approx(2 / 3)
+        and 0 <= metrics["calibration_error"] < 0.5
+    )
 
 
 def _held_out(made):
@@ -160,12 +181,29 @@ def test_l2_holds_the_validation_loss_near_the_training_loss():
     """Random labels can only be learned by heart: with adaptive L2 the gap stays small."""
     segments, others = clips(80), clips(80, seed=1)
     rng = np.random.default_rng(0)
-    given = [Label(str(i), each.first, each.second, float(rng.integers(2))) for i, each in enumerate(labels(segments, 100))]
-    given += [Label(f"v{i}", each.first, each.second, float(rng.integers(2)), True) for i, each in enumerate(labels(others, 100))]
+    given = [
+        Label(str(i), each.first, each.second, float(rng.integers(2)))
+        for i, each in enumerate(labels(segments, 100))
+    ]
+    given += [
+        Label(f"v{i}", each.first, each.second, float(rng.integers(2)), True)
+        for i, each in enumerate(labels(others, 100))
+    ]
     gaps = []
     for adaptive in (False, True):
-        settings = {"adaptive_l2": adaptive, "l2": 1e-4 * adaptive, "noise": 0.0, "bagging": False, "learning_rate": 5e-3}
-        made = trainer(given, segments | others, config=RewardModelConfig((2,), 3, hidden=(64, 64), members=1), **settings)
+        settings = {
+            "adaptive_l2": adaptive,
+            "l2": 1e-4 * adaptive,
+            "noise": 0.0,
+            "bagging": False,
+            "learning_rate": 5e-3,
+        }
+        made = trainer(
+            given,
+            segments | others,
+            config=RewardModelConfig((2,), 3, hidden=(64, 64), members=1),
+            **settings,
+        )
         metrics = made.fit(60)
         gaps.append(metrics["validation_loss"] / metrics["loss"])
     assert gaps[0] > 2 and gaps[1] < 1.5, gaps
@@ -204,28 +242,52 @@ def test_pictures_give_the_same_as_stacks_or_compact():
     segments = {clip.id: clip for clip in found}
     made = trainer(labels(segments, 4), segments, config=config)
     assert all("stack" in arrays for arrays in made.clips.values())
-    both = made.model.returns(*(torch.from_numpy(x) for x in (found[0].observations[None], found[0].actions[None])), torch.tensor([LENGTH]))
+    both = made.model.returns(
+        *(torch.from_numpy(x) for x in (found[0].observations[None], found[0].actions[None])),
+        torch.tensor([LENGTH]),
+    )
     torch.testing.assert_close(torch.from_numpy(made.returns(found[:1]).copy()), both.detach())
     assert made.fit(1)["loss"] > 0
 
 
 def test_the_normaliser_is_of_the_newest_clips_without_their_padding():
     segments = clips(6)
-    padded = Clip(np.full((LENGTH, 2), 50, np.float32), np.zeros(LENGTH, np.int64), np.zeros(LENGTH, np.float32), 1)
+    padded = Clip(
+        np.full((LENGTH, 2), 50, np.float32), np.zeros(LENGTH, np.int64), np.zeros(LENGTH, np.float32), 1
+    )
     segments[padded.id] = padded
     ids = list(segments)
-    given = [Label("old", ids[0], ids[1], 1.0), Label("new", ids[2], ids[3], 0.0), Label("newest", ids[4], padded.id, 1.0)]
+    given = [
+        Label("old", ids[0], ids[1], 1.0),
+        Label("new", ids[2], ids[3], 0.0),
+        Label("newest", ids[4], padded.id, 1.0),
+    ]
     made = trainer(given, segments)
     made.calibrate(labels=2)
     used = [segments[id] for id in (ids[2], ids[3], ids[4], padded.id)]
-    raw = [made.model(torch.from_numpy(clip.observations[: clip.steps]), torch.from_numpy(clip.actions[: clip.steps])).detach() for clip in used]
+    raw = [
+        made.model(
+            torch.from_numpy(clip.observations[: clip.steps]), torch.from_numpy(clip.actions[: clip.steps])
+        ).detach()
+        for clip in used
+    ]
     by_hand = torch.cat(raw, 1)
     assert by_hand.shape == (3, 3 * LENGTH + 1)
     torch.testing.assert_close(made.model.mean, by_hand.mean(1))
     torch.testing.assert_close(made.model.std, by_hand.std(1))
 
 
-@pytest.mark.parametrize("wrong", [{"noise": 1.0}, {"batch_size": 0}, {"l2": -1.0}, {"l2_low": 2.0}, {"l2_step": 1.0}, {"learning_rate": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"noise": 1.0},
+        {"batch_size": 0},
+        {"l2": -1.0},
+        {"l2_low": 2.0},
+        {"l2_step": 1.0},
+        {"learning_rate": 0.0},
+    ],
+)
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(UserError, match="expected"):
         RewardTraining(**wrong)

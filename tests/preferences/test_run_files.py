@@ -24,7 +24,10 @@ def test_metrics_are_read_once_as_they_come(tmp_path):
     logger.log(1, {"train/return": 2.0, "train/loss": float("nan")})
     logger.log(2, {"train/return": 3.0})
     found = files.metrics(first["cursor"])
-    assert found["lines"] == [{"step": 1, "train/return": 2.0}, {"step": 2, "train/return": 3.0}] and not found["reset"]
+    assert (
+        found["lines"] == [{"step": 1, "train/return": 2.0}, {"step": 2, "train/return": 3.0}]
+        and not found["reset"]
+    )
     assert files.metrics(found["cursor"])["lines"] == []
     logger.log(3, {"train/return": 4.0})
     assert steps(files.metrics(found["cursor"])) == [3]
@@ -65,7 +68,9 @@ def test_a_line_counts_when_it_is_whole(tmp_path):
 
 def test_long_files_come_in_pieces(tmp_path):
     files = RunFiles(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "name": 1.5, "pad": "x" * 80}) + "\n" for n in range(25_000)))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, "name": 1.5, "pad": "x" * 80}) + "\n" for n in range(25_000))
+    )
     seen, cursor, more, rounds = [], "", True, 0
     while more:
         found = files.metrics(cursor)
@@ -90,13 +95,19 @@ def test_status(tmp_path):
 
 
 def test_the_page_tells_it(page, labelled_run):
-    (labelled_run.folder / "status.json").write_text('{"labels_wanted": 7, "label_budget": 100, "steps": 5, "secret": 1}')
+    (labelled_run.folder / "status.json").write_text(
+        '{"labels_wanted": 7, "label_budget": 100, "steps": 5, "secret": 1}'
+    )
     (labelled_run.folder / "metrics.jsonl").write_text('{"step": 1, "train/return": 2.5}\n')
     ann = page("ann")
     status = ann.get("/v1/status").json()
     assert (status["labels_wanted"], status["label_budget"]) == (7, 100) and "steps" not in status
     run = ann.get("/v1/run").json()
-    assert run["name"] == labelled_run.folder.name and run["status"]["steps"] == 5 and run["counts"]["labels"] == 0
+    assert (
+        run["name"] == labelled_run.folder.name
+        and run["status"]["steps"] == 5
+        and run["counts"]["labels"] == 0
+    )
     metrics = ann.get("/v1/metrics").json()
     assert metrics["lines"] == [{"step": 1, "train/return": 2.5}]
     assert ann.get("/v1/metrics", params={"cursor": metrics["cursor"]}).json()["lines"] == []

@@ -12,7 +12,10 @@ from rl_dialog.rewards.scorers import EMOJI_WEIGHTS, Scorer
 
 def talk(*turns):
     """user, assistant, user, assistant, ..."""
-    return Dialog(id="d", messages=[{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)])
+    return Dialog(
+        id="d",
+        messages=[{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,18 +51,34 @@ def test_then_and_now(name, turns, then, now):
     assert REWARDS[name](dialog) == [value if value is None else pytest.approx(value) for value in now]
 
 
-FELT = Scorer("felt", lambda texts: [{"glad": 0.5, "sad": -0.5, "_": 0.1, "bot": 0.3}.get(text, 0.0) for text in texts], 0.0)
+FELT = Scorer(
+    "felt",
+    lambda texts: [{"glad": 0.5, "sad": -0.5, "_": 0.1, "bot": 0.3}.get(text, 0.0) for text in texts],
+    0.0,
+)
 
 
 @pytest.mark.parametrize(
     ("name", "turns", "values"),
     [
         ("sentiment", ("glad", "a", "sad", "b", "", "c", "glad", "d"), [-0.5, 0, 0.5, 0]),
-        ("sentiment_transition", ("glad", "a", "sad", "b", "", "c"), [-1.0, 0.1 + 0.5, 0.0]),  # "_" for what is empty or missing
+        (
+            "sentiment_transition",
+            ("glad", "a", "sad", "b", "", "c"),
+            [-1.0, 0.1 + 0.5, 0.0],
+        ),  # "_" for what is empty or missing
         ("sentiment_sum", ("glad", "a", "sad", "b"), [-1.0 + 0.6] * 2),
         ("sentiment_slope", ("hi", "a", "sad", "b", "glad", "c"), [1.0] * 3),  # (-0.5 - 0.5) / (0 - 1)
-        ("sentiment_slope", ("hi", "a", "sad", "b", "sad", "c"), [0.25] * 3),  # the last row's 0 is the highest: (-0.5 - 0) / (0 - 2)
-        ("sentiment_slope", ("", "a", "glad", "b", "sad", "c", "glad", "d", "sad", "e"), [1.0] * 5),  # the first -0.5, the last 0.5: -1 / (1 - 2)
+        (
+            "sentiment_slope",
+            ("hi", "a", "sad", "b", "sad", "c"),
+            [0.25] * 3,
+        ),  # the last row's 0 is the highest: (-0.5 - 0) / (0 - 2)
+        (
+            "sentiment_slope",
+            ("", "a", "glad", "b", "sad", "c", "glad", "d", "sad", "e"),
+            [1.0] * 5,
+        ),  # the first -0.5, the last 0.5: -1 / (1 - 2)
         ("sentiment_slope", ("hi", "a"), [0.0]),
     ],
 )

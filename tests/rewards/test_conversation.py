@@ -13,7 +13,9 @@ def talk(replies):
     return Dialog(id="d", messages=[dict(message) for _ in range(replies) for message in turn])
 
 
-@pytest.mark.parametrize(("replies", "values"), [(1, [0.0]), (2, [2.0, 0.0]), (3, [2.85, 3.0, 0.0]), (4, [3.61, 3.8, 4.0, 0.0])])
+@pytest.mark.parametrize(
+    ("replies", "values"), [(1, [0.0]), (2, [2.0, 0.0]), (3, [2.85, 3.0, 0.0]), (4, [3.61, 3.8, 4.0, 0.0])]
+)
 def test_length_is_told_to_all_replies_but_the_last(replies, values):
     """N .95^(N-2-t): for N = 3 that is 3 * .95 = 2.85, then 3; for N = 4 it is 4 * .9025 = 3.61, 3.8, 4."""
     assert conversation_length(talk(replies)) == pytest.approx(values)

@@ -22,7 +22,9 @@ def folder(tmp_path):
 
     def make(rated, reads="reply"):
         torch.manual_seed(0)
-        reward = TextReward.new(TEXTS * 5, hidden_size=32, num_hidden_layers=1, vocab_size=300, max_length=64, reads=reads)
+        reward = TextReward.new(
+            TEXTS * 5, hidden_size=32, num_hidden_layers=1, vocab_size=300, max_length=64, reads=reads
+        )
         reward.model.config.rated = rated
         reward.eval().save_pretrained(tmp_path / "model")
         return str(tmp_path / "model")
@@ -46,13 +48,19 @@ def test_scores_of_preferences_have_no_zero(folder):
         make_scorers([f"toxicity={path}"])
     talk = (("user", "hi"), ("assistant", "thank you"))
     said = [{"role": role, "content": content} for role, content in talk]
-    assert make_scorers([f"reward_model={path}"])["reward_model"](talk) == load_reward_model(path).score([said])[0]
+    assert (
+        make_scorers([f"reward_model={path}"])["reward_model"](talk)
+        == load_reward_model(path).score([said])[0]
+    )
 
 
 @pytest.mark.parametrize("reads", ["reply", "conversation"])
 def test_what_a_score_depends_on_survives_a_file(folder, reads):
     reward = TextReward.from_pretrained(folder(True, reads))
-    one, other = ([{"role": "user", "content": asked}, {"role": "assistant", "content": "thank you"}] for asked in ("a", "b"))
+    one, other = (
+        [{"role": "user", "content": asked}, {"role": "assistant", "content": "thank you"}]
+        for asked in ("a", "b")
+    )
     scores = reward.score([one, other, one[1:]])
     assert (reward.reads, reward.rated) == (reads, True)
     assert (scores[0] == pytest.approx(scores[1], abs=1e-6)) == (reads == "reply")

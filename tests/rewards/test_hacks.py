@@ -42,14 +42,18 @@ def test_which_rewards_fall_for_them(name, falls, stands):
 
 def test_what_the_user_answers_is_not_known():
     """The logged answer stands behind every hack, so rewards of the user's side see no change."""
-    rewards = {name: REWARDS[name] for name in ("sentiment", "answer_length", "laughter", "conversation_length")}
+    rewards = {
+        name: REWARDS[name] for name in ("sentiment", "answer_length", "laughter", "conversation_length")
+    }
     for outcomes in try_hacks([talk()], rewards).values():
         assert all(outcome == Outcome(0.0, 0.0, 0.0) for outcome in outcomes.values())
 
 
 def test_shares_and_changes_by_hand():
     """Logged lengths 5 and 2; the user's turns have 3 and 3 words: one loses 2, one wins 1."""
-    outcome = try_hacks([talk()], {"reply_length": REWARDS["reply_length"]})["reply_length"]["copies the user"]
+    outcome = try_hacks([talk()], {"reply_length": REWARDS["reply_length"]})["reply_length"][
+        "copies the user"
+    ]
     assert outcome == Outcome(wins=0.5, loses=0.5, change=-0.5) and not outcome.falls_for
 
 

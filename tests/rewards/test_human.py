@@ -10,12 +10,22 @@ from rl_dialog.rewards.human import logged, rating, vote
 
 
 def dialog(*replies, **fields):
-    messages = [m for reply in replies for m in ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", **reply})]
+    messages = [
+        m
+        for reply in replies
+        for m in ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", **reply})
+    ]
     return Dialog(id="d", messages=messages, **fields)
 
 
 def test_votes_are_read_per_reply_and_do_not_apply_where_nobody_voted():
-    voted = dialog({"feedback": {"vote": 1}}, {}, {"feedback": {"vote": -1}}, {"feedback": {"edit": "hey"}}, {"feedback": {"vote": 0}})
+    voted = dialog(
+        {"feedback": {"vote": 1}},
+        {},
+        {"feedback": {"vote": -1}},
+        {"feedback": {"edit": "hey"}},
+        {"feedback": {"vote": 0}},
+    )
     assert vote(voted) == [1.0, None, -1.0, None, 0.0]
 
 

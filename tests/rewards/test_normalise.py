@@ -21,7 +21,8 @@ def test_zscore_and_min_max_by_hand():
 
 
 def test_rank_counts_half_of_the_equal():
-    """Of 1, 1, 1, 3: three are 1, so its rank is 1.5 / 4; 3 has 3 below it and itself half: 3.5 / 4. In between a line, outside flat."""
+    """Of 1, 1, 1, 3: three are 1, so its rank is 1.5 / 4; 3 has 3 below it and itself half: 3.5 / 4. In
+    between a line, outside flat."""
     rank = fit_rank(np.array([1.0, 3.0, 1.0, 1.0]))
     assert [rank(x) for x in (1, 3, 2, 0, 9)] == pytest.approx([0.375, 0.875, 0.625, 0.375, 0.875])
 
@@ -42,7 +43,10 @@ def test_a_component_that_never_varies_is_no_division_by_zero():
 
 def test_the_sum_weighs_what_applies():
     normalisers = {"a": Normaliser("zscore", 1.0, 2.0)}
-    assert weighted_sum({"a": 5.0, "b": 3.0}, {"a": 0.5, "b": 2.0, "c": 7.0}, normalisers) == 0.5 * 2.0 + 2.0 * 3.0
+    assert (
+        weighted_sum({"a": 5.0, "b": 3.0}, {"a": 0.5, "b": 2.0, "c": 7.0}, normalisers)
+        == 0.5 * 2.0 + 2.0 * 3.0
+    )
     assert weighted_sum({}, {"a": 1.0}, normalisers) is None
     assert weighted_sum({"b": 3.0}, {"a": 1.0, "b": 0.0}, normalisers) is None  # b is reported, not added
     assert weighted_sum({"a": 1.0, "b": 3.0}, {"a": 1.0, "b": 0.0}, normalisers) == 0.0  # (1 - 1) / 2
@@ -51,7 +55,12 @@ def test_the_sum_weighs_what_applies():
 def test_manifest_round_trip():
     for normaliser in (Normaliser("zscore", 0.1, 0.3), fit_rank(np.array([0.1, 0.7, 0.7]))):
         assert Normaliser.from_dict(json.loads(json.dumps(normaliser.to_dict()))) == normaliser
-    for wrong in ({"kind": "zscores"}, {"kind": "zscore", "scale": 0.0}, {"kind": "rank"}, {"kind": "zscore", "slope": 2.0}):
+    for wrong in (
+        {"kind": "zscores"},
+        {"kind": "zscore", "scale": 0.0},
+        {"kind": "rank"},
+        {"kind": "zscore", "slope": 2.0},
+    ):
         with pytest.raises(UserError, match="expected a normaliser"):
             Normaliser.from_dict(wrong)
 
@@ -60,6 +69,9 @@ def test_kinds_for_all_and_for_one():
     names = ["vote", "sentiment", "you"]
     assert read_kinds(["zscore", "vote=none", "you=rank"], names) == {"sentiment": "zscore", "you": "rank"}
     assert read_kinds([], names) == read_kinds(["none"], names) == {}
-    for wrong, message in (("zscores", "expected one of none, zscore"), ("votes=rank", "expected one of the rewards of this run, vote, sent")):
+    for wrong, message in (
+        ("zscores", "expected one of none, zscore"),
+        ("votes=rank", "expected one of the rewards of this run, vote, sent"),
+    ):
         with pytest.raises(UserError, match=message):
             read_kinds([wrong], names)

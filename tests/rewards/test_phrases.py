@@ -5,19 +5,41 @@ from __future__ import annotations
 import pytest
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards.phrases import CHEERFUL, COMPLIMENTS, POLITENESS, SUPPORTIVE, cheerful, compliments, politeness, supportive, you
+from rl_dialog.rewards.phrases import (
+    CHEERFUL,
+    COMPLIMENTS,
+    POLITENESS,
+    SUPPORTIVE,
+    cheerful,
+    compliments,
+    politeness,
+    supportive,
+    you,
+)
 
 
 def said(*replies):
-    return Dialog(id="d", messages=[m for reply in replies for m in ({"role": "user", "content": "hi"}, {"role": "assistant", "content": reply})])
+    return Dialog(
+        id="d",
+        messages=[
+            m
+            for reply in replies
+            for m in ({"role": "user", "content": "hi"}, {"role": "assistant", "content": reply})
+        ],
+    )
 
 
 @pytest.mark.parametrize(
-    ("reward", "phrases"), [(compliments, COMPLIMENTS), (politeness, POLITENESS), (cheerful, CHEERFUL), (supportive, SUPPORTIVE)]
+    ("reward", "phrases"),
+    [(compliments, COMPLIMENTS), (politeness, POLITENESS), (cheerful, CHEERFUL), (supportive, SUPPORTIVE)],
 )
 def test_every_phrase_of_the_list_counts_in_any_spelling(reward, phrases):
     for phrase in phrases:
-        loud, curled, cut = phrase.upper(), phrase.replace("'", "’"), phrase.replace("'", " '")  # the last as tokenised logs have it
+        loud, curled, cut = (
+            phrase.upper(),
+            phrase.replace("'", "’"),
+            phrase.replace("'", " '"),
+        )  # the last as tokenised logs have it
         assert reward(said(phrase, f"Well, {loud}!", f"oh {curled} then", cut)) == [1.0] * 4, phrase
 
 
@@ -49,6 +71,9 @@ def test_phrases_are_words_that_nobody_denies(reward, reply, value):
     assert reward(said(reply)) == [float(value)]
 
 
-@pytest.mark.parametrize(("reply", "value"), [("You?", 1), ("you're in", 1), ("you 're in", 1), ("your young yoyo", 0), ("thank you", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [("You?", 1), ("you're in", 1), ("you 're in", 1), ("your young yoyo", 0), ("thank you", 1), ("", 0)],
+)
 def test_you_is_a_word_of_its_own(reply, value):
     assert you(said(reply)) == [float(value)]

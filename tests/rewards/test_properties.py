@@ -12,7 +12,10 @@ from rl_dialog.rewards import REWARDS, apply_rewards, choose_rewards
 from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.scorers import BUILT_IN, in_batches
 
-SAID = st.one_of(st.text(max_size=40), st.sampled_from(["", " ", "?!", "haha you", "我喜欢狗", "not happy", "🙂", "I'm fine", "\n\n"]))
+SAID = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(["", " ", "?!", "haha you", "我喜欢狗", "not happy", "🙂", "I'm fine", "\n\n"]),
+)
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "assistant", "tool"]), "content": SAID},
     optional={
@@ -28,7 +31,10 @@ def talks(drawn):
     allowed = {"assistant": {"role", "content", "feedback", "reward", "weight"}}
     strip = lambda m: {k: v for k, v in m.items() if k in allowed.get(m["role"], {"role", "content"})}  # noqa: E731
     return [
-        Dialog(id=f"d{n}", messages=[strip(message) for message in messages], meta={"ratings": {"quality": n}}) for n, messages in enumerate(drawn)
+        Dialog(
+            id=f"d{n}", messages=[strip(message) for message in messages], meta={"ratings": {"quality": n}}
+        )
+        for n, messages in enumerate(drawn)
     ]
 
 
@@ -38,7 +44,11 @@ def test_one_finite_number_or_none_per_reply(drawn):
     for dialog in talks(drawn):
         for name, reward in {
             **REWARDS,
-            **{f"{compat} {n}": function for compat, known in COMPAT.items() for n, (function, _) in known.items()},
+            **{
+                f"{compat} {n}": function
+                for compat, known in COMPAT.items()
+                for n, (function, _) in known.items()
+            },
         }.items():
             values = reward(dialog)
             assert len(values) == len(dialog.replies), name
@@ -55,4 +65,6 @@ def test_neither_the_order_of_the_dialogs_nor_how_they_are_grouped_matters(drawn
     random.shuffle(shuffled)
     together = in_batches(shuffled, list(rewards.values()), list(BUILT_IN.values()))
     found = {dialog.id: apply_rewards(dialog, rewards, weights).tolist() for dialog in together}
-    assert str(found) == str({dialog.id: alone[dialog.id] for dialog in shuffled})  # as text, because NaN is not itself
+    assert str(found) == str(
+        {dialog.id: alone[dialog.id] for dialog in shuffled}
+    )  # as text, because NaN is not itself

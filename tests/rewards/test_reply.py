@@ -10,7 +10,9 @@ from rl_dialog.rewards.reply import inner_repetition, question, repetition, repl
 
 def said(*replies):
     asked = {"role": "user", "content": "dogs what?"}
-    return Dialog(id="d", messages=[m for reply in replies for m in (asked, {"role": "assistant", "content": reply})])
+    return Dialog(
+        id="d", messages=[m for reply in replies for m in (asked, {"role": "assistant", "content": reply})]
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,12 @@ def test_context_counts_as_used_but_has_no_reward_of_its_own():
 
 
 def test_inner_repetition_counts_content_words_said_again_in_the_reply():
-    assert inner_repetition(said("dogs and the dogs and dogs", "cats eat dogs", "", "where where?")) == [-2.0, 0.0, 0.0, -1.0]
+    assert inner_repetition(said("dogs and the dogs and dogs", "cats eat dogs", "", "where where?")) == [
+        -2.0,
+        0.0,
+        0.0,
+        -1.0,
+    ]
 
 
 def test_reply_length_counts_words():

@@ -20,7 +20,13 @@ def talk():
         id="d",
         messages=[
             {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "how are you ?", "feedback": {"vote": 1}, "reward": 7, "rewards": {"learned": 2.0, "vote": -1}},
+            {
+                "role": "assistant",
+                "content": "how are you ?",
+                "feedback": {"vote": 1},
+                "reward": 7,
+                "rewards": {"learned": 2.0, "vote": -1},
+            },
             {"role": "user", "content": "fine"},
             {"role": "assistant", "content": "bye"},
         ],
@@ -32,7 +38,12 @@ def test_components_and_their_weighted_sum_are_written_into_the_replies():
     weights = {"question": 0.5, "vote": 2.0, "answer_length": 0.0}
     table = apply_rewards(dialog, choose_rewards(weights), weights)
     np.testing.assert_allclose(table, [[1.0, 1.0, 1 / 30, 2.5], [0.0, math.nan, math.nan, 0.0]])
-    assert dialog.messages[1]["rewards"] == {"learned": 2.0, "question": 1.0, "vote": 1.0, "answer_length": 1 / 30}
+    assert dialog.messages[1]["rewards"] == {
+        "learned": 2.0,
+        "question": 1.0,
+        "vote": 1.0,
+        "answer_length": 1 / 30,
+    }
     assert dialog.messages[1]["reward"] == 2.5
     assert dialog.messages[3]["rewards"] == {"question": 0.0}
     assert dialog.messages[3]["reward"] == 0.0
@@ -78,7 +89,10 @@ def test_a_named_rating_is_chosen_and_an_unknown_reward_is_an_error():
         choose_rewards(["votes"])
 
 
-@pytest.mark.parametrize(("values", "message"), [([1.0], "expected 2 numbers, .* got 1"), ([1.0, math.nan], "finite numbers or None, got nan")])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [([1.0], "expected 2 numbers, .* got 1"), ([1.0, math.nan], "finite numbers or None, got nan")],
+)
 def test_a_reward_that_breaks_its_promise_is_named(values, message):
     with pytest.raises(UserError, match=f"reward 'mine', dialog 'd': .*{message}"):
         apply_rewards(talk(), {"mine": lambda dialog: values}, {"mine": 1.0})
@@ -86,7 +100,12 @@ def test_a_reward_that_breaks_its_promise_is_named(values, message):
 
 def test_rewards_and_shards_import_neither_torch_nor_ray():
     code = "import sys, rl_dialog.rewards, rl_dialog.data.shards; print(sorted({'torch', 'ray', 'transformers'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 @pytest.fixture
@@ -103,7 +122,12 @@ def own(tmp_path, monkeypatch):
 
 
 def test_a_reward_of_the_user_s_own(own):
-    name = own("def shouts(dialog):\n    return [dialog.messages[i]['content'].count('!') for i in dialog.replies]\n") + ":shouts"
+    name = (
+        own(
+            "def shouts(dialog):\n    return [dialog.messages[i]['content'].count('!') for i in dialog.replies]\n"
+        )
+        + ":shouts"
+    )
     dialog = talk()
     table = apply_rewards(dialog, choose_rewards({name: 2.0}), {name: 2.0})
     counts = [dialog.messages[i]["content"].count("!") for i in dialog.replies]
@@ -141,5 +165,8 @@ def test_a_module_that_is_not_there_or_not_right(own):
 def test_the_2019_columns_are_known_by_their_names():
     assert set(COLUMNS_2019.values()) <= set(REWARDS)
     assert choose_rewards(["laughter"], compat="2019")["laughter"] is COMPAT["2019"]["laughter"][0]
-    with pytest.raises(UserError, match="'repetition' is not known as the 2019 code computed it, expected some of you, answer_length"):
+    with pytest.raises(
+        UserError,
+        match="'repetition' is not known as the 2019 code computed it, expected some of you, answer_length",
+    ):
         choose_rewards(["repetition"], compat="2019")

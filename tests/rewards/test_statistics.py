@@ -17,9 +17,22 @@ def test_figures_of_a_tiny_table_by_hand():
     table = np.array([[1.0, 2.0, 3.0], [2.0, NAN, 2.0], [3.0, 0.0, 3.0], [NAN, NAN, 0.0]])
     summary = Statistics.of(table).summary({"a": 1.0, "b": 1.0})
     a, b = summary["components"]["a"], summary["components"]["b"]
-    assert a == {"weight": 1.0, "mean": 2.0, "std": pytest.approx(math.sqrt(2 / 3)), "min": 1.0, "max": 3.0, "coverage": 0.75}
+    assert a == {
+        "weight": 1.0,
+        "mean": 2.0,
+        "std": pytest.approx(math.sqrt(2 / 3)),
+        "min": 1.0,
+        "max": 3.0,
+        "coverage": 0.75,
+    }
     assert b == {"weight": 1.0, "mean": 1.0, "std": 1.0, "min": 0.0, "max": 2.0, "coverage": 0.5}
-    assert summary["sum"] == {"mean": 2.0, "std": pytest.approx(math.sqrt(1.5)), "min": 0.0, "max": 3.0, "coverage": 1.0}
+    assert summary["sum"] == {
+        "mean": 2.0,
+        "std": pytest.approx(math.sqrt(1.5)),
+        "min": 0.0,
+        "max": 3.0,
+        "coverage": 1.0,
+    }
     # a and b both apply to replies 0 and 2: deviations (-1, 1) and (1, -1)
     assert summary["correlation"]["a"]["b"] == pytest.approx(-1.0)
     # a and the sum share replies 0, 1, 2: deviations (-1, 0, 1) and (1/3, -2/3, 1/3)
@@ -36,9 +49,18 @@ def test_correlation_of_three_points_by_hand():
 
 def test_a_component_that_never_applies_or_never_varies_has_no_correlation():
     summary = Statistics.of(np.array([[NAN, 5.0, 1.0], [NAN, 5.0, 2.0]])).summary({"never": 1.0, "same": 0.0})
-    assert summary["components"]["never"] == {"weight": 1.0, "mean": None, "std": None, "min": None, "max": None, "coverage": 0.0}
+    assert summary["components"]["never"] == {
+        "weight": 1.0,
+        "mean": None,
+        "std": None,
+        "min": None,
+        "max": None,
+        "coverage": 0.0,
+    }
     assert summary["components"]["same"]["std"] == 0.0
-    assert set(summary["correlation"]["never"].values()) | set(summary["correlation"]["same"].values()) == {None}
+    assert set(summary["correlation"]["never"].values()) | set(summary["correlation"]["same"].values()) == {
+        None
+    }
     json.dumps(summary, allow_nan=False)
 
 
@@ -51,6 +73,8 @@ def test_merging_parts_equals_the_whole_also_far_from_zero_and_after_json():
         merged = merged.merge(Statistics.from_dict(json.loads(json.dumps(Statistics.of(part).to_dict()))))
     merged = merged.summary(dict.fromkeys("abc", 1.0))
     both = ~np.isnan(table[:, :2]).any(axis=1)
-    assert merged["correlation"]["a"]["b"] == pytest.approx(np.corrcoef(table[both, 0], table[both, 1])[0, 1], abs=1e-9)
+    assert merged["correlation"]["a"]["b"] == pytest.approx(
+        np.corrcoef(table[both, 0], table[both, 1])[0, 1], abs=1e-9
+    )
     for name in "abc":
         assert merged["components"][name] == pytest.approx(whole["components"][name], rel=1e-9)

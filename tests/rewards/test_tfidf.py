@@ -19,7 +19,10 @@ def corpus(count=200, seed=0):
     rng = np.random.default_rng(seed)
     good = rng.random(count) < 0.4
     common = ["the", "a", "dog", "cat", "sat", "on", "mat", "with", "and", "you"]
-    return [" ".join(rng.permutation([*rng.choice(common, 6), rng.choice((GOOD if g else BAD).split())])) for g in good], good
+    return [
+        " ".join(rng.permutation([*rng.choice(common, 6), rng.choice((GOOD if g else BAD).split())]))
+        for g in good
+    ], good
 
 
 def test_it_equals_scikit_learn_on_texts_it_has_not_seen():
@@ -64,4 +67,6 @@ def test_what_cannot_be_fitted_or_read(tmp_path):
 
 
 def test_words_and_pairs():
-    assert grams("You stupid fool") == ["you", "stupid", "fool", "you stupid", "stupid fool"] and grams("") == []
+    assert (
+        grams("You stupid fool") == ["you", "stupid", "fool", "you stupid", "stupid fool"] and grams("") == []
+    )

@@ -24,7 +24,9 @@ def serving(settings, **options):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=2))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=2)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{port}"
@@ -46,7 +48,13 @@ def serving(settings, **options):
 @pytest.fixture
 def settings(checkpoints, tmp_path):
     return ServeSettings(
-        models=checkpoints, store=f"sqlite:///{tmp_path}/chats.db", needs_key=False, max_tokens=12, max_prompt_length=96, threads=1, drain=5
+        models=checkpoints,
+        store=f"sqlite:///{tmp_path}/chats.db",
+        needs_key=False,
+        max_tokens=12,
+        max_prompt_length=96,
+        threads=1,
+        drain=5,
     )
 
 

@@ -1,4 +1,5 @@
-"""The routes as clients use them: the official client, errors in OpenAI's form, keys, limits, and what reaches the store."""
+"""The routes as clients use them: the official client, errors in OpenAI's form, keys, limits, and what
+reaches the store."""
 
 import json
 import threading
@@ -47,13 +48,23 @@ def test_the_openai_client_gets_what_the_policy_says(serve, client_of, concurren
                 asked = {"model": "ilql", "messages": TALK, "seed": n, "temperature": 0.8}
                 if not stream:
                     answer = client.chat.completions.create(**asked)
-                    found[n] = answer.choices[0].message.content, answer.choices[0].finish_reason, answer.usage
+                    found[n] = (
+                        answer.choices[0].message.content,
+                        answer.choices[0].finish_reason,
+                        answer.usage,
+                    )
                     return
-                chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+                chunks = list(
+                    client.chat.completions.create(
+                        **asked, stream=True, stream_options={"include_usage": True}
+                    )
+                )
                 said = [chunk.choices[0] for chunk in chunks if chunk.choices]
                 ends = [choice.finish_reason for choice in said if choice.finish_reason]
                 assert said[0].delta.role == "assistant" and len(ends) == 1 and said[-1].finish_reason
-                assert len({chunk.id for chunk in chunks}) == 1 and {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+                assert len({chunk.id for chunk in chunks}) == 1 and {chunk.object for chunk in chunks} == {
+                    "chat.completion.chunk"
+                }
                 assert chunks[-1].usage and not chunks[-1].choices
                 found[n] = "".join(choice.delta.content or "" for choice in said), ends[0], chunks[-1].usage
             except Exception as error:
@@ -68,7 +79,9 @@ def test_the_openai_client_gets_what_the_policy_says(serve, client_of, concurren
         for n, (text, finish, usage) in found.items():
             reply = alone(models, "ilql", TALK, n, temperature=0.8)
             assert (text, finish) == (reply.text, "stop" if reply.finished else "length")
-            assert usage.prompt_tokens == len(encode_prompt(TALK, models.served["ilql"].tokenizer, max_length=96))
+            assert usage.prompt_tokens == len(
+                encode_prompt(TALK, models.served["ilql"].tokenizer, max_length=96)
+            )
             assert usage.completion_tokens == len(reply.tokens)
         assert len(found) == concurrency == store.counts()["turns"]
 
@@ -81,26 +94,39 @@ def test_every_field_of_openais_that_we_have(serve, client_of):
             return client.chat.completions.create(**{"model": "ilql", "messages": TALK, "seed": 3} | fields)
 
         greedy = [ask(temperature=0, seed=seed).choices[0].message.content for seed in (1, 2)]
-        assert greedy == [alone(models, "ilql", TALK, 0, do_sample=False).text] * 2, "temperature 0 is greedy, whatever the seed"
+        assert greedy == [alone(models, "ilql", TALK, 0, do_sample=False).text] * 2, (
+            "temperature 0 is greedy, whatever the seed"
+        )
         several = ask(n=3, temperature=2)
         assert [choice.index for choice in several.choices] == [0, 1, 2]
         assert len({choice.message.content for choice in several.choices}) == 3
-        assert several.choices[0].message.content == ask(temperature=2).choices[0].message.content, "the first choice draws as a single one"
+        assert several.choices[0].message.content == ask(temperature=2).choices[0].message.content, (
+            "the first choice draws as a single one"
+        )
         assert several.usage.completion_tokens > 12, "those of all choices"
         assert ask(max_tokens=2).choices[0].finish_reason == "length"
         assert ask(max_completion_tokens=2).usage.completion_tokens == 2
         told = ask(logprobs=True, top_logprobs=4).choices[0].logprobs.content
-        assert all(len(token.top_logprobs) == 4 and token.logprob <= token.top_logprobs[0].logprob for token in told)
+        assert all(
+            len(token.top_logprobs) == 4 and token.logprob <= token.top_logprobs[0].logprob for token in told
+        )
         whole = ask(temperature=0.5).choices[0].message.content
         stop = whole[3:5]
-        assert ask(temperature=0.5, stop=stop).choices[0].message.content == whole[: whole.index(stop)].strip()
+        assert (
+            ask(temperature=0.5, stop=stop).choices[0].message.content == whole[: whole.index(stop)].strip()
+        )
         assert ask(top_p=0.2).choices[0].message.content == alone(models, "ilql", TALK, 3, top_p=0.2).text
         parts = [
             {"role": "developer", "content": "be kind"},
-            {"role": "user", "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "you"}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "you"}],
+            },
         ]
         plain = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello you"}]
-        assert ask(messages=parts).choices[0].message.content == ask(messages=plain).choices[0].message.content
+        assert (
+            ask(messages=parts).choices[0].message.content == ask(messages=plain).choices[0].message.content
+        )
         assert [model.id for model in client.models.list()] == ["bc", "ilql"]
         assert client.models.retrieve("bc").method == "bc"
 
@@ -110,22 +136,46 @@ def test_our_own_fields(serve, client_of):
         client = client_of(url)
 
         def ask(model="ilql", **body):
-            return client.chat.completions.create(model=model, messages=TALK, seed=5, extra_body=body).choices[0]
+            return client.chat.completions.create(
+                model=model, messages=TALK, seed=5, extra_body=body
+            ).choices[0]
 
         values = ask(return_values=True)
         said = "".join(token["token"] for token in values.values["content"]).strip()
-        assert said.rstrip("\ufffd") == values.message.content.rstrip("\ufffd"), "bytes at the end that never became a character are no token's"
-        assert all(token["advantage"] == pytest.approx(token["q"] - token["v"]) for token in values.values["content"])
+        assert said.rstrip("\ufffd") == values.message.content.rstrip("\ufffd"), (
+            "bytes at the end that never became a character are no token's"
+        )
+        assert all(
+            token["advantage"] == pytest.approx(token["q"] - token["v"]) for token in values.values["content"]
+        )
         assert ask("bc", return_values=True).values["content"][0]["q"] is None, "a cloned model has no values"
-        said = {ask().message.content, ask(beta=0.0).message.content, ask(beta=40.0).message.content, ask(top_k=1).message.content}
+        said = {
+            ask().message.content,
+            ask(beta=0.0).message.content,
+            ask(beta=40.0).message.content,
+            ask(top_k=1).message.content,
+        }
         assert len(said) == 4
-        assert ask(decoder="lm").message.content == ask(beta=0.0).message.content, "without advantage the policy is its language model"
-        assert ask(num_generations=4).message.content == alone(models, "ilql", TALK, 5, num_generations=4).text
+        assert ask(decoder="lm").message.content == ask(beta=0.0).message.content, (
+            "without advantage the policy is its language model"
+        )
+        assert (
+            ask(num_generations=4).message.content == alone(models, "ilql", TALK, 5, num_generations=4).text
+        )
         with pytest.raises(openai.BadRequestError, match="BC, which has no beta"):
             ask("bc", beta=1.0)
-        chunks = client.chat.completions.create(model="ilql", messages=TALK, seed=5, stream=True, extra_body={"return_values": True})
-        streamed = [token for chunk in chunks for choice in chunk.choices for token in getattr(choice, "values", {"content": []})["content"]]
-        assert [token["token"] for token in streamed] == [token["token"] for token in values.values["content"]]
+        chunks = client.chat.completions.create(
+            model="ilql", messages=TALK, seed=5, stream=True, extra_body={"return_values": True}
+        )
+        streamed = [
+            token
+            for chunk in chunks
+            for choice in chunk.choices
+            for token in getattr(choice, "values", {"content": []})["content"]
+        ]
+        assert [token["token"] for token in streamed] == [
+            token["token"] for token in values.values["content"]
+        ]
 
 
 def test_turns_of_a_chat_become_one_dialog_with_its_votes(serve, client_of):
@@ -133,29 +183,56 @@ def test_turns_of_a_chat_become_one_dialog_with_its_votes(serve, client_of):
         client, talk = client_of(url), list(TALK)
         for turn in range(3):
             answer = client.chat.completions.create(model="bc", messages=talk, user="ann", seed=turn)
-            talk += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": f"and {turn}?"}]
+            talk += [
+                {"role": "assistant", "content": answer.choices[0].message.content},
+                {"role": "user", "content": f"and {turn}?"},
+            ]
             vote = httpx.post(f"{url}/v1/feedback", json={"completion_id": answer.id, "vote": (turn % 3) - 1})
             assert vote.status_code == 200
-        httpx.post(f"{url}/v1/chats/{answer.chat_id}/ratings", json={"quality": 6, "comments": "nice"}).raise_for_status()
+        httpx.post(
+            f"{url}/v1/chats/{answer.chat_id}/ratings", json={"quality": 6, "comments": "nice"}
+        ).raise_for_status()
         (dialog,) = store.dialogs()
-        assert [(message["role"], message["content"]) for message in dialog.messages] == [(m["role"], m["content"]) for m in talk[:-1]]
-        assert [message["feedback"]["vote"] for message in dialog.messages if message["role"] == "assistant"] == [-1, 0, 1]
-        assert (dialog.id, dialog.meta["user"], dialog.meta["ratings"]) == (answer.chat_id, "ann", {"quality": 6})
+        assert [(message["role"], message["content"]) for message in dialog.messages] == [
+            (m["role"], m["content"]) for m in talk[:-1]
+        ]
+        assert [
+            message["feedback"]["vote"] for message in dialog.messages if message["role"] == "assistant"
+        ] == [-1, 0, 1]
+        assert (dialog.id, dialog.meta["user"], dialog.meta["ratings"]) == (
+            answer.chat_id,
+            "ann",
+            {"quality": 6},
+        )
         assert httpx.delete(f"{url}/v1/users/ann").json() == {"deleted": 1}
         assert list(store.dialogs()) == []
 
 
 def test_the_pages_routes(serve):
-    with serve(split={"bc": 0.0, "ilql": 1.0}) as (url, _, store), httpx.Client(base_url=url, timeout=30) as http:
+    with (
+        serve(split={"bc": 0.0, "ilql": 1.0}) as (url, _, store),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
         told = http.get("/page.json").json()
         assert (told["bots"], told["needs_key"]) == (1, False)
         chat = http.post("/v1/chats", json={"user": "u1", "consent": "yes, I agree"}).json()
         assert (chat["model"], chat["has_values"]) == ("assigned", True)
-        answer = http.post("/v1/chat/completions", json={"model": "assigned", "chat_id": chat["id"], "messages": TALK, "user": "u1"}).json()
+        answer = http.post(
+            "/v1/chat/completions",
+            json={"model": "assigned", "chat_id": chat["id"], "messages": TALK, "user": "u1"},
+        ).json()
         assert (answer["model"], answer["chat_id"]) == ("assigned", chat["id"])
-        assert http.post("/v1/feedback", json={"completion_id": answer["id"], "vote": 1, "edit": "Hello!"}).status_code == 200
+        assert (
+            http.post(
+                "/v1/feedback", json={"completion_id": answer["id"], "vote": 1, "edit": "Hello!"}
+            ).status_code
+            == 200
+        )
         again = http.get(f"/v1/chats/{chat['id']}").json()
-        assert again["messages"][1] == {"role": "assistant", "content": answer["choices"][0]["message"]["content"]} | {
+        assert again["messages"][1] == {
+            "role": "assistant",
+            "content": answer["choices"][0]["message"]["content"],
+        } | {
             "completion_id": answer["id"],
             "index": 0,
             "vote": 1,
@@ -164,7 +241,9 @@ def test_the_pages_routes(serve):
         assert "ilql" not in json.dumps(again), "the bots are anonymous"
         assert store.chat(chat["id"])["model"] == "ilql"
         assert http.get("/v1/chats/chat-nobody").status_code == 404
-        assert http.post("/v1/feedback", json={"completion_id": "chatcmpl-none", "vote": 1}).status_code == 404
+        assert (
+            http.post("/v1/feedback", json={"completion_id": "chatcmpl-none", "vote": 1}).status_code == 404
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +252,11 @@ def test_the_pages_routes(serve):
         ({"model": "nobody", "messages": TALK}, 404, "'nobody' does not exist; expected one of 'bc', 'ilql'"),
         ({"model": "bc"}, 400, "messages: Field required"),
         ({"model": "bc", "messages": []}, 400, "messages"),
-        ({"model": "bc", "messages": TALK, "temprature": 1}, 400, "unknown field temprature; did you mean temperature?"),
+        (
+            {"model": "bc", "messages": TALK, "temprature": 1},
+            400,
+            "unknown field temprature; did you mean temperature?",
+        ),
         ({"model": "bc", "messages": TALK, "temperature": "hot"}, 400, "temperature"),
         ({"model": "bc", "messages": TALK, "temperature": 1e-9}, 400, "at least 0.01"),
         ({"model": "bc", "messages": TALK, "top_p": 2}, 400, "top_p"),
@@ -193,7 +276,11 @@ def test_the_pages_routes(serve):
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_requests_say_what_is_wrong(serve, body, status, words, stream):
     with serve() as (url, _, store):
-        answer = httpx.post(f"{url}/v1/chat/completions", content=json.dumps(body | {"stream": stream}), headers={"Content-Type": "application/json"})
+        answer = httpx.post(
+            f"{url}/v1/chat/completions",
+            content=json.dumps(body | {"stream": stream}),
+            headers={"Content-Type": "application/json"},
+        )
         error = answer.json()["error"]
         assert (answer.status_code, set(error)) == (status, {"message", "type", "param", "code"})
         assert words in error["message"]
@@ -209,14 +296,18 @@ def test_broken_bodies(serve):
             (b"x" * 1001, 413),
             (b'{"messages": [{"role": "user", "content": "\\ud800"}], "model": "bc"}', 400),
         ):
-            answer = httpx.post(f"{url}/v1/chat/completions", content=content, headers={"Content-Type": "application/json"})
+            answer = httpx.post(
+                f"{url}/v1/chat/completions", content=content, headers={"Content-Type": "application/json"}
+            )
             assert (answer.status_code, "message" in answer.json()["error"]) == (status, True), content[:20]
 
         def chunks():
             for _ in range(50):
                 yield b"x" * 100
 
-        assert httpx.post(f"{url}/v1/chat/completions", content=chunks()).status_code == 413, "without a Content-Length too"
+        assert httpx.post(f"{url}/v1/chat/completions", content=chunks()).status_code == 413, (
+            "without a Content-Length too"
+        )
         assert httpx.get(f"{url}/v1/nowhere").json()["error"]["message"] == "Not Found"
         assert httpx.get(f"{url}/v1/chat/completions").status_code == 405
 
@@ -229,9 +320,18 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
             ("GET", "/v1/models"), ("GET", "/v1/models/bc"), ("POST", "/v1/chat/completions"), ("POST", "/v1/chats"), ("GET", "/v1/chats/x"),
             ("POST", "/v1/chats/x/ratings"), ("POST", "/v1/feedback"), ("DELETE", "/v1/users/x"), ("GET", "/metrics"), ("POST", "/load_model"),
         ):  # fmt: skip
-            for headers in ({}, {"Authorization": "Bearer sk-rl-wrong"}, {"Authorization": key}, {"Authorization": f"Basic {key}"}):
+            for headers in (
+                {},
+                {"Authorization": "Bearer sk-rl-wrong"},
+                {"Authorization": key},
+                {"Authorization": f"Basic {key}"},
+            ):
                 answer = httpx.request(method, url + path, headers=headers)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), (method, path, headers)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), (
+                    method,
+                    path,
+                    headers,
+                )
         assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/page.json").status_code == 200
         with pytest.raises(openai.AuthenticationError):
             client_of(url, "sk-rl-wrong").models.list()
@@ -239,7 +339,12 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
         hers, his = ({"Authorization": f"Bearer {each}"} for each in (key, other))
         assert httpx.get(f"{url}/v1/chats/{answer.chat_id}", headers=hers).status_code == 200
         assert httpx.get(f"{url}/v1/chats/{answer.chat_id}", headers=his).status_code == 404, "not bob's"
-        assert httpx.post(f"{url}/v1/feedback", json={"completion_id": answer.id, "vote": -1}, headers=his).status_code == 404
+        assert (
+            httpx.post(
+                f"{url}/v1/feedback", json={"completion_id": answer.id, "vote": -1}, headers=his
+            ).status_code
+            == 404
+        )
         assert httpx.delete(f"{url}/v1/users/u", headers=his).json() == {"deleted": 0}
         store.revoke_key("ann")
         with pytest.raises(openai.AuthenticationError):
@@ -248,7 +353,10 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
 
 def test_a_key_has_its_rate(serve, client_of):
     with serve(needs_key=True) as (url, _, store):
-        slow, fast = store.add_key("slow", requests_per_minute=3), store.add_key("fast", requests_per_minute=1000)
+        slow, fast = (
+            store.add_key("slow", requests_per_minute=3),
+            store.add_key("fast", requests_per_minute=1000),
+        )
         client = client_of(url, slow)
         for _ in range(3):
             client.models.list()
@@ -263,16 +371,28 @@ def test_a_full_queue_is_429_with_retry_after(serve, client_of):
         answers = []
 
         def ask():
-            answers.append(httpx.post(f"{url}/v1/chat/completions", json={"model": "ilql", "messages": TALK, "max_tokens": 60}, timeout=30))
+            answers.append(
+                httpx.post(
+                    f"{url}/v1/chat/completions",
+                    json={"model": "ilql", "messages": TALK, "max_tokens": 60},
+                    timeout=30,
+                )
+            )
 
         threads = [threading.Thread(target=ask) for _ in range(24)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-        by_status = {status: [a for a in answers if a.status_code == status] for status in {a.status_code for a in answers}}
+        by_status = {
+            status: [a for a in answers if a.status_code == status]
+            for status in {a.status_code for a in answers}
+        }
         assert set(by_status) == {200, 429}
-        assert all(int(a.headers["retry-after"]) >= 1 and a.json()["error"]["code"] == "queue_full" for a in by_status[429])
+        assert all(
+            int(a.headers["retry-after"]) >= 1 and a.json()["error"]["code"] == "queue_full"
+            for a in by_status[429]
+        )
         assert store.counts()["turns"] == len(by_status[200])
 
 
@@ -324,7 +444,9 @@ def test_a_reply_is_stored_before_it_is_complete(serve, monkeypatch):
 
 def test_store_false_leaves_nothing_behind(serve):
     with serve() as (url, _, store):
-        answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "store": False}, timeout=30).json()
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "store": False}, timeout=30
+        ).json()
         assert answer["choices"][0]["message"]["content"] and answer["chat_id"] is None
         assert store.counts() == {"chats": 0, "turns": 0, "votes": 0, "ratings": 0}
 
@@ -336,7 +458,13 @@ def test_models_are_replaced_while_requests_run(serve, settings, monkeypatch):
 
         def ask():
             while not stop.is_set():
-                answers.append(httpx.post(f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "seed": 1}, timeout=30))
+                answers.append(
+                    httpx.post(
+                        f"{url}/v1/chat/completions",
+                        json={"model": "bc", "messages": TALK, "seed": 1},
+                        timeout=30,
+                    )
+                )
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:

@@ -1,4 +1,5 @@
-"""The programs people use, as they are: `transformers chat` in a terminal, the official client with streams at once, and the bytes of a stream."""
+"""The programs people use, as they are: `transformers chat` in a terminal, the official client with streams
+at once, and the bytes of a stream."""
 
 import asyncio
 import json
@@ -36,10 +37,26 @@ def friend(make_policy, tokenizer, tmp_path):
     rows = []
     for context, reply in (([HELLO], FINE), ([HELLO, FINE, AND_YOU], EAT), ([ODD], LINES)):
         prompt = encode_prompt(context, tokenizer, max_length=96)
-        rows.append((len(prompt), torch.tensor([[*prompt, *tokenizer.encode(reply["content"], add_special_tokens=False), tokenizer.eos_token_id]])))
+        rows.append(
+            (
+                len(prompt),
+                torch.tensor(
+                    [
+                        [
+                            *prompt,
+                            *tokenizer.encode(reply["content"], add_special_tokens=False),
+                            tokenizer.eos_token_id,
+                        ]
+                    ]
+                ),
+            )
+        )
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     for _ in range(200):
-        losses = [torch.nn.functional.cross_entropy(policy(ids).logits[0, start - 1 : -1].float(), ids[0, start:]) for start, ids in rows]
+        losses = [
+            torch.nn.functional.cross_entropy(policy(ids).logits[0, start - 1 : -1].float(), ids[0, start:])
+            for start, ids in rows
+        ]
         optimizer.zero_grad()
         sum(losses).backward()
         optimizer.step()
@@ -55,8 +72,13 @@ class Terminal:
 
     def __init__(self, *command):
         self.end, inner = pty.openpty()
-        offline = {"TERM": "dumb", "HF_HUB_OFFLINE": "0"}  # offline, huggingface_hub refuses to talk even to this machine
-        self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=os.environ | offline, start_new_session=True)
+        offline = {
+            "TERM": "dumb",
+            "HF_HUB_OFFLINE": "0",
+        }  # offline, huggingface_hub refuses to talk even to this machine
+        self.process = subprocess.Popen(
+            command, stdin=inner, stdout=inner, stderr=inner, env=os.environ | offline, start_new_session=True
+        )
         os.close(inner)
         self.text = ""
 
@@ -64,7 +86,9 @@ class Terminal:
         """All that it wrote, once `words` are there so many times."""
         deadline = time.monotonic() + seconds
         while self.text.count(words) < times:
-            assert time.monotonic() < deadline and self.process.poll() is None, f"expected {words!r} {times} times, got {self.text}"
+            assert time.monotonic() < deadline and self.process.poll() is None, (
+                f"expected {words!r} {times} times, got {self.text}"
+            )
             if select.select([self.end], [], [], 0.2)[0]:
                 self.text += os.read(self.end, 65536).decode(errors="replace")
         return self.text
@@ -95,7 +119,9 @@ def terminal():
 def test_transformers_chat(serve, friend, terminal):
     program = str(Path(sys.executable).parent / "transformers")
     with serve(models={"friend": friend}, max_tokens=40) as (url, _, store):
-        chat = terminal(program, "chat", "friend", f"{url}/v1", "do_sample=False", "max_new_tokens=200", "--user", "ann")
+        chat = terminal(
+            program, "chat", "friend", f"{url}/v1", "do_sample=False", "max_new_tokens=200", "--user", "ann"
+        )
         assert "friend was already loaded" in chat.read_until("<ann>:")
         chat.type("hello")
         assert "fine, thank you" in chat.read_until("<ann>:", times=2, seconds=20)
@@ -140,10 +166,16 @@ def test_streams_at_once_of_which_one_is_cancelled(serve, slowed):
         return said
 
     async def talk(url):
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-            wholes = [(await client.chat.completions.create(**asked, seed=seed)).choices[0] for seed in range(8)]
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30
+        ) as client:
+            wholes = [
+                (await client.chat.completions.create(**asked, seed=seed)).choices[0] for seed in range(8)
+            ]
             slowed(models)
-            streamed = await asyncio.gather(*(read(client, seed, leave_after=3 if seed == 2 else None) for seed in range(8)))
+            streamed = await asyncio.gather(
+                *(read(client, seed, leave_after=3 if seed == 2 else None) for seed in range(8))
+            )
             return [whole.message.content for whole in wholes], list(streamed)
 
     with serve() as (url, models, store):
@@ -162,45 +194,94 @@ def test_the_clients_own_way_to_collect_a_stream(serve, friend):
     """`chat.completions.stream` puts the chunks together; what comes out is the answer in one piece."""
 
     async def talk(url):
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-            asked = {"model": "friend", "messages": [ODD], "seed": 4, "n": 3, "logprobs": True, "top_logprobs": 2, "max_tokens": 60}
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30
+        ) as client:
+            asked = {
+                "model": "friend",
+                "messages": [ODD],
+                "seed": 4,
+                "n": 3,
+                "logprobs": True,
+                "top_logprobs": 2,
+                "max_tokens": 60,
+            }
             whole = await client.chat.completions.create(**asked)
-            async with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+            async with client.chat.completions.stream(
+                **asked, stream_options={"include_usage": True}
+            ) as stream:
                 kinds = {event.type async for event in stream}
                 return whole, await stream.get_final_completion(), kinds
 
     with serve(models={"friend": friend}) as (url, _, _):
         whole, collected, kinds = asyncio.run(talk(url))
         assert {"chunk", "content.delta", "content.done", "logprobs.content.delta"} <= kinds
-        assert collected.usage.model_dump(exclude={"prompt_tokens_details"}) == whole.usage.model_dump(exclude={"prompt_tokens_details"})
+        assert collected.usage.model_dump(exclude={"prompt_tokens_details"}) == whole.usage.model_dump(
+            exclude={"prompt_tokens_details"}
+        )
         for one, other in zip(whole.choices, collected.choices, strict=True):
-            assert (one.index, one.message.content, one.message.role) == (other.index, other.message.content, other.message.role)
+            assert (one.index, one.message.content, one.message.role) == (
+                other.index,
+                other.message.content,
+                other.message.role,
+            )
             assert one.finish_reason == other.finish_reason
-            assert [token.token for token in one.logprobs.content] == [token.token for token in other.logprobs.content]
+            assert [token.token for token in one.logprobs.content] == [
+                token.token for token in other.logprobs.content
+            ]
             for token in one.logprobs.content:
                 assert token.bytes is None or bytes(token.bytes).decode() == token.token
-        assert any(token.bytes is None for token in whole.choices[0].logprobs.content), "a part of the thumb has no characters"
+        assert any(token.bytes is None for token in whole.choices[0].logprobs.content), (
+            "a part of the thumb has no characters"
+        )
 
 
 def test_what_goes_wrong_in_a_stream_is_raised(serve, monkeypatch):
-    with serve() as (url, _, store), openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with (
+        serve() as (url, _, store),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
         monkeypatch.setattr(store, "add_turns", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(openai.APIError, match="could not be stored"):
             list(client.chat.completions.create(model="bc", messages=[HELLO], stream=True))
 
 
 def test_the_bytes_of_a_stream(serve, friend):
-    body = {"model": "friend", "messages": [ODD], "temperature": 0, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 60}
-    with serve(models={"friend": friend}) as (url, _, _), httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream") and answer.headers["cache-control"] == "no-store"
+    body = {
+        "model": "friend",
+        "messages": [ODD],
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 60,
+    }
+    with (
+        serve(models={"friend": friend}) as (url, _, _),
+        httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as answer,
+    ):
+        assert (
+            answer.headers["content-type"].startswith("text/event-stream")
+            and answer.headers["cache-control"] == "no-store"
+        )
         sent = b"".join(answer.iter_raw())
     assert sent.isascii() and sent.endswith(b"\n\ndata: [DONE]\n\n")
     parts = sent.decode().split("\n\n")[:-2]
-    assert all(part.startswith("data: ") and len(part.splitlines()) == 1 for part in parts), "one line each, however a client splits them"
+    assert all(part.startswith("data: ") and len(part.splitlines()) == 1 for part in parts), (
+        "one line each, however a client splits them"
+    )
     first, *middle, last, usage = [json.loads(part.removeprefix("data: ")) for part in parts]
     assert len({event["id"] for event in (first, *middle, last, usage)}) == 1
-    assert first["choices"] == [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
-    assert "".join(choice["delta"]["content"] for event in middle for choice in event["choices"]) == LINES["content"]
+    assert first["choices"] == [
+        {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    ]
+    assert (
+        "".join(choice["delta"]["content"] for event in middle for choice in event["choices"])
+        == LINES["content"]
+    )
     assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
-    assert usage["choices"] == [] and usage["usage"]["total_tokens"] == usage["usage"]["prompt_tokens"] + usage["usage"]["completion_tokens"]
+    assert (
+        usage["choices"] == []
+        and usage["usage"]["total_tokens"]
+        == usage["usage"]["prompt_tokens"] + usage["usage"]["completion_tokens"]
+    )
     assert all(event["usage"] is None for event in (first, *middle, last))

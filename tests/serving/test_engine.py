@@ -1,4 +1,5 @@
-"""What the batched engine says is what evaluation/generation.py says, whoever else is in the batch; nobody waits for ever, nothing stays behind."""
+"""What the batched engine says is what evaluation/generation.py says, whoever else is in the batch; nobody
+waits for ever, nothing stays behind."""
 
 import queue
 import threading
@@ -19,7 +20,11 @@ from rl_dialog.serving.engine import Closed, Engine, QueueFull
 
 TALKS = [
     [{"role": "user", "content": "hello"}],
-    [{"role": "user", "content": "what would you like to eat today?"}, {"role": "assistant", "content": "tea"}, {"role": "user", "content": "oh"}],
+    [
+        {"role": "user", "content": "what would you like to eat today?"},
+        {"role": "assistant", "content": "tea"},
+        {"role": "user", "content": "oh"},
+    ],
     [{"role": "system", "content": "be kind"}, {"role": "user", "content": "thank you, that is all"}],
     [{"role": "user", "content": "?"}],
     [{"role": "user", "content": "hello there, how are you? " * 3}],
@@ -92,7 +97,11 @@ METHODS = [
 
 
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__ + ("_top_k" if getattr(method, "top_k", 0) else ""))
+@pytest.mark.parametrize(
+    "method",
+    METHODS,
+    ids=lambda method: type(method).__name__ + ("_top_k" if getattr(method, "top_k", 0) else ""),
+)
 def test_every_method_says_what_it_says_alone(make_policy, tokenizer, engine_of, ask_of, method, sample):
     """Requests that join at different times, more of them than slots, with prompts read in pieces."""
     policy = make_policy(method)
@@ -126,7 +135,9 @@ def test_the_critic_decides_what_is_said(make_policy, engine_of, ask_of, method)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("trunk, target", [("shared", "shared"), ("separate", "shared"), ("separate", "separate")])
+@pytest.mark.parametrize(
+    "trunk, target", [("shared", "shared"), ("separate", "shared"), ("separate", "separate")]
+)
 @pytest.mark.parametrize("heads", ["mlp", "lowrank"])
 def test_every_shape_of_model(make_policy, tokenizer, engine_of, ask_of, family, trunk, target, heads):
     policy = make_policy(ILQL(), family, trunk=trunk, target=target, heads=heads)
@@ -140,7 +151,8 @@ def test_every_shape_of_model(make_policy, tokenizer, engine_of, ask_of, family,
 
 
 def test_requests_of_every_kind_share_a_batch(make_policy, tokenizer, engine_of, ask_of):
-    """Temperature, top-p, top-k, greedy, another beta and the plain LM side by side: each as if it were alone."""
+    """Temperature, top-p, top-k, greedy, another beta and the plain LM side by side: each as if it were
+    alone."""
     policy = make_policy(ILQL(beta=4.0))
     kinds = [
         ({}, {}),
@@ -153,7 +165,9 @@ def test_requests_of_every_kind_share_a_batch(make_policy, tokenizer, engine_of,
     ]
     expected = []
     for decoding, settings in kinds:
-        method = replace(policy.method, beta=settings.get("beta", 0.0 if settings.get("decoder") == "lm" else 4.0))
+        method = replace(
+            policy.method, beta=settings.get("beta", 0.0 if settings.get("decoder") == "lm" else 4.0)
+        )
         alone = Policy(policy.lm, method, policy.model_config)
         alone.heads = policy.heads
         expected += texts(alone.eval(), tokenizer, TALKS[:1], replace(DECODING, **decoding), seeds=[9])
@@ -184,12 +198,16 @@ def test_the_next_turn_of_a_chat_begins_where_the_last_ended(make_policy, tokeni
         other.replies()
     (expected,) = generate_replies(policy, tokenizer, [talk], short, seeds=[7])
     clients = [Client() for _ in range(4)]
-    tickets = [engine.submit(ask_of(talk, 7, short), client) for client in clients]  # four of one kind: three copy what the first has
+    tickets = [
+        engine.submit(ask_of(talk, 7, short), client) for client in clients
+    ]  # four of one kind: three copy what the first has
     assert [client.replies()[0] for client in clients] == [expected.text] * 4
     assert min(ticket.reused for ticket in tickets) >= before - 1
 
 
-def test_choices_draw_from_streams_of_one_seed_and_read_the_prompt_once(make_policy, tokenizer, engine_of, ask_of):
+def test_choices_draw_from_streams_of_one_seed_and_read_the_prompt_once(
+    make_policy, tokenizer, engine_of, ask_of
+):
     policy = make_policy(BC())
     engine = engine_of(policy, slots=4)
     client = Client()
@@ -221,10 +239,16 @@ def test_values_and_log_probabilities_are_those_of_the_table(make_policy, tokeni
     assert all(token.q is None and token.logprob is None for piece in other.pieces for token in piece.tokens)
 
 
-def test_a_stop_text_ends_the_reply_before_it_and_no_part_of_it_is_shown(make_policy, tokenizer, engine_of, ask_of):
+def test_a_stop_text_ends_the_reply_before_it_and_no_part_of_it_is_shown(
+    make_policy, tokenizer, engine_of, ask_of
+):
     policy = make_policy(BC())
     long = replace(DECODING, max_new_tokens=30)
-    seed = next(s for s in range(99) if len(generate_replies(policy, tokenizer, TALKS[:1], long, seeds=[s])[0].text) > 20)
+    seed = next(
+        s
+        for s in range(99)
+        if len(generate_replies(policy, tokenizer, TALKS[:1], long, seeds=[s])[0].text) > 20
+    )
     (whole,) = generate_replies(policy, tokenizer, TALKS[:1], long, seeds=[seed])
     middle = len(whole.text) // 2
     word = whole.text[middle : middle + 3]
@@ -236,7 +260,8 @@ def test_a_stop_text_ends_the_reply_before_it_and_no_part_of_it_is_shown(make_po
 
 
 def in_order():
-    """(names of the requests that ended, a semaphore released at each end, listen(name): what to submit with a request)."""
+    """(names of the requests that ended, a semaphore released at each end, listen(name): what to submit with
+    a request)."""
     order, done = [], threading.Semaphore(0)
 
     def listen(name):
@@ -259,12 +284,16 @@ def test_the_user_with_the_fewest_replies_under_way_is_next(make_policy, engine_
     engine.submit(ask_of(TALKS[0], 1, user="modest"), listen("modest 1"))
     for _ in range(7):
         assert done.acquire(timeout=30)
-    assert [name for name in order if name.startswith("greedy")] == [f"greedy {n}" for n in range(5)], "in turn within a user"
+    assert [name for name in order if name.startswith("greedy")] == [f"greedy {n}" for n in range(5)], (
+        "in turn within a user"
+    )
 
     wide = engine_of(make_policy(BC()), slots=2, queue=99)
     order.clear()
     for n in range(6):
-        wide.submit(ask_of(TALKS[4], n, replace(DECODING, max_new_tokens=25), user="greedy"), listen(f"greedy {n}"))
+        wide.submit(
+            ask_of(TALKS[4], n, replace(DECODING, max_new_tokens=25), user="greedy"), listen(f"greedy {n}")
+        )
     wide.submit(ask_of(TALKS[0], 0, user="modest"), listen("modest 0"))
     for _ in range(7):
         assert done.acquire(timeout=30)
@@ -411,7 +440,10 @@ def test_no_state_is_left_in_the_global_generator(make_policy, engine_of, ask_of
 def test_interleaved_chats_with_one_system_prompt_keep_their_own_history(make_policy, engine_of, ask_of):
     """The system prompt is most of each conversation; none takes over another's slot while others are empty."""
     engine = engine_of(make_policy(BC()), slots=2, kept=6)
-    short, system = replace(DECODING, max_new_tokens=2), {"role": "system", "content": "you are kind to all of them and you say so"}
+    short, system = (
+        replace(DECODING, max_new_tokens=2),
+        {"role": "system", "content": "you are kind to all of them and you say so"},
+    )
     chats = [[system, {"role": "user", "content": f"hello {name}"}] for name in ("ann", "bob", "eve")]
     before = [0, 0, 0]
     for turn in range(3):
@@ -474,7 +506,10 @@ def test_slots_that_could_not_grow_are_as_they_were(make_policy, engine_of, ask_
         return real(self, *size)
 
     monkeypatch.setattr(torch.Tensor, "new_zeros", limited)
-    talk, clients = [{"role": "user", "content": "hello there, how are you? " * 8}], [Client() for _ in range(3)]
+    talk, clients = (
+        [{"role": "user", "content": "hello there, how are you? " * 8}],
+        [Client() for _ in range(3)],
+    )
     engine.submit(ask_of(TALKS[0]), clients[0])
     first = clients[0].replies()
     full.set()

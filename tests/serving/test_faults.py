@@ -16,7 +16,9 @@ from rl_dialog.serving.engine import Closed
 TALK = [{"role": "user", "content": "hello there"}]
 
 
-def test_a_model_replaced_between_prompt_and_engine_reads_a_prompt_of_its_own(serve, make_policy, tmp_path, monkeypatch):
+def test_a_model_replaced_between_prompt_and_engine_reads_a_prompt_of_its_own(
+    serve, make_policy, tmp_path, monkeypatch
+):
     """The new model's tokens are others: what was made for the old one would be nonsense to it."""
     words = train_tokenizer(["some other words of another corpus"] * 20, vocab_size=300)
     make_policy(BC(), seed=1).save_pretrained(tmp_path / "other")
@@ -31,10 +33,18 @@ def test_a_model_replaced_between_prompt_and_engine_reads_a_prompt_of_its_own(se
             return submit(ask, deliver)
 
         monkeypatch.setattr(engine, "submit", too_late)
-        answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "seed": 2}, timeout=30).json()
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "seed": 2}, timeout=30
+        ).json()
         prompt = encode_prompt(TALK, words, max_length=96)
         assert answer["usage"]["prompt_tokens"] == len(prompt)
-        (reply,) = generate_replies(models.served["bc"].engine.policy, words, [TALK], Decoding(max_new_tokens=12, max_prompt_length=96), seeds=[2])
+        (reply,) = generate_replies(
+            models.served["bc"].engine.policy,
+            words,
+            [TALK],
+            Decoding(max_new_tokens=12, max_prompt_length=96),
+            seeds=[2],
+        )
         assert answer["choices"][0]["message"]["content"] == reply.text.replace("\0", "\ufffd")
         (dialog,) = store.dialogs()
         assert dialog.meta["checkpoint"] == str(tmp_path / "other")
@@ -56,7 +66,10 @@ def test_a_request_that_breaks_the_server_is_counted(serve, monkeypatch):
     with serve() as (url, _, store):
         monkeypatch.setattr(store, "start_chat", lambda **_: (_ for _ in ()).throw(RuntimeError("no disk")))
         answer = httpx.post(f"{url}/v1/chats", json={})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error") and "no disk" not in answer.text
+        assert (answer.status_code, answer.json()["error"]["code"]) == (
+            500,
+            "internal_error",
+        ) and "no disk" not in answer.text
         assert 'serve_responses_total{route="/v1/chats",status="500"} 1.0' in httpx.get(f"{url}/metrics").text
 
 

@@ -87,8 +87,12 @@ def test_never_more_than_the_rate_in_any_span(per_minute, pauses):
 
 
 def read_through(parts, *, most, headers=(), kind="http"):
-    """What an application behind the limit reads of a body that comes in these parts; HTTPException where it is refused."""
-    messages = iter([{"type": "http.request", "body": part, "more_body": True} for part in parts] + [{"type": "http.request", "body": b""}])
+    """What an application behind the limit reads of a body that comes in these parts; HTTPException where it
+    is refused."""
+    messages = iter(
+        [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        + [{"type": "http.request", "body": b""}]
+    )
     got = []
 
     async def receive():

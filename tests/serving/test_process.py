@@ -1,4 +1,5 @@
-"""An engine in a process of its own says what the engine says, refuses what it refuses, and neither side outlives the other."""
+"""An engine in a process of its own says what the engine says, refuses what it refuses, and neither side
+outlives the other."""
 
 import os
 import queue
@@ -41,7 +42,8 @@ def ask(tokenizer):
 
 
 def told(engine, asks):
-    """What each request was told, the texts joined: (text, tokens, finish, reused) per choice, or the exception."""
+    """What each request was told, the texts joined: (text, tokens, finish, reused) per choice, or the
+    exception."""
     boxes = [queue.Queue() for _ in asks]
     for each, box in zip(asks, boxes, strict=True):
         engine.submit(each, box.put)
@@ -56,7 +58,10 @@ def whole(box, choices=1):
             return what
         pieces[what.choice].append(what)
         ended += bool(what.finish)
-    return [("".join(p.text for p in of), [t for p in of for t in p.tokens], of[-1].finish, of[-1].reused) for of in pieces]
+    return [
+        ("".join(p.text for p in of), [t for p in of for t in p.tokens], of[-1].finish, of[-1].reused)
+        for of in pieces
+    ]
 
 
 def until(condition, seconds=15.0):
@@ -67,26 +72,43 @@ def until(condition, seconds=15.0):
 
 
 def test_it_says_what_an_engine_says_and_refuses_what_it_refuses(engine, ask, checkpoints):
-    asks = [ask("hello there"), ask("thank you", seed=4, choices=2, values=True, top_logprobs=2), ask("what would you like?", seed=5, stop=("e",))]
+    asks = [
+        ask("hello there"),
+        ask("thank you", seed=4, choices=2, values=True, top_logprobs=2),
+        ask("what would you like?", seed=5, stop=("e",)),
+    ]
     here = load_engine(checkpoints["ilql"], **SIZES)
     expected = told(here, asks)
     here.close()
     found = told(engine, asks)
     for reply, wanted in zip(found, expected, strict=True):
-        for (text, tokens, finish, _), (same_text, same_tokens, same_finish, _) in zip(reply, wanted, strict=True):
-            assert (text, finish, [t.id for t in tokens]) == (same_text, same_finish, [t.id for t in same_tokens])
+        for (text, tokens, finish, _), (same_text, same_tokens, same_finish, _) in zip(
+            reply, wanted, strict=True
+        ):
+            assert (text, finish, [t.id for t in tokens]) == (
+                same_text,
+                same_finish,
+                [t.id for t in same_tokens],
+            )
             for one, other in zip(tokens, same_tokens, strict=True):
-                assert (one.logprob, one.q, one.v) == pytest.approx((other.logprob, other.q, other.v), abs=1e-4)
+                assert (one.logprob, one.q, one.v) == pytest.approx(
+                    (other.logprob, other.q, other.v), abs=1e-4
+                )
     assert found[1][0][1][0].q is not None and len(found[1]) == 2
     first, again = (told(engine, [ask("hello there, my word is tangerine", seed=1)])[0][0] for _ in range(2))
-    assert first[0] == again[0] and (first[3], again[3]) == (0, len(ask("hello there, my word is tangerine").prompt) - 1), "it was kept"
+    assert first[0] == again[0] and (first[3], again[3]) == (
+        0,
+        len(ask("hello there, my word is tangerine").prompt) - 1,
+    ), "it was kept"
 
     (refused,) = told(engine, [ask("hi", decoding=Decoding(max_new_tokens=200))])
     assert isinstance(refused, Refused) and "at most 128 tokens" in str(refused)
     boxes = [queue.Queue() for _ in range(30)]
     tickets = [engine.submit(ask("hello", decoding=LONG, seed=n), box.put) for n, box in enumerate(boxes)]
     full = whole(boxes[-1])
-    assert isinstance(full, QueueFull) and full.retry_after >= 1 and "requests are waiting already" in str(full)
+    assert (
+        isinstance(full, QueueFull) and full.retry_after >= 1 and "requests are waiting already" in str(full)
+    )
     for ticket in tickets:
         ticket.cancel()
     until(lambda: engine.running() == engine.depth() == 0 and engine.stats.cancelled >= 2)
@@ -117,13 +139,21 @@ def test_a_checkpoint_that_cannot_be_loaded_is_refused_and_no_process_stays(tmp_
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=str(tmp_path)):
         EngineProcess(str(tmp_path))
-    assert not [child for child in psutil.Process().children() if "serving.process" in " ".join(child.cmdline())]
+    assert not [
+        child for child in psutil.Process().children() if "serving.process" in " ".join(child.cmdline())
+    ]
 
 
 def test_it_ends_with_its_server(checkpoints):
     script = f"from rl_dialog.serving.process import EngineProcess as E\nprint(E({checkpoints['bc']!r})._process.pid, flush=True)\ninput()"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
         engine = psutil.Process(int(server.stdout.readline()))
         server.kill()
         engine.wait(timeout=15)

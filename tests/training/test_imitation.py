@@ -22,7 +22,14 @@ def test_it_says_what_experts_say():
     policy = ActPolicy(ActPolicyConfig(6, 4, hidden=(16,)))
     states, actions, dialogs = experts()
     logged = []
-    kept = imitate(policy, states, actions, dialogs, Imitation(learning_rate=1e-2), log=lambda epoch, metrics: logged.append((epoch, metrics)))
+    kept = imitate(
+        policy,
+        states,
+        actions,
+        dialogs,
+        Imitation(learning_rate=1e-2),
+        log=lambda epoch, metrics: logged.append((epoch, metrics)),
+    )
     assert (GreedyActs(policy)(states, np.ones((len(states), 4), np.int8)) == actions).all()
     assert kept["held_out_f1"] == 1 and [epoch for epoch, _ in logged] == list(range(1, 17))
     assert kept["held_out_loss"] == min(metrics["held_out_loss"] for _, metrics in logged)
@@ -35,7 +42,14 @@ def test_the_loss_by_hand():
         for parameter in policy.parameters():
             parameter.zero_()
     states, actions, dialogs = experts(dialogs=2)
-    found = imitate(policy, states, actions, dialogs, Imitation(epochs=1, learning_rate=1e-12, batch_size=100, held_out=0.5), seed=0)
+    found = imitate(
+        policy,
+        states,
+        actions,
+        dialogs,
+        Imitation(epochs=1, learning_rate=1e-12, batch_size=100, held_out=0.5),
+        seed=0,
+    )
     held = np.isin(dialogs, np.random.default_rng(0).permutation(2)[:1])
     for name, said in (("held_out_loss", actions[held].mean()), ("loss", actions[~held].mean())):
         assert found[name] == pytest.approx(math.log(2) * (1 + 4 * said), rel=1e-5)
@@ -55,7 +69,9 @@ def test_the_value_network_is_left_alone():
     policy = ActPolicy(ActPolicyConfig(6, 4))
     before = [value.clone() for value in policy.value_network.state_dict().values()]
     imitate(policy, *experts(), Imitation(epochs=1))
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.value_network.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, policy.value_network.state_dict().values(), strict=True)
+    )
 
 
 def test_mistakes_are_explained():

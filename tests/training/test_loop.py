@@ -1,4 +1,5 @@
-"""The training loop: one update is one update however it is cut, and a resumed run is the run that never stopped."""
+"""The training loop: one update is one update however it is cut, and a resumed run is the run that never
+stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ from rl_dialog.methods import ILQL, METHODS, Method, Psi, WayOffPolicy
 from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
-from rl_dialog.training.loop import PADDING, Trainer, TrainerConfig, epoch_order, like_lengths, spread_of_returns
+from rl_dialog.training.loop import (
+    PADDING,
+    Trainer,
+    TrainerConfig,
+    epoch_order,
+    like_lengths,
+    spread_of_returns,
+)
 from rl_dialog.training.optim import learning_rate_at
 
 WORDS = ("yes", "no", "maybe", "good", "bad", "fine", "hello", "there", "what", "how", "nice", "day")
@@ -44,13 +52,16 @@ def make_tokenizer():  # noqa: ANN201
 
 
 def make_rows(tokenizer, count: int = 24) -> list[Row]:  # noqa: ANN001
-    """Dialogs of different length, reply count, reward and ending, so that every denominator differs between micro-batches."""
+    """Dialogs of different length, reply count, reward and ending, so that every denominator differs between
+    micro-batches."""
     generator = np.random.default_rng(0)
     rows = []
     for i in range(count):
         messages = []
         for _ in range(int(generator.integers(1, 4))):
-            messages.append({"role": "user", "content": " ".join(generator.choice(WORDS, generator.integers(1, 6)))})
+            messages.append(
+                {"role": "user", "content": " ".join(generator.choice(WORDS, generator.integers(1, 6)))}
+            )
             reply = " ".join(generator.choice(WORDS, generator.integers(1, 8)))
             messages.append({"role": "assistant", "content": reply, "reward": float(generator.normal())})
         rows += tokenize(Dialog(str(i), messages, truncated=bool(i % 3 == 0)), tokenizer)
@@ -64,17 +75,25 @@ def make_candidates(tokenizer) -> list[Row]:  # noqa: ANN001
     for i in range(10):
         user = {"role": "user", "content": " ".join(generator.choice(WORDS, 1 + i))}
         for k in range(2 + i % 3):
-            reply = {"role": "assistant", "content": " ".join(generator.choice(WORDS, generator.integers(1, 8))), "reward": float(k)}
+            reply = {
+                "role": "assistant",
+                "content": " ".join(generator.choice(WORDS, generator.integers(1, 8))),
+                "reward": float(k),
+            }
             rows += tokenize(Dialog(f"{i}-{k}", [user, reply]), tokenizer)
     return rows
 
 
-def make_trainer(directory: Path, method: str, config: TrainerConfig, *, rows: list[Row] | None = None) -> Trainer:
+def make_trainer(
+    directory: Path, method: str, config: TrainerConfig, *, rows: list[Row] | None = None
+) -> Trainer:
     how = VARIANTS[method] if method in VARIANTS else METHODS[method]()
     tokenizer = how.extend_tokenizer(make_tokenizer())
     torch.manual_seed(0)
     lm = load_lm(MODEL, tokenizer)
-    policy = Policy(lm, how, replace(MODEL, target_trunk="separate" if method == "target trunk" else "shared"))
+    policy = Policy(
+        lm, how, replace(MODEL, target_trunk="separate" if method == "target trunk" else "shared")
+    )
     if policy.heads is not None:
         for parameter in policy.heads.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
@@ -108,18 +127,36 @@ def _worker(rank: int, world: int, port: int, directory: str, method: str, confi
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("method", ["bc", "way_off_policy", "ilql", "dpo", "kto"])  # the other methods' losses are sums in the same way
+@pytest.mark.parametrize(
+    "method", ["bc", "way_off_policy", "ilql", "dpo", "kto"]
+)  # the other methods' losses are sums in the same way
 def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
-    """Three updates of 8 dialogs (8 pairs for dpo): 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2 micro-batches of 2, from the same start.
+    """Three updates of 8 dialogs (8 pairs for dpo): 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2
+    micro-batches of 2, from the same start.
 
-    Micro-batches hold different numbers of decisions, so averaging their means would differ; dividing sums by the global number does not. Plain
-    gradient descent, because Adam divides by the gradient's size and so turns the rounding of a zero gradient (attention's key bias) into a step.
+    Micro-batches hold different numbers of decisions, so averaging their means would differ; dividing sums by
+    the global number does not. Plain gradient descent, because Adam divides by the gradient's size and so
+    turns the rounding of a zero gradient (attention's key bias) into a step.
     """
-    shared = {"max_steps": 3, "learning_rate": 0.1, "report_to": "none", "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
-    one = plain_descent(make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **shared)))
+    shared = {
+        "max_steps": 3,
+        "learning_rate": 0.1,
+        "report_to": "none",
+        "max_grad_norm": 0.5,
+        "lr_scheduler_type": "constant",
+    }
+    one = plain_descent(
+        make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **shared))
+    )
     start = parameters(one)
     one.train()
-    cut = plain_descent(make_trainer(tmp_path / "cut", method, TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared)))
+    cut = plain_descent(
+        make_trainer(
+            tmp_path / "cut",
+            method,
+            TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared),
+        )
+    )
     cut.train()
     config = TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, **shared)
     (tmp_path / "two").mkdir()
@@ -129,30 +166,53 @@ def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, 
     assert moved > 5e-3  # the updates were real, thousands of times the tolerance
     for name, expected in parameters(one).items():
         for how, got in (("accumulated", parameters(cut)), ("two workers", two)):
-            torch.testing.assert_close(got[name], expected, atol=1e-6, rtol=0, msg=lambda text, what=(how, name): f"{what}: {text}")
+            torch.testing.assert_close(
+                got[name], expected, atol=1e-6, rtol=0, msg=lambda text, what=(how, name): f"{what}: {text}"
+            )
 
 
 @pytest.mark.parametrize("method", ["exact kl", "base policy", "context", "utterance_ilql"])
 def test_accumulation_makes_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
-    """What is divided by the number of replies, and what reads the prior or the context's tokens, is a sum over rows too."""
-    shared = {"max_steps": 2, "learning_rate": 0.1, "report_to": "none", "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
-    one = plain_descent(make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **shared)))
-    cut = plain_descent(make_trainer(tmp_path / "cut", method, TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared)))
+    """What is divided by the number of replies, and what reads the prior or the context's tokens, is a sum
+    over rows too."""
+    shared = {
+        "max_steps": 2,
+        "learning_rate": 0.1,
+        "report_to": "none",
+        "max_grad_norm": 0.5,
+        "lr_scheduler_type": "constant",
+    }
+    one = plain_descent(
+        make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **shared))
+    )
+    cut = plain_descent(
+        make_trainer(
+            tmp_path / "cut",
+            method,
+            TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared),
+        )
+    )
     start = parameters(one)
     one.train()
     cut.train()
-    assert max((expected - start[name]).abs().max().item() for name, expected in parameters(one).items()) > 1e-2
+    assert (
+        max((expected - start[name]).abs().max().item() for name, expected in parameters(one).items()) > 1e-2
+    )
     for name, expected in parameters(one).items():
-        torch.testing.assert_close(parameters(cut)[name], expected, atol=1e-6, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            parameters(cut)[name], expected, atol=1e-6, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
-# --- pairs of rows -------------------------------------------------------------------------------------------------------------------------------
+# --- pairs of rows
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_a_pair_stays_in_one_micro_batch(method: str, size: int, tmp_path: Path) -> None:
-    """Batch sizes count pairs; every micro-batch holds whole ones, the better (or own) reply first, and an epoch takes every pair."""
+    """Batch sizes count pairs; every micro-batch holds whole ones, the better (or own) reply first, and an
+    epoch takes every pair."""
     config = TrainerConfig(per_device_train_batch_size=size, gradient_accumulation_steps=2, report_to="none")
     trainer = make_trainer(tmp_path, method, config)
     pairs = len(trainer.train_rows) // 2
@@ -162,26 +222,37 @@ def test_a_pair_stays_in_one_micro_batch(method: str, size: int, tmp_path: Path)
         parts = list(trainer._micro_batches(step))
         assert sum(map(len, parts)) == 4 * size and max(map(len, parts)) <= 2 * size
         for part in parts:
-            assert [i % 2 for i in part] == [0, 1] * (len(part) // 2) and [i // 2 for i in part[0::2]] == [i // 2 for i in part[1::2]]
+            assert [i % 2 for i in part] == [0, 1] * (len(part) // 2) and [i // 2 for i in part[0::2]] == [
+                i // 2 for i in part[1::2]
+            ]
             taken |= {i // 2 for i in part}
     assert taken == set(range(pairs))
 
 
 def test_the_held_out_loss_of_pairs_does_not_depend_on_the_batch(tmp_path: Path) -> None:
-    found = [make_trainer(tmp_path, "dpo", TrainerConfig(per_device_train_batch_size=size, report_to="none"))._evaluation() for size in (1, 2, 8)]
+    found = [
+        make_trainer(
+            tmp_path, "dpo", TrainerConfig(per_device_train_batch_size=size, report_to="none")
+        )._evaluation()
+        for size in (1, 2, 8)
+    ]
     assert found[0]["eval/loss"] > 0
     for other in found[1:]:
         assert other == pytest.approx(found[0], rel=1e-5)
 
 
 def test_kto_s_divergence_is_that_of_the_whole_update(tmp_path: Path) -> None:
-    """z is measured over all strangers before anything is learned, so a batch's loss is the sum of its parts' however it is cut."""
+    """z is measured over all strangers before anything is learned, so a batch's loss is the sum of its parts'
+    however it is cut."""
     trainer = make_trainer(tmp_path, "kto", TrainerConfig(report_to="none"))
     trainer.policy.eval()
     trainer._prior_logp = [logp - 3.0 for logp in trainer._prior_logp]  # g > 0 in every row, so z > 0
 
     def total(*parts: list[int]) -> float:
-        batches = [trainer._collate([2 * pair + side for pair in part for side in (0, 1)], trainer.train_rows, 0) for part in parts]
+        batches = [
+            trainer._collate([2 * pair + side for pair in part for side in (0, 1)], trainer.train_rows, 0)
+            for part in parts
+        ]
         trainer._measure(batches)
         assert batches[0].measured[0] > 0
         return sum(trainer.objective(batch)[0].item() for batch in batches)
@@ -189,27 +260,46 @@ def test_kto_s_divergence_is_that_of_the_whole_update(tmp_path: Path) -> None:
     assert total([0, 1, 2, 3], [4, 5], [6, 7]) == pytest.approx(total(list(range(8))), rel=1e-5)
 
 
-# --- the run -------------------------------------------------------------------------------------------------------------------------------------
+# --- the run
+# -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_prior_of_every_step_is_no_part_of_the_policy(tmp_path: Path) -> None:
     """It is run by the loss, and neither trained, nor saved, nor put into training mode."""
-    trainer = make_trainer(tmp_path, "exact kl", TrainerConfig(per_device_train_batch_size=4, max_steps=2, learning_rate=1e-2, report_to="none"))
+    trainer = make_trainer(
+        tmp_path,
+        "exact kl",
+        TrainerConfig(per_device_train_batch_size=4, max_steps=2, learning_rate=1e-2, report_to="none"),
+    )
     (prior,) = trainer.objective._prior
     before = [p.detach().clone() for p in prior.parameters()]
     trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    assert not trained & {id(p) for p in prior.parameters()} and not any("prior" in name for name in trainer.objective.state_dict())
+    assert not trained & {id(p) for p in prior.parameters()} and not any(
+        "prior" in name for name in trainer.objective.state_dict()
+    )
     trainer.train()
-    assert all(torch.equal(a, b) for a, b in zip(prior.parameters(), before, strict=True)) and not prior.training
+    assert (
+        all(torch.equal(a, b) for a, b in zip(prior.parameters(), before, strict=True)) and not prior.training
+    )
 
 
 def test_rows_longer_than_the_context_are_refused_before_training(tmp_path: Path) -> None:
     """128 tokens fit; dt adds one. GPT-2 would fail inside its embedding."""
     rows = [
-        Row(np.full(128, 10, np.int32), np.arange(128) > 64, np.asarray([127], np.int32), np.asarray([float(i)], np.float32), False) for i in range(4)
+        Row(
+            np.full(128, 10, np.int32),
+            np.arange(128) > 64,
+            np.asarray([127], np.int32),
+            np.asarray([float(i)], np.float32),
+            False,
+        )
+        for i in range(4)
     ]
     make_trainer(tmp_path / "fits", "bc", TrainerConfig(max_steps=1), rows=rows)
-    with pytest.raises(UserError, match="at most 128 tokens, the model's context, got one of 129: run prepare with a smaller --max_length"):
+    with pytest.raises(
+        UserError,
+        match="at most 128 tokens, the model's context, got one of 129: run prepare with a smaller --max_length",
+    ):
         make_trainer(tmp_path / "longer", "dt", TrainerConfig(max_steps=1), rows=rows)
 
 
@@ -222,7 +312,13 @@ def plain_descent(trainer: Trainer) -> Trainer:
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
     """Dropout, warm-up, decay, moments, targets and the order of the data all continue where they were."""
     config = TrainerConfig(
-        per_device_train_batch_size=4, max_steps=10, learning_rate=1e-2, warmup_steps=3, save_steps=4, logging_steps=1, report_to="none"
+        per_device_train_batch_size=4,
+        max_steps=10,
+        learning_rate=1e-2,
+        warmup_steps=3,
+        save_steps=4,
+        logging_steps=1,
+        report_to="none",
     )
     whole = make_trainer(tmp_path / "whole", method, config)
     whole.train()
@@ -238,12 +334,17 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     resumed = make_trainer(tmp_path / "stopped", method, config)
-    for parameter in resumed.policy.lm.parameters():  # whatever the process starts with is replaced by the checkpoint
+    for (
+        parameter
+    ) in resumed.policy.lm.parameters():  # whatever the process starts with is replaced by the checkpoint
         torch.nn.init.constant_(parameter, 0.5)
     resumed.train()
     for name, expected in parameters(whole).items():
         assert torch.equal(parameters(resumed)[name], expected), name
-    lines = [[json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()] for run in ("whole", "stopped")]
+    lines = [
+        [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("whole", "stopped")
+    ]
     timeless = [[{k: v for k, v in line.items() if "per_s" not in k} for line in run] for run in lines]
     assert timeless[0] == timeless[1]
 
@@ -252,19 +353,34 @@ def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
     config = TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none")
     make_trainer(tmp_path, "bc", config).train()
     with pytest.raises(UserError, match="expected to resume a run with .*'batch_size': 4.*'batch_size': 8"):
-        make_trainer(tmp_path, "bc", TrainerConfig(per_device_train_batch_size=8, max_steps=4, report_to="none")).train()
+        make_trainer(
+            tmp_path, "bc", TrainerConfig(per_device_train_batch_size=8, max_steps=4, report_to="none")
+        ).train()
 
 
 def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(tmp_path: Path) -> None:
-    config = TrainerConfig(per_device_train_batch_size=4, max_steps=8, eval_steps=2, save_total_limit=2, learning_rate=1e-2, report_to="none")
+    config = TrainerConfig(
+        per_device_train_batch_size=4,
+        max_steps=8,
+        eval_steps=2,
+        save_total_limit=2,
+        learning_rate=1e-2,
+        report_to="none",
+    )
     make_trainer(tmp_path, "bc", config).train()
     names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
     best = (tmp_path / "best").read_text().strip()
-    assert (tmp_path / "latest").read_text().strip() == "checkpoint-8" and set(names) == {"checkpoint-6", "checkpoint-8", best}
+    assert (tmp_path / "latest").read_text().strip() == "checkpoint-8" and set(names) == {
+        "checkpoint-6",
+        "checkpoint-8",
+        best,
+    }
     assert not list(tmp_path.rglob("*.bin")) + list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl"))
     assert [path.parent.name for path in tmp_path.rglob("trainer")] == ["checkpoint-8"]
     losses = {
-        line["step"]: line["eval/loss"] for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()) if "eval/loss" in line
+        line["step"]: line["eval/loss"]
+        for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        if "eval/loss" in line
     }
     assert best == f"checkpoint-{min(losses, key=losses.get)}"
 
@@ -273,7 +389,11 @@ def test_best_is_the_highest_return_when_an_environment_measures_it(tmp_path: Pa
     returns = {2: 1.0, 4: 3.0, 6: 2.0}
     config = TrainerConfig(per_device_train_batch_size=4, max_steps=6, eval_steps=2, report_to="none")
     trainer = make_trainer(tmp_path, "ilql", config)
-    trainer.evaluate, trainer.metric, trainer.sign = (lambda policy, tokenizer, step: {"eval/return": returns[step]}), "eval/return", 1
+    trainer.evaluate, trainer.metric, trainer.sign = (
+        (lambda policy, tokenizer, step: {"eval/return": returns[step]}),
+        "eval/return",
+        1,
+    )
     trainer.train()
     assert (tmp_path / "best").read_text().strip() == "checkpoint-4"
 
@@ -285,13 +405,22 @@ def test_the_prior_never_moves(tmp_path: Path) -> None:
     lm = parameters(trainer)
     trainer.train()
     assert hashlib.sha256(np.concatenate(trainer._prior_logp).tobytes()).hexdigest() == before
-    assert any(not torch.equal(value, lm[name]) for name, value in parameters(trainer).items() if name.startswith("lm."))
+    assert any(
+        not torch.equal(value, lm[name])
+        for name, value in parameters(trainer).items()
+        if name.startswith("lm.")
+    )
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     rows = make_rows(make_tokenizer(), 4)
     rows[0].rewards[:] = np.inf
-    trainer = make_trainer(tmp_path, "ilql", TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none"), rows=rows)
+    trainer = make_trainer(
+        tmp_path,
+        "ilql",
+        TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none"),
+        rows=rows,
+    )
     with pytest.raises(UserError, match="expected a finite gradient"):
         trainer.train()
 
@@ -304,19 +433,25 @@ def test_no_rows_is_an_error(tmp_path: Path) -> None:
 def test_tensorboard_holds_what_the_json_lines_hold(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    make_trainer(tmp_path, "bc", TrainerConfig(per_device_train_batch_size=8, max_steps=4, logging_steps=2)).train()
+    make_trainer(
+        tmp_path, "bc", TrainerConfig(per_device_train_batch_size=8, max_steps=4, logging_steps=2)
+    ).train()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     written = {e.step: e.value for e in events.Scalars("train/loss")}
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert written == {line["step"]: pytest.approx(line["train/loss"], rel=1e-6) for line in lines if "train/loss" in line} and set(written) == {2, 4}
+    assert written == {
+        line["step"]: pytest.approx(line["train/loss"], rel=1e-6) for line in lines if "train/loss" in line
+    } and set(written) == {2, 4}
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(24, 8), (25, 8), (3, 8), (1000, 7)])
 def test_an_epoch_takes_every_row_and_full_batches_only(rows: int, batch: int) -> None:
     batches = epoch_order(rows, batch, seed=1, epoch=2)
     taken = np.concatenate(batches)
-    assert {len(b) for b in batches} == {batch} and set(taken) == set(range(rows)) and len(taken) - rows < batch
+    assert (
+        {len(b) for b in batches} == {batch} and set(taken) == set(range(rows)) and len(taken) - rows < batch
+    )
     again = epoch_order(rows, batch, seed=1, epoch=2)
     assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
     if rows > 100:
@@ -339,7 +474,8 @@ def test_micro_batches_are_cut_where_padding_costs_more_than_a_pass() -> None:
 
 
 def test_schedules_by_hand() -> None:
-    """peak 1, 2 steps of warm-up, 10 in all: (1/2, 1), then linear from 1 to 0 over 8 steps; cosine is 1/2 halfway."""
+    """peak 1, 2 steps of warm-up, 10 in all: (1/2, 1), then linear from 1 to 0 over 8 steps; cosine is 1/2
+    halfway."""
     linear = [learning_rate_at(step, peak=1.0, warmup=2, total=10, schedule="linear") for step in range(11)]
     assert linear[:3] == [0.5, 1.0, 1.0] and linear[6] == 0.5 and linear[10] == 0.0
     assert learning_rate_at(6, peak=1.0, warmup=2, total=10, schedule="cosine") == pytest.approx(0.5)
@@ -349,15 +485,25 @@ def test_schedules_by_hand() -> None:
 def test_methods_with_targets_move_them(tmp_path: Path) -> None:
     for method in (ILQL(), WayOffPolicy()):
         name = "ilql" if isinstance(method, ILQL) else "way_off_policy"
-        trainer = make_trainer(tmp_path / name, name, TrainerConfig(per_device_train_batch_size=4, max_steps=1, learning_rate=1e-1, report_to="none"))
+        trainer = make_trainer(
+            tmp_path / name,
+            name,
+            TrainerConfig(per_device_train_batch_size=4, max_steps=1, learning_rate=1e-1, report_to="none"),
+        )
         start = parameters(trainer)
         trainer.train()
         end = parameters(trainer)
         online, target = (
-            ("heads.q.0.out.weight", "heads.q_target.0.out.weight") if name == "ilql" else ("lm.lm_head.weight", "lm_target.lm_head.weight")
+            ("heads.q.0.out.weight", "heads.q_target.0.out.weight")
+            if name == "ilql"
+            else ("lm.lm_head.weight", "lm_target.lm_head.weight")
         )
-        torch.testing.assert_close(end[target], start[target] + (end[online] - start[target]))  # one update: a rate of 1
-        assert [method.target_rate(5000, progress) for progress in (0, 0.5, 1)] == pytest.approx([0.02, 0.01, 0.002])
+        torch.testing.assert_close(
+            end[target], start[target] + (end[online] - start[target])
+        )  # one update: a rate of 1
+        assert [method.target_rate(5000, progress) for progress in (0, 0.5, 1)] == pytest.approx(
+            [0.02, 0.01, 0.002]
+        )
         assert replace(method, alpha=0.005).target_rate(9, 1.0) == 0.005
 
 
@@ -365,13 +511,15 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
 def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> None:
     rows = [replace(row, rewards=np.zeros_like(row.rewards)) for row in make_rows(make_tokenizer(), 6)]
     with pytest.raises(
-        UserError, match=r"learns from rewards, and all \d+ replies of the training split have reward 0 or none: run prepare with --rewards"
+        UserError,
+        match=r"learns from rewards, and all \d+ replies of the training split have reward 0 or none: run prepare with --rewards",
     ):
         make_trainer(tmp_path, method, TrainerConfig(), rows=rows)
 
 
 def test_rewards_are_shifted(tmp_path: Path) -> None:
-    """Training with a shift is training on rows whose rewards were changed by hand; the rows themselves stay as they are."""
+    """Training with a shift is training on rows whose rewards were changed by hand; the rows themselves stay
+    as they are."""
     config = TrainerConfig(max_steps=3, per_device_train_batch_size=4, report_to="none")
     rows = make_rows(make_tokenizer())
     changed = [replace(row, rewards=(row.rewards + 2).astype(np.float32)) for row in rows]
@@ -385,9 +533,12 @@ def test_rewards_are_shifted(tmp_path: Path) -> None:
     assert not all(torch.equal(flags[name], raw[name]) for name in raw)
 
 
-# --- units ---------------------------------------------------------------------------------------------------------------------------------------
+# --- units
+# ---------------------------------------------------------------------------------------------------------------------------------------
 
-VALUE_METHODS = [name for name, kind in METHODS.items() if kind().heads.q or kind().heads.v or kind().heads.utterance_q]
+VALUE_METHODS = [
+    name for name, kind in METHODS.items() if kind().heads.q or kind().heads.v or kind().heads.utterance_q
+]
 
 
 def times(rows: list[Row], factor: float) -> list[Row]:
@@ -395,16 +546,32 @@ def times(rows: list[Row], factor: float) -> list[Row]:
 
 
 def learn_in_two_units(folder: Path, method: str, *, updates: int, batch_size: int) -> None:
-    """Updates on rewards and on 1024 times the rewards end in the same weights; what is reported is 1024 times as much."""
-    config = TrainerConfig(per_device_train_batch_size=batch_size, max_steps=updates, learning_rate=3e-3, report_to="none", logging_steps=updates)
+    """Updates on rewards and on 1024 times the rewards end in the same weights; what is reported is 1024
+    times as much."""
+    config = TrainerConfig(
+        per_device_train_batch_size=batch_size,
+        max_steps=updates,
+        learning_rate=3e-3,
+        report_to="none",
+        logging_steps=updates,
+    )
     rows = make_rows(make_tokenizer(), 12)
-    one, large = (make_trainer(folder / f"{method}-{factor}", method, config, rows=times(rows, factor)) for factor in (1, 1024))
+    one, large = (
+        make_trainer(folder / f"{method}-{factor}", method, config, rows=times(rows, factor))
+        for factor in (1, 1024)
+    )
     assert large.policy.value_unit == pytest.approx(1024 * one.policy.value_unit, rel=1e-6)
     start = parameters(one)
     one.train(), large.train()
     assert any(not torch.equal(value, start[name]) for name, value in parameters(one).items())
     for name, value in parameters(one).items():
-        torch.testing.assert_close(parameters(large)[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{method}, {name}: {text}")
+        torch.testing.assert_close(
+            parameters(large)[name],
+            value,
+            rtol=1e-4,
+            atol=1e-5,
+            msg=lambda text, name=name: f"{method}, {name}: {text}",
+        )
 
 
 @pytest.mark.parametrize("method", VALUE_METHODS)
@@ -430,45 +597,89 @@ def test_the_spread_of_returns() -> None:
 
     def row(*rewards: float) -> Row:
         ends = np.arange(1, 2 * len(rewards), 2)
-        return Row(np.arange(2 * len(rewards)), np.arange(2 * len(rewards)) % 2 == 1, ends, np.asarray(rewards, np.float32), False)
+        return Row(
+            np.arange(2 * len(rewards)),
+            np.arange(2 * len(rewards)) % 2 == 1,
+            ends,
+            np.asarray(rewards, np.float32),
+            False,
+        )
 
-    assert spread_of_returns([row(1.0, 2.0), row(-1.0, 0.0)]) == (pytest.approx(np.std([3, 2, -1, 0])), pytest.approx(1.0))
-    assert spread_of_returns([row(-4.0), row(-4.0)]) == (4.0, -4.0) and spread_of_returns([row(0.0)]) == (1.0, 0.0)
+    assert spread_of_returns([row(1.0, 2.0), row(-1.0, 0.0)]) == (
+        pytest.approx(np.std([3, 2, -1, 0])),
+        pytest.approx(1.0),
+    )
+    assert spread_of_returns([row(-4.0), row(-4.0)]) == (4.0, -4.0) and spread_of_returns([row(0.0)]) == (
+        1.0,
+        0.0,
+    )
     assert spread_of_returns([row(1.0, np.nan), row(3.0, np.nan)]) == (1.0, 2.0)
 
 
 def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Path) -> None:
     """-1 for each turn, as in a game of guesses, is worth learning from; but a column of ones by mistake is worth a word."""
     rows = [replace(row, rewards=np.full_like(row.rewards, -1)) for row in make_rows(make_tokenizer(), 6)]
-    with pytest.warns(UserWarning, match="every reply of the training split earned -1: all there is to learn is how long conversations get"):
+    with pytest.warns(
+        UserWarning,
+        match="every reply of the training split earned -1: all there is to learn is how long conversations get",
+    ):
         make_trainer(tmp_path, "ilql", TrainerConfig(), rows=rows)
 
 
 @pytest.mark.parametrize("method", ["ilql", "psi", "utterance_ilql", "kto", "dt", "chai"])
 def test_an_empty_reply_is_one_decision(method: str, tmp_path: Path) -> None:
-    """Saying nothing is to end the turn at once: one action, with its reward, that every method can learn to avoid."""
+    """Saying nothing is to end the turn at once: one action, with its reward, that every method can learn to
+    avoid."""
     tokenizer = make_tokenizer()
     said = [("", -1.0), ("yes", 1.0), ("no", 0.0)] * 3
     rows = []
     for i, (text, reward) in enumerate(said):
-        messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": text, "reward": reward}]
+        messages = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": text, "reward": reward},
+        ]
         rows += tokenize(Dialog(str(i), messages), tokenizer)
-    trainer = make_trainer(tmp_path, method, TrainerConfig(max_steps=2, per_device_train_batch_size=4, report_to="none"), rows=rows)
+    trainer = make_trainer(
+        tmp_path,
+        method,
+        TrainerConfig(max_steps=2, per_device_train_batch_size=4, report_to="none"),
+        rows=rows,
+    )
     assert np.isfinite(trainer.train()["eval/loss"])
     empty = rows[0]
-    assert empty.assistant.sum() == 1 and empty.input_ids[-1] == tokenizer.eos_token_id and empty.reply_ends.tolist() == [len(empty.input_ids) - 1]
+    assert (
+        empty.assistant.sum() == 1
+        and empty.input_ids[-1] == tokenizer.eos_token_id
+        and empty.reply_ends.tolist() == [len(empty.input_ids) - 1]
+    )
 
 
 def with_prior(folder: Path, members: int = 1, **settings) -> Trainer:  # noqa: ANN003
-    """way_off_policy from a fresh model, the prior that model or the average of several copies of it, logits away from 0."""
+    """way_off_policy from a fresh model, the prior that model or the average of several copies of it, logits
+    away from 0."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     policy = Policy(load_lm(MODEL, tokenizer), WayOffPolicy(), MODEL)
     with torch.no_grad():
         policy.lm.get_output_embeddings().weight.mul_(20.0)
     rows = make_rows(tokenizer)
-    config = TrainerConfig(per_device_train_batch_size=4, max_steps=4, logging_steps=1, learning_rate=1e-2, report_to="none", **settings)
-    return Trainer(policy, tokenizer, rows, rows[:5], config, folder, prior=Prior([copy.deepcopy(policy.lm) for _ in range(members)]))
+    config = TrainerConfig(
+        per_device_train_batch_size=4,
+        max_steps=4,
+        logging_steps=1,
+        learning_rate=1e-2,
+        report_to="none",
+        **settings,
+    )
+    return Trainer(
+        policy,
+        tokenizer,
+        rows,
+        rows[:5],
+        config,
+        folder,
+        prior=Prior([copy.deepcopy(policy.lm) for _ in range(members)]),
+    )
 
 
 def test_a_prior_averaged_with_itself_trains_like_itself(tmp_path: Path) -> None:
@@ -485,25 +696,29 @@ def test_a_prior_far_from_the_start_is_told(tmp_path: Path) -> None:
         near = with_prior(tmp_path / "near")
     far = Prior([load_lm(MODEL, near.tokenizer)])
     with pytest.warns(
-        UserWarning, match=r"the prior is far from .*: KL\(policy \|\| prior\) is \d+\.\d\d nats per token, expected at most 0\.5: start"
+        UserWarning,
+        match=r"the prior is far from .*: KL\(policy \|\| prior\) is \d+\.\d\d nats per token, expected at most 0\.5: start",
     ):
         Trainer(near.policy, near.tokenizer, near.train_rows, [], near.config, tmp_path / "far", prior=far)
 
 
 def test_q_that_runs_away_is_told_once_and_while_it_does(tmp_path: Path) -> None:
-    """Rewards of the logs are about 1, c is 1/2: Q has no business beyond some ten nats of its start. Steps that are too long send it there."""
+    """Rewards of the logs are about 1, c is 1/2: Q has no business beyond some ten nats of its start. Steps
+    that are too long send it there."""
     trainer = with_prior(tmp_path, value_unit=1.0)
     trainer.learning_rate = 3.0
     assert 5 < trainer._reach < 50
     with pytest.warns(
-        UserWarning, match=r"step \d: Q ran away: expected logged tokens within \d+\.\d of where they began \(.* got .*--method.c"
+        UserWarning,
+        match=r"step \d: Q ran away: expected logged tokens within \d+\.\d of where they began \(.* got .*--method.c",
     ) as told:
         trainer.train()
     assert len([warning for warning in told if "ran away" in str(warning.message)]) == 1
 
 
 def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> None:
-    """Decisions first, then the states that only bootstrap, whatever rows share a batch: as a pass over the batch itself would find them."""
+    """Decisions first, then the states that only bootstrap, whatever rows share a batch: as a pass over the
+    batch itself would find them."""
     trainer = make_trainer(tmp_path, "way_off_policy", TrainerConfig(report_to="none"))
     (prior,) = trainer.objective._prior
     for indices in ([0], [3, 1, 0], [7, 2, 9, 6]):
@@ -514,15 +729,23 @@ def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> N
         assert len(batch.prior_lse) == len(batch.states)
 
 
-# --- a divergence instead of a strength ----------------------------------------------------------------------------------------------------------
+# --- a divergence instead of a strength
+# ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [ILQL(target_kl=0.5), Psi(target_kl=0.5), ILQL(target_kl=2.0)], ids=["ilql", "psi", "ilql, 2 nats"])
+@pytest.mark.parametrize(
+    "method",
+    [ILQL(target_kl=0.5), Psi(target_kl=0.5), ILQL(target_kl=2.0)],
+    ids=["ilql", "psi", "ilql, 2 nats"],
+)
 def test_the_strength_follows_from_a_divergence_per_reply(method: Method, tmp_path: Path) -> None:
-    """Within a tenth on other rows than it was solved on, at every checkpoint; learning itself is not changed by it."""
+    """Within a tenth on other rows than it was solved on, at every checkpoint; learning itself is not changed
+    by it."""
     tokenizer = make_tokenizer()
     rows = make_rows(tokenizer, 240)
-    config = TrainerConfig(per_device_train_batch_size=8, max_steps=120, eval_steps=60, learning_rate=3e-3, report_to="none")
+    config = TrainerConfig(
+        per_device_train_batch_size=8, max_steps=120, eval_steps=60, learning_rate=3e-3, report_to="none"
+    )
     torch.manual_seed(0)
     policy = Policy(load_lm(MODEL, tokenizer), method, MODEL)
     Trainer(policy, tokenizer, rows[:120], rows[120:200], config, tmp_path).train()
@@ -531,40 +754,63 @@ def test_the_strength_follows_from_a_divergence_per_reply(method: Method, tmp_pa
         batch = collate(rows[120:])
         with torch.no_grad():
             out = solved.outputs(batch)
-            each = kl_divergence(solved.method.decode(out).log_softmax(1), out.lm.dense().log_softmax(1))[: batch.decisions]
+            each = kl_divergence(solved.method.decode(out).log_softmax(1), out.lm.dense().log_softmax(1))[
+                : batch.decisions
+            ]
         assert float(each.sum() / batch.turn_end.sum()) == pytest.approx(method.target_kl, rel=0.1)
     assert (
         solved.method != method
-        and replace(solved.method, **{name: getattr(method, name) for name in ("beta", "c") if hasattr(method, name)}) == method
+        and replace(
+            solved.method, **{name: getattr(method, name) for name in ("beta", "c") if hasattr(method, name)}
+        )
+        == method
     )
 
 
-# --- rewards that are missing --------------------------------------------------------------------------------------------------------------------
+# --- rewards that are missing
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def only_last(rows: list[Row]) -> list[Row]:
-    return [replace(row, rewards=np.append(np.full(len(row.rewards) - 1, np.nan), row.rewards[-1:]).astype(np.float32)) for row in rows]
+    return [
+        replace(
+            row, rewards=np.append(np.full(len(row.rewards) - 1, np.nan), row.rewards[-1:]).astype(np.float32)
+        )
+        for row in rows
+    ]
 
 
 def test_rewards_on_last_replies_alone_are_outcomes(tmp_path: Path) -> None:
-    """The replies before them earned 0, and it is said; where some other reply has a reward too, those without one have none."""
+    """The replies before them earned 0, and it is said; where some other reply has a reward too, those
+    without one have none."""
     rows = make_rows(make_tokenizer(), 12)
     config = TrainerConfig(max_steps=2, per_device_train_batch_size=4, report_to="none")
-    with pytest.warns(UserWarning, match="only last replies have a reward: it is taken for the conversation's"):
+    with pytest.warns(
+        UserWarning, match="only last replies have a reward: it is taken for the conversation's"
+    ):
         outcome = make_trainer(tmp_path / "outcome", "ilql", config, rows=only_last(rows))
-    zeros = [replace(row, rewards=np.append(np.zeros(len(row.rewards) - 1), row.rewards[-1:]).astype(np.float32)) for row in rows]
+    zeros = [
+        replace(row, rewards=np.append(np.zeros(len(row.rewards) - 1), row.rewards[-1:]).astype(np.float32))
+        for row in rows
+    ]
     given = make_trainer(tmp_path / "zeros", "ilql", config, rows=zeros)
     outcome.train(), given.train()
     assert all(torch.equal(value, parameters(given)[name]) for name, value in parameters(outcome).items())
     some = only_last(rows[:6]) + rows[6:]
-    assert any(np.isnan(row.rewards).any() for row in make_trainer(tmp_path / "some", "ilql", config, rows=some).train_rows)
+    assert any(
+        np.isnan(row.rewards).any()
+        for row in make_trainer(tmp_path / "some", "ilql", config, rows=some).train_rows
+    )
 
 
 @pytest.mark.parametrize("method", [name for name in VALUE_METHODS if name not in ("chai", "way_off_policy")])
 def test_what_an_unrated_reply_would_have_earned_teaches_nothing(method: str, tmp_path: Path) -> None:
-    """Heads that value unrated replies get no gradient from them: with no rated reply in a batch the value terms are 0."""
+    """Heads that value unrated replies get no gradient from them: with no rated reply in a batch the value
+    terms are 0."""
     rows = make_rows(make_tokenizer(), 8)
-    trainer = make_trainer(tmp_path, method, TrainerConfig(per_device_train_batch_size=4, report_to="none"), rows=rows)
+    trainer = make_trainer(
+        tmp_path, method, TrainerConfig(per_device_train_batch_size=4, report_to="none"), rows=rows
+    )
     unrated = [replace(row, rewards=np.full_like(row.rewards, np.nan)) for row in rows]
     metrics = trainer.objective(collate(unrated))[1]
     assert metrics["q_loss"] == 0 and metrics.get("v_loss", torch.zeros(())) == 0

@@ -1,4 +1,5 @@
-"""What is learned of a reply does not depend on its length: short and long replies, equally often, rewarded by a coin that knows neither."""
+"""What is learned of a reply does not depend on its length: short and long replies, equally often, rewarded
+by a coin that knows neither."""
 
 from __future__ import annotations
 
@@ -20,28 +21,51 @@ SHORT, LONG = "yes", "no no no no no no no no"
 ASK = [{"role": "user", "content": "well"}]
 MODEL = ModelConfig(family="llama", layers=1, width=16, attention_heads=2, context=64)
 HALF = pytest.approx(0.5, abs=0.02)
-CONFIG = TrainerConfig(per_device_train_batch_size=32, max_steps=600, learning_rate=5e-3, report_to="none", logging_steps=600)
-# Rewards that say nothing leave kto no slope, and long steps would go astray along it; the returns that mc fits are 0 or 1 and never their mean, so
-# with long steps Q goes on wandering by a hundredth, which beta makes more of; dt begins with tokens that the clone does not know.
-STEPS = {KTO: replace(CONFIG, learning_rate=2e-4), MCReturns: replace(CONFIG, learning_rate=5e-4), DT: replace(CONFIG, max_steps=1200)}
+CONFIG = TrainerConfig(
+    per_device_train_batch_size=32, max_steps=600, learning_rate=5e-3, report_to="none", logging_steps=600
+)
+# Rewards that say nothing leave kto no slope, and long steps would go astray along it; the returns that mc
+# fits are 0 or 1 and never their mean, so with long steps Q goes on wandering by a hundredth, which beta
+# makes more of; dt begins with tokens that the clone does not know.
+STEPS = {
+    KTO: replace(CONFIG, learning_rate=2e-4),
+    MCReturns: replace(CONFIG, learning_rate=5e-4),
+    DT: replace(CONFIG, max_steps=1200),
+}
 SLOW = [SARSA(gamma=1.0), MCReturns(gamma=1.0), KLControl(gamma=1.0, tau=0.5), DT(), KTO()]
-METHODS = [ILQL(gamma=1.0, tau=0.5), Psi(gamma=1.0), *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW)]
+METHODS = [
+    ILQL(gamma=1.0, tau=0.5),
+    Psi(gamma=1.0),
+    *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW),
+]
 
 
 def rows_of(tokenizer) -> list[Row]:  # noqa: ANN001
-    """Each reply 64 times, half of them with reward 1: four updates an epoch, and their rows differ in length by a factor of four."""
+    """Each reply 64 times, half of them with reward 1: four updates an epoch, and their rows differ in length
+    by a factor of four."""
     dialogs = [
-        Dialog(f"{text[:3]}-{i}", [*ASK, {"role": "assistant", "content": text, "reward": float(i % 2)}]) for i in range(64) for text in (SHORT, LONG)
+        Dialog(f"{text[:3]}-{i}", [*ASK, {"role": "assistant", "content": text, "reward": float(i % 2)}])
+        for i in range(64)
+        for text in (SHORT, LONG)
     ]
     return [row for dialog in dialogs for row in tokenize(dialog, tokenizer)]
 
 
-def learn(method: Method, folder: Path, *, start: Policy | None = None, config: TrainerConfig = CONFIG) -> tuple[Policy, object]:
+def learn(
+    method: Method, folder: Path, *, start: Policy | None = None, config: TrainerConfig = CONFIG
+) -> tuple[Policy, object]:
     tokenizer = method.extend_tokenizer(train_tokenizer(["well yes no"] * 3, vocab_size=280))
     torch.manual_seed(0)
     lm = load_lm(MODEL, tokenizer)
     if start is not None:
-        lm.load_state_dict({name: value for name, value in start.lm.state_dict().items() if value.shape == lm.state_dict()[name].shape}, strict=False)
+        lm.load_state_dict(
+            {
+                name: value
+                for name, value in start.lm.state_dict().items()
+                if value.shape == lm.state_dict()[name].shape
+            },
+            strict=False,
+        )
     policy = Policy(lm, method, MODEL)
     prior = Prior([load_lm(MODEL, tokenizer)]) if method.uses_prior else None
     if prior is not None:
@@ -88,7 +112,12 @@ def test_neither_chances_nor_values_depend_on_length(method: Method, clone, tmp_
 @pytest.mark.slow
 def test_accumulated_updates_are_as_unbiased(tmp_path: Path) -> None:
     config = TrainerConfig(
-        per_device_train_batch_size=4, gradient_accumulation_steps=8, max_steps=600, learning_rate=5e-3, report_to="none", logging_steps=600
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=8,
+        max_steps=600,
+        learning_rate=5e-3,
+        report_to="none",
+        logging_steps=600,
     )
     policy, tokenizer = learn(ILQL(gamma=1.0, tau=0.5), tmp_path, config=config)
     assert chance_of_short(policy, tokenizer) == HALF and first_value(policy, tokenizer) == HALF
@@ -100,5 +129,8 @@ def test_a_row_s_share_of_an_update_does_not_depend_on_the_rows_beside_it(tmp_pa
     rows = rows_of(tokenizer)
     trainer = Trainer(Policy(load_lm(MODEL, tokenizer), BC(), MODEL), tokenizer, rows, [], CONFIG, tmp_path)
     assert trainer.terms_per_update == 32 * np.mean([row.assistant.sum() for row in rows])
-    drawn = {sum(len(rows[i].input_ids) for part in trainer._micro_batches(step) for i in part) for step in range(4)}
+    drawn = {
+        sum(len(rows[i].input_ids) for part in trainer._micro_batches(step) for i in part)
+        for step in range(4)
+    }
     assert len(drawn) > 1  # updates hold different numbers of tokens

@@ -30,7 +30,9 @@ class Maze(Game):
 
     discount = 1.0
 
-    def __init__(self, seed: int = 0, size: int = 6, cost: float = 1.0, openings: float = 0.2, show_walls: bool = True) -> None:
+    def __init__(
+        self, seed: int = 0, size: int = 6, cost: float = 1.0, openings: float = 0.2, show_walls: bool = True
+    ) -> None:
         chance = random.Random(f"maze {seed}")
         self.size, self.cost, self.show_walls = size, cost, show_walls
         self.horizon = self.limit
@@ -117,7 +119,11 @@ class Walk(Game):
     def outcomes(self, state: int, move: str) -> list[Outcome]:
         paths = self.paths[state]
         odds = {name: self.slip / (len(paths) - 1) if name != move else 1 - self.slip for name in paths}
-        return [(odds[name], reward, after if after < len(self.paths) else None) for name, (reward, after) in paths.items() if odds[name] > 0]
+        return [
+            (odds[name], reward, after if after < len(self.paths) else None)
+            for name, (reward, after) in paths.items()
+            if odds[name] > 0
+        ]
 
     def blunder(self, state: int) -> tuple[float, int]:
         return -self.scale, state

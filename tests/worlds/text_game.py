@@ -166,7 +166,9 @@ def player_return(make_env: Callable[[], Game], player: str, episodes: int = 200
     return sum(m.get("reward", 0.0) for messages in played for m in messages) / episodes
 
 
-def write_logs(make_env: Callable[[], Game], path: str | Path, episodes: int = 2500, seed: int = 1) -> dict[str, Any]:
+def write_logs(
+    make_env: Callable[[], Game], path: str | Path, episodes: int = 2500, seed: int = 1
+) -> dict[str, Any]:
     """Writes episodes of the three players in turn, one JSON line each, and returns what they are like."""
     game = make_env()
     name = getattr(make_env, "__name__", type(game).__name__)

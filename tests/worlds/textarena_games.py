@@ -279,7 +279,10 @@ class TowerOfHanoi(TextArenaGame):
         return [f"[{a} {b}]" for a in "ABC" for b in "ABC" if top[a] < top[b]]
 
 
-GAMES = {game.__name__.lower(): game for game in (Nim, TicTacToe, ConnectFour, Chopsticks, PigDice, Blackjack, LightsOut, TowerOfHanoi)}
+GAMES = {
+    game.__name__.lower(): game
+    for game in (Nim, TicTacToe, ConnectFour, Chopsticks, PigDice, Blackjack, LightsOut, TowerOfHanoi)
+}
 
 if __name__ == "__main__":
     text_game.main(GAMES, __doc__.splitlines()[0])

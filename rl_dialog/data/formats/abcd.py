@@ -1,5 +1,6 @@
-"""ABCD: the full file ({train, dev, test}, each a list of conversations) and the sample (a list). `original` holds [speaker, text] rows; the rows of
-`action` become tool messages. The lower-cased, delexicalised copy is not read."""
+"""ABCD: the full file ({train, dev, test}, each a list of conversations) and the sample (a list). `original`
+holds [speaker, text] rows; the rows of `action` become tool messages. The lower-cased, delexicalised copy is
+not read."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ def matches(head: Head) -> bool:
     if isinstance(head.top, dict) and head.top:
         name, first = next(iter(head.top.items()))
         conversation = first[0] if isinstance(first, list) and first else None
-        return name in ("train", "dev", "test") and isinstance(conversation, dict) and conversation.keys() >= KEYS
+        return (
+            name in ("train", "dev", "test")
+            and isinstance(conversation, dict)
+            and conversation.keys() >= KEYS
+        )
     return any(record.keys() >= KEYS for record in head.records)
 
 
@@ -28,13 +33,19 @@ def corpus(head: Head) -> str | None:
 
 
 def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
-    return dialogs(log, records(log, max_line_bytes=max_line_bytes, object_depth=2), lambda record: [_dialog(log, record)])
+    return dialogs(
+        log,
+        records(log, max_line_bytes=max_line_bytes, object_depth=2),
+        lambda record: [_dialog(log, record)],
+    )
 
 
 def _dialog(log: LogFile, record: Record) -> Dialog:
     row = record.value
     if not isinstance(row, dict) or not row.keys() >= KEYS:
-        raise mismatch("", "an object with convo_id and original", sorted(row) if isinstance(row, dict) else row)
+        raise mismatch(
+            "", "an object with convo_id and original", sorted(row) if isinstance(row, dict) else row
+        )
     where = f"dialog {row['convo_id']!r}"
     split = record.path[0] if len(record.path) == 2 else None
     return Dialog(

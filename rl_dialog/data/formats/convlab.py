@@ -1,6 +1,8 @@
-"""ConvLab-3's unified format: data.zip or data/dialogues.json, an array of {dataset, data_split, dialogue_id, turns: [{speaker, utterance, ...}]}.
+"""ConvLab-3's unified format: data.zip or data/dialogues.json, an array of {dataset, data_split, dialogue_id,
+turns: [{speaker, utterance, ...}]}.
 
-Of the annotations `emotion`, the non-empty `dialogue_acts` and the filled slots of `state` are kept; database results and bookings are not.
+Of the annotations `emotion`, the non-empty `dialogue_acts` and the filled slots of `state` are kept; database
+results and bookings are not.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ META = ("domains", "original_id", "terminated_by", "finished")
 
 
 def matches(head: Head) -> bool:
-    return any({"dialogue_id", "turns"} <= record.keys() and "data_split" in record for record in head.records)
+    return any(
+        {"dialogue_id", "turns"} <= record.keys() and "data_split" in record for record in head.records
+    )
 
 
 def corpus(head: Head) -> str | None:
@@ -34,7 +38,9 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
 def _dialog(log: LogFile, record: Record) -> Dialog:
     row = record.value
     if not isinstance(row, dict) or not {"dialogue_id", "turns"} <= row.keys():
-        raise mismatch("", "an object with dialogue_id and turns", sorted(row) if isinstance(row, dict) else row)
+        raise mismatch(
+            "", "an object with dialogue_id and turns", sorted(row) if isinstance(row, dict) else row
+        )
     where = f"dialog {row['dialogue_id']!r}"
     if not isinstance(row["turns"], list):
         raise mismatch(where, "a list as `turns`", row["turns"])
@@ -50,7 +56,11 @@ def _dialog(log: LogFile, record: Record) -> Dialog:
 
 def _message(turn: Any, where: str) -> dict[str, Any]:
     if not isinstance(turn, dict) or turn.get("speaker") not in ROLES:
-        raise mismatch(where, "a turn whose `speaker` is user or system", turn.get("speaker") if isinstance(turn, dict) else turn)
+        raise mismatch(
+            where,
+            "a turn whose `speaker` is user or system",
+            turn.get("speaker") if isinstance(turn, dict) else turn,
+        )
     message = {"role": ROLES[turn["speaker"]], "content": turn.get("utterance")}
     annotations = compact({key: turn.get(key) for key in ANNOTATIONS})
     return message | ({"annotations": annotations} if annotations else {})

@@ -4,9 +4,10 @@
 
     1 0 4 2 1 2 YOU: i want the hats <eos> THEM: deal <eos> YOU: <selection> item0=0 item1=4 item2=0 <eos> reward=8 agree 1 4 4 1 1 2
 
-that is: count and worth of the three items, the talk (YOU is the assistant), what YOU take, the points, whether both took the same split, and the
-partner's counts and worths. Points count only in an agreement: `reward=10 disagree` is what one side claimed while the two claims did not
-fit, and then nobody got anything, as with "no agreement" and "disconnect". train.txt, val.txt and test.txt hold the same talks in tags.
+that is: count and worth of the three items, the talk (YOU is the assistant), what YOU take, the points,
+whether both took the same split, and the partner's counts and worths. Points count only in an agreement:
+`reward=10 disagree` is what one side claimed while the two claims did not fit, and then nobody got anything,
+as with "no agreement" and "disconnect". train.txt, val.txt and test.txt hold the same talks in tags.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from rl_dialog.data.formats.records import Record, dialogs, mismatch, records, s
 from rl_dialog.data.schema import Dialog
 
 ITEMS = ("book", "hat", "ball")
-PLAIN = re.compile(r"(?P<input>(?:\d+ ){6})(?P<talk>.*<selection>)(?P<taken>[^<]*)<eos> reward=(?P<reward>.+) (?P<ending>agree|disagree)(?: \d+){6}")
-TAGGED = re.compile(r"<input> (?P<input>(?:\d+ ){6})</input> <dialogue> (?P<talk>.*) </dialogue> <output> (?P<output>.*) </output>")
+PLAIN = re.compile(
+    r"(?P<input>(?:\d+ ){6})(?P<talk>.*<selection>)(?P<taken>[^<]*)<eos> reward=(?P<reward>.+) (?P<ending>agree|disagree)(?: \d+){6}"
+)
+TAGGED = re.compile(
+    r"<input> (?P<input>(?:\d+ ){6})</input> <dialogue> (?P<talk>.*) </dialogue> <output> (?P<output>.*) </output>"
+)
 LOOKS_LIKE = re.compile(r"(?:\d+ ){6}(?:YOU|THEM): |<input> (?:\d+ ){6}</input> <dialogue>")
 TAKEN = re.compile(r"item\d=(\d+)")
 ROLES = {"YOU": "assistant", "THEM": "user"}
@@ -45,21 +50,41 @@ def _dialog(log: LogFile, record: Record) -> Dialog:
     line = record.value
     plain, tagged = (pattern.match(line) if isinstance(line, str) else None for pattern in (PLAIN, TAGGED))
     if not plain and not tagged:
-        raise mismatch("", "`counts and worths, talk <eos> ... <selection> ... reward=N agree|disagree` or the tagged form", line)
+        raise mismatch(
+            "",
+            "`counts and worths, talk <eos> ... <selection> ... reward=N agree|disagree` or the tagged form",
+            line,
+        )
     counts, worths = _pairs((plain or tagged)["input"])
-    messages = [_message(said, f"utterance {number}") for number, said in enumerate((plain or tagged)["talk"].split(" <eos> "))]
+    messages = [
+        _message(said, f"utterance {number}")
+        for number, said in enumerate((plain or tagged)["talk"].split(" <eos> "))
+    ]
     outcome, ending, taken = _plain_outcome(plain) if plain else _tagged_outcome(tagged["output"], worths)
     for message in reversed(messages):
         if message["role"] == "assistant":
             message["reward"] = outcome
             break
-    meta: dict[str, Any] = {"outcome": outcome, "agreement": ending == "agree", "ending": ending, "group": messages[0]["content"]}
+    meta: dict[str, Any] = {
+        "outcome": outcome,
+        "agreement": ending == "agree",
+        "ending": ending,
+        "group": messages[0]["content"],
+    }
     meta |= {"selection": taken} if taken else {}
-    items = "; ".join(f"{item}: {count} worth {worth}" for item, count, worth in zip(ITEMS, counts, worths, strict=True))
+    items = "; ".join(
+        f"{item}: {count} worth {worth}" for item, count, worth in zip(ITEMS, counts, worths, strict=True)
+    )
     stem = PurePosixPath(log.name).stem
     split = split_of(stem) if stem in ("train", "val", "test") else None
     name = f"deal_or_not-{stem}-{record.number}"
-    return Dialog(id=name, messages=[{"role": "system", "content": items}, *messages], source=log.corpus, split=split, meta=meta)
+    return Dialog(
+        id=name,
+        messages=[{"role": "system", "content": items}, *messages],
+        source=log.corpus,
+        split=split,
+        meta=meta,
+    )
 
 
 def _message(said: str, where: str) -> dict[str, Any]:
@@ -88,5 +113,7 @@ def _tagged_outcome(output: str, worths: list[int]) -> tuple[float, str, list[in
         return float(sum(count * worth for count, worth in zip(taken, worths, strict=True))), "agree", taken
     ending = re.match(r"<(disagree|no_agreement|disconnect)>", output)
     if not ending:
-        raise mismatch("outcome", "item0=N item1=N item2=N, <disagree>, <no_agreement> or <disconnect>", output)
+        raise mismatch(
+            "outcome", "item0=N item1=N item2=N, <disagree>, <no_agreement> or <disconnect>", output
+        )
     return 0.0, ending[1].replace("_", " "), []

@@ -31,7 +31,11 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
     if head.kind != "parquet":
         yield from openai.read(log, max_line_bytes=max_line_bytes)
     elif missing := COLUMNS - set(head.columns):
-        yield bad(log, "", f"expected the columns {sorted(COLUMNS)}, missing {sorted(missing)}; got {sorted(head.columns)}")
+        yield bad(
+            log,
+            "",
+            f"expected the columns {sorted(COLUMNS)}, missing {sorted(missing)}; got {sorted(head.columns)}",
+        )
     else:
         yield from dialogs(log, _rows(log), lambda record: [_own(log, record)])
 
@@ -39,7 +43,12 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
 def _own_columns(head: Head) -> bool:
     """Messages that carry their extra keys as JSON text are ours alone."""
     messages = head.records[0].get("messages") if head.records else None
-    return bool(messages) and isinstance(messages, list) and isinstance(messages[0], dict) and set(messages[0]) == {"role", "content", "extra"}
+    return (
+        bool(messages)
+        and isinstance(messages, list)
+        and isinstance(messages[0], dict)
+        and set(messages[0]) == {"role", "content", "extra"}
+    )
 
 
 def _rows(log: LogFile) -> Iterator[Record]:

@@ -1,4 +1,5 @@
-"""What the beginning of a file shows: its container (JSON lines, array, object, CSV, Parquet, SQLite, text) and its first records."""
+"""What the beginning of a file shows: its container (JSON lines, array, object, CSV, Parquet, SQLite, text)
+and its first records."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class Head:
     """The beginning of one file."""
 
     path: PurePosixPath  # the file, or zip/member
-    kind: str  # "lines", "array", "object", "csv", "parquet", "sqlite", "text" or "" where `problem` says why there is nothing to read
+    # "lines", "array", "object", "csv", "parquet", "sqlite", "text" or "" where `problem` says why there is
+    # nothing to read
+    kind: str
     text: str = ""
     top: Any = None  # of "array" and "object": the value as far as the beginning goes
     records: tuple[dict[str, Any], ...] = ()
@@ -44,7 +47,8 @@ class Head:
 
 
 def look(path: str, member: str | None = None) -> Head:
-    """Reads the beginning. Raises OSError or zipfile.BadZipFile where the file cannot be opened; damage further on is left to the reader."""
+    """Reads the beginning. Raises OSError or zipfile.BadZipFile where the file cannot be opened; damage
+    further on is left to the reader."""
     name = PurePosixPath(full_name(path, member).replace("\\", "/"))
     data, damage = _first_bytes(path, member)
     if data.startswith(b"PAR1"):
@@ -52,10 +56,16 @@ def look(path: str, member: str | None = None) -> Head:
     if data.startswith(SQLITE):
         return _sqlite_head(path, name)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return Head(name, "", problem="expected UTF-8 text, got UTF-16; convert it with `iconv -f utf-16 -t utf-8`")
+        return Head(
+            name, "", problem="expected UTF-8 text, got UTF-16; convert it with `iconv -f utf-16 -t utf-8`"
+        )
     text = data.removeprefix(BOM).decode("utf-8", "replace")
     if not text.strip():
-        return Head(name, "", problem=f"the file holds nothing that could be read: {damage}" if damage else "the file is empty")
+        return Head(
+            name,
+            "",
+            problem=f"the file holds nothing that could be read: {damage}" if damage else "the file is empty",
+        )
     suffixes = {suffix.lower() for suffix in name.suffixes}
     if ".csv" in suffixes and text.lstrip()[0] not in "[{":
         return Head(name, "csv", text, columns=_columns(text))
@@ -65,11 +75,14 @@ def look(path: str, member: str | None = None) -> Head:
         items = top if isinstance(top, list) else [top]
         return Head(name, kind, text, top, tuple(item for item in items[:RECORDS] if isinstance(item, dict)))
     records = _line_records(path, member)
-    return Head(name, "lines" if records or kind == "lines" else "text", text, records=records, columns=_columns(text))
+    return Head(
+        name, "lines" if records or kind == "lines" else "text", text, records=records, columns=_columns(text)
+    )
 
 
 def _first_bytes(path: str, member: str | None) -> tuple[bytes, str]:
-    """Up to LENGTH bytes, and what stopped the reading earlier ("" for nothing): of a truncated gzip the bytes before the cut are returned."""
+    """Up to LENGTH bytes, and what stopped the reading earlier ("" for nothing): of a truncated gzip the
+    bytes before the cut are returned."""
     data = bytearray()
     with open_log(path, member) as stream:
         try:
@@ -81,7 +94,8 @@ def _first_bytes(path: str, member: str | None) -> tuple[bytes, str]:
 
 
 def _json_kind(text: str, suffixes: set[str]) -> str:
-    """ "array" or "object" for one JSON value over the whole file, "lines" for a value per line, "" for anything else."""
+    """ "array" or "object" for one JSON value over the whole file, "lines" for a value per line, "" for
+    anything else."""
     named_lines = bool(suffixes & {".jsonl", ".ndjson"})
     start = text.lstrip()
     if start[0] == "[":
@@ -91,7 +105,10 @@ def _json_kind(text: str, suffixes: set[str]) -> str:
     try:
         _, end = DECODER.raw_decode(start)
         return "lines" if start[end:].lstrip().startswith("{") else "object"
-    except (ValueError, RecursionError):  # an object that goes on after the beginning, or a broken line among good ones
+    except (
+        ValueError,
+        RecursionError,
+    ):  # an object that goes on after the beginning, or a broken line among good ones
         _, _, rest = start.partition("\n")
         return "lines" if isinstance(_parsed(rest.partition("\n")[0]), dict) else "object"
 
@@ -132,7 +149,11 @@ def _columns(text: str) -> tuple[str, ...]:
 
 def _parquet_head(path: str, name: PurePosixPath, member: str | None) -> Head:
     if member is not None:
-        return Head(name, "", problem="expected Parquet outside a zip; unpack the zip and read the Parquet file itself")
+        return Head(
+            name,
+            "",
+            problem="expected Parquet outside a zip; unpack the zip and read the Parquet file itself",
+        )
     try:
         with pq.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
@@ -140,18 +161,31 @@ def _parquet_head(path: str, name: PurePosixPath, member: str | None) -> Head:
     except (pa.ArrowException, OSError) as error:
         return Head(name, "", problem=f"expected a whole Parquet file, got: {error}")
     if first is None or not first.num_rows:
-        return Head(name, "", columns=columns, problem=f"the Parquet file holds no rows (columns: {', '.join(columns)})")
+        return Head(
+            name,
+            "",
+            columns=columns,
+            problem=f"the Parquet file holds no rows (columns: {', '.join(columns)})",
+        )
     return Head(name, "parquet", records=tuple(first.to_pylist()), columns=columns)
 
 
 def _sqlite_head(path: str, name: PurePosixPath) -> Head:
     with open(path, "rb") as file:
         if file.read(len(SQLITE)) != SQLITE:
-            return Head(name, "", problem="expected an SQLite database as it is, got a packed one; unpack it and read the database itself")
+            return Head(
+                name,
+                "",
+                problem="expected an SQLite database as it is, got a packed one; unpack it and read the database itself",
+            )
     try:
-        address = f"{Path(path).absolute().as_uri()}?mode=rw"  # rw: SQLite may have to finish what a crash left
+        address = (
+            f"{Path(path).absolute().as_uri()}?mode=rw"  # rw: SQLite may have to finish what a crash left
+        )
         with closing(sqlite3.connect(address, uri=True)) as connection:
-            found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name").fetchall()
+            found = connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
+            ).fetchall()
     except sqlite3.Error as error:
         return Head(name, "", problem=f"expected a whole SQLite database, got: {error}")
     return Head(name, "sqlite", tables=tuple(table for (table,) in found))

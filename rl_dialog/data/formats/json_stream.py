@@ -1,8 +1,8 @@
 """Large JSON arrays and objects, one element at a time.
 
-The window over the text is decoded by json's C scanner, so reading is as fast as `json.loads` and memory is that of one element. An event parser
-such as ijson gives up a file at its first `NaN` (Python's own json.dump writes them) or invalid byte; here such an element is reported and the
-elements after it are still read.
+The window over the text is decoded by json's C scanner, so reading is as fast as `json.loads` and memory is
+that of one element. An event parser such as ijson gives up a file at its first `NaN` (Python's own json.dump
+writes them) or invalid byte; here such an element is reported and the elements after it are still read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class JsonError(UserError):
 
 
 class Item(NamedTuple):
-    """One element: where it is, its value, how its text begins, and why it could not be decoded ("" if it could)."""
+    """One element: where it is, its value, how its text begins, and why it could not be decoded ("" if it
+    could)."""
 
     path: tuple[str | int, ...]
     value: Any
@@ -38,8 +39,8 @@ class Item(NamedTuple):
 
 
 def json_items(stream: BinaryIO, depth: int, limit: int) -> Iterator[Item]:
-    """The elements `depth` levels below the top: 0 is the whole text, 1 its elements, 2 their elements. One of more than `limit` characters is passed
-    over and comes out with a problem."""
+    """The elements `depth` levels below the top: 0 is the whole text, 1 its elements, 2 their elements. One
+    of more than `limit` characters is passed over and comes out with a problem."""
     window = _Window(stream, limit)
     yield from window.walk(depth, ())
     if window.ahead():
@@ -51,13 +52,16 @@ class _Window:
 
     def __init__(self, stream: BinaryIO, limit: int) -> None:
         self.stream, self.limit = stream, limit
-        self.decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode  # an invalid byte spoils its own element only
+        self.decode = codecs.getincrementaldecoder("utf-8")(
+            "surrogateescape"
+        ).decode  # an invalid byte spoils its own element only
         self.text, self.at, self.ended = "", 0, False
         self.more()
         self.text = self.text.removeprefix("\ufeff")
 
     def more(self) -> None:
-        """Drops what is behind, and at least doubles what is ahead: a long element is copied and retried a logarithmic number of times."""
+        """Drops what is behind, and at least doubles what is ahead: a long element is copied and retried a
+        logarithmic number of times."""
         kept = self.text[self.at :]
         parts, wanted = [kept], max(PIECE, len(kept))
         while wanted > 0 and not self.ended:
@@ -93,7 +97,9 @@ class _Window:
             yield from self.walk(depth - 1, (*path, self.key() if opening == "{" else index))
             mark = self.ahead()
             if mark not in (",", closing):
-                raise JsonError(f"expected `,` or `{closing}` after element {index + 1}, got {self.excerpt() or 'the end of the file'!r}")
+                raise JsonError(
+                    f"expected `,` or `{closing}` after element {index + 1}, got {self.excerpt() or 'the end of the file'!r}"
+                )
             self.at += mark == ","
         self.at += 1
 
@@ -109,9 +115,13 @@ class _Window:
         try:
             return Item(path, self.value(), text, "")
         except (ValueError, RecursionError) as error:
-            problem = f"expected valid JSON, got {error.msg if isinstance(error, json.JSONDecodeError) else error}"
+            problem = (
+                f"expected valid JSON, got {error.msg if isinstance(error, json.JSONDecodeError) else error}"
+            )
         if not self.skip():
-            raise JsonError(f"the text ends or breaks inside element {path[-1] + 1 if path and isinstance(path[-1], int) else path}: {problem}")
+            raise JsonError(
+                f"the text ends or breaks inside element {path[-1] + 1 if path and isinstance(path[-1], int) else path}: {problem}"
+            )
         return Item(path, None, text, problem)
 
     def value(self) -> Any:
@@ -133,7 +143,8 @@ class _Window:
             self.more()
 
     def skip(self) -> bool:
-        """Passes a value that cannot be decoded by matching brackets outside strings; False where the file ends first."""
+        """Passes a value that cannot be decoded by matching brackets outside strings; False where the file
+        ends first."""
         depth = 0
         while True:
             found = MARK.search(self.text, self.at)
@@ -166,7 +177,8 @@ class _Window:
 
 
 def beginning(text: str) -> Any:
-    """The value that a JSON text begins with, as far as the text goes or is valid: what is open there is closed. None where it is not JSON."""
+    """The value that a JSON text begins with, as far as the text goes or is valid: what is open there is
+    closed. None where it is not JSON."""
     text = text.lstrip("\ufeff \t\r\n")
     open_brackets: list[str] = []
     whole, closers = 0, ""

@@ -1,4 +1,5 @@
-"""One file to read, what goes wrong with it, and its bytes: plain, gzipped or inside a zip, cut into lines in bounded memory."""
+"""One file to read, what goes wrong with it, and its bytes: plain, gzipped or inside a zip, cut into lines in
+bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class LogFile:
     reader: str  # key of READERS, or the user's own module:function
     member: str | None = None  # member inside a zip, chats of a store
     corpus: str = ""  # the `source` its dialogs carry where the records do not name one
-    url: str = field(default="", repr=False)  # of a database server, whose `path` is for people: with its password, so it is written nowhere
+    url: str = field(
+        default="", repr=False
+    )  # of a database server, whose `path` is for people: with its password, so it is written nowhere
 
     @property
     def name(self) -> str:
@@ -53,7 +56,13 @@ class Bad:
     excerpt: str = ""  # the beginning of what came
 
     def __post_init__(self) -> None:
-        for name, length in (("file", 4096), ("where", SHOWN), ("reason", 5 * SHOWN), ("source", SHOWN), ("excerpt", SHOWN)):
+        for name, length in (
+            ("file", 4096),
+            ("where", SHOWN),
+            ("reason", 5 * SHOWN),
+            ("source", SHOWN),
+            ("excerpt", SHOWN),
+        ):
             object.__setattr__(self, name, _writable(getattr(self, name), length))
 
     def __str__(self) -> str:
@@ -81,7 +90,8 @@ def shown(value: Any) -> str:
 
 
 def _writable(text: str, length: int) -> str:
-    """At most `length` characters that a UTF-8 file can hold: what is quarantined may contain (as a file's name may) bytes that are not UTF-8."""
+    """At most `length` characters that a UTF-8 file can hold: what is quarantined may contain (as a file's
+    name may) bytes that are not UTF-8."""
     return text[:length].encode("utf-8", "backslashreplace").decode("utf-8")[:length]
 
 
@@ -91,7 +101,8 @@ def bad(log: LogFile, where: str, reason: str, came: Any = "") -> Bad:
 
 @contextmanager
 def open_log(path: str, member: str | None = None) -> Iterator[BinaryIO]:
-    """The uncompressed bytes of a file or of a zip's member; gzip is known by its first bytes, whatever the name."""
+    """The uncompressed bytes of a file or of a zip's member; gzip is known by its first bytes, whatever the
+    name."""
     with ExitStack() as stack:
         if member is None:
             stream: Any = stack.enter_context(open(path, "rb"))
@@ -119,7 +130,8 @@ class _Pieces(io.RawIOBase):
 
 
 def lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes, int]]:
-    """(number, line, its size) for every line. Of a line longer than `limit` only the beginning is kept: memory stays bounded by `limit`."""
+    """(number, line, its size) for every line. Of a line longer than `limit` only the beginning is kept:
+    memory stays bounded by `limit`."""
     number = 0
     while piece := stream.readline(PIECE):
         number += 1

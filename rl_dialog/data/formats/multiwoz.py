@@ -1,7 +1,9 @@
-"""MultiWOZ as published: 2.0/2.1 (one object id -> {goal, log}, even turns are the user's, plain or zipped) and 2.2 (train|dev|test/dialogues_*.json,
-arrays of {dialogue_id, services, turns: [{speaker, utterance, frames}]}), whose layout SGD shares.
+"""MultiWOZ as published: 2.0/2.1 (one object id -> {goal, log}, even turns are the user's, plain or zipped)
+and 2.2 (train|dev|test/dialogues_*.json, arrays of {dialogue_id, services, turns: [{speaker, utterance,
+frames}]}), whose layout SGD shares.
 
-The belief state and the dialog acts are kept as `annotations`, without their empty slots; span positions are not.
+The belief state and the dialog acts are kept as `annotations`, without their empty slots; span positions are
+not.
 """
 
 from __future__ import annotations
@@ -24,20 +26,34 @@ SPLIT_WORD = re.compile(r"(?:^|[^a-z])(train|dev|valid|val|test)(?:[^a-z]|$)")
 
 
 def matches(head: Head) -> bool:
-    return _is_by_id(head) or any({"dialogue_id", "services", "turns"} <= record.keys() for record in head.records)
+    return _is_by_id(head) or any(
+        {"dialogue_id", "services", "turns"} <= record.keys() for record in head.records
+    )
 
 
 def corpus(head: Head) -> str | None:
     if _is_by_id(head):
         turns = next(iter(head.top.values()))["log"]
-        return "multiwoz21" if any(isinstance(turn, dict) and "dialog_act" in turn for turn in turns) else "multiwoz20"
-    return "multiwoz22" if any(DIALOG_NAME.search(str(record.get("dialogue_id"))) for record in head.records) else "sgd"
+        return (
+            "multiwoz21"
+            if any(isinstance(turn, dict) and "dialog_act" in turn for turn in turns)
+            else "multiwoz20"
+        )
+    return (
+        "multiwoz22"
+        if any(DIALOG_NAME.search(str(record.get("dialogue_id"))) for record in head.records)
+        else "sgd"
+    )
 
 
 def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
     splits = _listed_splits(log)
     found = records(log, max_line_bytes=max_line_bytes, object_depth=1)
-    return dialogs(log, found, lambda record: [_by_id(log, record, splits) if _has_key(record) else _by_turns(log, record)])
+    return dialogs(
+        log,
+        found,
+        lambda record: [_by_id(log, record, splits) if _has_key(record) else _by_turns(log, record)],
+    )
 
 
 def _is_by_id(head: Head) -> bool:
@@ -61,13 +77,17 @@ def _by_id(log: LogFile, record: Record, splits: dict[str, str]) -> Dialog:
         annotations = compact({"dialogue_acts": turn.get("dialog_act"), "state": turn.get("metadata")})
         messages.append(_message("assistant" if number % 2 else "user", turn["text"], annotations))
     split = splits.get(name, _split_in_name(PurePosixPath(log.name).name) if not splits else "train")
-    return Dialog(id=name.removesuffix(".json"), messages=messages, source=log.corpus, split=split, goal=row.get("goal"))
+    return Dialog(
+        id=name.removesuffix(".json"), messages=messages, source=log.corpus, split=split, goal=row.get("goal")
+    )
 
 
 def _by_turns(log: LogFile, record: Record) -> Dialog:
     row = record.value
     if not isinstance(row, dict) or not {"dialogue_id", "turns"} <= row.keys():
-        raise mismatch("", "an object with dialogue_id and turns", sorted(row) if isinstance(row, dict) else row)
+        raise mismatch(
+            "", "an object with dialogue_id and turns", sorted(row) if isinstance(row, dict) else row
+        )
     where = f"dialog {row['dialogue_id']!r}"
     messages = []
     for number, turn in enumerate(row["turns"]):
@@ -77,7 +97,13 @@ def _by_turns(log: LogFile, record: Record) -> Dialog:
         messages.append(_message(SPEAKERS[speaker], turn.get("utterance"), _frames(turn.get("frames") or [])))
     split = _split_in_name(PurePosixPath(log.name).parent.name)
     meta = {"domains": row["services"]} if row.get("services") else {}
-    return Dialog(id=str(row["dialogue_id"]).removesuffix(".json"), messages=messages, source=log.corpus, split=split, meta=meta)
+    return Dialog(
+        id=str(row["dialogue_id"]).removesuffix(".json"),
+        messages=messages,
+        source=log.corpus,
+        split=split,
+        meta=meta,
+    )
 
 
 def _message(role: str, text: Any, annotations: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +122,8 @@ def _split_in_name(name: str) -> str | None:
 
 
 def _listed_splits(log: LogFile) -> dict[str, str]:
-    """data.json holds every dialog; valListFile and testListFile beside it name those that are not for training."""
+    """data.json holds every dialog; valListFile and testListFile beside it name those that are not for
+    training."""
     if PurePosixPath(log.name).name != "data.json":
         return {}
     splits = {}

@@ -1,11 +1,13 @@
 """CSV exports of the neural.chat website and the processed CSV that batch RL was trained on.
 
-Website export: a row is one exchange (Message of the user, Response of the bot, the user's vote on it); rows with one Chat ID, in time order, are a
-conversation, whose six ratings stand in every row. Processed CSV: a row is one transition (state, action, next_state, done, reward_*). Where it has
-Chat IDs the rows are chained back into conversations, so that what the limited history of a state dropped is found in earlier rows; without
+Website export: a row is one exchange (Message of the user, Response of the bot, the user's vote on it); rows
+with one Chat ID, in time order, are a conversation, whose six ratings stand in every row. Processed CSV: a
+row is one transition (state, action, next_state, done, reward_*). Where it has Chat IDs the rows are chained
+back into conversations, so that what the limited history of a state dropped is found in earlier rows; without
 them every row is a dialog with one reply. `Bot Input` is not kept: it repeats the last five texts.
 
-An empty reply stays in its place with `weight` 0: it is never trained on, and the conversation still ends where it ended.
+An empty reply stays in its place with `weight` 0: it is never trained on, and the conversation still ends
+where it ended.
 """
 
 from __future__ import annotations
@@ -27,10 +29,28 @@ from rl_dialog.data.schema import Dialog
 
 WEBSITE = ("Chat ID", "Datetime", "Message", "Response")
 PROCESSED = ("state", "action", "next_state", "done")
-KNOWN = {*WEBSITE, *PROCESSED, "Chatbot ID", "Bot Input", "Study Key", "User Session Key", "Response Rating", "Chat Rating Quality"}
+KNOWN = {
+    *WEBSITE,
+    *PROCESSED,
+    "Chatbot ID",
+    "Bot Input",
+    "Study Key",
+    "User Session Key",
+    "Response Rating",
+    "Chat Rating Quality",
+}
 RATINGS = ("quality", "fluency", "coherency", "diversity", "contingency", "empathy")
-RATINGS_ONLY = {"Chat ID", "Quality", "Chat Length"}  # the website's other export: ratings without a word of the chats
-META = {"Chatbot ID": "chatbot", "Study Key": "study", "User Session Key": "session", "Chat Rating Comments": "comments"}
+RATINGS_ONLY = {
+    "Chat ID",
+    "Quality",
+    "Chat Length",
+}  # the website's other export: ratings without a word of the chats
+META = {
+    "Chatbot ID": "chatbot",
+    "Study Key": "study",
+    "User Session Key": "session",
+    "Chat Rating Comments": "comments",
+}
 DONE = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 EMOJI = re.compile(
     "\\s?(?:[\U0001f000-\U0001faff\u2600-\u27bf\u231a\u231b\u23e9-\u23fa\u25aa-\u25fe\u2b05-\u2b07\u2b1b\u2b1c\u2b50\u2b55]"
@@ -53,12 +73,18 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
     missing = [name for name in (PROCESSED if processed else WEBSITE) if name not in columns]
     if missing:
         kind = "a processed CSV" if processed else "a website export"
-        yield bad(log, "", f"expected the columns of {kind}, missing {', '.join(missing)}; found {', '.join(columns)}")
+        yield bad(
+            log,
+            "",
+            f"expected the columns of {kind}, missing {', '.join(missing)}; found {', '.join(columns)}",
+        )
     elif "Chat ID" in columns:
         convert = _chain if processed else _conversation
         yield from dialogs(log, _chats(log, max_line_bytes), lambda record: [convert(log, record)])
     else:
-        yield from dialogs(log, csv_rows(log, max_line_bytes=max_line_bytes), lambda record: [_transition(log, record)])
+        yield from dialogs(
+            log, csv_rows(log, max_line_bytes=max_line_bytes), lambda record: [_transition(log, record)]
+        )
 
 
 def strip_emoji(text: str) -> str:
@@ -72,8 +98,9 @@ def strip_emoji(text: str) -> str:
 
 
 def _chats(log: LogFile, limit: int) -> Iterator[Record | Bad]:
-    """The rows of one Chat ID as one record, in time order. A first pass counts the rows, so a chat is given out with its last row and only
-    unfinished chats are held: one at a time in a sorted export, and an unsorted one is read correctly as well."""
+    """The rows of one Chat ID as one record, in time order. A first pass counts the rows, so a chat is given
+    out with its last row and only unfinished chats are held: one at a time in a sorted export, and an
+    unsorted one is read correctly as well."""
     left = _row_counts(log, limit)
     unfinished: dict[str, list[Record]] = {}
     for row in csv_rows(log, max_line_bytes=limit):
@@ -89,11 +116,14 @@ def _chats(log: LogFile, limit: int) -> Iterator[Record | Bad]:
         if not left[chat]:
             rows = unfinished.pop(chat)
             where = f"chat {chat} ({rows[0].where})"
-            yield Record(_in_time_order(rows), where, rows[0].number, came=",".join(rows[0].value.values())[:200])
+            yield Record(
+                _in_time_order(rows), where, rows[0].number, came=",".join(rows[0].value.values())[:200]
+            )
 
 
 def _row_counts(log: LogFile, limit: int) -> Counter[str]:
-    """Rows of every chat. Where the file is cut off, the chat at the cut is counted as never complete; the second pass reports the damage."""
+    """Rows of every chat. Where the file is cut off, the chat at the cut is counted as never complete; the
+    second pass reports the damage."""
     counts: Counter[str] = Counter()
     chat = ""
     try:
@@ -118,7 +148,8 @@ def _in_time_order(rows: list[Record]) -> list[dict[str, str]]:
 
 
 def _moment(text: str) -> float | None:
-    """Seconds; self-play exports count exchanges instead. Without a time zone it is UTC, as the website writes it."""
+    """Seconds; self-play exports count exchanges instead. Without a time zone it is UTC, as the website
+    writes it."""
     try:
         return float(text)
     except ValueError:
@@ -134,7 +165,9 @@ def _conversation(log: LogFile, record: Record) -> Dialog:
     messages = []
     for row in record.value:
         messages += [{"role": "user", "content": row["Message"]}, _reply(row, row["Response"])]
-    return Dialog(id=record.value[0]["Chat ID"], messages=messages, source=log.corpus, meta=_meta(record.value))
+    return Dialog(
+        id=record.value[0]["Chat ID"], messages=messages, source=log.corpus, meta=_meta(record.value)
+    )
 
 
 def _chain(log: LogFile, record: Record) -> Dialog:
@@ -148,7 +181,9 @@ def _chain(log: LogFile, record: Record) -> Dialog:
     done, last = _done(rows[-1], where), _texts(rows[-1], "next_state", where)
     if not done and last and last[-1]:
         messages.append({"role": "user", "content": last[-1]})
-    return Dialog(id=rows[0]["Chat ID"], messages=messages, source=log.corpus, truncated=not done, meta=_meta(rows))
+    return Dialog(
+        id=rows[0]["Chat ID"], messages=messages, source=log.corpus, truncated=not done, meta=_meta(rows)
+    )
 
 
 def _transition(log: LogFile, record: Record) -> Dialog:
@@ -168,12 +203,18 @@ def _context(row: dict[str, str], where: str) -> list[dict[str, Any]]:
         raise mismatch(where, "a state that ends with the user's message", row["state"])
     users = range(len(texts) - 1, -1, -2)
     replies = {"role": "assistant", "weight": 0}
-    return [{"role": "user", "content": text} if i in users else replies | {"content": strip_emoji(text)} for i, text in enumerate(texts)]
+    return [
+        {"role": "user", "content": text} if i in users else replies | {"content": strip_emoji(text)}
+        for i, text in enumerate(texts)
+    ]
 
 
 def _unseen(told: list[dict[str, Any]], state: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of a state that are not yet in the conversation: usually one, the user's; more where rows between are missing."""
-    told_texts, texts = ([(message["role"], message["content"]) for message in part] for part in (told, state))
+    """The messages of a state that are not yet in the conversation: usually one, the user's; more where rows
+    between are missing."""
+    told_texts, texts = (
+        [(message["role"], message["content"]) for message in part] for part in (told, state)
+    )
     for known in range(min(len(texts) - 1, len(told_texts)), -1, -1):
         if told_texts[len(told_texts) - known :] == texts[:known]:
             break
@@ -204,14 +245,22 @@ def _reply(row: dict[str, str], text: str) -> dict[str, Any]:
         message["original"] = text
     if not content:
         message["weight"] = 0
-    rewards = {name: _number(value, name) for name, value in row.items() if name.startswith("reward_") and value.strip()}
+    rewards = {
+        name: _number(value, name)
+        for name, value in row.items()
+        if name.startswith("reward_") and value.strip()
+    }
     if rewards:
         message["rewards"] = rewards
     if row.get("reward", "").strip():
         message["reward"] = _number(row["reward"], "reward")
     if row.get("Response Rating", "").strip():
         message["feedback"] = {"vote": _vote(row["Response Rating"])}
-    return message | {name: row[column] for column, name in (("Datetime", "datetime"), ("Chatbot ID", "chatbot")) if row.get(column)}
+    return message | {
+        name: row[column]
+        for column, name in (("Datetime", "datetime"), ("Chatbot ID", "chatbot"))
+        if row.get(column)
+    }
 
 
 def _vote(text: str) -> int:
@@ -232,14 +281,17 @@ def _number(text: str, column: str) -> float:
 
 
 def _meta(rows: list[dict[str, str]]) -> dict[str, Any]:
-    """What the export says about the whole chat. Ratings and comments stand in every row, or only in some: the first one found counts."""
+    """What the export says about the whole chat. Ratings and comments stand in every row, or only in some:
+    the first one found counts."""
 
     def first(*columns: str) -> str:
         return next((row[column] for row in rows for column in columns if row.get(column, "").strip()), "")
 
     meta: dict[str, Any] = {name: first(column) for column, name in META.items() if first(column)}
     ratings = {name: first(f"Chat Rating {name.capitalize()}", name.capitalize()) for name in RATINGS}
-    ratings = {name: _number(text, f"Chat Rating {name.capitalize()}") for name, text in ratings.items() if text}
+    ratings = {
+        name: _number(text, f"Chat Rating {name.capitalize()}") for name, text in ratings.items() if text
+    }
     unreadable = first("unreadable datetime")
     return (
         meta

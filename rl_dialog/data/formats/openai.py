@@ -1,7 +1,8 @@
 """Chat logs in OpenAI's form: {"messages": [...]}, one conversation per line, and its preference rows.
 
-Our own keys are kept where they stand (`reward`, `rewards`, `feedback` and `weight` of a message; `source`, `split`, `truncated`, `goal` and
-`meta` of a row), so this also reads what `Dialog.to_json` wrote. Other keys of a row go to `meta`.
+Our own keys are kept where they stand (`reward`, `rewards`, `feedback` and `weight` of a message; `source`,
+`split`, `truncated`, `goal` and `meta` of a row), so this also reads what `Dialog.to_json` wrote. Other keys
+of a row go to `meta`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def chat_dialogs(log: LogFile, record: Record) -> list[Dialog]:
     if isinstance(row, dict) and row.keys() >= PREFERENCE:
         return _preference(log, record)
     if not isinstance(row, dict) or "messages" not in row:
-        raise mismatch("", "a JSON object with the key `messages`", sorted(row) if isinstance(row, dict) else row)
+        raise mismatch(
+            "", "a JSON object with the key `messages`", sorted(row) if isinstance(row, dict) else row
+        )
     fields = row_fields(log, record, used=("messages",))
     return [Dialog(messages=chat_messages(row["messages"], f"dialog {fields['id']!r}"), **fields)]
 
@@ -53,7 +56,9 @@ def row_fields(log: LogFile, record: Record, *, used: tuple[str, ...]) -> dict[s
     meta = {} if row.get("meta") is None else row["meta"]
     if not isinstance(meta, dict):
         raise mismatch(f"dialog {fields['id']!r}", "an object as `meta`", meta)
-    return fields | {"meta": meta | {key: value for key, value in row.items() if key not in FIELDS and key not in used}}
+    return fields | {
+        "meta": meta | {key: value for key, value in row.items() if key not in FIELDS and key not in used}
+    }
 
 
 def chat_messages(value: Any, where: str) -> list[dict[str, Any]]:
@@ -70,31 +75,42 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if made.get("role") == "developer":
         made["role"] = "system"
     if isinstance(made["content"], list):
-        made["content"] = "".join(_text_part(part, f"{where}, part {number}") for number, part in enumerate(made["content"]))
+        made["content"] = "".join(
+            _text_part(part, f"{where}, part {number}") for number, part in enumerate(made["content"])
+        )
     return made
 
 
 def _text_part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text" or not isinstance(part.get("text"), str):
-        raise DialogError(f'{where}: expected {{"type": "text", "text": ...}} (dialogs are text only), got {kind or part!r}')
+        raise DialogError(
+            f'{where}: expected {{"type": "text", "text": ...}} (dialogs are text only), got {kind or part!r}'
+        )
     return part["text"]
 
 
 def context_only(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages before the reply in question: their assistant turns were not judged, so they are never trained on."""
-    return [{**message, "weight": 0} if message.get("role") == "assistant" else message for message in messages]
+    """The messages before the reply in question: their assistant turns were not judged, so they are never
+    trained on."""
+    return [
+        {**message, "weight": 0} if message.get("role") == "assistant" else message for message in messages
+    ]
 
 
 def judged(messages: list[dict[str, Any]], where: str, **judgement: Any) -> list[dict[str, Any]]:
     """A completion with a judgement (`reward`, `feedback`) on its last assistant message."""
     last = max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=None)
     if last is None:
-        raise mismatch(where, "an assistant message in the completion", [message.get("role") for message in messages])
+        raise mismatch(
+            where, "an assistant message in the completion", [message.get("role") for message in messages]
+        )
     return [{**message, **judgement} if i == last else message for i, message in enumerate(messages)]
 
 
-def preference_pair(fields: dict[str, Any], context: list[dict], chosen: list[dict], rejected: list[dict]) -> list[Dialog]:
+def preference_pair(
+    fields: dict[str, Any], context: list[dict], chosen: list[dict], rejected: list[dict]
+) -> list[Dialog]:
     """Two Dialogs with one context: the chosen reply earns 1, the rejected one 0."""
     pair = fields["id"]
     made = []
@@ -113,5 +129,8 @@ def _preference(log: LogFile, record: Record) -> list[Dialog]:
         raise mismatch(where, "`input` with the key `messages`", given)
     fields["meta"] = fields["meta"] | {key: value for key, value in given.items() if key != "messages"}
     context = chat_messages(given["messages"], f"{where}, input")
-    chosen, rejected = (chat_messages(record.value[key], f"{where}, {key}") for key in ("preferred_output", "non_preferred_output"))
+    chosen, rejected = (
+        chat_messages(record.value[key], f"{where}, {key}")
+        for key in ("preferred_output", "non_preferred_output")
+    )
     return preference_pair(fields, context, chosen, rejected)

@@ -18,7 +18,9 @@ from rl_dialog.data.formats.json_stream import json_items
 from rl_dialog.data.formats.log_file import Bad, LogFile, bad, lines, open_log, shown
 from rl_dialog.data.schema import SPLITS, Dialog, DialogError
 
-SPLIT_NAMES = {"val": "validation", "valid": "validation", "dev": "validation"} | {name: name for name in SPLITS}
+SPLIT_NAMES = {"val": "validation", "valid": "validation", "dev": "validation"} | {
+    name: name for name in SPLITS
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,9 @@ class Record:
     path: tuple[str | int, ...] = ()  # keys and indices inside one JSON value
 
 
-def dialogs(log: LogFile, found: Iterable[Record | Bad], convert: Callable[[Record], Iterable[Dialog | Bad]]) -> Iterator[Dialog | Bad]:
+def dialogs(
+    log: LogFile, found: Iterable[Record | Bad], convert: Callable[[Record], Iterable[Dialog | Bad]]
+) -> Iterator[Dialog | Bad]:
     """`convert` on every record; a record that it cannot take becomes Bad and the next one is read."""
     for record in found:
         if isinstance(record, Bad):
@@ -43,13 +47,16 @@ def dialogs(log: LogFile, found: Iterable[Record | Bad], convert: Callable[[Reco
         except DialogError as error:
             made = [bad(log, record.where, str(error), record.came or shown(record.value))]
         except Exception as error:  # a shape that the format did not foresee must not stop the job
-            reason = f"expected a record of this format, got one that fails with {type(error).__name__}: {error}"
+            reason = (
+                f"expected a record of this format, got one that fails with {type(error).__name__}: {error}"
+            )
             made = [bad(log, record.where, reason, record.came or shown(record.value))]
         yield from made
 
 
 def records(log: LogFile, *, max_line_bytes: int, object_depth: int = 0) -> Iterator[Record | Bad]:
-    """Every record of the file. `object_depth` is how far below the top of a JSON object its records lie (0: the object is the record)."""
+    """Every record of the file. `object_depth` is how far below the top of a JSON object its records lie (0:
+    the object is the record)."""
     head = look(log.path, log.member)
     if head.problem:
         yield bad(log, "", head.problem)
@@ -65,7 +72,11 @@ def records(log: LogFile, *, max_line_bytes: int, object_depth: int = 0) -> Iter
 
 def mismatch(where: str, expected: str, got: Any) -> DialogError:
     """The error of a record that is not what its format says."""
-    return DialogError(f"{where}: expected {expected}, got {shown(got)!r}" if where else f"expected {expected}, got {shown(got)!r}")
+    return DialogError(
+        f"{where}: expected {expected}, got {shown(got)!r}"
+        if where
+        else f"expected {expected}, got {shown(got)!r}"
+    )
 
 
 def split_of(name: Any, where: str = "split") -> str | None:
@@ -78,9 +89,14 @@ def split_of(name: Any, where: str = "split") -> str | None:
 
 
 def compact(value: Any) -> Any:
-    """Annotations without what is empty ("", [], {}, null and "not mentioned"): a belief state is mostly empty slots."""
+    """Annotations without what is empty ("", [], {}, null and "not mentioned"): a belief state is mostly
+    empty slots."""
     if isinstance(value, dict):
-        return {key: kept for key, item in value.items() if (kept := compact(item)) not in ("", [], {}, None, "not mentioned")}
+        return {
+            key: kept
+            for key, item in value.items()
+            if (kept := compact(item)) not in ("", [], {}, None, "not mentioned")
+        }
     return value
 
 
@@ -89,7 +105,12 @@ def _lines(log: LogFile, limit: int, *, parse: bool) -> Iterator[Record | Bad]:
         for number, line, size in lines(stream, limit):
             where = f"line {number}"
             if size > limit:
-                yield bad(log, where, f"expected a line of at most {limit} bytes (max_line_bytes), got {size} bytes", line)
+                yield bad(
+                    log,
+                    where,
+                    f"expected a line of at most {limit} bytes (max_line_bytes), got {size} bytes",
+                    line,
+                )
                 continue
             if not line.strip():
                 continue
@@ -97,7 +118,12 @@ def _lines(log: LogFile, limit: int, *, parse: bool) -> Iterator[Record | Bad]:
                 text = line.decode("utf-8").strip()
                 yield Record(json.loads(text) if parse else text, where, number, text[:200])
             except UnicodeDecodeError as error:
-                yield bad(log, where, f"expected UTF-8 text, got byte 0x{line[error.start]:02x} at column {error.start + 1}", line)
+                yield bad(
+                    log,
+                    where,
+                    f"expected UTF-8 text, got byte 0x{line[error.start]:02x} at column {error.start + 1}",
+                    line,
+                )
             except (ValueError, RecursionError) as error:
                 yield bad(log, where, f"expected one JSON object per line, got invalid JSON: {error}", line)
 
@@ -115,7 +141,8 @@ def _items(log: LogFile, depth: int, limit: int) -> Iterator[Record | Bad]:
 
 
 def csv_rows(log: LogFile, *, max_line_bytes: int) -> Iterator[Record | Bad]:
-    """Rows as {column: text}; text stays text ("NA", "null" and "" too). `number` is the line on which a row begins."""
+    """Rows as {column: text}; text stays text ("NA", "null" and "" too). `number` is the line on which a row
+    begins."""
     csv.field_size_limit(max(csv.field_size_limit(), max_line_bytes))
     with open_log(log.path, log.member) as stream:
         feed = _CsvLines(log, lines(stream, max_line_bytes), max_line_bytes)
@@ -126,12 +153,20 @@ def csv_rows(log: LogFile, *, max_line_bytes: int) -> Iterator[Record | Bad]:
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                yield bad(log, f"line {feed.begins}", f"expected a CSV row, got one that ends at line {feed.number} with: {error}")
+                yield bad(
+                    log,
+                    f"line {feed.begins}",
+                    f"expected a CSV row, got one that ends at line {feed.number} with: {error}",
+                )
                 continue
             unreadable = feed.take_bad()
             yield from unreadable
             if unreadable and not header:
-                yield bad(log, "", "expected the column names on the first line; it cannot be read, so the rows cannot be told apart")
+                yield bad(
+                    log,
+                    "",
+                    "expected the column names on the first line; it cannot be read, so the rows cannot be told apart",
+                )
                 return
             if row is None:
                 return
@@ -146,12 +181,17 @@ def csv_rows(log: LogFile, *, max_line_bytes: int) -> Iterator[Record | Bad]:
 
 
 def _row_length(header: list[str], row: list[str], feed: _CsvLines) -> str:
-    spans = f"; it goes from line {feed.begins} to line {feed.number}: an unclosed quote?" if feed.number > feed.begins else ""
+    spans = (
+        f"; it goes from line {feed.begins} to line {feed.number}: an unclosed quote?"
+        if feed.number > feed.begins
+        else ""
+    )
     return f"expected {len(header)} fields ({', '.join(header[:4])}, ...), got {len(row)}{spans}"
 
 
 class _CsvLines:
-    """The decoded lines that csv.reader asks for; lines that cannot be decoded are kept out of it and reported."""
+    """The decoded lines that csv.reader asks for; lines that cannot be decoded are kept out of it and
+    reported."""
 
     def __init__(self, log: LogFile, source: Iterator[tuple[int, bytes, int]], limit: int) -> None:
         self.log, self.source, self.limit = log, source, limit
@@ -174,7 +214,9 @@ class _CsvLines:
                 self.begins = self.begins or number
                 return text
             except UnicodeDecodeError as error:
-                reason = f"expected UTF-8 text, got byte 0x{line[error.start]:02x} at column {error.start + 1}"
+                reason = (
+                    f"expected UTF-8 text, got byte 0x{line[error.start]:02x} at column {error.start + 1}"
+                )
                 self.bad.append(bad(self.log, f"line {self.number}", reason, line))
         raise StopIteration
 
@@ -193,7 +235,8 @@ def _parquet_rows(log: LogFile) -> Iterator[Record]:
 
 
 def _present(value: Any) -> Any:
-    """An Arrow row as JSON has it: structs fill absent keys with null (a message's `content` may really be null), and dates become text."""
+    """An Arrow row as JSON has it: structs fill absent keys with null (a message's `content` may really be
+    null), and dates become text."""
     if isinstance(value, dict):
         return {key: _present(item) for key, item in value.items() if item is not None or key == "content"}
     if isinstance(value, list):

@@ -1,7 +1,8 @@
-"""Chats that `pipelines.serve` stored: an SQLite file, found among other logs by its first bytes, or a PostgreSQL database, given by its URL.
+"""Chats that `pipelines.serve` stored: an SQLite file, found among other logs by its first bytes, or a
+PostgreSQL database, given by its URL.
 
-A store is read in pieces, ranges of its chats, so that several tasks read at once. What was said after the pieces were cut is left for the next time,
-so a store may be read while it is in use.
+A store is read in pieces, ranges of its chats, so that several tasks read at once. What was said after the
+pieces were cut is left for the next time, so a store may be read while it is in use.
 """
 
 from __future__ import annotations
@@ -39,22 +40,29 @@ def corpus(head: Head) -> str | None:
 
 
 def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
-    """Raises ConnectionError when the database does not answer: its chats are not bad, they can be read later."""
+    """Raises ConnectionError when the database does not answer: its chats are not bad, they can be read
+    later."""
     first, last, last_turn = map(int, re.findall(r"\d+", log.member or ""))
     try:
         store = _open(log)
     except ValueError as error:
         raise ConnectionError(str(error)) from None
     with closing(store):
-        found = (Record(chat, f"chat {chat[0].id}", chat[0].number) for chat in store.chats(first, last, last_turn=last_turn))
+        found = (
+            Record(chat, f"chat {chat[0].id}", chat[0].number)
+            for chat in store.chats(first, last, last_turn=last_turn)
+        )
         try:
             yield from dialogs(log, found, lambda record: chat_dialogs(*record.value))
         except OperationalError as error:
-            raise ConnectionError(f"expected the database {log.path} to answer, got: {plain_reason(error)}") from None
+            raise ConnectionError(
+                f"expected the database {log.path} to answer, got: {plain_reason(error)}"
+            ) from None
 
 
 def pieces(log: LogFile) -> list[LogFile | Bad]:
-    """The store as logs of at most PIECE chats each. A server that cannot be reached raises UserError; a file that is no store is a Bad."""
+    """The store as logs of at most PIECE chats each. A server that cannot be reached raises UserError; a file
+    that is no store is a Bad."""
     try:
         with closing(_open(log)) as store:
             ranges, last_turn = store.ranges(PIECE)
@@ -63,13 +71,19 @@ def pieces(log: LogFile) -> list[LogFile | Bad]:
             raise
         return [bad(log, "", str(error))]
     if not ranges:
-        return [bad(log, "", "expected served chats, got a store without a reply: talk to a model first (python -m pipelines.serve --help)")]
+        return [
+            bad(
+                log,
+                "",
+                "expected served chats, got a store without a reply: talk to a model first (python -m pipelines.serve --help)",
+            )
+        ]
     return [replace(log, member=MEMBER.format(first, last, last_turn)) for first, last in ranges]
 
 
 def fingerprint(log: LogFile) -> dict[str, Any]:
-    """How far the store had come: the number of its chats and turns, the last of each, and its last change; `sha256` is of these figures, not of
-    the texts."""
+    """How far the store had come: the number of its chats and turns, the last of each, and its last change;
+    `sha256` is of these figures, not of the texts."""
     with closing(_open(log)) as store:
         figures = store.extent()
     return figures | {"sha256": hashlib.sha256(json.dumps(figures).encode()).hexdigest()}

@@ -1,9 +1,11 @@
-"""Taskmaster 1-4: dialogs ({conversation_id, utterances: [{speaker, text}]}) and the rated replies of Taskmaster 3 and 4
-({conversation_id, context, generation, reward}, where context and generation are JSON inside a string).
+"""Taskmaster 1-4: dialogs ({conversation_id, utterances: [{speaker, text}]}) and the rated replies of
+Taskmaster 3 and 4 ({conversation_id, context, generation, reward}, where context and generation are JSON
+inside a string).
 
-A rated reply is a Dialog of its own: the context cannot be trained on (`weight` 0) and the generation is the only reply. An agent's API call is an
-assistant message whose text is the JSON of {"api": ...}; the answer of the API is a tool message. `meta.group` is the first thing the user said: the
-ids are per row, so this is what keeps the rows of one conversation in one split.
+A rated reply is a Dialog of its own: the context cannot be trained on (`weight` 0) and the generation is the
+only reply. An agent's API call is an assistant message whose text is the JSON of {"api": ...}; the answer of
+the API is a tool message. `meta.group` is the first thing the user said: the ids are per row, so this is what
+keeps the rows of one conversation in one split.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ FIRST_FILES = ("self-dialogs", "woz-dialogs", "sample")
 
 
 def matches(head: Head) -> bool:
-    return any(record.keys() >= REWARD_KEYS or {"conversation_id", "utterances"} <= record.keys() for record in head.records)
+    return any(
+        record.keys() >= REWARD_KEYS or {"conversation_id", "utterances"} <= record.keys()
+        for record in head.records
+    )
 
 
 def corpus(head: Head) -> str | None:
@@ -51,12 +56,18 @@ def _dialog(log: LogFile, record: Record) -> Dialog:
     if isinstance(row, dict) and row.keys() >= REWARD_KEYS:
         return _rated(log, record)
     if not isinstance(row, dict) or not isinstance(row.get("utterances"), list):
-        raise mismatch("", "conversation_id with utterances, or with context and generation", sorted(row) if isinstance(row, dict) else row)
+        raise mismatch(
+            "",
+            "conversation_id with utterances, or with context and generation",
+            sorted(row) if isinstance(row, dict) else row,
+        )
     where = f"dialog {row.get('conversation_id')!r}"
     goal = {key: row[key] for key in ("scenario", "instructions") if row.get(key)}
     return Dialog(
         id=row.get("conversation_id"),
-        messages=[_utterance(turn, f"{where}, utterance {number}") for number, turn in enumerate(row["utterances"])],
+        messages=[
+            _utterance(turn, f"{where}, utterance {number}") for number, turn in enumerate(row["utterances"])
+        ],
         source=log.corpus,
         goal=goal or None,
         meta={key: row[key] for key in ("vertical", "instruction_id") if row.get(key)},
@@ -88,7 +99,12 @@ def _rated(log: LogFile, record: Record) -> Dialog:
     name = f"{conversation}:{log.stem}:{record.number}"
     first = next((message["content"] for message in context if message["role"] == "user"), name)
     meta = {"conversation_id": conversation, "group": first}
-    return Dialog(id=name, messages=[*context_only(context), reply | {"reward": row["reward"]}], source=log.corpus, meta=meta)
+    return Dialog(
+        id=name,
+        messages=[*context_only(context), reply | {"reward": row["reward"]}],
+        source=log.corpus,
+        meta=meta,
+    )
 
 
 def _inner_json(value: Any, where: str) -> Any:

@@ -1,5 +1,6 @@
-"""The dataset types of TRL, as plain strings or as lists of messages: prompt/completion, prompt/chosen/rejected (the prompt may be the prefix that
-both share), prompt/completion/label (KTO). Rows with `messages` are the same as OpenAI's."""
+"""The dataset types of TRL, as plain strings or as lists of messages: prompt/completion,
+prompt/chosen/rejected (the prompt may be the prefix that both share), prompt/completion/label (KTO). Rows
+with `messages` are the same as OpenAI's."""
 
 from __future__ import annotations
 
@@ -10,11 +11,20 @@ from typing import Any
 
 from rl_dialog.data.formats.head import Head
 from rl_dialog.data.formats.log_file import Bad, LogFile
-from rl_dialog.data.formats.openai import chat_dialogs, chat_messages, context_only, judged, preference_pair, row_fields
+from rl_dialog.data.formats.openai import (
+    chat_dialogs,
+    chat_messages,
+    context_only,
+    judged,
+    preference_pair,
+    row_fields,
+)
 from rl_dialog.data.formats.records import Record, dialogs, mismatch, records
 from rl_dialog.data.schema import Dialog
 
-TURN = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")  # transcripts of the HH-RLHF kind, where the prompt is only implied
+TURN = re.compile(
+    r"(?:^|\n\n)(Human|Assistant): ?"
+)  # transcripts of the HH-RLHF kind, where the prompt is only implied
 LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -39,7 +49,9 @@ def _dialogs(log: LogFile, record: Record) -> list[Dialog]:
         return [_completion(log, record)]
     if isinstance(row, dict) and "messages" in row:
         return chat_dialogs(log, record)
-    expected = "a row with prompt and completion (and label), or chosen and rejected (and prompt), or messages"
+    expected = (
+        "a row with prompt and completion (and label), or chosen and rejected (and prompt), or messages"
+    )
     raise mismatch("", expected, sorted(row) if isinstance(row, dict) else row)
 
 
@@ -66,8 +78,12 @@ def _pair(log: LogFile, record: Record) -> list[Dialog]:
     if row.get("prompt") is None:
         return preference_pair(fields, *_implied(chosen, rejected, where))
     prompt = _messages(row["prompt"], "user", f"{where}, prompt")
-    chosen, rejected = (_messages(row[name], "assistant", f"{where}, {name}") for name in ("chosen", "rejected"))
-    if all(_turns(prompt) == _turns(reply[: len(prompt)]) for reply in (chosen, rejected)):  # whole conversations beside their prompt
+    chosen, rejected = (
+        _messages(row[name], "assistant", f"{where}, {name}") for name in ("chosen", "rejected")
+    )
+    if all(
+        _turns(prompt) == _turns(reply[: len(prompt)]) for reply in (chosen, rejected)
+    ):  # whole conversations beside their prompt
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     return preference_pair(fields, prompt, chosen, rejected)
 
@@ -86,7 +102,10 @@ def _implied(chosen: Any, rejected: Any, where: str) -> tuple[list[dict], list[d
         if not (TURN.match(chosen) and TURN.match(rejected)):
             return _shared_text(chosen, rejected)
         chosen, rejected = _transcript(chosen), _transcript(rejected)
-    chosen, rejected = chat_messages(chosen, f"{where}, chosen"), chat_messages(rejected, f"{where}, rejected")
+    chosen, rejected = (
+        chat_messages(chosen, f"{where}, chosen"),
+        chat_messages(rejected, f"{where}, rejected"),
+    )
     shared = _shared(_turns(chosen), _turns(rejected))
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
@@ -104,7 +123,10 @@ def _shared_text(chosen: str, rejected: str) -> tuple[list[dict], list[dict], li
 def _transcript(text: str) -> list[dict[str, str]]:
     pieces = TURN.split(text)[1:]
     roles = {"Human": "user", "Assistant": "assistant"}
-    return [{"role": roles[speaker], "content": said} for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)]
+    return [
+        {"role": roles[speaker], "content": said}
+        for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
 
 
 def _turns(messages: list[dict]) -> list[tuple]:

@@ -1,4 +1,5 @@
-"""The HTTP application on which people compare segments, and the live page of the run. Plain FastAPI, with or without Ray around it.
+"""The HTTP application on which people compare segments, and the live page of the run. Plain FastAPI, with or
+without Ray around it.
 
 GET  /, /run                the two pages; /page/... their files, /page.json their settings
 POST /v1/lease              the next pair for this labeller, leased; {"query": null} while there is none
@@ -88,7 +89,10 @@ class Page:
         if pair is None:
             return {"query": None}
         try:
-            sides = {"left": self.shown(self.segments[pair.left]), "right": self.shown(self.segments[pair.right])}
+            sides = {
+                "left": self.shown(self.segments[pair.left]),
+                "right": self.shown(self.segments[pair.right]),
+            }
         except (KeyError, ValueError) as error:  # it stays leased, so that the next request gets another pair
             raise HTTPException(500, f"the pair {pair.id} cannot be shown: {error.args[0]}") from error
         return {"query": {"id": pair.id, "task": pair.task, **sides}}
@@ -107,10 +111,10 @@ def create_page(
 ) -> FastAPI:
     """The application.
 
-    draw: how observations of clips look; needed for clips. labeller: whoever sits at this machine needs no token
-    and is called so; by default everybody needs one of `log.add_labeller`. run: the folder with status.json and
-    metrics.jsonl. lease: seconds that a pair is kept for somebody after the last sign of life. idle: seconds
-    without a key or a touch after which nobody counts as there.
+    draw: how observations of clips look; needed for clips. labeller: whoever sits at this machine needs no
+    token and is called so; by default everybody needs one of `log.add_labeller`. run: the folder with
+    status.json and metrics.jsonl. lease: seconds that a pair is kept for somebody after the last sign of
+    life. idle: seconds without a key or a touch after which nobody counts as there.
     """
     app = FastAPI(
         title="rl_dialog labels",
@@ -120,7 +124,13 @@ def create_page(
         redirect_slashes=False,
         strict_content_type=True,
     )
-    settings = {"title": title, "needs_token": labeller is None, "lease": lease, "idle": idle, "run": run is not None}
+    settings = {
+        "title": title,
+        "needs_token": labeller is None,
+        "lease": lease,
+        "idle": idle,
+        "run": run is not None,
+    }
     sheets = lru_cache(SHEETS)(lambda id: _sheet(segments[id], draw))
     files = RunFiles(run) if run is not None else None
     app.state.page = Page(Desk(log, lease), segments, sheets, files, labeller, settings)
@@ -148,16 +158,23 @@ async def page_of(request: Request) -> Page:
 Here = Annotated[Page, Depends(page_of)]
 
 
-def somebody(request: Request, page: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
+def somebody(
+    request: Request, page: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+) -> str:
     """The labeller who asks."""
     if page.labeller is not None:
         if request.url.hostname not in LOOPBACK:  # a web page whose name was pointed to this machine
             hosts = ", ".join(LOOPBACK)
-            raise HTTPException(403, f"without tokens this page answers to {hosts} only, not to {request.url.hostname}")
+            raise HTTPException(
+                403, f"without tokens this page answers to {hosts} only, not to {request.url.hostname}"
+            )
         return page.labeller
     name = page.desk.log.labeller_of(credentials.credentials) if credentials else None
     if name is None:
-        unknown, missing = "this token is not known or was revoked", "expected a token: Authorization: Bearer rl-..."
+        unknown, missing = (
+            "this token is not known or was revoked",
+            "expected a token: Authorization: Bearer rl-...",
+        )
         raise HTTPException(401, unknown if credentials else missing, {"WWW-Authenticate": "Bearer"})
     return name
 
@@ -184,9 +201,13 @@ def release(body: Annotated[Held, Body()], page: Here, who: Labeller) -> dict[st
 
 
 @routes.post("/v1/answers")
-def answer(body: Annotated[Answer, Body()], page: Here, who: Labeller, idempotency_key: Key = "") -> dict[str, Any]:
+def answer(
+    body: Annotated[Answer, Body()], page: Here, who: Labeller, idempotency_key: Key = ""
+) -> dict[str, Any]:
     desk = page.desk
-    return desk.once(who, idempotency_key, body.model_dump(), lambda: desk.answer(who, body.query, body.choice))
+    return desk.once(
+        who, idempotency_key, body.model_dump(), lambda: desk.answer(who, body.query, body.choice)
+    )
 
 
 @routes.post("/v1/undo")
@@ -221,13 +242,21 @@ def labellers(page: Here, _: Labeller) -> dict[str, Any]:
 @routes.get("/v1/run")
 def run_status(page: Here, _: Labeller) -> dict[str, Any]:
     files = page.files
-    run = {"name": files.folder.absolute().name, "status": files.status()} if files else {"name": "", "status": {}}
+    run = (
+        {"name": files.folder.absolute().name, "status": files.status()}
+        if files
+        else {"name": "", "status": {}}
+    )
     return run | {"counts": page.desk.log.counts()}
 
 
 @routes.get("/v1/metrics")
 def metrics(page: Here, _: Labeller, cursor: Annotated[str, Query(max_length=40)] = "") -> dict[str, Any]:
-    return page.files.metrics(cursor) if page.files else {"lines": [], "cursor": "", "more": False, "reset": False}
+    return (
+        page.files.metrics(cursor)
+        if page.files
+        else {"lines": [], "cursor": "", "more": False, "reset": False}
+    )
 
 
 @routes.get("/health", response_model=None)
@@ -316,7 +345,11 @@ class _Guard:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
                 usual = HEADERS | {"Cache-Control": "no-cache"}
-                added = [(name.lower().encode(), value.encode()) for name, value in usual.items() if name.lower().encode() not in own]
+                added = [
+                    (name.lower().encode(), value.encode())
+                    for name, value in usual.items()
+                    if name.lower().encode() not in own
+                ]
                 message = message | {"headers": [*message["headers"], *added]}
             await send(message)
 

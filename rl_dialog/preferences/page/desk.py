@@ -21,16 +21,24 @@ class Desk:
 
     def __init__(self, log: LabelLog, seconds: float) -> None:
         self.log, self.seconds = log, seconds
-        self.leases: defaultdict[str, dict[str, float]] = defaultdict(dict)  # labeller -> query -> when the lease ends
-        self.done: OrderedDict[tuple[str, str], tuple[Any, dict[str, Any]]] = OrderedDict()  # (labeller, key) -> what was asked, what was answered
-        self.turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of each labeller, one request after the other
+        self.leases: defaultdict[str, dict[str, float]] = defaultdict(
+            dict
+        )  # labeller -> query -> when the lease ends
+        self.done: OrderedDict[tuple[str, str], tuple[Any, dict[str, Any]]] = (
+            OrderedDict()
+        )  # (labeller, key) -> what was asked, what was answered
+        self.turns: defaultdict[str, threading.Lock] = defaultdict(
+            threading.Lock
+        )  # of each labeller, one request after the other
 
     def lease(self, who: str) -> Query | None:
         with self.turns[who]:
             now = time.monotonic()
             held = self.leases[who] = {query: end for query, end in self.leases[who].items() if end > now}
             if len(held) >= MOST_LEASES:
-                raise HTTPException(429, f"{len(held)} pairs are open in your windows: answer one or close a window")
+                raise HTTPException(
+                    429, f"{len(held)} pairs are open in your windows: answer one or close a window"
+                )
             pair = self.log.lease(who, self.seconds)
             if pair is not None:
                 held[pair.id] = now + self.seconds

@@ -26,13 +26,35 @@ def town():
 
 @pytest.fixture(params=["made up", pytest.param("published", marks=pytest.mark.realdata)])
 def hotels(request):
-    """A database whose hotel 0 is in the east with 4 stars and internet, and whose hotel 1 is in the north with 4 stars."""
+    """A database whose hotel 0 is in the east with 4 stars and internet, and whose hotel 1 is in the north
+    with 4 stars."""
     if request.param == "published":
         return request.getfixturevalue("multiwoz").database
     contact = {"internet": "yes", "pricerange": "cheap", "type": "hotel", "parking": "no"}
     rows = [
-        {"name": "one", "area": "east", "stars": "4", "phone": "01223111111", "postcode": "cb11aa", **contact},
-        {"name": "two", "area": "north", "stars": "4", "phone": "01223222222", "postcode": "cb22bb", **contact},
-        {"name": "three", "area": "east", "stars": "2", "phone": "01223333333", "postcode": "cb33cc", **contact},
+        {
+            "name": "one",
+            "area": "east",
+            "stars": "4",
+            "phone": "01223111111",
+            "postcode": "cb11aa",
+            **contact,
+        },
+        {
+            "name": "two",
+            "area": "north",
+            "stars": "4",
+            "phone": "01223222222",
+            "postcode": "cb22bb",
+            **contact,
+        },
+        {
+            "name": "three",
+            "area": "east",
+            "stars": "2",
+            "phone": "01223333333",
+            "postcode": "cb33cc",
+            **contact,
+        },
     ]
     return Database({"hotel": rows}, taxi_types=["saloon"])

@@ -18,12 +18,23 @@ TURN = [
 
 
 def test_tokens_count_within_domain_intent_and_slot():
-    assert tokens(TURN) == ["Hotel-Inform-Name-1", "Hotel-Inform-Name-2", "Hotel-Request-Area-?", "general-bye-none-none"]
-    assert tokens([("Inform", "Hotel", "none", "none"), ("Recommend", "Hotel", "Name", "a")]) == ["Hotel-Inform-none-none", "Hotel-Recommend-Name-1"]
+    assert tokens(TURN) == [
+        "Hotel-Inform-Name-1",
+        "Hotel-Inform-Name-2",
+        "Hotel-Request-Area-?",
+        "general-bye-none-none",
+    ]
+    assert tokens([("Inform", "Hotel", "none", "none"), ("Recommend", "Hotel", "Name", "a")]) == [
+        "Hotel-Inform-none-none",
+        "Hotel-Recommend-Name-1",
+    ]
 
 
 def test_the_corpus_form_is_sorted_by_slot_and_comes_back():
-    corpus = {"Hotel-Inform": [["Name", "b"], ["Area", "east"], ["Name", "a"]], "general-bye": [["none", "none"]]}
+    corpus = {
+        "Hotel-Inform": [["Name", "b"], ["Area", "east"], ["Name", "a"]],
+        "general-bye": [["none", "none"]],
+    }
     acts = from_corpus(corpus)
     assert acts == (
         ("Inform", "Hotel", "Area", "east"),
@@ -31,7 +42,10 @@ def test_the_corpus_form_is_sorted_by_slot_and_comes_back():
         ("Inform", "Hotel", "Name", "a"),
         ("bye", "general", "none", "none"),
     )
-    assert from_corpus({"Hotel-Inform": [acts[0][2:], acts[1][2:], acts[2][2:]], "general-bye": [acts[3][2:]]}) == acts
+    assert (
+        from_corpus({"Hotel-Inform": [acts[0][2:], acts[1][2:], acts[2][2:]], "general-bye": [acts[3][2:]]})
+        == acts
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +111,10 @@ def test_malformed_acts_are_refused(acts, told):
 
 
 def test_users_do_not_speak_of_booking():
-    with pytest.raises(ActError, match="expected a domain, one of Attraction, Hotel, Restaurant, Train, Taxi, Hospital, Police, general"):
+    with pytest.raises(
+        ActError,
+        match="expected a domain, one of Attraction, Hotel, Restaurant, Train, Taxi, Hospital, Police, general",
+    ):
         checked([["Inform", "Booking", "Day", "monday"]], side="user")
 
 
@@ -105,15 +122,23 @@ def test_users_do_not_speak_of_booking():
 def test_sizes_of_the_published_vocabularies(multiwoz):
     assert (len(multiwoz.user_acts), len(multiwoz.system_acts)) == (78, 209)
     assert multiwoz.system_acts.index["general-welcome-none-none"] == 208
-    assert "Hotel-Inform-Stay-1" in multiwoz.user_acts.index and "Taxi-Request-Phone-?" not in multiwoz.user_acts.index
+    assert (
+        "Hotel-Inform-Stay-1" in multiwoz.user_acts.index
+        and "Taxi-Request-Phone-?" not in multiwoz.user_acts.index
+    )
 
 
 @pytest.mark.realdata
 def test_coverage_of_the_published_dialogs(multiwoz):
-    """Validation dialogs: 18,828 of 19,150 system acts are in the vocabulary, and 1.4 % of the system turns have none that is."""
+    """Validation dialogs: 18,828 of 19,150 system acts are in the vocabulary, and 1.4 % of the system turns
+    have none that is."""
     with zipfile.ZipFile(Path(multiwoz.source) / "val.json.zip") as archive:
         dialogs = json.loads(archive.read("val.json"))
-    turns = [from_corpus(turn.get("dialog_act") or {}) for dialog in dialogs.values() for turn in dialog["log"][1::2]]
+    turns = [
+        from_corpus(turn.get("dialog_act") or {})
+        for dialog in dialogs.values()
+        for turn in dialog["log"][1::2]
+    ]
     found = [tokens(acts) for acts in turns]
     covered = [sum(token in multiwoz.system_acts.index for token in names) for names in found]
     assert (sum(map(len, found)), sum(covered)) == (19_150, 18_828)
@@ -125,8 +150,15 @@ def test_acts_of_messages():
     corpus = {
         "role": "user",
         "content": "x",
-        "annotations": {"dialogue_acts": {"Hotel-Inform": [["Area", "east"], ["Wings", "2"]], "Hotel-Dance": [["none", "none"]]}},
+        "annotations": {
+            "dialogue_acts": {
+                "Hotel-Inform": [["Area", "east"], ["Wings", "2"]],
+                "Hotel-Dance": [["none", "none"]],
+            }
+        },
     }
     assert acts_of(corpus) == (("Inform", "Hotel", "Area", "east"),)
-    assert acts_of({"role": "assistant", "content": "x", "acts": [["Book", "Booking", "Ref", "1"]]}) == (("Book", "Booking", "Ref", "1"),)
+    assert acts_of({"role": "assistant", "content": "x", "acts": [["Book", "Booking", "Ref", "1"]]}) == (
+        ("Book", "Booking", "Ref", "1"),
+    )
     assert acts_of({"role": "user", "content": "x"}) is None

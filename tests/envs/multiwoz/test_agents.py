@@ -29,11 +29,17 @@ class Kit:
         self.nlg = {side: Speaker(world.templates[side], side=side) for side in ("user", "system")}
 
     def user(self, *, words=True):
-        return UserAgent(self.simulator, nlu=self.nlu["system"] if words else None, nlg=self.nlg["user"] if words else None)
+        return UserAgent(
+            self.simulator, nlu=self.nlu["system"] if words else None, nlg=self.nlg["user"] if words else None
+        )
 
     def system(self, *, words=True, **settings):
         return SystemAgent(
-            self.simulator, self.policy, nlu=self.nlu["user"] if words else None, nlg=self.nlg["system"] if words else None, **settings
+            self.simulator,
+            self.policy,
+            nlu=self.nlu["user"] if words else None,
+            nlg=self.nlg["system"] if words else None,
+            **settings,
         )
 
 
@@ -47,29 +53,51 @@ def test_agents_that_speak_in_acts_are_the_simulator(town, noise):
     """Acts, rewards and outcomes are those of `Simulator.step`, one by one, with a noisy channel too."""
     kit = Kit(town, noise=noise)
     meetings = Session(kit.user(words=False), kit.system(words=False)).play(SEEDS)
-    for expected, meeting in zip(play(kit.simulator, kit.policy, seed=0, episodes=len(SEEDS)), meetings, strict=True):
+    for expected, meeting in zip(
+        play(kit.simulator, kit.policy, seed=0, episodes=len(SEEDS)), meetings, strict=True
+    ):
         got = played(meeting, kit.simulator, expected.episode)
-        assert (got.turns, got.rewards, got.outcome, got.goal) == (expected.turns, expected.rewards, expected.outcome, expected.goal)
+        assert (got.turns, got.rewards, got.outcome, got.goal) == (
+            expected.turns,
+            expected.rewards,
+            expected.outcome,
+            expected.goal,
+        )
         assert not got.words
 
 
 def test_any_subset_of_the_modules(town, kit):
-    """Words in, acts out, and the other way round; what is missing on one side is missing on the other's way in."""
+    """Words in, acts out, and the other way round; what is missing on one side is missing on the other's way
+    in."""
     found = {}
     for user_words in (True, False):  # the user speaks in words, and the system reads
         for system_words in (True, False):
-            user = UserAgent(kit.simulator, nlu=kit.nlu["system"] if system_words else None, nlg=kit.nlg["user"] if user_words else None)
+            user = UserAgent(
+                kit.simulator,
+                nlu=kit.nlu["system"] if system_words else None,
+                nlg=kit.nlg["user"] if user_words else None,
+            )
             nlu, nlg = kit.nlu["user"] if user_words else None, kit.nlg["system"] if system_words else None
-            meetings = list(Session(user, SystemAgent(kit.simulator, kit.policy, nlu=nlu, nlg=nlg)).play(SEEDS))
-            found[user_words, system_words] = sum(kit.simulator.outcome(meeting.talk).success for meeting in meetings)
+            meetings = list(
+                Session(user, SystemAgent(kit.simulator, kit.policy, nlu=nlu, nlg=nlg)).play(SEEDS)
+            )
+            found[user_words, system_words] = sum(
+                kit.simulator.outcome(meeting.talk).success for meeting in meetings
+            )
             turn = meetings[0].system.turns[0]
             assert isinstance(turn.heard, str) is user_words and isinstance(turn.said, str) is system_words
-    assert all(abs(count - found[False, False]) <= 2 for count in found.values()), found  # of 40: the words lose next to nothing
+    assert all(abs(count - found[False, False]) <= 2 for count in found.values()), (
+        found
+    )  # of 40: the words lose next to nothing
 
 
 def test_a_system_that_does_not_read_is_told_the_acts(kit):
-    (meeting,) = Session(UserAgent(kit.simulator, nlg=kit.nlg["user"]), kit.system(words=False)).play(SEEDS[:1])
-    assert [turn.understood for turn in meeting.system.turns] == [turn.acts for turn in meeting.user.turns[:-1]]
+    (meeting,) = Session(UserAgent(kit.simulator, nlg=kit.nlg["user"]), kit.system(words=False)).play(
+        SEEDS[:1]
+    )
+    assert [turn.understood for turn in meeting.system.turns] == [
+        turn.acts for turn in meeting.user.turns[:-1]
+    ]
     assert isinstance(meeting.system.turns[0].heard, str)
 
 
@@ -77,10 +105,14 @@ def test_every_output_can_be_overwritten(kit):
     agent = kit.system()
     heard = "I am looking for a hotel. The area should be east."
     plain = agent.respond(agent.start((0, 0, 0, 0)), heard)
-    assert ("Inform", "Hotel", "Area", "east") in plain.understood and plain.state.semi == {"hotel": {"area": "east"}}
+    assert ("Inform", "Hotel", "Area", "east") in plain.understood and plain.state.semi == {
+        "hotel": {"area": "east"}
+    }
     assert plain.acts and plain.text == plain.said
     memory = agent.start((0, 0, 0, 0))
-    assert agent.respond(memory, heard, understood=[["Inform", "Hotel", "Area", "west"]]).state.semi == {"hotel": {"area": "west"}}
+    assert agent.respond(memory, heard, understood=[["Inform", "Hotel", "Area", "west"]]).state.semi == {
+        "hotel": {"area": "west"}
+    }
     state = copy.deepcopy(plain.state)
     state.semi["hotel"]["area"] = "nowhere"
     state.rows["hotel"] = 0
@@ -89,12 +121,17 @@ def test_every_output_can_be_overwritten(kit):
     turn = agent.respond(agent.start((0, 0, 0, 0)), heard, acts=[["Request", "Hotel", "Stars", "?"]])
     assert turn.acts == (("Request", "Hotel", "Stars", "?"),) and "stars" in turn.text
     memory = agent.start((0, 0, 0, 0))
-    assert agent.respond(memory, heard, text="Pardon?").said == "Pardon?" and memory.words == [heard, "Pardon?"]
+    assert agent.respond(memory, heard, text="Pardon?").said == "Pardon?" and memory.words == [
+        heard,
+        "Pardon?",
+    ]
     user = kit.user()
     memory = user.start((0, 0, 0, 0), GOAL)
     turn = user.respond(memory, "", text="A room, quick!")
     assert turn.said == "A room, quick!" and turn.acts
-    assert user.respond(memory, "Hello.", understood=[("Request", "Hotel", "Area", "?")]).acts == (("Inform", "Hotel", "Area", "east"),)
+    assert user.respond(memory, "Hello.", understood=[("Request", "Hotel", "Area", "?")]).acts == (
+        ("Inform", "Hotel", "Area", "east"),
+    )
     assert user.respond(memory, "Hello.", acts=[BYE]).acts == (BYE,)
 
 
@@ -130,7 +167,10 @@ def test_an_end_to_end_system(kit):
     while not meeting.done:
         session.step(meeting)
     assert [m["role"] for m in seen[1]] == ["user", "system", "assistant", "user", "system"]
-    assert seen[1][1]["content"].startswith("hotel: ") and seen[1][2]["content"] == "The number of choices is [hotel_choice]."
+    assert (
+        seen[1][1]["content"].startswith("hotel: ")
+        and seen[1][2]["content"] == "The number of choices is [hotel_choice]."
+    )
     hotels = kit.simulator.world.database["hotel"]
     first = next(row for row in hotels.rows if row["area"] == "east")
     assert f"The phone is {first['phone']}." in meeting.user.words
@@ -150,7 +190,9 @@ def test_placeholders_are_what_a_text_model_would_have_written(kit):
             repeated.step(other, system={"text": message["content"]})
         assert other.rewards == meeting.rewards
         plain = record(meeting, kit.simulator)
-        assert not any("[" in m["content"] for m in plain["messages"]) and {m["role"] for m in plain["messages"]} == {"user", "assistant"}
+        assert not any("[" in m["content"] for m in plain["messages"]) and {
+            m["role"] for m in plain["messages"]
+        } == {"user", "assistant"}
 
 
 def test_mistakes_are_explained(kit):

@@ -15,7 +15,11 @@ def test_every_part_of_a_goal_is_told():
             "fail_info": {"food": "welsh", "area": "east"},
             "reqt": {"phone": "?", "postcode": "?", "address": "?"},
         },
-        "hotel": {"info": {"stars": "4", "internet": "yes", "parking": "no"}, "book": {"people": "3", "stay": "2", "day": "monday"}, "booked": "?"},
+        "hotel": {
+            "info": {"stars": "4", "internet": "yes", "parking": "no"},
+            "book": {"people": "3", "stay": "2", "day": "monday"},
+            "booked": "?",
+        },
         "taxi": {"info": {"leaveAt": "10:00"}, "reqt": {"car type": "?"}},
     }
     assert briefing(goal).splitlines() == [
@@ -30,9 +34,19 @@ def test_every_part_of_a_goal_is_told():
 
 def test_a_second_booking_and_bold_values():
     book = {"time": "12:00", "day": "monday", "people": "2"}
-    goal = {"restaurant": {"info": {"name": "one"}, "fail_book": book | {"time": "11:00"}, "book": book, "booked": "?"}}
+    goal = {
+        "restaurant": {
+            "info": {"name": "one"},
+            "fail_book": book | {"time": "11:00"},
+            "book": book,
+            "booked": "?",
+        }
+    }
     told = "You are looking for a restaurant. It is called <b>one</b>. Book it for <b>2</b> people, at <b>11:00</b>, on <b>monday</b>."
-    assert briefing(goal, bold=True) == told + " If that fails: Book it for <b>2</b> people, at <b>12:00</b>, on <b>monday</b>."
+    assert (
+        briefing(goal, bold=True)
+        == told + " If that fails: Book it for <b>2</b> people, at <b>12:00</b>, on <b>monday</b>."
+    )
 
 
 @pytest.mark.parametrize("world", ["town", pytest.param("multiwoz", marks=pytest.mark.realdata)])
@@ -43,5 +57,7 @@ def test_every_goal_can_be_told(world, request):
         lines = briefing(goal).splitlines()
         assert len(lines) == len(goal)
         for line, parts in zip(lines, goal.values(), strict=True):
-            values = [value for part in ("info", "fail_info", "book") for value in parts.get(part, {}).values()]
+            values = [
+                value for part in ("info", "fail_info", "book") for value in parts.get(part, {}).values()
+            ]
             assert all(value in line for value in values if value not in ("yes", "no"))

@@ -33,7 +33,15 @@ def test_each_way_to_go_wrong_is_as_likely():
     for _ in range(4000):
         arrived = channel(1.0).passed((EAST,), rng)
         checked(arrived, side="user")
-        way = "drop" if not arrived else "insert" if len(arrived) == 2 else "value" if arrived[0][2] == "Area" else "slot"
+        way = (
+            "drop"
+            if not arrived
+            else "insert"
+            if len(arrived) == 2
+            else "value"
+            if arrived[0][2] == "Area"
+            else "slot"
+        )
         counts[way] += 1
         assert way != "value" or arrived == (("Inform", "Hotel", "Area", "west"),)
         assert way != "slot" or arrived == (("Inform", "Hotel", "Stars", "4"),)
@@ -73,12 +81,19 @@ def test_no_noise_changes_nothing_and_noise_is_seeded(town):
     plain, silent = transcripts(town), transcripts(town, noise=0.0)
     assert transcripts_hash(plain) == transcripts_hash(silent)
     noisy = transcripts(town, noise=0.2)
-    assert transcripts_hash(noisy) == transcripts_hash(transcripts(town, noise=0.2)) != transcripts_hash(plain)
-    assert [each.goal for each in noisy] == [each.goal for each in plain] and noisy[0].turns[0] == plain[0].turns[0]  # the user said the same
+    assert (
+        transcripts_hash(noisy) == transcripts_hash(transcripts(town, noise=0.2)) != transcripts_hash(plain)
+    )
+    assert [each.goal for each in noisy] == [each.goal for each in plain] and noisy[0].turns[0] == plain[
+        0
+    ].turns[0]  # the user said the same
 
 
 def test_noise_makes_it_harder(town):
-    success = [sum(each.outcome.success for each in transcripts(town, noise=noise)) / 150 for noise in (0.0, 0.2, 0.5)]
+    success = [
+        sum(each.outcome.success for each in transcripts(town, noise=noise)) / 150
+        for noise in (0.0, 0.2, 0.5)
+    ]
     assert success[0] > success[1] + 0.05 and success[1] > success[2] + 0.05, success
 
 

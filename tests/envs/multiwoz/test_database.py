@@ -46,7 +46,13 @@ def test_row_sets():
     assert (first(0b1100), list(each(0b1101)), nth(0b1101, 1), reference(7)) == (2, [0, 2, 3], 2, "00000007")
     with pytest.raises(IndexError, match="expected more than 3 rows, got 3"):
         nth(0b1101, 3)
-    assert (minutes("17:45"), minutes(" 9:05 "), minutes("noon"), minutes("a:b"), minutes(None)) == (1745, 905, None, None, None)
+    assert (minutes("17:45"), minutes(" 9:05 "), minutes("noon"), minutes("a:b"), minutes(None)) == (
+        1745,
+        905,
+        None,
+        None,
+        None,
+    )
 
 
 def test_likeness_is_the_best_place_of_the_shorter_text():
@@ -59,7 +65,11 @@ def test_likeness_is_the_best_place_of_the_shorter_text():
 
 def test_answers_resemble_rows():
     table = Table([{"phone": "01223315702", "postcode": "?"}])
-    assert table.resembles(0, "phone", "01223315702") and table.resembles(0, "postcode", "cb11aa") and table.resembles(0, "address", "x")
+    assert (
+        table.resembles(0, "phone", "01223315702")
+        and table.resembles(0, "postcode", "cb11aa")
+        and table.resembles(0, "address", "x")
+    )
     assert not table.resembles(0, "phone", "99999999999") and not table.resembles(0, "phone", "?")
 
 
@@ -67,7 +77,9 @@ def test_taxis_come_by_chance():
     database = Database({}, taxi_types=["saloon", "estate"])
     taxis = [database.taxi(random.Random(i)) for i in range(50)]
     assert {taxi["car type"] for taxi in taxis} == {"saloon", "estate"}
-    assert all(len(taxi["phone"]) == 11 and "0" not in taxi["phone"] and taxi["phone"].isdecimal() for taxi in taxis)
+    assert all(
+        len(taxi["phone"]) == 11 and "0" not in taxi["phone"] and taxi["phone"].isdecimal() for taxi in taxis
+    )
 
 
 def scan(table, constraints):
@@ -97,7 +109,9 @@ def agrees_with_a_scan(world, queries):
         table = world.database[domain]
         row = rng.choice(table.rows)
         slots = rng.sample([slot for slot in row if isinstance(row[slot], str)], 2)
-        constraints = [(slot, rng.choice((row, rng.choice(table.rows))).get(slot, "dontcare")) for slot in slots]
+        constraints = [
+            (slot, rng.choice((row, rng.choice(table.rows))).get(slot, "dontcare")) for slot in slots
+        ]
         constraints = [(slot, value if isinstance(value, str) else "dontcare") for slot, value in constraints]
         assert list(each(table.match(constraints))) == scan(table, constraints), (domain, constraints)
 
@@ -122,8 +136,19 @@ def test_published_sizes_and_counts(multiwoz):
 
     assert count("hotel", area="east", stars="4") == 6
     assert count("restaurant", food="indian", area="centre") == 9
-    assert (count("restaurant", food="indian"), count("restaurant", food="welsh"), count("attraction", type="museum")) == (22, 0, 23)
-    trains = database["train"].match({"departure": "cambridge", "destination": "peterborough", "day": "tuesday", "arriveBy": "11:15"}.items())
+    assert (
+        count("restaurant", food="indian"),
+        count("restaurant", food="welsh"),
+        count("attraction", type="museum"),
+    ) == (22, 0, 23)
+    trains = database["train"].match(
+        {
+            "departure": "cambridge",
+            "destination": "peterborough",
+            "day": "tuesday",
+            "arriveBy": "11:15",
+        }.items()
+    )
     found = [database["train"].rows[row] for row in each(trains)]
     assert len(found) == 11
     assert {("TR1391", "05:56"), ("TR6834", "10:56")} <= {(row["trainID"], row["arriveBy"]) for row in found}

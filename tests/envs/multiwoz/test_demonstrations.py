@@ -1,4 +1,5 @@
-"""Corpus turns as states and actions: what the annotators wrote, as they wrote it and as the tracker would have it."""
+"""Corpus turns as states and actions: what the annotators wrote, as they wrote it and as the tracker would
+have it."""
 
 import json
 import zipfile
@@ -18,14 +19,20 @@ def turn(acts, **metadata):
 
 
 def hotel(*, area="", stars="not mentioned", booked=False):
-    return {"semi": {"area": area, "stars": stars, "name": "not mentioned"}, "book": {"booked": [{"reference": "00000000"}] * booked, "people": ""}}
+    return {
+        "semi": {"area": area, "stars": stars, "name": "not mentioned"},
+        "book": {"booked": [{"reference": "00000000"}] * booked, "people": ""},
+    }
 
 
 LOG = [
     turn({"Hotel-Inform": [["Area", "east"]]}),
     turn({"Hotel-Request": [["Price", "?"]]}, hotel=hotel(area="east")),
     turn({"Hotel-Inform": [["People", "3"]]}),
-    turn({"Booking-Book": [["Ref", "AB12"]], "general-reqmore": [["none", "none"]]}, hotel=hotel(area="east", booked=True)),
+    turn(
+        {"Booking-Book": [["Ref", "AB12"]], "general-reqmore": [["none", "none"]]},
+        hotel=hotel(area="east", booked=True),
+    ),
     turn({"general-bye": [["none", "none"]]}),
     turn({"general-bye": [["none", "none"]]}, hotel=hotel(area="east", booked=True)),
 ]
@@ -46,7 +53,8 @@ def bits(simulator, row):
 
 
 def test_cleaned_features_are_those_of_the_tracker(corpus, town):
-    """ "not mentioned" is no constraint, a booking is known from the turn after it on, and nothing is ever terminated."""
+    """ "not mentioned" is no constraint, a booking is known from the turn after it on, and nothing is ever
+    terminated."""
     simulator = Simulator(town)
     found = from_corpus(corpus, simulator)
     area = ("hotel", "area")
@@ -57,11 +65,14 @@ def test_cleaned_features_are_those_of_the_tracker(corpus, town):
         ({area}, set(), False),
     ]
     assert found.dialogs.tolist() == [0, 0, 0, 1]
-    assert bits(simulator, from_corpus(corpus, Simulator(town, Options(set_booked=False))).states[2])[1] == set()
+    assert (
+        bits(simulator, from_corpus(corpus, Simulator(town, Options(set_booked=False))).states[2])[1] == set()
+    )
 
 
 def test_raw_features_are_the_annotators(corpus, town):
-    """ "not mentioned" fills a bit, the turn that books has the booking already, and the last turn of a dialog is terminated."""
+    """ "not mentioned" fills a bit, the turn that books has the booking already, and the last turn of a dialog
+    is terminated."""
     simulator = Simulator(town)
     filled = {("hotel", "area"), ("hotel", "stars"), ("hotel", "name")}
     assert [bits(simulator, row) for row in from_corpus(corpus, simulator, features="raw").states] == [
@@ -78,15 +89,23 @@ def test_acts_of_both_sides_stand_where_the_vectoriser_puts_them(corpus, town):
     second = found.states[1]
     users = {vectors.user_acts.tokens[i] for i in np.flatnonzero(second[: len(vectors.user_acts)])}
     start = len(vectors.user_acts)
-    systems = {vectors.system_acts.tokens[i] for i in np.flatnonzero(second[start : start + vectors.action_size])}
+    systems = {
+        vectors.system_acts.tokens[i] for i in np.flatnonzero(second[start : start + vectors.action_size])
+    }
     assert users == {"Hotel-Inform-People-1"} and systems == {"Hotel-Request-Price-?"}
-    assert {vectors.system_acts.tokens[i] for i in np.flatnonzero(found.actions[1])} == {"Booking-Book-Ref-1", "general-reqmore-none-none"}
+    assert {vectors.system_acts.tokens[i] for i in np.flatnonzero(found.actions[1])} == {
+        "Booking-Book-Ref-1",
+        "general-reqmore-none-none",
+    }
 
 
 def test_zipped_and_shortened(corpus, town, tmp_path):
     with zipfile.ZipFile(tmp_path / "val.json.zip", "w") as archive:
         archive.write(corpus, "val.json")
-    whole, first = from_corpus(tmp_path / "val.json.zip", Simulator(town)), from_corpus(corpus, Simulator(town), dialogs=1)
+    whole, first = (
+        from_corpus(tmp_path / "val.json.zip", Simulator(town)),
+        from_corpus(corpus, Simulator(town), dialogs=1),
+    )
     assert len(whole) == 4 and len(first) == 3 and (whole.states[:3] == first.states).all()
 
 

@@ -1,4 +1,5 @@
-"""Conversations by acts and by vectors: rewards by hand, seeds, and independence of what is stepped beside them."""
+"""Conversations by acts and by vectors: rewards by hand, seeds, and independence of what is stepped beside
+them."""
 
 import pickle
 
@@ -41,7 +42,13 @@ def rewards(world, goal, turns, **options):
 def test_success_and_failure_at_the_end(town):
     goal, right = phone_goal(town)
     found, outcome = rewards(town, goal, [[], [], right])
-    assert found == [-1, -1, 80] and outcome.success and outcome.complete and outcome.turns == 3 and outcome.total == 78  # -(k - 1) + 80
+    assert (
+        found == [-1, -1, 80]
+        and outcome.success
+        and outcome.complete
+        and outcome.turns == 3
+        and outcome.total == 78
+    )  # -(k - 1) + 80
     found, outcome = rewards(town, goal, [[], [("NoOffer", "Hotel", "none", "none")]])
     assert found == [-1, -40] and not outcome.success and not outcome.complete
 
@@ -61,15 +68,21 @@ def test_acts_can_cost(town):
 
 
 def test_the_original_pays_every_turn(town):
-    """A booking for the wrong number of nights satisfies the evaluator and not the user, so the 40 come again and again."""
+    """A booking for the wrong number of nights satisfies the evaluator and not the user, so the 40 come again
+    and again."""
     goal, _ = phone_goal(town, book=True)
     wrong = [("Book", "Booking", "Stay", "5"), ("Book", "Booking", "Ref", "00000000")]
-    found, outcome = rewards(town, goal, [[], wrong, [], [("Book", "Booking", "Ref", "00000000")]], reward="per_turn")
+    found, outcome = rewards(
+        town, goal, [[], wrong, [], [("Book", "Booking", "Ref", "00000000")]], reward="per_turn"
+    )
     assert found == [-1, 40, 40, 40] and outcome.success
     goal, right = phone_goal(town)
     goal["police"] = {"info": {}, "reqt": ["phone"]}
     police = [("Inform", "Police", "Phone", town.database["police"].rows[0]["phone"])]
-    assert rewards(town, goal, [right, police], reward="per_turn")[0] == [-1, 40]  # after the phone, the user speaks of the police
+    assert rewards(town, goal, [right, police], reward="per_turn")[0] == [
+        -1,
+        40,
+    ]  # after the phone, the user speaks of the police
 
 
 def test_the_users_own_view(town):
@@ -96,9 +109,15 @@ def test_a_silent_system(town, seed):
 def test_transcripts_do_not_depend_on_what_is_stepped_beside_them(town):
     simulator = Simulator(town)
     respond = RulePolicy(town.database, simulator.options).respond
-    hashes = {transcripts_hash(play(simulator, respond, seed=3, episodes=60, together=together)) for together in (1, 2, 7, 64)}
+    hashes = {
+        transcripts_hash(play(simulator, respond, seed=3, episodes=60, together=together))
+        for together in (1, 2, 7, 64)
+    }
     assert len(hashes) == 1
-    halves = [*play(simulator, respond, seed=3, episodes=30), *play(simulator, respond, seed=3, episodes=30, first=30)]
+    halves = [
+        *play(simulator, respond, seed=3, episodes=30),
+        *play(simulator, respond, seed=3, episodes=30, first=30),
+    ]
     assert transcripts_hash(halves) in hashes
     assert transcripts_hash(play(simulator, respond, seed=4, episodes=60)) not in hashes
 
@@ -158,7 +177,15 @@ def test_a_conversation_can_be_pickled_and_goes_on(town):
 
 
 def test_streams_differ_by_every_number_and_role():
-    seeds = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 11, 1), (0, 0, 1, 11)]
+    seeds = [
+        (0, 0, 0, 0),
+        (1, 0, 0, 0),
+        (0, 1, 0, 0),
+        (0, 0, 1, 0),
+        (0, 0, 0, 1),
+        (0, 0, 11, 1),
+        (0, 0, 1, 11),
+    ]
     drawn = {stream(seed, role).random() for seed in seeds for role in ("user", "system")}
     assert len(drawn) == 2 * len(seeds)
     assert stream(seeds[0], "user").random() == stream(seeds[0], "user").random()
@@ -171,15 +198,25 @@ def test_a_world_stays_as_it_was(town):
     assert pickle.dumps([table.rows for table in town.database.tables.values()]) == before
 
 
-@pytest.mark.parametrize("options", [Options(), Options(coref_prob=1.0, not_book_after_offer=True, reward="terminal_domain"), ORIGINAL])
+@pytest.mark.parametrize(
+    "options",
+    [Options(), Options(coref_prob=1.0, not_book_after_offer=True, reward="terminal_domain"), ORIGINAL],
+)
 @pytest.mark.parametrize("density", [0.01, 0.1, 0.9])
 def test_any_action_is_survived(town, options, density):
-    """Random bits, masked or not as the options say: bounded dialogs, rewards of the mode, observations in the space."""
+    """Random bits, masked or not as the options say: bounded dialogs, rewards of the mode, observations in
+    the space."""
     envs, rng = MultiWOZVector(8, town, options), np.random.default_rng(0)
     observations, _ = envs.reset(seed=0)
-    known = {"per_turn": {-1, 5, 40}, "terminal_domain": {base + 5 * n for base in (-1, 80, -40) for n in range(4)}, "terminal": {-1, 80, -40}}
+    known = {
+        "per_turn": {-1, 5, 40},
+        "terminal_domain": {base + 5 * n for base in (-1, 80, -40) for n in range(4)},
+        "terminal": {-1, 80, -40},
+    }
     for _ in range(60):
-        actions = (rng.random((8, envs.single_action_space.n)) < density) & observations["action_mask"].astype(bool)
+        actions = (rng.random((8, envs.single_action_space.n)) < density) & observations[
+            "action_mask"
+        ].astype(bool)
         observations, rewards, ended, _, infos = envs.step(actions)
         assert observations in envs.observation_space
         assert set(rewards.tolist()) <= known[options.reward] | {0.0}
@@ -198,14 +235,25 @@ def test_gymnasium_accepts_it(town):
 def test_the_shape_of_everything(town):
     env = MultiWOZ(town, {"reward": "per_turn"}, render_mode="ansi")
     observation, info = env.reset(seed=1)
-    assert observation in env.observation_space and set(info["goal"]) <= {"hotel", "restaurant", "train", "attraction", "taxi", "hospital", "police"}
+    assert observation in env.observation_space and set(info["goal"]) <= {
+        "hotel",
+        "restaurant",
+        "train",
+        "attraction",
+        "taxi",
+        "hospital",
+        "police",
+    }
     observation, *_ = env.step(np.zeros(env.action_space.n, np.int8))
     assert observation in env.observation_space
     assert env.render().splitlines()[1] == "system: general-reqmore-none"
     envs = MultiWOZVector(2, town)
     observations, infos = envs.reset(seed=1)
     assert observations in envs.observation_space and infos == {}
-    assert envs.single_action_space.n == len(town.system_acts) and envs.action_space.shape == (2, len(town.system_acts))
+    assert envs.single_action_space.n == len(town.system_acts) and envs.action_space.shape == (
+        2,
+        len(town.system_acts),
+    )
 
 
 def test_goals_of_ones_own(town):
@@ -247,7 +295,9 @@ def test_misuse_is_refused(town):
         simulator.step(talk, [BYE])
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_turn", 1), ("max_initiative", 0), ("coref_prob", 1.5), ("reward", "terminall")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_turn", 1), ("max_initiative", 0), ("coref_prob", 1.5), ("reward", "terminall")]
+)
 def test_options_out_of_range(name, value):
     with pytest.raises(UserError, match=f"expected {name}"):
         Options(**{name: value})
@@ -258,7 +308,10 @@ def test_options_out_of_range(name, value):
 
 def rule_figures(world, options, episodes, seed=0):
     simulator = Simulator(world, options)
-    return [each.outcome for each in play(simulator, RulePolicy(world.database, options).respond, seed=seed, episodes=episodes)]
+    return [
+        each.outcome
+        for each in play(simulator, RulePolicy(world.database, options).respond, seed=seed, episodes=episodes)
+    ]
 
 
 def mean(values):
@@ -268,7 +321,8 @@ def mean(values):
 
 @pytest.mark.realdata
 def test_the_rule_policy_reaches_its_published_figures(multiwoz):
-    """1,000 dialogs of the original: success .973, complete .982, book .9925, P/R/F1 .859/.989/.902, 4.34 system turns, return 36.0."""
+    """1,000 dialogs of the original: success .973, complete .982, book .9925, P/R/F1 .859/.989/.902, 4.34
+    system turns, return 36.0."""
     found = rule_figures(multiwoz, ORIGINAL, 3000)
     assert mean(each.success for each in found) == pytest.approx(0.973, abs=0.010)
     assert mean(each.complete for each in found) == pytest.approx(0.982, abs=0.008)

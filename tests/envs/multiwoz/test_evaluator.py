@@ -31,7 +31,11 @@ class Judged:
     @property
     def summary(self):
         """final goal, success, success of the hotel."""
-        return self.rule.final_goal(self.record), self.rule.success(self.record), self.rule.domain_success(self.record, "hotel")
+        return (
+            self.rule.final_goal(self.record),
+            self.rule.success(self.record),
+            self.rule.domain_success(self.record, "hotel"),
+        )
 
 
 def phone_goal(answer="?"):
@@ -57,17 +61,35 @@ def test_superfluous_answers(hotels):
     phone, post = ("Inform", "Hotel", "Phone", "01223315702"), ("Inform", "Hotel", "Post", "cb12dp")
     internet = ("Inform", "Hotel", "Internet", "yes")
     area = ("Inform", "Hotel", "Area", "east")
-    assert Judged(hotels, phone_goal(), phone, post).scores == (1, 1, 1)  # the original does not see the postcode
-    assert Judged(hotels, phone_goal(), phone, post, unrequested="goal_names").scores == (0.5, 1, pytest.approx(2 / 3))
+    assert Judged(hotels, phone_goal(), phone, post).scores == (
+        1,
+        1,
+        1,
+    )  # the original does not see the postcode
+    assert Judged(hotels, phone_goal(), phone, post, unrequested="goal_names").scores == (
+        0.5,
+        1,
+        pytest.approx(2 / 3),
+    )
     assert Judged(hotels, phone_goal(), phone, internet).scores == (0.5, 1, pytest.approx(2 / 3))
-    assert Judged(hotels, phone_goal(), phone, area).scores == (1, 1, 1)  # a constraint of the goal may be repeated
-    assert Judged(hotels, phone_goal(), phone, internet, internet).counts == (1, 1, 0)  # slots are counted, not acts
+    assert Judged(hotels, phone_goal(), phone, area).scores == (
+        1,
+        1,
+        1,
+    )  # a constraint of the goal may be repeated
+    assert Judged(hotels, phone_goal(), phone, internet, internet).counts == (
+        1,
+        1,
+        0,
+    )  # slots are counted, not acts
 
 
 def test_invalid_answers(hotels):
     judged = Judged(hotels, phone_goal(), ("Inform", "Hotel", "Phone", "123"))
     assert judged.counts == (0, 1, 1) and judged.scores == (0, 0, 0)
-    twice = Judged(hotels, phone_goal(), ("Inform", "Hotel", "Phone", "123"), ("Inform", "Hotel", "Phone", "123"))
+    twice = Judged(
+        hotels, phone_goal(), ("Inform", "Hotel", "Phone", "123"), ("Inform", "Hotel", "Phone", "123")
+    )
     assert twice.counts == (0, 2, 1)  # acts are counted, not slots
 
 
@@ -90,7 +112,9 @@ def test_bookings(hotels):
 
 
 def test_the_first_booking_counts(hotels):
-    judged = Judged(hotels, book_goal(), ("Book", "Booking", "Ref", "00000001"), ("Book", "Booking", "Ref", "00000000"))
+    judged = Judged(
+        hotels, book_goal(), ("Book", "Booking", "Ref", "00000001"), ("Book", "Booking", "Ref", "00000000")
+    )
     assert judged.record.booked == {"hotel": 1}
 
 
@@ -101,9 +125,16 @@ def test_a_goal_without_questions_and_bookings_cannot_succeed(hotels):
 def test_trains_and_taxis(town):
     rows = town.database["train"].rows
     info = {slot: rows[3][slot] for slot in ("departure", "destination", "day", "leaveAt")}
-    goal = {"train": {"info": info, "book": {"people": "2"}, "booked": "?"}, "taxi": {"info": {"leaveAt": "10:00"}, "reqt": {"phone": "?"}}}
+    goal = {
+        "train": {"info": info, "book": {"people": "2"}, "booked": "?"},
+        "taxi": {"info": {"leaveAt": "10:00"}, "reqt": {"phone": "?"}},
+    }
     judged = Judged(
-        town.database, goal, ("Inform", "Taxi", "Car", "saloon"), ("Inform", "Train", "Ref", "00000003"), ("Inform", "Taxi", "Phone", "1" * 11)
+        town.database,
+        goal,
+        ("Inform", "Taxi", "Car", "saloon"),
+        ("Inform", "Train", "Ref", "00000003"),
+        ("Inform", "Taxi", "Phone", "1" * 11),
     )
     assert judged.record.booked == {"taxi": -1, "train": 3}
     assert judged.rule.book_rate(judged.record) == 1 and judged.rule.success(judged.record)
@@ -114,7 +145,9 @@ def test_trains_and_taxis(town):
 def test_strict_success_compares_what_the_system_believed(hotels):
     for known, strict in ((BOOKED, True), (BOOKED | {"people": "4"}, False), ({}, False)):
         rule, record = Evaluator(hotels, Options()), Record(book_goal(), domain="hotel")
-        rule.system_said(record, [("Book", "Booking", "Ref", "00000000")], DialogState(book={"hotel": dict(known)}))
+        rule.system_said(
+            record, [("Book", "Booking", "Ref", "00000000")], DialogState(book={"hotel": dict(known)})
+        )
         assert rule.success(record) and record.strict is strict
 
 
@@ -140,16 +173,24 @@ VALID = {
 def test_forms_of_values(town, domain, slot):
     rule = Evaluator(town.database, Options())
     good, bad = VALID[domain, slot]
-    assert [rule.is_valid(domain, slot, value) for value in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+    assert [rule.is_valid(domain, slot, value) for value in (*good, *bad)] == [True] * len(good) + [
+        False
+    ] * len(bad)
 
 
 def test_figures_of_one_domain(hotels):
-    """Hotel: the phone told and a superfluous postcode, P 1/2, R 1, F1 2/3; of the other domain nothing is told. All: P 1/2, R 1/2."""
+    """Hotel: the phone told and a superfluous postcode, P 1/2, R 1, F1 2/3; of the other domain nothing is
+    told. All: P 1/2, R 1/2."""
     goal = phone_goal() | {"attraction": {"info": {}, "reqt": {"phone": "?"}}}
     told = ("Inform", "Hotel", "Phone", "01223315702"), ("Inform", "Hotel", "Post", "cb12dp")
     judged = Judged(hotels, goal, *told, unrequested="goal_names")
     assert judged.rule.figures(judged.record, "hotel") == {
         "book_rate": None, "inform_precision": 0.5, "inform_recall": 1, "inform_f1": pytest.approx(2 / 3)
     }  # fmt: skip
-    assert judged.rule.figures(judged.record, "attraction") == {"book_rate": None, "inform_precision": 0, "inform_recall": 0, "inform_f1": 0}
+    assert judged.rule.figures(judged.record, "attraction") == {
+        "book_rate": None,
+        "inform_precision": 0,
+        "inform_recall": 0,
+        "inform_f1": 0,
+    }
     assert judged.scores == (0.5, 0.5, 0.5)

@@ -1,4 +1,5 @@
-"""Goals: possible, of the published shape and frequencies, tied together across domains, and refused where nobody could have them."""
+"""Goals: possible, of the published shape and frequencies, tied together across domains, and refused where
+nobody could have them."""
 
 import random
 from collections import Counter
@@ -81,7 +82,8 @@ def test_the_same_seed_is_the_same_goal_and_odds_are_options(town):
 
 @pytest.mark.realdata
 def test_published_statistics(multiwoz):
-    """Figures of the original sampler over 2,000 goals (spec section 1.6); both samples vary, so three standard deviations of a difference."""
+    """Figures of the original sampler over 2,000 goals (spec section 1.6); both samples vary, so three
+    standard deviations of a difference."""
     goals = drawn(multiwoz, 2000)
     assert sum(map(len, goals)) / 2000 == pytest.approx(1.8125, abs=0.03)
     for size, count in Counter(map(len, goals)).items():
@@ -92,22 +94,42 @@ def test_published_statistics(multiwoz):
         return sum(part in parts for parts in of_domain) / len(of_domain), len(of_domain)
 
     known = {("restaurant", "book"): 0.331, ("hotel", "book"): 0.471, ("train", "book"): 0.251}
-    known |= {("restaurant", "fail_info"): 0.212, ("hotel", "fail_info"): 0.184, ("attraction", "fail_info"): 0.114}
+    known |= {
+        ("restaurant", "fail_info"): 0.212,
+        ("hotel", "fail_info"): 0.184,
+        ("attraction", "fail_info"): 0.114,
+    }
     for (domain, part), published in known.items():
         value, n = share(domain, part)
-        assert value == pytest.approx(published, abs=3 * sqrt(2 * published * (1 - published) / n)), (domain, part)
+        assert value == pytest.approx(published, abs=3 * sqrt(2 * published * (1 - published) / n)), (
+            domain,
+            part,
+        )
     assert share("train", "fail_info")[0] == 0
-    for domain, mean in {"restaurant": 1.18, "hotel": 0.90, "train": 1.26, "attraction": 2.02, "taxi": 2.0}.items():
+    for domain, mean in {
+        "restaurant": 1.18,
+        "hotel": 0.90,
+        "train": 1.26,
+        "attraction": 2.02,
+        "taxi": 2.0,
+    }.items():
         counts = [len(goal[domain].get("reqt", ())) for goal in goals if domain in goal]
         assert sum(counts) / len(counts) == pytest.approx(mean, abs=3 * sqrt(2 / len(counts)))
 
 
 @pytest.mark.realdata
 def test_conditional_booking_odds(multiwoz):
-    """Before repeats, book_dist says .251 for restaurants, and the share of restaurant dialogs with a booking is .555."""
-    odds = {mode: multiwoz.goals._booking_odds("restaurant", Options(book_dist=mode)) for mode in ("original", "conditional")}
+    """Before repeats, book_dist says .251 for restaurants, and the share of restaurant dialogs with a booking
+    is .555."""
+    odds = {
+        mode: multiwoz.goals._booking_odds("restaurant", Options(book_dist=mode))
+        for mode in ("original", "conditional")
+    }
     assert odds == {"original": pytest.approx(0.251, abs=1e-3), "conditional": pytest.approx(0.555, abs=1e-3)}
-    assert [multiwoz.goals._booking_odds(domain, Options(book_dist="conditional")) for domain in ("hotel", "train", "taxi")] == [
+    assert [
+        multiwoz.goals._booking_odds(domain, Options(book_dist="conditional"))
+        for domain in ("hotel", "train", "taxi")
+    ] == [
         pytest.approx(0.651, abs=1e-3),
         pytest.approx(0.501, abs=1e-3),
         0,
@@ -117,7 +139,11 @@ def test_conditional_booking_odds(multiwoz):
 def test_goals_from_outside(hotels):
     given = {
         "domain_ordering": ["hotel"],
-        "hotel": {"info": {"area": "east"}, "reqt": ["phone"], "book": {"people": "3", "day": "monday", "stay": "2"}},
+        "hotel": {
+            "info": {"area": "east"},
+            "reqt": ["phone"],
+            "book": {"people": "3", "day": "monday", "stay": "2"},
+        },
     }
     assert checked_goal(given, hotels) == {
         "hotel": {
@@ -141,10 +167,19 @@ def test_goals_from_outside(hotels):
         ({"hotel": {"info": {"area": "east"}, "requests": ["phone"]}}, "got 'requests'. Did you mean reqt"),
         ({"hotel": {"info": {"are": "east"}, "reqt": ["phone"]}}, "got 'are'. Did you mean area"),
         ({"hotel": {"info": {"area": 4}, "reqt": ["phone"]}}, "hotel, info, area: expected a string, got 4"),
-        ({"hotel": {"info": {"area": "east"}, "book": {"time": "12:00"}}}, "hotel, book: expected slots out of stay, day, people, got 'time'"),
+        (
+            {"hotel": {"info": {"area": "east"}, "book": {"time": "12:00"}}},
+            "hotel, book: expected slots out of stay, day, people, got 'time'",
+        ),
         ({"hotel": {"info": {"area": "east"}}}, "expected something to ask for"),
-        ({"hotel": {"info": {"area": "atlantis"}, "reqt": ["phone"]}}, "expected an info that some row of the database meets"),
-        ({"hotel": {"info": {}, "reqt": ["phone"]}, "domain_ordering": ["hotel", "taxi"]}, "expected domain_ordering to name each domain"),
+        (
+            {"hotel": {"info": {"area": "atlantis"}, "reqt": ["phone"]}},
+            "expected an info that some row of the database meets",
+        ),
+        (
+            {"hotel": {"info": {}, "reqt": ["phone"]}, "domain_ordering": ["hotel", "taxi"]},
+            "expected domain_ordering to name each domain",
+        ),
     ],
 )
 def test_goals_that_nobody_can_have_are_refused(hotels, goal, told):

@@ -28,7 +28,9 @@ def words(reply, state, hotels):
 def test_values_come_from_the_rows_that_fit(known, hotels):
     table = hotels["hotel"]
     names = [row["name"] for i, row in enumerate(table.rows) if known.rows["hotel"] >> i & 1]
-    text, booked = words("[hotel_name] or [HOTEL_NAME_2], [hotel_choice] in all, in the [hotel_area]", known, hotels)
+    text, booked = words(
+        "[hotel_name] or [HOTEL_NAME_2], [hotel_choice] in all, in the [hotel_area]", known, hotels
+    )
     first = next(row for row in table.rows if row["name"] == names[0])
     assert text == f"{names[0]} or {names[1]}, {len(names)} in all, in the {first['area']}" and booked == ()
 
@@ -36,7 +38,10 @@ def test_values_come_from_the_rows_that_fit(known, hotels):
 def test_bookings_are_reported(known, hotels):
     row = known.rows["hotel"]
     first = reference((row & -row).bit_length() - 1)
-    assert words("Booked for [booking_people]: [booking_ref].", known, hotels) == (f"Booked for 3: {first}.", (("Book", "Booking", "Ref", first),))
+    assert words("Booked for [booking_people]: [booking_ref].", known, hotels) == (
+        f"Booked for 3: {first}.",
+        (("Book", "Booking", "Ref", first),),
+    )
     assert words("[hotel_ref]", known, hotels)[1] == (("Book", "Hotel", "Ref", first),)
 
 
@@ -67,7 +72,14 @@ def test_acts_without_values():
         ("Book", "Booking", "Ref", "00000001"),
     ]
     acts += [("reqmore", "general", NONE, NONE), ("NoOffer", "Hotel", NONE, NONE)]
-    assert [act[3] for act in delexicalised(acts)] == ["[hotel_name]", "[hotel_name_2]", "?", "[booking_ref]", NONE, NONE]
+    assert [act[3] for act in delexicalised(acts)] == [
+        "[hotel_name]",
+        "[hotel_name_2]",
+        "?",
+        "[booking_ref]",
+        NONE,
+        NONE,
+    ]
 
 
 def test_every_slot_has_a_placeholder(known, hotels):

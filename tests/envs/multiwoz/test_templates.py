@@ -13,7 +13,10 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 
 TEMPLATES = {
-    "Hotel-Inform": {"Area": ["it is in the #HOTEL-INFORM-AREA# ."], "Name": ["There is #HOTEL-INFORM-NAME#"]},
+    "Hotel-Inform": {
+        "Area": ["it is in the #HOTEL-INFORM-AREA# ."],
+        "Name": ["There is #HOTEL-INFORM-NAME#"],
+    },
     "Hotel-Request": {"Area": ["which area ?"]},
     "general-bye": {"none": ["bye"]},
 }
@@ -41,12 +44,20 @@ def test_everything_can_be_said():
     assert say(("Inform", "Hotel", "Area", "dontcare"), side="user") == "I do not care about the area."
     assert say(("Inform", "Hotel", "Parking", "no")) == "There is no parking."
     assert say(("Inform", "Hotel", "Parking", "no"), side="user") == "I do not need parking."
-    assert say(("Inform", "Hotel", "Price", "in the same price range as the inn"), side="user") == "It should be in the same price range as the inn."
-    assert say(("Inform", "Hotel", "Area", "same area as the inn"), side="user") == "It is in the same area as the inn."
+    assert (
+        say(("Inform", "Hotel", "Price", "in the same price range as the inn"), side="user")
+        == "It should be in the same price range as the inn."
+    )
+    assert (
+        say(("Inform", "Hotel", "Area", "same area as the inn"), side="user")
+        == "It is in the same area as the inn."
+    )
     assert say(("Inform", "Hotel", "Area", NONE)) == "I do not know the area."
     assert say(("reqmore", "general", NONE, NONE)) == "Is there anything else?"
     assert say(("Book", "Booking", NONE, NONE)) == "It is booked."
-    assert {say(("Inform", "Restaurant", "NotBook", NONE), side="user", seed=seed) for seed in range(20)} == set(NO_BOOKING)
+    assert {
+        say(("Inform", "Restaurant", "NotBook", NONE), side="user", seed=seed) for seed in range(20)
+    } == set(NO_BOOKING)
 
 
 def test_choices_are_offered_together():
@@ -57,8 +68,16 @@ def test_choices_are_offered_together():
 
 
 def test_templates_for_whole_groups_come_first():
-    groups = {"Hotel-Inform": {"Area;Name;Name;": ["#HOTEL-INFORM-NAME# and #HOTEL-INFORM-NAME# are in the #HOTEL-INFORM-AREA#"]}}
-    acts = [("Inform", "Hotel", "Name", "one"), ("Inform", "Hotel", "Name", "two"), ("Inform", "Hotel", "Area", "east")]
+    groups = {
+        "Hotel-Inform": {
+            "Area;Name;Name;": ["#HOTEL-INFORM-NAME# and #HOTEL-INFORM-NAME# are in the #HOTEL-INFORM-AREA#"]
+        }
+    }
+    acts = [
+        ("Inform", "Hotel", "Name", "one"),
+        ("Inform", "Hotel", "Name", "two"),
+        ("Inform", "Hotel", "Area", "east"),
+    ]
     assert say(*acts, groups=groups) == "One and two are in the east."
     assert say(*acts[:2], groups=groups) == "There is one. There is two."
 
@@ -73,11 +92,15 @@ def test_published_templates_for_groups(multiwoz):
     """Whole turns are worded at once where the corpus has such a turn; no placeholder stays."""
     simulator = Simulator(multiwoz)
     words = {mode: {} for mode in ("manual", "auto_manual")}
-    for played in play(simulator, RulePolicy(multiwoz.database, simulator.options).respond, seed=1, episodes=40):
+    for played in play(
+        simulator, RulePolicy(multiwoz.database, simulator.options).respond, seed=1, episodes=40
+    ):
         for side, acts in played.turns:
             for mode in words:
                 groups = multiwoz.group_templates[side] if mode == "auto_manual" else None
-                words[mode][played.episode, side, acts] = Speaker(multiwoz.templates[side], side=side, groups=groups).say(acts, random.Random(0))
+                words[mode][played.episode, side, acts] = Speaker(
+                    multiwoz.templates[side], side=side, groups=groups
+                ).say(acts, random.Random(0))
     assert all(text and not PLACEHOLDER.search(text) for texts in words.values() for text in texts.values())
     changed = sum(words["manual"][turn] != text for turn, text in words["auto_manual"].items())
     assert 0.3 < changed / len(words["manual"]) < 0.95
@@ -90,7 +113,10 @@ def test_conversations_become_dialogs(world, request):
     speakers = {side: Speaker(world.templates[side], side=side) for side in ("user", "system")}
     for played in play(simulator, RulePolicy(world.database, simulator.options).respond, seed=1, episodes=40):
         dialog = Dialog.from_record(dialog_record(played, speakers))
-        assert [message["role"] for message in dialog.messages] == ["user", "assistant"] * played.outcome.turns + ["user"]
+        assert [message["role"] for message in dialog.messages] == [
+            "user",
+            "assistant",
+        ] * played.outcome.turns + ["user"]
         assert sum(message["reward"] for message in dialog.messages[1::2]) == played.outcome.total
         for message in dialog.messages:
             assert message["content"] and not PLACEHOLDER.search(message["content"]), message

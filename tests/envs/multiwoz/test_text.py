@@ -17,19 +17,27 @@ GOAL = {"hotel": {"info": {"area": "east"}, "reqt": ["phone"]}}
 def test_it_is_a_gymnasium_environment():
     env = ENVS["multiwoz"]()
     check_env(env, skip_render_check=True)
-    assert env.observation_space.contains(env.observation_space.sample()) and env.action_space.contains("Hello.")
-    assert not env.observation_space.contains([]) and not env.observation_space.contains([{"role": "tool", "content": ""}])
+    assert env.observation_space.contains(env.observation_space.sample()) and env.action_space.contains(
+        "Hello."
+    )
+    assert not env.observation_space.contains([]) and not env.observation_space.contains(
+        [{"role": "tool", "content": ""}]
+    )
 
 
 def test_a_conversation():
     env = MultiWOZText(options={"reward": "terminal"}, render_mode="ansi")
     messages, info = env.reset(seed=0, options={"goal": GOAL})
     assert (
-        [m["role"] for m in messages] == ["user", "system"] and messages[1]["content"].startswith("hotel: ") and "Area east" in messages[1]["content"]
+        [m["role"] for m in messages] == ["user", "system"]
+        and messages[1]["content"].startswith("hotel: ")
+        and "Area east" in messages[1]["content"]
     )
     assert info["goal"]["hotel"]["info"] == {"area": "east"}
     before = messages
-    messages, reward, terminated, truncated, info = env.step("The number of choices is [hotel_choice]. What stars do you have in mind?")
+    messages, reward, terminated, truncated, info = env.step(
+        "The number of choices is [hotel_choice]. What stars do you have in mind?"
+    )
     assert messages[:2] == before and [m["role"] for m in messages[2:]] == ["assistant", "user", "system"]
     assert (reward, terminated, truncated) == (-1.0, False, False) and "outcome" not in info
     assert ("Request", "Hotel", "Stars", "?") in info["heard"] and "[" not in info["text"]
@@ -46,8 +54,15 @@ def test_the_rule_policy_in_words_earns_what_it_earns_as_a_pipeline(town):
     """Each reply of a pipeline with placeholders, sent through `step`, brings the same rewards and outcome."""
     simulator = Simulator(town)
     speakers = {side: Speaker(town.templates[side], side=side) for side in ("user", "system")}
-    system = SystemAgent(simulator, RulePolicy(town.database, simulator.options).respond, nlg=speakers["system"], placeholders=True)
-    session = Session(UserAgent(simulator, nlu=matchers(town)["system"].understand, nlg=speakers["user"]), system)
+    system = SystemAgent(
+        simulator,
+        RulePolicy(town.database, simulator.options).respond,
+        nlg=speakers["system"],
+        placeholders=True,
+    )
+    session = Session(
+        UserAgent(simulator, nlu=matchers(town)["system"].understand, nlg=speakers["user"]), system
+    )
     env = MultiWOZText(simulator)
     for meeting in session.play((seed, 0, 0, 0) for seed in range(20)):
         messages, _ = env.reset(seed=meeting.talk.seeds[0])
@@ -78,19 +93,26 @@ def test_rewards_are_those_of_the_acts_environment(reward, last):
     while not terminated:
         _, got, terminated, _, info = env.step("")
         rewards.append(got)
-    assert rewards == [-1.0] * 19 + [last] and info["outcome"]["turns"] == 20 and not info["outcome"]["success"]
+    assert (
+        rewards == [-1.0] * 19 + [last] and info["outcome"]["turns"] == 20 and not info["outcome"]["success"]
+    )
 
 
 def test_noise_reaches_the_notes_and_not_the_words():
     plain, noisy = MultiWOZText(), MultiWOZText(options={"noise": 1.0})
     found = [env.reset(seed=seed)[0] for seed in range(5) for env in (plain, noisy)]
-    assert [m[0] for m in found[::2]] == [m[0] for m in found[1::2]] and [m[1] for m in found[::2]] != [m[1] for m in found[1::2]]
+    assert [m[0] for m in found[::2]] == [m[0] for m in found[1::2]] and [m[1] for m in found[::2]] != [
+        m[1] for m in found[1::2]
+    ]
 
 
 def test_other_readers_can_be_put_in():
     heard = []
     env = MultiWOZText(
-        user_nlu=lambda text, context: heard.append((text, len(context))) or [("Request", "Hotel", "Area", "?")], system_nlu=lambda *_: ()
+        user_nlu=lambda text, context: (
+            heard.append((text, len(context))) or [("Request", "Hotel", "Area", "?")]
+        ),
+        system_nlu=lambda *_: (),
     )
     messages, _ = env.reset(seed=0, options={"goal": GOAL})
     assert messages[1]["content"] == "nothing asked yet"

@@ -15,7 +15,9 @@ ROWS = [{"area": "east", "stars": "4"}, {"area": "west", "stars": "4"}]
 
 
 def tracked(*turns, options=None):
-    tracker = Tracker(Database({"hotel": ROWS, "train": []}, taxi_types=["x"]), Values(KNOWN), options or Options())
+    tracker = Tracker(
+        Database({"hotel": ROWS, "train": []}, taxi_types=["x"]), Values(KNOWN), options or Options()
+    )
     state = tracker.start()
     for side, acts in turns:
         (tracker.user_said if side == "user" else tracker.system_said)(state, tuple(acts))
@@ -32,8 +34,22 @@ def test_constraints_are_overwritten_and_counted():
 
 def test_bookings_and_questions_have_their_own_place():
     state = tracked(
-        ("user", [("Inform", "Hotel", "Stay", "2"), ("Inform", "Hotel", "none", "none"), ("Inform", "Hotel", "Choice", "any")]),
-        ("user", [("Inform", "Train", "Arrive", "19:45"), ("Inform", "Train", "Id", "TR1234"), ("Inform", "Train", "People", "the same")]),
+        (
+            "user",
+            [
+                ("Inform", "Hotel", "Stay", "2"),
+                ("Inform", "Hotel", "none", "none"),
+                ("Inform", "Hotel", "Choice", "any"),
+            ],
+        ),
+        (
+            "user",
+            [
+                ("Inform", "Train", "Arrive", "19:45"),
+                ("Inform", "Train", "Id", "TR1234"),
+                ("Inform", "Train", "People", "the same"),
+            ],
+        ),
         ("user", [("Request", "Hotel", "Addr", "?")]),
     )
     assert state.book == {"hotel": {"stay": "2"}, "train": {"trainID": "TR1234", "people": "the same"}}
@@ -54,7 +70,12 @@ def test_what_the_original_never_notes():
 
 
 def test_the_corpus_form_has_every_slot():
-    belief = belief_state(tracked(("user", [("Inform", "Hotel", "Area", "east")]), ("system", [("Book", "Booking", "Ref", "00000007")])))
+    belief = belief_state(
+        tracked(
+            ("user", [("Inform", "Hotel", "Area", "east")]),
+            ("system", [("Book", "Booking", "Ref", "00000007")]),
+        )
+    )
     assert {domain: tuple(parts["semi"]) for domain, parts in belief.items()} == SEMI
     assert sum(map(len, SEMI.values())) == 24
     assert belief["hotel"]["semi"]["area"] == "east" and belief["hotel"]["book"] == {

@@ -21,7 +21,8 @@ class Talk:
         self.opening = self.rule.respond(self.user, ())
 
     def hear(self, *acts):
-        """What the user answers, as a set of (slot, value) where all acts are of one intent and domain, else of acts."""
+        """What the user answers, as a set of (slot, value) where all acts are of one intent and domain, else
+        of acts."""
         return set(self.rule.respond(self.user, acts))
 
     @property
@@ -38,7 +39,14 @@ def request(domain, *slots):
 
 
 BOOKED = {"people": "3", "day": "monday", "stay": "2"}
-HOTEL = {"hotel": {"info": {"area": "east", "stars": "4"}, "reqt": {"postcode": "?", "phone": "?"}, "book": BOOKED, "booked": "?"}}
+HOTEL = {
+    "hotel": {
+        "info": {"area": "east", "stars": "4"},
+        "reqt": {"postcode": "?", "phone": "?"},
+        "book": BOOKED,
+        "booked": "?",
+    }
+}
 WELSH = {"restaurant": {"info": {"food": "indian"}, "fail_info": {"food": "welsh"}, "reqt": {"phone": "?"}}}
 KETTLES = {
     "attraction": {"info": {"name": "kettles yard"}, "reqt": {"phone": "?"}},
@@ -53,7 +61,9 @@ def test_a_hotel_with_questions_and_a_booking():
     talk = Talk(HOTEL)
     assert set(talk.opening) == inform("Hotel", none="none", Stars="4", Area="east")
     assert talk.hear(("Request", "Hotel", "Price", "?")) == inform("Hotel", Price="dontcare")
-    assert talk.hear(("Inform", "Hotel", "Name", "one"), ("Inform", "Hotel", "Choice", "3")) == request("Hotel", "Phone", "Post")
+    assert talk.hear(("Inform", "Hotel", "Name", "one"), ("Inform", "Hotel", "Choice", "3")) == request(
+        "Hotel", "Phone", "Post"
+    )
     answer = talk.hear(("Inform", "Hotel", "Post", "cb11aa"), ("Inform", "Hotel", "Phone", "01223111111"))
     assert answer == inform("Hotel", Stay="2", Day="monday", People="3")
     wrong = ("Book", "Booking", "Stay", "5"), ("Book", "Booking", "Ref", "00000000")
@@ -73,9 +83,13 @@ def test_a_second_wish_after_the_first_failed_and_none_after_that():
 
 def test_a_taxi_goes_to_the_place_by_its_name():
     talk = Talk(KETTLES)
-    assert talk.hear(("Inform", "Attraction", "Phone", "01223111111")) == inform("Taxi", none="none", Leave="10:00")
+    assert talk.hear(("Inform", "Attraction", "Phone", "01223111111")) == inform(
+        "Taxi", none="none", Leave="10:00"
+    )
     assert talk.hear(("Request", "Taxi", "Dest", "?")) == inform("Taxi", Dest="kettles yard")
-    assert talk.hear(("Request", "Taxi", "Depart", "?")) == inform("Taxi", Depart="dontcare")  # there is no place before that
+    assert talk.hear(("Request", "Taxi", "Depart", "?")) == inform(
+        "Taxi", Depart="dontcare"
+    )  # there is no place before that
 
 
 def test_corrections_and_refused_bookings():
@@ -90,7 +104,10 @@ def test_corrections_and_refused_bookings():
 
 def test_the_opening_introduces_the_first_domain_and_three_constraints():
     goal = {
-        "train": {"info": {"day": "monday", "departure": "a", "destination": "b", "leaveAt": "10:00"}, "reqt": {"price": "?"}},
+        "train": {
+            "info": {"day": "monday", "departure": "a", "destination": "b", "leaveAt": "10:00"},
+            "reqt": {"price": "?"},
+        },
         "hotel": {"info": {"area": "east"}, "reqt": {"phone": "?"}},
     }
     openings = {Talk(goal, seed=seed).opening for seed in range(30)}
@@ -102,7 +119,12 @@ def test_the_opening_introduces_the_first_domain_and_three_constraints():
 
 
 def test_the_rest_of_a_long_opening_comes_before_questions():
-    goal = {"train": {"info": {"day": "monday", "departure": "a", "destination": "b", "leaveAt": "10:00"}, "reqt": {"price": "?"}}}
+    goal = {
+        "train": {
+            "info": {"day": "monday", "departure": "a", "destination": "b", "leaveAt": "10:00"},
+            "reqt": {"price": "?"},
+        }
+    }
     said = {"Day": "monday", "Depart": "a", "Dest": "b", "Leave": "10:00"}
     for seed in range(10):
         talk = Talk(goal, seed=seed)
@@ -115,7 +137,12 @@ def test_the_rest_of_a_long_opening_comes_before_questions():
 
 
 def test_answers_wait_until_the_constraints_are_said():
-    goal = {"hotel": {"info": dict.fromkeys(("area", "stars", "internet", "parking"), "x"), "reqt": {"phone": "?"}}}
+    goal = {
+        "hotel": {
+            "info": dict.fromkeys(("area", "stars", "internet", "parking"), "x"),
+            "reqt": {"phone": "?"},
+        }
+    }
     talk = Talk(goal)
     talk.hear(("Inform", "Hotel", "Phone", "01223111111"))
     assert talk.goal["hotel"]["reqt"] == {"phone": "?"}  # one constraint was still to be said
@@ -137,11 +164,17 @@ def test_unsure_answers_count_as_answers_in_quotes(answer):
     assert talk.goal["hotel"]["reqt"]["type"] == f'"{answer}"' and complete(talk.goal)
 
 
-@pytest.mark.parametrize(("slot", "goal_slot", "fine", "wrong"), [("Arrive", "arriveBy", "09:59", "10:01"), ("Leave", "leaveAt", "10:01", "09:59")])
+@pytest.mark.parametrize(
+    ("slot", "goal_slot", "fine", "wrong"),
+    [("Arrive", "arriveBy", "09:59", "10:01"), ("Leave", "leaveAt", "10:01", "09:59")],
+)
 def test_times_are_bounds(slot, goal_slot, fine, wrong):
     goal = {"train": {"info": {goal_slot: "10:00"}, "reqt": {"price": "?"}}}
     assert Talk(goal).hear(("Inform", "Train", slot, fine)) == request("Train", "Ticket")
-    assert Talk(goal).hear(("Inform", "Train", slot, wrong)) >= inform("Train", **{slot: "10:00"}) or wrong == fine
+    assert (
+        Talk(goal).hear(("Inform", "Train", slot, wrong)) >= inform("Train", **{slot: "10:00"})
+        or wrong == fine
+    )
 
 
 def test_the_first_wish_is_defended_while_it_lasts():
@@ -152,19 +185,27 @@ def test_the_first_wish_is_defended_while_it_lasts():
 def test_a_number_of_choices_is_answered_unless_a_name_follows():
     talk = Talk({"hotel": {"info": {"area": "east"}, "book": BOOKED, "booked": "?"}})
     assert ("Inform", "Hotel", "Choice", "any") in talk.hear(("Inform", "Hotel", "Choice", "3"))
-    assert ("Inform", "Hotel", "Choice", "any") not in talk.hear(("Inform", "Hotel", "Choice", "3"), ("Recommend", "Hotel", "Name", "one"))
+    assert ("Inform", "Hotel", "Choice", "any") not in talk.hear(
+        ("Inform", "Hotel", "Choice", "3"), ("Recommend", "Hotel", "Name", "one")
+    )
     assert ("Inform", "Hotel", "Choice", "any") not in talk.hear(("Inform", "Hotel", "Choice", "1"))
 
 
 @pytest.mark.parametrize("none_left", ["0", "zero"])
 def test_no_choice_is_no_offer(none_left):
-    assert Talk(WELSH).hear(("Inform", "Restaurant", "Choice", none_left)) == inform("Restaurant", Food="indian")
+    assert Talk(WELSH).hear(("Inform", "Restaurant", "Choice", none_left)) == inform(
+        "Restaurant", Food="indian"
+    )
 
 
 def test_what_the_user_does_not_know_is_not_heard():
     talk = Talk(HOTEL)
-    assert talk.hear(("Inform", "Hotel", "Stay", "5")) == request("Hotel", "Phone", "Post")  # stays come as Booking only
-    assert talk.hear(("Inform", "Restaurant", "Area", "north"), ("bye", "general", "none", "none")) == request("Hotel", "Phone", "Post")
+    assert talk.hear(("Inform", "Hotel", "Stay", "5")) == request(
+        "Hotel", "Phone", "Post"
+    )  # stays come as Booking only
+    assert talk.hear(
+        ("Inform", "Restaurant", "Area", "north"), ("bye", "general", "none", "none")
+    ) == request("Hotel", "Phone", "Post")
 
 
 def test_booking_acts_are_about_the_domain_of_the_moment():
@@ -177,7 +218,9 @@ def test_booking_acts_are_about_the_domain_of_the_moment():
 def test_offers_of_a_booking_nobody_wants():
     goal = {"train": {"info": {"day": "monday"}, "reqt": {"price": "?"}}}
     assert Talk(goal).hear(("OfferBook", "Train", "none", "none")) == request("Train", "Ticket")
-    assert ("Inform", "Train", "NotBook", "none") in Talk(goal, not_book_after_offer=True).hear(("OfferBook", "Train", "none", "none"))
+    assert ("Inform", "Train", "NotBook", "none") in Talk(goal, not_book_after_offer=True).hear(
+        ("OfferBook", "Train", "none", "none")
+    )
 
 
 def test_a_train_is_booked_by_its_own_act_too():
@@ -193,10 +236,16 @@ def test_a_train_is_booked_by_its_own_act_too():
 def test_questions_are_answered_from_the_goal():
     talk = Talk(HOTEL)
     assert talk.hear(("Request", "Hotel", "Area", "?")) == inform("Hotel", Area="east")
-    assert talk.hear(("Request", "Hotel", "Phone", "?")) == request("Hotel", "Phone", "Post")  # nobody asks the asker
+    assert talk.hear(("Request", "Hotel", "Phone", "?")) == request(
+        "Hotel", "Phone", "Post"
+    )  # nobody asks the asker
     talk = Talk(HOTEL)
-    assert talk.hear(("Request", "Booking", "People", "?")) == request("Hotel", "Phone", "Post")  # questions come before bookings,
-    assert talk.hear(("Inform", "Hotel", "Phone", "01223111111"), ("Inform", "Hotel", "Post", "cb11aa")) == inform("Hotel", People="3")  # which wait
+    assert talk.hear(("Request", "Booking", "People", "?")) == request(
+        "Hotel", "Phone", "Post"
+    )  # questions come before bookings,
+    assert talk.hear(
+        ("Inform", "Hotel", "Phone", "01223111111"), ("Inform", "Hotel", "Post", "cb11aa")
+    ) == inform("Hotel", People="3")  # which wait
 
 
 def test_a_taxi_from_and_to_places_without_names():
@@ -212,22 +261,40 @@ def test_a_taxi_from_and_to_places_without_names():
 
 
 def test_refusals_without_a_second_wish():
-    assert Talk({"hotel": {"info": {"area": "east"}, "reqt": {"phone": "?"}}}).hear(("NoOffer", "Hotel", "none", "none")) == BYE
+    assert (
+        Talk({"hotel": {"info": {"area": "east"}, "reqt": {"phone": "?"}}}).hear(
+            ("NoOffer", "Hotel", "none", "none")
+        )
+        == BYE
+    )
     only_booking = {"hotel": {"info": {"area": "east"}, "book": BOOKED, "booked": "?"}}
-    assert Talk(only_booking).hear(("NoOffer", "Hotel", "none", "none")) == inform("Hotel", Stay="2", Day="monday", People="3")
+    assert Talk(only_booking).hear(("NoOffer", "Hotel", "none", "none")) == inform(
+        "Hotel", Stay="2", Day="monday", People="3"
+    )
     assert Talk(only_booking).hear(("NoBook", "Booking", "none", "none")) == BYE
 
 
 def test_a_second_wish_for_a_booking():
-    goal = {"hotel": {"info": {"area": "east"}, "fail_book": BOOKED | {"day": "friday"}, "book": BOOKED, "booked": "?"}}
+    goal = {
+        "hotel": {
+            "info": {"area": "east"},
+            "fail_book": BOOKED | {"day": "friday"},
+            "book": BOOKED,
+            "booked": "?",
+        }
+    }
     talk = Talk(goal)
-    assert talk.hear(("reqmore", "general", "none", "none")) == inform("Hotel", Stay="2", Day="friday", People="3")
+    assert talk.hear(("reqmore", "general", "none", "none")) == inform(
+        "Hotel", Stay="2", Day="friday", People="3"
+    )
     assert talk.hear(("NoBook", "Booking", "none", "none")) == inform("Hotel", Day="monday")
 
 
 def test_select_takes_the_goal_or_any_offer():
     talk = Talk(HOTEL)
-    assert talk.hear(("Select", "Hotel", "Area", "west"), ("Select", "Hotel", "Area", "north")) == inform("Hotel", Area="east")
+    assert talk.hear(("Select", "Hotel", "Area", "west"), ("Select", "Hotel", "Area", "north")) == inform(
+        "Hotel", Area="east"
+    )
     chosen = set()
     for seed in range(20):
         talk = Talk({"hotel": {"info": {"area": "east"}, "reqt": {"type": "?"}}}, seed=seed)
@@ -260,10 +327,18 @@ def test_later_domains_refer_to_earlier_ones():
     said = talk.hear(("Inform", "Restaurant", "Phone", "01223111111"))
     same = {"Area": "same area as the restaurant", "Price": "in the same price range as the restaurant"}
     assert said == inform("Hotel", none="none", Stars="4", **same)
-    days = {"restaurant": {"info": {"area": "east"}, "book": {"time": "10:00", "day": "monday", "people": "2"}, "booked": "?"}}
+    days = {
+        "restaurant": {
+            "info": {"area": "east"},
+            "book": {"time": "10:00", "day": "monday", "people": "2"},
+            "booked": "?",
+        }
+    }
     days["train"] = {"info": {"day": "monday", "leaveAt": "10:00"}, "reqt": {"price": "?"}}
     talk = Talk(days, coref_prob=1.0)
-    talk.hear(("reqmore", "general", "none", "none"))  # the table's day is said, and the train's becomes the same
+    talk.hear(
+        ("reqmore", "general", "none", "none")
+    )  # the table's day is said, and the train's becomes the same
     assert inform("Train", Day="the same day") <= talk.hear(("Book", "Booking", "Ref", "00000000"))
 
 
@@ -271,5 +346,7 @@ def test_the_odds_of_a_reference():
     hits = 0
     for seed in range(1000):
         talk = Talk(BOTH, seed=seed, coref_prob=0.3)
-        hits += ("Inform", "Hotel", "Area", "same area as the restaurant") in talk.hear(("Inform", "Restaurant", "Phone", "01223111111"))
+        hits += ("Inform", "Hotel", "Area", "same area as the restaurant") in talk.hear(
+            ("Inform", "Restaurant", "Phone", "01223111111")
+        )
     assert 0.3 - 0.045 < hits / 1000 < 0.3 + 0.045  # three standard deviations

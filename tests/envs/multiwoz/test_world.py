@@ -39,7 +39,12 @@ def folder(town, tmp_path):
 
 def transcripts(world):
     simulator = Simulator(world)
-    return [each.turns for each in play(simulator, RulePolicy(world.database, simulator.options).respond, seed=0, episodes=20)]
+    return [
+        each.turns
+        for each in play(
+            simulator, RulePolicy(world.database, simulator.options).respond, seed=0, episodes=20
+        )
+    ]
 
 
 def test_a_folder_is_the_world_it_holds(town, folder):
@@ -70,13 +75,18 @@ BROKEN = {
         '{"domain_ordering_dist": {"hotel": 1}}': "expected the key 'ind_slot_dist'",
         '{"domain_ordering_dist": 3}': "new_goal_model.json: ",
     },
-    "value_dict.json": {"[]": "value_dict.json: expected an object at the top", '{"hotel": 3}': "value_dict.json: expected {domain: {slot"},
+    "value_dict.json": {
+        "[]": "value_dict.json: expected an object at the top",
+        '{"hotel": 3}': "value_dict.json: expected {domain: {slot",
+    },
     "sys_da_voc.txt": {
         None: "sys_da_voc.txt: expected a vocabulary",
         "": "found an empty file",
         "Hotel Inform": "sys_da_voc.txt, line 1: expected Domain-",
     },
-    "usr_da_voc.txt": {"a-b-c-1\na-b-c-1": "usr_da_voc.txt, line 2: 'a-b-c-1' stands there for the second time"},
+    "usr_da_voc.txt": {
+        "a-b-c-1\na-b-c-1": "usr_da_voc.txt, line 2: 'a-b-c-1' stands there for the second time"
+    },
 }
 
 
@@ -93,11 +103,31 @@ def test_missing_and_broken_files_are_named(folder, name, text):
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        (("ind_slot_value_dist", "hotel", "info", "stars"), None, "expected 'stars' in ind_slot_value_dist/hotel/info, found ['area'"),
-        (("ind_slot_dist", "train", "book", "people"), None, "expected 'people' in ind_slot_dist/train/book, found []"),
-        (("ind_slot_dist", "hotel", "reqt", "adress"), 0.5, "ind_slot_dist/hotel: expected slots out of type, parking"),
-        (("ind_slot_value_dist", "hotel", "info", "area"), {}, "expected choices with a positive weight, got {}"),
-        (("ind_slot_value_dist", "hotel", "info", "area"), {"east": "often"}, "could not convert string to float"),
+        (
+            ("ind_slot_value_dist", "hotel", "info", "stars"),
+            None,
+            "expected 'stars' in ind_slot_value_dist/hotel/info, found ['area'",
+        ),
+        (
+            ("ind_slot_dist", "train", "book", "people"),
+            None,
+            "expected 'people' in ind_slot_dist/train/book, found []",
+        ),
+        (
+            ("ind_slot_dist", "hotel", "reqt", "adress"),
+            0.5,
+            "ind_slot_dist/hotel: expected slots out of type, parking",
+        ),
+        (
+            ("ind_slot_value_dist", "hotel", "info", "area"),
+            {},
+            "expected choices with a positive weight, got {}",
+        ),
+        (
+            ("ind_slot_value_dist", "hotel", "info", "area"),
+            {"east": "often"},
+            "could not convert string to float",
+        ),
         (("slots_combination_dist", "hotel"), None, "expected the key 'hotel'"),
     ],
 )
@@ -120,10 +150,20 @@ def test_goal_models_with_holes_are_refused(folder, path, value, told):
 def test_values_that_no_row_has_are_found_when_a_goal_is_drawn(folder):
     """A database and a goal model of different worlds: no restart helps, and the message says so."""
     file = folder / "db/hotel_db.json"
-    file.write_text(json.dumps([row | {"area": "elsewhere", "name": "x", "stars": "9", "type": "tent"} for row in json.loads(file.read_text())]))
+    file.write_text(
+        json.dumps(
+            [
+                row | {"area": "elsewhere", "name": "x", "stars": "9", "type": "tent"}
+                for row in json.loads(file.read_text())
+            ]
+        )
+    )
     world = load_world(folder)
     world.goals.orders = Draw({("hotel",): 1.0})
-    with pytest.raises(GoalError, match="expected a possible goal for hotel within 200 draws: the goal model's values do not fit"):
+    with pytest.raises(
+        GoalError,
+        match="expected a possible goal for hotel within 200 draws: the goal model's values do not fit",
+    ):
         world.goals.sample(random.Random(0), Options())
 
 
@@ -142,13 +182,17 @@ def test_sentences_are_read_when_needed(folder):
     world = load_world(folder)
     with pytest.raises(WorldError, match="manual_user_template_nlg.json, Hotel-Inform: expected"):
         _ = world.templates
-    with pytest.raises(WorldError, match="auto_user_template_nlg.json: expected a JSON file, found no such file"):
+    with pytest.raises(
+        WorldError, match="auto_user_template_nlg.json: expected a JSON file, found no such file"
+    ):
         _ = world.group_templates
 
 
 def test_the_town_is_a_function_of_its_seed(town):
     again, other = generate_town(0), generate_town(1)
-    assert [table.rows for table in again.database.tables.values()] == [table.rows for table in town.database.tables.values()]
+    assert [table.rows for table in again.database.tables.values()] == [
+        table.rows for table in town.database.tables.values()
+    ]
     assert other.database["hotel"].rows != town.database["hotel"].rows
     assert {domain: len(table.rows) for domain, table in town.database.tables.items()} == {
         "attraction": 40,
@@ -161,7 +205,8 @@ def test_the_town_is_a_function_of_its_seed(town):
 
 
 def test_the_town_is_as_hard_as_it_should_be(town):
-    """The rule policy mostly succeeds, the limit being references and answers about different rows, and its acts are in the town's vocabulary."""
+    """The rule policy mostly succeeds, the limit being references and answers about different rows, and its
+    acts are in the town's vocabulary."""
     simulator = Simulator(town)
     played = list(play(simulator, RulePolicy(town.database, simulator.options).respond, seed=0, episodes=400))
     assert 0.92 < sum(each.outcome.success for each in played) / 400 < 0.99
@@ -174,7 +219,9 @@ def test_the_town_is_as_hard_as_it_should_be(town):
 @pytest.mark.parametrize("world", ["town", pytest.param("multiwoz", marks=pytest.mark.realdata)])
 def test_everything_that_is_said_is_well_formed(world, request):
     simulator = Simulator(request.getfixturevalue(world))
-    for played in play(simulator, RulePolicy(simulator.world.database, simulator.options).respond, seed=0, episodes=400):
+    for played in play(
+        simulator, RulePolicy(simulator.world.database, simulator.options).respond, seed=0, episodes=400
+    ):
         for side, acts in played.turns:
             assert checked(acts, side=side) == acts
 

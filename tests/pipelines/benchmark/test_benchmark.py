@@ -16,10 +16,26 @@ from pipelines.benchmark.settings import BenchmarkConfig
 from pipelines.benchmark.training import make_batch
 from rl_dialog.errors import UserError
 
-TINY = {"rounds": 2, "warmup": 1, "threads": 1, "layers": 1, "attention_heads": 2, "width": 16, "vocabulary": 64, "rank": 4}
+TINY = {
+    "rounds": 2,
+    "warmup": 1,
+    "threads": 1,
+    "layers": 1,
+    "attention_heads": 2,
+    "width": 16,
+    "vocabulary": 64,
+    "rank": 4,
+}
 TINY |= {"batch_size": 2, "length": 16, "user_block": 4, "prompt": 4, "new_tokens": 3, "top_k": 5}
-FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))] + ["--batch_sizes", "1", "2"]
-SETTINGS = {"train": ["every token a decision", "half of the tokens the user's, blocks of 4"], "generate": ["batch 1", "batch 2"]}
+FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))] + [
+    "--batch_sizes",
+    "1",
+    "2",
+]
+SETTINGS = {
+    "train": ["every token a decision", "half of the tokens the user's, blocks of 4"],
+    "generate": ["batch 1", "batch 2"],
+}
 OURS = {"train": set(CONTENDERS), "generate": {"ilql mlp", "ilql lowrank"}}
 
 
@@ -56,17 +72,24 @@ def test_the_command(what, quiet, tmp_path):
     if sys.platform == "linux":
         assert "mmap_max=0" in report["machine"]["allocator"], "the run did not set its allocator"
     again = benchmark(what, *FLAGS, "--output_dir", out)
-    assert again.returncode == 2 and "already holds a run of `benchmark`: pass --overwrite" in again.stderr.replace("\n", " ")
+    assert (
+        again.returncode == 2
+        and "already holds a run of `benchmark`: pass --overwrite" in again.stderr.replace("\n", " ")
+    )
 
 
 @pytest.mark.slow
 def test_memory_is_measured_in_fresh_processes(tmp_path):
     out = tmp_path / "memory"
-    done = benchmark("memory", *FLAGS, "--contenders", "ilql mlp", "--vocabulary", "4096", "--output_dir", out)
+    done = benchmark(
+        "memory", *FLAGS, "--contenders", "ilql mlp", "--vocabulary", "4096", "--output_dir", out
+    )
     assert done.returncode == 0, done.stderr
     figures = figures_in(out)["figures"]
     assert set(figures) == {"plain", "ilql mlp"} and figures["plain"]["ratio"] == 1
-    assert figures["ilql mlp"]["peak_kib"] > figures["plain"]["peak_kib"] > 0  # four heads of 32 x 4096 numbers, with their moments
+    assert (
+        figures["ilql mlp"]["peak_kib"] > figures["plain"]["peak_kib"] > 0
+    )  # four heads of 32 x 4096 numbers, with their moments
 
 
 def test_simulated_users_are_measured_with_their_memory(tmp_path):
@@ -82,12 +105,19 @@ def test_simulated_users_are_measured_with_their_memory(tmp_path):
 def test_prepare_is_measured_with_its_memory(tmp_path):
     out = tmp_path / "prepare"
     small = ("--conversations", 200, "--turns", 2, "--exchanges", 30, "--turn_bytes", 100)
-    done = benchmark("prepare", *small, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--output_dir", out)
+    done = benchmark(
+        "prepare", *small, "--threads", 2, "--rounds", 1, "--warmup", 0, "--quiet", "--output_dir", out
+    )
     assert done.returncode == 0, done.stderr
     report = figures_in(out)
-    assert set(report["figures"]["200 conversations of 2 exchanges, 11 rewards, 2 CPUs"]) == {"plain", "prepare"}
+    assert set(report["figures"]["200 conversations of 2 exchanges, 11 rewards, 2 CPUs"]) == {
+        "plain",
+        "prepare",
+    }
     assert report["memory"]["worker at ten times the log"] > 0
-    assert list(report["long"]) == ["30 exchanges", "a turn of 100 bytes"] and all(row["tokenise"] > 0 for row in report["long"].values())
+    assert list(report["long"]) == ["30 exchanges", "a turn of 100 bytes"] and all(
+        row["tokenise"] > 0 for row in report["long"].values()
+    )
 
 
 def test_an_unknown_contender_is_named():
@@ -106,7 +136,16 @@ def test_the_batches():
     assert make_batch(config, 0).decisions == 2 * 15
     half = make_batch(config, 4)
     assert half.decisions == 2 * 8
-    assert half.act[0].nonzero().squeeze(1).tolist() == [3, 4, 5, 6, 11, 12, 13, 14]  # position t decides token t + 1
+    assert half.act[0].nonzero().squeeze(1).tolist() == [
+        3,
+        4,
+        5,
+        6,
+        11,
+        12,
+        13,
+        14,
+    ]  # position t decides token t + 1
 
 
 def test_a_ratio_is_taken_within_each_round():

@@ -1,4 +1,5 @@
-"""The parts of the CartPole check by hand: targets, priors, logs, true values, and that the seed reaches everything."""
+"""The parts of the CartPole check by hand: targets, priors, logs, true values, and that the seed reaches
+everything."""
 
 from __future__ import annotations
 
@@ -39,20 +40,31 @@ def steps_of(*terminated: bool) -> Transitions:
     """One log of made-up steps whose actions are 0, 1, 0, ..."""
     count = len(terminated)
     ended = torch.tensor([terminated])
-    return Transitions(torch.randn(1, count, 4), torch.arange(count)[None] % 2, torch.randn(1, count, 4), ended, ended.clone())
+    return Transitions(
+        torch.randn(1, count, 4),
+        torch.arange(count)[None] % 2,
+        torch.randn(1, count, 4),
+        ended,
+        ended.clone(),
+    )
 
 
 def test_without_a_prior_term_the_target_is_plain_q_learning():
-    """y = 1 + .95 max(3, 5) = 5.75 and, after a fall, 1. Q of the actions 0 and 1 is 5 and 4: Huber(-.75) + Huber(3) = .28125 + 2.5."""
+    """y = 1 + .95 max(3, 5) = 5.75 and, after a fall, 1. Q of the actions 0 and 1 is 5 and 4: Huber(-.75) +
+    Huber(3) = .28125 + 2.5."""
     batch, _, _ = steps_of(False, True).batch(torch.tensor([[0, 1]]), torch.tensor([[-0.1, -7.0]]))
-    online, target = torch.tensor([[5.0, 9.0], [9.0, 4.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 5.0], [8.0, 8.0]])
+    online, target = (
+        torch.tensor([[5.0, 9.0], [9.0, 4.0], [0.0, 0.0], [0.0, 0.0]]),
+        torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 5.0], [8.0, 8.0]]),
+    )
     loss = Q_LEARNING.loss(Outputs(Dense(online), lm_target=(Dense(target),)), batch)
     assert pytest.approx(0.95) == GAMMA
     assert loss.total.item() == pytest.approx(0.28125 + 2.5)
 
 
 def test_the_best_of_two_draws():
-    """p = (.2, .3, .5), Q = (3, 1, 2): 1 needs both draws, .09; 2 needs both in {1, 2} and one 2, .64 - .09; 0 needs one draw, 1 - .64."""
+    """p = (.2, .3, .5), Q = (3, 1, 2): 1 needs both draws, .09; 2 needs both in {1, 2} and one 2, .64 - .09;
+    0 needs one draw, 1 - .64."""
     prior, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([3.0, 1.0, 2.0])
     assert best_of(prior, q, 2).tolist() == pytest.approx([0.36, 0.09, 0.55])
     assert best_of(prior, q, 1).tolist() == pytest.approx(prior.tolist())
@@ -65,7 +77,9 @@ def test_networks_that_learn_side_by_side_do_not_meet():
     both, alone = Networks(2), Networks(1)
     for one, two in zip(alone.parameters(), both.parameters(), strict=True):
         one.data.copy_(two.data[1:])
-    own = Transitions(logs.observations[1:], logs.actions[1:], logs.following[1:], logs.terminated[1:], logs.ended[1:])
+    own = Transitions(
+        logs.observations[1:], logs.actions[1:], logs.following[1:], logs.terminated[1:], logs.ended[1:]
+    )
     before, logp = both.weights[0].clone(), torch.rand(2, 8).log()
     pair, single = Learner(WOP, both), Learner(WOP, alone)
     columns = torch.randint(0, 8, (20, 2, 4))
@@ -78,7 +92,8 @@ def test_networks_that_learn_side_by_side_do_not_meet():
 
 
 def test_several_target_passes_differ():
-    """Monte-Carlo targets come from real dropout: its masks differ between passes and not between the samples of one."""
+    """Monte-Carlo targets come from real dropout: its masks differ between passes and not between the samples
+    of one."""
     networks = Networks(1, dropout=0.5).train()
     observation = torch.randn(1, 1, 4).expand(1, 3, 4)
     first, second = networks(observation), networks(observation)
@@ -97,10 +112,21 @@ def test_logs_hold_every_step_once_and_know_falls_from_time_limits():
     assert ((angle > 0.2094) | (position > 2.4)).all()
 
     def balance(observations):  # falls towards where the pole leans and turns
-        return ((observations[:, 2] + 0.3 * observations[:, 3] + 0.02 * observations[:, 0] + 0.05 * observations[:, 1]) > 0).long()
+        return (
+            (
+                observations[:, 2]
+                + 0.3 * observations[:, 3]
+                + 0.02 * observations[:, 0]
+                + 0.05 * observations[:, 1]
+            )
+            > 0
+        ).long()
 
     upright = record(balance, 2, 2 * LIMIT, seed=0)
-    assert upright.ended.nonzero()[:, 1].tolist() == [LIMIT - 1, 2 * LIMIT - 1] * 2 and not upright.terminated.any()
+    assert (
+        upright.ended.nonzero()[:, 1].tolist() == [LIMIT - 1, 2 * LIMIT - 1] * 2
+        and not upright.terminated.any()
+    )
     assert upright.mean_return().tolist() == [LIMIT, LIMIT]
 
 
@@ -108,7 +134,14 @@ def test_cloning_brings_the_teacher_back():
     """BC on a balancing rule balances, and its mean return is measured per network."""
     rule = torch.tensor([0.02, 0.05, 1.0, 0.3])
     torch.manual_seed(0)
-    logs = record(lambda observations: torch.where(torch.rand(2) < 0.1, torch.randint(0, 2, (2,)), (observations @ rule > 0).long()), 2, 1000, seed=0)
+    logs = record(
+        lambda observations: torch.where(
+            torch.rand(2) < 0.1, torch.randint(0, 2, (2,)), (observations @ rule > 0).long()
+        ),
+        2,
+        1000,
+        seed=0,
+    )
     networks = Networks(2)
     before = returns(sampled(networks), 2, seed=1, episodes=10)
     learner = Learner(BC(), networks)
@@ -118,7 +151,8 @@ def test_cloning_brings_the_teacher_back():
 
 
 def test_the_vae_finds_known_probabilities():
-    """Two states, in which action 1 was taken in 20 % and in 90 %; two networks side by side, the second with the states the other way round."""
+    """Two states, in which action 1 was taken in 20 % and in 90 %; two networks side by side, the second with
+    the states the other way round."""
     states = torch.tensor([[0.0, 0.0, -0.1, 0.0], [0.0, 0.0, 0.1, 0.0]])
     which = torch.arange(1000) % 2
     often = torch.where(which == 0, 0.2, 0.9)
@@ -126,13 +160,17 @@ def test_the_vae_finds_known_probabilities():
     logs = Transitions.stack([steps_of(*[False] * 1000)] * 2)
     logs.observations, logs.actions = states[torch.stack([which, 1 - which])], actions.expand(2, -1)
     draws = torch.Generator().manual_seed(0)
-    prior = variational(logs, lambda step: torch.randint(0, 1000, (2, 64), generator=draws), steps=800, seed=0)
+    prior = variational(
+        logs, lambda step: torch.randint(0, 1000, (2, 64), generator=draws), steps=800, seed=0
+    )
     with torch.no_grad():
         found = prior(states.expand(2, -1, -1))
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
     torch.testing.assert_close(found[..., 1], torch.tensor([[0.2, 0.9], [0.9, 0.2]]), atol=0.06, rtol=0)
     logp = log_probability(prior, logs)
-    assert logp.shape == (2, 1000) and -logp.mean().item() == pytest.approx((0.5004 + 0.3251) / 2, abs=0.02)  # the entropies of 20 % and 90 %
+    assert logp.shape == (2, 1000) and -logp.mean().item() == pytest.approx(
+        (0.5004 + 0.3251) / 2, abs=0.02
+    )  # the entropies of 20 % and 90 %
 
 
 def test_what_is_added_to_a_clone_starts_at_its_log_probabilities():
@@ -140,13 +178,22 @@ def test_what_is_added_to_a_clone_starts_at_its_log_probabilities():
     added = Added(clone).eval()
     torch.testing.assert_close(added(observations), clone(observations).log_softmax(-1))
     logs = Transitions.stack([steps_of(*[False] * 8)] * 2)
-    learned = learn(WOP, logs, lambda step: torch.arange(8).expand(2, -1), steps=2, seed=0, prior_logp=torch.zeros(2, 8), above=clone)
+    learned = learn(
+        WOP,
+        logs,
+        lambda step: torch.arange(8).expand(2, -1),
+        steps=2,
+        seed=0,
+        prior_logp=torch.zeros(2, 8),
+        above=clone,
+    )
     assert torch.equal(learned.clone.weights[0], clone.weights[0]), "the clone learned"
     assert not torch.allclose(learned(observations), added(observations))
 
 
 def test_true_values_are_rolled_out():
-    """Upright, either action is made good: 1 + g + ... + g^199. A pole at 0.2 that falls at speed 3 has its last step now, whatever is done."""
+    """Upright, either action is made good: 1 + g + ... + g^199. A pole at 0.2 that falls at speed 3 has its
+    last step now, whatever is done."""
     states = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.2, 3.0], [0.0, 0.0, 0.15, 1.0]]])
     found = true_values(balancing, states)
     assert found[0, 0].tolist() == pytest.approx([(1 - GAMMA**LIMIT) / (1 - GAMMA)] * 2)
@@ -156,7 +203,8 @@ def test_true_values_are_rolled_out():
 
 
 def test_causes_count_what_is_right():
-    """Where a choice matters, the rule that never falls is right, its opposite is wrong, and a uniform prior has no opinion."""
+    """Where a choice matters, the rule that never falls is right, its opposite is wrong, and a uniform prior
+    has no opinion."""
     torch.manual_seed(0)
     logs = record(lambda observations: torch.randint(0, 2, (len(observations),)), 2, 300, seed=0)
     rule, opposite = Networks(2), Networks(2)
@@ -179,20 +227,33 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command(small, tmp_path, capsys):
-    """Both tables, the figures, the plot; the same seed draws the same and another seed other logs, priors and networks."""
+    """Both tables, the figures, the plot; the same seed draws the same and another seed other logs, priors
+    and networks."""
     settings = {"what": "cartpole", "seeds": 2, "steps": 3}
     found = main(BenchmarkConfig(**settings, output_dir=str(tmp_path)))
     report, printed = json.loads((tmp_path / "benchmark.json").read_text()), capsys.readouterr().out
-    assert found["plot"] == str(tmp_path / "cartpole.svg") and "<svg" in (tmp_path / "cartpole.svg").read_text()
+    assert (
+        found["plot"] == str(tmp_path / "cartpole.svg") and "<svg" in (tmp_path / "cartpole.svg").read_text()
+    )
     for name, values in report["returns"]["expert"].items():
         assert f"| {name} |" in printed and len(values) == 2
-    assert {"p, vae", "DBCQ, clone", "WOP, uniform", "WOP, from the clone, best action"} <= set(report["returns"]["full"])
+    assert {"p, vae", "DBCQ, clone", "WOP, uniform", "WOP, from the clone, best action"} <= set(
+        report["returns"]["full"]
+    )
     assert "% right there: DBCQ's Q" in report["causes"]["noisy"]
     again, other = (experiment(2, 3, seed=seed, variants=False).returns for seed in (0, 1))
     for buffer in again:
         assert {name: report["returns"][buffer][name] for name in again[buffer]} == again[buffer]
-    differs = [name for name in again["noisy"] if name != "behaviour" and again["noisy"][name] != other["noisy"][name]]
-    assert again["full"]["behaviour"] != other["full"]["behaviour"] and again["noisy"]["behaviour"] != other["noisy"]["behaviour"] and differs
+    differs = [
+        name
+        for name in again["noisy"]
+        if name != "behaviour" and again["noisy"][name] != other["noisy"][name]
+    ]
+    assert (
+        again["full"]["behaviour"] != other["full"]["behaviour"]
+        and again["noisy"]["behaviour"] != other["noisy"]["behaviour"]
+        and differs
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"seeds": 0}, {"steps": 0}, {"priors": ()}, {"seed": -1}])
@@ -203,5 +264,12 @@ def test_numbers_that_no_experiment_has(wrong):
 
 def test_figures_of_a_table():
     """A mean over seeds, a ratio of sums, nothing where there is nothing to divide by."""
-    lines = table({"full": {"a": [1.0, 3.0], "b": [(1.0, 2.0), (1.0, 0.0)], "c": [(0.0, 0.0)] * 2, "d": [5.0, 5.0]}}).splitlines()
-    assert lines[2].startswith("| a | 2 [") and lines[3].startswith("| b | 1") and lines[4] == "| c |  |" and lines[5] == "| d | 5 |"
+    lines = table(
+        {"full": {"a": [1.0, 3.0], "b": [(1.0, 2.0), (1.0, 0.0)], "c": [(0.0, 0.0)] * 2, "d": [5.0, 5.0]}}
+    ).splitlines()
+    assert (
+        lines[2].startswith("| a | 2 [")
+        and lines[3].startswith("| b | 1")
+        and lines[4] == "| c |  |"
+        and lines[5] == "| d | 5 |"
+    )
