@@ -60,7 +60,8 @@ class AtariVector(VectorEnv):
             raise UserError(f"{game} is played by ale-py: pip install ale-py") from error
         if num_envs < 1 or max_frames < 1 or not 0 < blank_from <= ROWS:
             raise UserError(
-                f"expected num_envs and max_frames of at least 1 and blank_from in 1..{ROWS}, got {num_envs}, {max_frames}, {blank_from}"
+                f"expected num_envs and max_frames of at least 1 and blank_from in 1..{ROWS}, got {num_envs},"
+                f" {max_frames}, {blank_from}"
             )
         if game not in get_all_rom_ids():
             raise UserError(f"unknown game {game!r}: expected one of {', '.join(sorted(get_all_rom_ids()))}")

@@ -193,7 +193,8 @@ class MovingDotVector(VectorEnv):
         self.max_steps = (MAX_STEPS if atari else 100 * SKIP) if max_steps is None else max_steps
         if self.noop_max < 0 or self.max_steps <= self.noop_max:
             raise UserError(
-                f"expected max_steps of more than noop_max, which is at least 0, got {self.max_steps} and {self.noop_max}"
+                f"expected max_steps of more than noop_max, which is at least 0, got {self.max_steps} and "
+                f"{self.noop_max}"
             )
         self.random_start, self.clipped_start, self.dead_zone = random_start, clipped_start, dead_zone
         pixels = observations == "pixels"

@@ -99,14 +99,16 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.dialogs < 1 or options.seed < 0:
         parser.error(
-            f"expected --dialogs of at least 1 and --seed of at least 0, got {options.dialogs} and {options.seed}"
+            f"expected --dialogs of at least 1 and --seed of at least 0, got {options.dialogs} and "
+            f"{options.seed}"
         )
     if options.logs:
         print(json.dumps(write_logs(options.logs, dialogs=options.dialogs, seed=options.seed)))
         return
     table = {f"optimum ({name})": (optimal_return(information=name), None) for name in ("full", "text")}
     print(
-        f"{'policy':<30} return per conversation, 95 % interval of {options.dialogs} conversations, seed {options.seed}"
+        f"{'policy':<30} return per conversation, 95 % interval of {options.dialogs} conversations, seed "
+        f"{options.seed}"
     )
     table |= {
         name: mean_interval(returns(make, conversations=options.dialogs, seed=options.seed))

@@ -122,7 +122,8 @@ def belief_of(messages: list[Message]) -> Belief:
         signal = (heard.tone, None if act in REACTIONS else heard.warmth, heard.topic != seen[turn].topic)
         if signal not in branches:
             raise UserError(
-                f"expected a user turn of this world as the answer to {reply!r}, got {messages[2 * turn + 2]['content']!r}"
+                f"expected a user turn of this world as the answer to {reply!r}, got "
+                f"{messages[2 * turn + 2]['content']!r}"
             )
         _, belief = branches[signal]
     return belief

@@ -191,11 +191,13 @@ MAX_WORDS, MAX_CHARACTERS = 40, 400  # nobody reads a longer reply
 # two replies that share this part of their distinct words (intersection over union) are the same reply
 REPEATED = 0.8
 COMMON_WORDS = words_of(
-    "a about after again also always an and any as at back because been before being best both but by come day don't each even ever favourite feel "
-    "few find first for from fun get glad go going got great had he her here him his i i'm if in into it it's its just keep kind know last later let "
-    "life little long love made make many me more most much my need never new next nice no not now of off often ok on one only or other our out over "
-    "people play really right said same say see she should so some something still such sure talk tell than thank thanks that that's the their them "
-    "then there these they thing things think this those though time to today together too try up us very want watch way we well with work world yes "
+    "a about after again also always an and any as at back because been before being best both but by come "
+    "day don't each even ever favourite feel few find first for from fun get glad go going got great had he "
+    "her here him his i i'm if in into it it's its just keep kind know last later let life little long love "
+    "made make many me more most much my need never new next nice no not now of off often ok on one only or "
+    "other our out over people play really right said same say see she should so some something still such "
+    "sure talk tell than thank thanks that that's the their them then there these they thing things think "
+    "this those though time to today together too try up us very want watch way we well with work world yes "
     "yet you you're your"
 )
 

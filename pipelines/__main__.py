@@ -32,7 +32,9 @@ ARCS = {
         "prefer_replies": "pairs of replies for people, or a reward, to compare",
         "label": "compare them, in the terminal or on a page for browsers",
         "play": "watch what a policy learned, beside what its reward model thinks of it",
-        "fit_reward": "a reward model over replies, from preferences or ratings, or a quick count of good and bad words",
+        "fit_reward": (
+            "a reward model over replies, from preferences or ratings, or a quick count of good and bad words"
+        ),
     },
     "Task-oriented dialog": {
         "simulate": "a policy meets simulated users, and learns from them",

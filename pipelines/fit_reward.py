@@ -237,7 +237,10 @@ def _write(
     sizes = ", ".join(f"{about['fitted_to'][name]} {name}" for name in ("pairs", "ratings", "conversations"))
     facts = [
         f"labels: {Path(source).name}: {sizes}",
-        f"objective: {config.objective}; base: {config.model_name_or_path or 'none, a new encoder'}; reads the {_reads(config)}",
+        (
+            f"objective: {config.objective}; base: {config.model_name_or_path or 'none, a new encoder'}; "
+            f"reads the {_reads(config)}"
+        ),
         f"{about['parameters']:,} parameters; seed {config.seed}",
     ]
     write_card(out / "README.md", facts, about["held_out"], words=config.model_name_or_path == WORDS)
@@ -246,7 +249,8 @@ def _write(
 def _check(config: FitRewardConfig) -> None:
     if sum(map(bool, (config.run, config.logs, config.data))) != 1:
         raise UserError(
-            "expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of prepare)"
+            "expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of "
+            "prepare)"
         )
     if config.labels and not config.run:
         raise UserError("--labels: expected --run, the folder with the replies that the labels are about")

@@ -150,7 +150,8 @@ def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
     if not teacher.version:
         raise UserError(
-            f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects them"
+            f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects "
+            "them"
         )
     return {
         name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics

@@ -119,7 +119,8 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
     elif not config.labels and not (folder / LOG).is_file():
         raise UserError(
-            f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with --source"
+            f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with "
+            "--source"
         )
     log = LabelLog(config.labels or f"sqlite:///{folder / LOG}", create=bool(config.source))
     segments = Segments(folder / "clips")

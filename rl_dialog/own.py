@@ -22,5 +22,6 @@ def own(name: str, what: str) -> Any:
             f"{module.replace('.', '/')}.py in the folder where the command starts, or in an installed module"
         )
         raise UserError(
-            f"{what} {name!r}: expected {attribute or 'module:Name'} in {where}, got {type(error).__name__}: {error}"
+            f"{what} {name!r}: expected {attribute or 'module:Name'} in {where}, got {type(error).__name__}: "
+            f"{error}"
         ) from error

@@ -166,7 +166,8 @@ def claim_output(
                 "--resume to go on with it or --overwrite" if hasattr(config, "resume") else "--overwrite"
             )
             raise UserError(
-                f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another --output_dir"
+                f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another "
+                "--output_dir"
             )
     out.mkdir(parents=True, exist_ok=True)
     save_config(config, settings, choices=choices)
@@ -181,7 +182,8 @@ def check_same(
     if different:
         told = "; ".join(f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3])
         raise UserError(
-            f"{out} was made with other settings: {told}. Resume it with the same ones, or choose another --output_dir"
+            f"{out} was made with other settings: {told}. Resume it with the same ones, or choose another "
+            "--output_dir"
         )
 
 

@@ -196,7 +196,8 @@ def postgres_url(postgres_server):
     url = f"postgresql://postgres:hunter2@/test_all?host={folder}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "
+            "pid != pg_backend_pid()"
         )
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")

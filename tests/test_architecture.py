@@ -90,7 +90,10 @@ def shown(path: Path) -> str:
 
 def test_the_reader_of_imports():
     """These tests are as good as what they see: aliases, nested and relative imports, names from packages."""
-    text = "import a.b as c, d\nfrom e import f\nfrom . import g\nfrom ..h import i\ndef x():\n    from j.k import (l, m)\n# import no\n'import no'\n"
+    text = (
+        "import a.b as c, d\nfrom e import f\nfrom . import g\nfrom ..h import i\ndef x():\n    from j.k "
+        "import (l, m)\n# import no\n'import no'\n"
+    )
     assert set(imports(text, "p.q")) == {
         "a.b",
         "d",

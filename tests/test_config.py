@@ -127,7 +127,10 @@ def test_scientific_notation_in_yaml(load):
     """YAML 1.1 reads 1e-4 as a string."""
     assert yaml.safe_load("1e-4") == "1e-4"
     config = load(
-        yaml="trainer: {learning_rate: 1e-4, max_steps: 1e3}\nrewards: {vote: 2e-1}\nmethod: {tau: 9e-1}\nshares: [1e-2, 3e-1]\n"
+        yaml=(
+            "trainer: {learning_rate: 1e-4, max_steps: 1e3}\nrewards: {vote: 2e-1}\nmethod: {tau: "
+            "9e-1}\nshares: [1e-2, 3e-1]\n"
+        )
     )
     assert config.trainer == Trainer(learning_rate=1e-4, max_steps=1000)
     assert isinstance(config.trainer.max_steps, int)
@@ -442,7 +445,10 @@ def test_programming_errors_keep_their_traceback(monkeypatch):
 
 def test_importing_the_config_is_light():
     """`--help` of any pipeline starts here: neither torch nor ray nor tyro."""
-    code = "import sys; import rl_dialog.config; print(sorted({'torch', 'ray', 'tyro', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys; import rl_dialog.config; print(sorted({'torch', 'ray', 'tyro', 'transformers'} & "
+        "set(sys.modules)))"
+    )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     ).stdout

@@ -175,22 +175,26 @@ def checked(acts: Iterable[Any], *, side: str) -> Acts:
         intent, domain, slot, _ = act
         if intent not in intents:
             raise ActError(
-                f"{where}: expected an intent of the {side}, {', '.join(sorted(intents))}, got {intent!r}.{nearest(intent, intents)}"
+                f"{where}: expected an intent of the {side}, {', '.join(sorted(intents))}, got "
+                f"{intent!r}.{nearest(intent, intents)}"
             )
         if domain == "general" or intent in GENERAL_INTENTS:
             if domain != "general" or intent not in GENERAL_INTENTS:
                 raise ActError(
-                    f"{where}: expected the domain general with {', '.join(sorted(GENERAL_INTENTS))}, and with these only"
+                    f"{where}: expected the domain general with {', '.join(sorted(GENERAL_INTENTS))}, and "
+                    "with these only"
                 )
         elif domain not in GOAL_SLOT or (domain == "Booking" and side == "user"):
             known = [name for name in GOAL_SLOT if side == "system" or name != "Booking"]
             raise ActError(
-                f"{where}: expected a domain, one of {', '.join([*known, 'general'])}, got {domain!r}.{nearest(domain, known)}"
+                f"{where}: expected a domain, one of {', '.join([*known, 'general'])}, got "
+                f"{domain!r}.{nearest(domain, known)}"
             )
         elif slot not in GOAL_SLOT[domain] and slot not in ANYWHERE:
             known = [*GOAL_SLOT[domain], NONE]
             raise ActError(
-                f"{where}: expected a slot of {domain}, one of {', '.join(known)}, got {slot!r}.{nearest(slot, known)}"
+                f"{where}: expected a slot of {domain}, one of {', '.join(known)}, got "
+                f"{slot!r}.{nearest(slot, known)}"
             )
         found.append(tuple(act))
     return tuple(found)
@@ -273,11 +277,13 @@ class Vocabulary:
             parts = token.split("-")
             if len(parts) != 4 or not all(parts) or not (parts[3] in ("?", NONE) or parts[3].isdecimal()):
                 raise ActError(
-                    f"{where}, line {number + 1}: expected Domain-Intent-Slot-V with V a number, ? or none, got {token!r}"
+                    f"{where}, line {number + 1}: expected Domain-Intent-Slot-V with V a number, ? or none, "
+                    f"got {token!r}"
                 )
             if self.index[token] != number:
                 raise ActError(
-                    f"{where}, line {self.index[token] + 1}: {token!r} stands there for the second time; delete one of the lines"
+                    f"{where}, line {self.index[token] + 1}: {token!r} stands there for the second time; "
+                    "delete one of the lines"
                 )
             domain, intent, slot, last = parts
             running = int(last) if last.isdecimal() else 0

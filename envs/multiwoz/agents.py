@@ -259,7 +259,8 @@ class Session:
     def __init__(self, user: UserAgent, system: SystemAgent | EndToEndAgent) -> None:
         if user.nlu is None and system.placeholders:
             raise UserError(
-                "expected a user with an nlu: what the databases put in place of a system's placeholders is only to be had from its words"
+                "expected a user with an nlu: what the databases put in place of a system's placeholders is "
+                "only to be had from its words"
             )
         self.simulator, self.user, self.system = user.simulator, user, system
 

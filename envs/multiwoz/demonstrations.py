@@ -102,7 +102,8 @@ def from_corpus(
             ]
         except (ActError, KeyError, TypeError, AttributeError) as error:
             raise CorpusError(
-                f"{where}: expected turns with dialog_act and metadata as in MultiWOZ 2.1, got {type(error).__name__} {error}"
+                f"{where}: expected turns with dialog_act and metadata as in MultiWOZ 2.1, got "
+                f"{type(error).__name__} {error}"
             ) from error
     if not rows:
         raise CorpusError(f"{path}: expected dialogs with system turns, found none")

@@ -74,7 +74,8 @@ class GoalModel:
         if unknown:
             near = nearest(unknown[0], GOAL_DOMAINS)
             raise UserError(
-                f"domain_ordering_dist: expected domains out of {', '.join(GOAL_DOMAINS)}, got {unknown[0]!r}.{near}"
+                f"domain_ordering_dist: expected domains out of {', '.join(GOAL_DOMAINS)}, got "
+                f"{unknown[0]!r}.{near}"
             )
         self.orders = Draw(orders)
         self.slot_odds = model["ind_slot_dist"]
@@ -124,7 +125,8 @@ class GoalModel:
             slot for kind in ("info", "reqt", "book") for slot in odds.get(kind, {}) if slot not in known
         ]:
             raise UserError(
-                f"ind_slot_dist/{domain}: expected slots out of {', '.join(known)}, got {unknown[0]!r}.{nearest(unknown[0], known)}"
+                f"ind_slot_dist/{domain}: expected slots out of {', '.join(known)}, got "
+                f"{unknown[0]!r}.{nearest(unknown[0], known)}"
             )
         if (
             domain == "taxi"
@@ -147,7 +149,8 @@ class GoalModel:
             if goal is not None:
                 return goal
         raise GoalError(
-            f"expected a possible goal for {domain} within {RESTARTS} draws: the goal model's values do not fit the database"
+            f"expected a possible goal for {domain} within {RESTARTS} draws: the goal model's values do not "
+            "fit the database"
         )
 
     def _attempt(self, domain: str, rng: random.Random, options: Options) -> DomainGoal | None:
@@ -313,7 +316,8 @@ def checked_goal(goal: Any, database: Database) -> Goal:
     order = goal.get("domain_ordering") or [key for key in goal if key != "domain_ordering"]
     if sorted(order) != sorted(key for key in goal if key != "domain_ordering"):
         raise GoalError(
-            f"expected domain_ordering to name each domain of the goal once, got {list(order)} and the domains {list(goal)}"
+            f"expected domain_ordering to name each domain of the goal once, got {list(order)} and the "
+            f"domains {list(goal)}"
         )
     return {domain: _checked_domain(domain, goal[domain], database) for domain in order}
 
@@ -321,13 +325,15 @@ def checked_goal(goal: Any, database: Database) -> Goal:
 def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
     if domain not in GOAL_DOMAINS:
         raise GoalError(
-            f"goal: expected domains out of {', '.join(GOAL_DOMAINS)}, got {domain!r}.{nearest(domain, GOAL_DOMAINS)}"
+            f"goal: expected domains out of {', '.join(GOAL_DOMAINS)}, got "
+            f"{domain!r}.{nearest(domain, GOAL_DOMAINS)}"
         )
     if not isinstance(parts, Mapping):
         raise GoalError(f"goal, {domain}: expected an object with {', '.join(PARTS)}, got {parts!r:.80}")
     if unknown := [part for part in parts if part not in PARTS]:
         raise GoalError(
-            f"goal, {domain}: expected parts out of {', '.join(PARTS)}, got {unknown[0]!r}.{nearest(unknown[0], PARTS)}"
+            f"goal, {domain}: expected parts out of {', '.join(PARTS)}, got "
+            f"{unknown[0]!r}.{nearest(unknown[0], PARTS)}"
         )
     reqt = parts.get("reqt", {})
     reqt = dict(reqt) if isinstance(reqt, Mapping) else dict.fromkeys(reqt, "?")
@@ -340,7 +346,8 @@ def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
         for slot, value in slots.items():
             if slot not in known:
                 raise GoalError(
-                    f"goal, {domain}, {part}: expected slots out of {', '.join(known) or 'none'}, got {slot!r}.{nearest(slot, known)}"
+                    f"goal, {domain}, {part}: expected slots out of {', '.join(known) or 'none'}, got "
+                    f"{slot!r}.{nearest(slot, known)}"
                 )
             if not isinstance(value, str):
                 raise GoalError(f"goal, {domain}, {part}, {slot}: expected a string, got {value!r}")
@@ -352,6 +359,7 @@ def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
         )
     if domain in database and not database[domain].match(found["info"].items()):
         raise GoalError(
-            f"goal, {domain}: expected an info that some row of the database meets, got {found['info']}; change or drop a constraint"
+            f"goal, {domain}: expected an info that some row of the database meets, got {found['info']}; "
+            "change or drop a constraint"
         )
     return found

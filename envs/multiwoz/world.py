@@ -36,7 +36,10 @@ NEEDED = {
     "police": ("name", "phone", "address"),
 }
 GOAL_MODEL = "goal/new_goal_model.json"
-WHENCE = "The files are those of ConvLab-2's data/multiwoz, see envs/multiwoz/README.md; without --world a generated town is used"
+WHENCE = (
+    "The files are those of ConvLab-2's data/multiwoz, see envs/multiwoz/README.md; without --world a "
+    "generated town is used"
+)
 
 
 class WorldError(UserError):
@@ -103,13 +106,15 @@ def load_world(folder: str | Path = "") -> World:
     path = Path(folder)
     if not path.is_dir():
         raise WorldError(
-            f"{path}: expected a folder with world files, found {'a file' if path.exists() else 'nothing'}. {WHENCE}"
+            f"{path}: expected a folder with world files, found {'a file' if path.exists() else 'nothing'}. "
+            f"{WHENCE}"
         )
     tables = {domain: _rows(path / f"db/{domain}_db.json", NEEDED[domain]) for domain in TABLES}
     taxi = _json(path / "db/taxi_db.json", dict)
     if not isinstance(taxi.get("taxi_types"), list) or not taxi["taxi_types"]:
         raise WorldError(
-            f"{path}/db/taxi_db.json: expected a list of makes under taxi_types, found the keys {sorted(taxi)}"
+            f"{path}/db/taxi_db.json: expected a list of makes under taxi_types, found the keys "
+            f"{sorted(taxi)}"
         )
     return build_world(
         str(path),
@@ -160,7 +165,8 @@ def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, Any]]:
             raise WorldError(f"{path}, row {number}: expected an object, found {row!r:.80}")
         if missing := [slot for slot in needed if not isinstance(row.get(slot), str)]:
             raise WorldError(
-                f"{path}, row {number}: expected text in {missing[0]!r}, found {row.get(missing[0])!r:.80} (the row has {sorted(row)})"
+                f"{path}, row {number}: expected text in {missing[0]!r}, found {row.get(missing[0])!r:.80} "
+                f"(the row has {sorted(row)})"
             )
     return rows
 
@@ -180,7 +186,8 @@ def _json(path: Path, kind: type) -> Any:
         raise WorldError(f"{path}: expected JSON in UTF-8, found {error}. Download the file again") from error
     if not isinstance(value, kind):
         raise WorldError(
-            f"{path}: expected {'an object' if kind is dict else 'a list'} at the top, found {type(value).__name__}"
+            f"{path}: expected {'an object' if kind is dict else 'a list'} at the top, found "
+            f"{type(value).__name__}"
         )
     return value
 

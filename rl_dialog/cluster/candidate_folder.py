@@ -128,7 +128,8 @@ def check_texts(work: Path, ingredients: dict[str, Any]) -> None:
     if kept != ingredients["texts"]:
         changed = ", ".join(_differences(kept, ingredients["texts"]))
         raise UserError(
-            f"{work.parent} holds candidates of another {changed}: choose another --output_dir, or delete them with --overwrite"
+            f"{work.parent} holds candidates of another {changed}: choose another --output_dir, or delete "
+            "them with --overwrite"
         )
 
 

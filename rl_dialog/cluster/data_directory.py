@@ -232,7 +232,8 @@ def _count_figures(scored: Scored, shards: Mapping[str, Sequence[Shard]], *, spl
     shared = shared_contexts(scored)
     if shared and split == "hash" and scored.split_by == "first_turn":
         raise RuntimeError(
-            f"{shared} contexts are in two splits although splits are by context: this is a defect of prepare, please report it"
+            f"{shared} contexts are in two splits although splits are by context: this is a defect of "
+            "prepare, please report it"
         )
     return {
         "split_by": scored.split_by,

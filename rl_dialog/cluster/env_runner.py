@@ -62,7 +62,8 @@ class VectorEnvRunner(SingleAgentEnvRunner):
                 force_reset: bool = False) -> list[SingleAgentEpisode]:  # fmt: skip
         if num_timesteps is None or random_actions:
             raise UserError(
-                f"expected a number of timesteps and the policy's actions, got {num_episodes} episodes, random: {random_actions}"
+                f"expected a number of timesteps and the policy's actions, got {num_episodes} episodes, "
+                f"random: {random_actions}"
             )
         if force_reset or self._needs_initial_reset:
             self._reset()
@@ -79,7 +80,11 @@ class VectorEnvRunner(SingleAgentEnvRunner):
             self.observations, rewards, terminated, truncated, infos = self.env.step(self._for_env(actions))
             rows.append(
                 row
-                | {Columns.REWARDS: rewards, Columns.TERMINATEDS: terminated, Columns.TRUNCATEDS: truncated}
+                | {
+                    Columns.REWARDS: rewards,
+                    Columns.TERMINATEDS: terminated,
+                    Columns.TRUNCATEDS: truncated,
+                }
             )
             taken += self.num_envs - int(row["starting"].sum())
             self.returns += rewards

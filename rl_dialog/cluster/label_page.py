@@ -63,7 +63,8 @@ def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page:
     url = database_url(labels)
     if url.password or set(SECRET) & set(url.query):
         raise UserError(
-            "labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which Ray shows"
+            "labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which"
+            " Ray shows"
         )
     with quiet():
         serve.start(http_options={"host": host, "port": port})

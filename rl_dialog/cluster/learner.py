@@ -148,7 +148,8 @@ class LearnedRewards(ConnectorV2):
         for episode, rewards in zip(episodes, found, strict=True) if found is not None else ():
             if np.shape(rewards) != (len(episode),):
                 raise UserError(
-                    f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape {np.shape(rewards)}"
+                    f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape "
+                    f"{np.shape(rewards)}"
                 )
             episode.rewards = InfiniteLookbackBuffer(
                 np.asarray(rewards, np.float32)

@@ -85,7 +85,8 @@ def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
         fruitless = 0 if answered or steps else fruitless + 1
         if fruitless == FRUITLESS:
             raise UserError(
-                f"{FRUITLESS} rounds were played and no label came of them: {asked['clips']} different clips at hand"
+                f"{FRUITLESS} rounds were played and no label came of them: {asked['clips']} different clips "
+                "at hand"
             )
         if plan.gather and asked["labels"] >= plan.gather:
             break
@@ -294,7 +295,8 @@ class Supervisor:
         self._report(role.name, role.pid, why, role.restarts)
         if role.failures > RESTARTS:
             raise UserError(
-                f"the role {role.name} died {role.failures} times without a step in between ({why}); RL_DIALOG_DEBUG=1 shows Ray's log"
+                f"the role {role.name} died {role.failures} times without a step in between ({why}); "
+                "RL_DIALOG_DEBUG=1 shows Ray's log"
             )
         ray.kill(role.actor)
         self._start(role)

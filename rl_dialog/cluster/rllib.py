@@ -137,7 +137,8 @@ class PolicyTrainer:
             self.runner.get_metrics()
         if not episodes:
             raise UserError(
-                "expected episodes from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log"
+                "expected episodes from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 "
+                "shows Ray's log"
             )
         return [trajectory_of(each) for each in episodes]
 
@@ -269,7 +270,8 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     sampled, learned = result.get("env_runners", {}), result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
     if not sampled.get("num_env_steps_sampled"):  # an asynchronous learner may have nothing to say yet
         raise UserError(
-            "expected steps from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows Ray's log"
+            "expected steps from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows "
+            "Ray's log"
         )
     names = {
         "policy_loss": "policy_loss",

@@ -107,7 +107,8 @@ class Workers:
             ready, _ = ray.wait(list(running), timeout=5.0)
             if not ready and time.monotonic() - last > stalled:
                 raise TimeoutError(
-                    f"waited {stalled:.0f} s for {len(running)} rollout workers; {done} of {len(chunks)} chunks are done"
+                    f"waited {stalled:.0f} s for {len(running)} rollout workers; {done} of {len(chunks)} "
+                    "chunks are done"
                 )
             for result in ready:
                 worker, chunk = running.pop(result)
@@ -197,10 +198,8 @@ def play_in_order(
     workers this process plays."""
     chunks = split(episodes, size)
     with (
-        Workers(make_player, num_workers, address=address)
-        if num_workers
-        else nullcontext(make_player()) as players
-    ):
+        Workers(make_player, num_workers, address=address) if num_workers else nullcontext(make_player())
+    ) as players:
         done = (
             players.play_chunks(chunks, *arguments)
             if num_workers

@@ -162,7 +162,8 @@ def read_group(table: pa.Table, *, scoring: Scoring) -> Iterator[pa.Table]:
             if isinstance(item, Bad):
                 if scoring.strict:
                     raise UserError(
-                        f"{item} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)"
+                        f"{item} (a strict run stops at the first bad record; without --strict it goes to "
+                        "quarantine.jsonl)"
                     )
                 chunk.add(entry["index"], "bad", json.dumps(asdict(item), ensure_ascii=False))
             else:
@@ -272,7 +273,8 @@ class Scorer:
         bad = Bad(row["file"], f"record {row['record']}", reason, dialog.source, shown(row["json"]))
         if self.scoring.strict:
             raise UserError(
-                f"{bad} (a strict run stops at the first bad record; without --strict it goes to quarantine.jsonl)"
+                f"{bad} (a strict run stops at the first bad record; without --strict it goes to "
+                "quarantine.jsonl)"
             )
         chunk.bad.append(json.dumps(asdict(bad), ensure_ascii=False))
         chunk.counts[row["log"], dialog.source, "quarantined"] += 1

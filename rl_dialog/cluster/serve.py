@@ -265,8 +265,9 @@ def _deploy(args: dict[str, Any], patience: float) -> None:
             return
         time.sleep(0.2)
     raise UserError(
-        f"waited {patience:g} s for replicas with the new models: {', '.join(_replicas()) or 'none'} run, Serve says: {_message() or 'nothing'}; "
-        f"the cluster has {ray.available_resources().get('CPU', 0):g} CPUs left (--cpus_per_replica)"
+        f"waited {patience:g} s for replicas with the new models: {', '.join(_replicas()) or 'none'} run, "
+        f"Serve says: {_message() or 'nothing'}; the cluster has {ray.available_resources().get('CPU', 0):g} "
+        "CPUs left (--cpus_per_replica)"
     )
 
 
@@ -411,5 +412,6 @@ def require_shared_store(url: str) -> None:
     machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if url.startswith("sqlite") and len(machines) > 1:
         raise UserError(
-            f"store: expected postgresql://..., which all {len(machines)} machines of the cluster can reach, got an SQLite file"
+            f"store: expected postgresql://..., which all {len(machines)} machines of the cluster can reach, "
+            "got an SQLite file"
         )

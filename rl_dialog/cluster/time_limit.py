@@ -39,4 +39,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def too_long(seconds: float, what: str) -> str:
     """The reason in quarantine."""
-    return f"expected a record that is {what} within {seconds:g} s, got one that takes longer: raise --record_seconds, or 0 for no limit"
+    return (
+        f"expected a record that is {what} within {seconds:g} s, got one that takes longer: raise "
+        "--record_seconds, or 0 for no limit"
+    )

@@ -50,7 +50,8 @@ class Resources:
         if lacking := [name for name, amount in wanted.items() if amount > here.get(name, 0.0)]:
             name = lacking[0]
             raise UserError(
-                f"a trial takes {wanted[name]:g} {name}s ({self.workers} workers), the cluster has {here.get(name, 0.0):g}"
+                f"a trial takes {wanted[name]:g} {name}s ({self.workers} workers), the cluster has "
+                f"{here.get(name, 0.0):g}"
             )
         return int(min(here[name] // amount for name, amount in wanted.items() if amount))
 

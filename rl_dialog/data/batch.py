@@ -144,7 +144,8 @@ def collate(
         ids[b, :length], mask[b, :length] = row.input_ids, True
         if row.assistant[0]:
             raise UserError(
-                "expected a state before the first action: a row may not begin with an assistant token (render a generation prompt first)"
+                "expected a state before the first action: a row may not begin with an assistant token "
+                "(render a generation prompt first)"
             )
         act[b, : length - 1] = row.assistant[1:]
         where = np.flatnonzero(act[b])
@@ -201,7 +202,9 @@ def _gathered(
         dones=ends,
         turn_end=turn_end.flatten()[decisions],
         rows=rows,
-        prior_logp=None
-        if prior_logp is None
-        else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32)),
+        prior_logp=(
+            None
+            if prior_logp is None
+            else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32))
+        ),
     )

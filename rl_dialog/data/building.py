@@ -57,7 +57,8 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise UserError(
-            f"{out} exists and is not empty: choose another --output_dir, or replace the data directory there with --overwrite"
+            f"{out} exists and is not empty: choose another --output_dir, or replace the data directory there"
+            " with --overwrite"
         )
     try:
         load_manifest(out)

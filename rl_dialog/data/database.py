@@ -55,7 +55,8 @@ def database_url(url: str | URL) -> URL:
         or parsed.host
     ):
         raise UserError(
-            f"expected a file's path and no options (sqlite:///chats.db, sqlite:////folder/chats.db), got {shown!r}"
+            "expected a file's path and no options (sqlite:///chats.db, sqlite:////folder/chats.db), got "
+            f"{shown!r}"
         )
     return URL.create("sqlite", database=str(Path(parsed.database).absolute()))
 
@@ -82,7 +83,8 @@ def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "st
         raise UserError(f"expected an SQLite file with a {what}, found nothing at {path}")
     if path and not path.parent.is_dir():
         raise UserError(
-            f"expected a folder for the SQLite file {path}, found none: make the folder {path.parent}, or name another one"
+            f"expected a folder for the SQLite file {path}, found none: make the folder {path.parent}, or "
+            "name another one"
         )
     engine = _sqlite_engine(url) if path else _postgresql_engine(url)
     try:
@@ -187,7 +189,8 @@ def _check_encoding(connection: Connection, name: str) -> None:
     encoding = connection.scalar(text("SHOW server_encoding"))
     if encoding != "UTF8":
         raise UserError(
-            f"expected a database that stores UTF8, got {encoding} in {name}: create it with `createdb --encoding UTF8 --template template0`"
+            f"expected a database that stores UTF8, got {encoding} in {name}: create it with `createdb "
+            "--encoding UTF8 --template template0`"
         )
 
 
@@ -207,8 +210,8 @@ def _check_tables(connection: Connection, metadata: MetaData, name: str, what: s
         columns = {column["name"] for column in inspector.get_columns(table.name)}
         if missing := [column.name for column in table.columns if column.name not in columns]:
             raise UserError(
-                f"expected a {what}, missing the columns {', '.join(missing)} of the table {table.name} in {name}: "
-                "it is another program's, or another version's; name another database"
+                f"expected a {what}, missing the columns {', '.join(missing)} of the table {table.name} in "
+                f"{name}: it is another program's, or another version's; name another database"
             )
 
 

@@ -259,7 +259,8 @@ def _judged(path: str, reader: str | None, seen: dict[Path, str]) -> list[LogFil
     name = shown_url(url)
     if reader not in (None, "served"):
         raise UserError(
-            f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read stores and files together"
+            f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read "
+            "stores and files together"
         )
     if Path(name) in seen:
         return [Skipped(name, f"also given as {seen[Path(name)]}")]

@@ -64,7 +64,8 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
         version = manifest.get("version")
         why = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
         raise UserError(
-            f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare` again{why}"
+            f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare`"
+            f" again{why}"
         )
     return manifest
 

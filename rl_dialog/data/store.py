@@ -304,9 +304,10 @@ class Store:
             last, last_turn = connection.execute(
                 select(func.max(TURNS.c.chat), func.max(TURNS.c.number))
             ).one()
-        return list(
-            zip(firsts, [*(first - 1 for first in firsts[1:]), last], strict=bool(firsts))
-        ), last_turn or 0
+        return (
+            list(zip(firsts, [*(first - 1 for first in firsts[1:]), last], strict=bool(firsts))),
+            last_turn or 0,
+        )
 
     def extent(self) -> dict[str, Any]:
         """How far the store has come: {"chats", "turns", "last_chat", "last_turn", "updated"}."""
@@ -345,7 +346,8 @@ class Store:
                 connection.execute(insert(KEYS).values(row))
         except IntegrityError:
             raise UserError(
-                f"expected a new name for the key, got {name!r}, which there is: revoke that key first, or choose another name"
+                f"expected a new name for the key, got {name!r}, which there is: revoke that key first, or "
+                "choose another name"
             ) from None
         return key
 
@@ -369,7 +371,8 @@ class Store:
             )
         if not known:
             raise KeyError(
-                f"expected the name of a key, got {name!r}; there are {', '.join(key.name for key in self.keys()) or 'none'}"
+                f"expected the name of a key, got {name!r}; there are "
+                f"{', '.join(key.name for key in self.keys()) or 'none'}"
             )
 
     def keys(self) -> list[Key]:
@@ -448,7 +451,8 @@ def _own_turn(connection: Connection, completion: str, choice: int, key: str) ->
     row = connection.execute(query.with_for_update(of=CHATS)).first() if known else None
     if row is None:
         raise KeyError(
-            f"expected the id of a completion of this API key and one of its choices, got {completion!r}, choice {choice!r}"
+            f"expected the id of a completion of this API key and one of its choices, got {completion!r}, "
+            f"choice {choice!r}"
         )
     return row
 

@@ -99,7 +99,10 @@ class Row:
 
 # English endings, words with at most one capital letter, words of scripts without case, single signs, spaces;
 # a space belongs to what follows it.
-WORDS = r"'(?i:s|t|re|ve|m|ll|d)(?!\p{L})| ?\p{Lu}?[\p{Ll}\p{M}]+| ?[\p{Lo}\p{Lm}\p{M}]+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
+WORDS = (
+    r"'(?i:s|t|re|ve|m|ll|d)(?!\p{L})| ?\p{Lu}?[\p{Ll}\p{M}]+| ?[\p{Lo}\p{Lm}\p{M}]+| ?\p{L}| ?\p{N}|"
+    r" ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
+)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrainedTokenizerFast:
@@ -112,8 +115,8 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> PreTrain
     """
     if vocab_size < LEAST_VOCABULARY:
         raise UserError(
-            f"expected --vocab_size of at least {LEAST_VOCABULARY} (256 bytes and {LEAST_VOCABULARY - 256} special tokens: each character is one), "
-            f"got {vocab_size}"
+            f"expected --vocab_size of at least {LEAST_VOCABULARY} (256 bytes and {LEAST_VOCABULARY - 256} "
+            f"special tokens: each character is one), got {vocab_size}"
         )
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -152,11 +155,13 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(str(name_or_path))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"no tokenizer at {str(name_or_path)!r}: expected a hub name or a directory with tokenizer files ({error})"
+            f"no tokenizer at {str(name_or_path)!r}: expected a hub name or a directory with tokenizer files "
+            f"({error})"
         ) from error
     if not tokenizer.is_fast:
         raise UserError(
-            f"{name_or_path}: expected a fast tokenizer (tokenizer.json), because masks need character offsets"
+            f"{name_or_path}: expected a fast tokenizer (tokenizer.json), because masks need character "
+            "offsets"
         )
     if tokenizer.chat_template is None:
         tokenizer.add_special_tokens({"additional_special_tokens": list(ROLE_TOKENS), "eos_token": END})
@@ -174,7 +179,8 @@ def require_hub_name_or_directory(name_or_path: str | Path) -> None:
     hub_name = len(others) < 2 and first not in ("", ".", "..", "~") and not (others and Path(first).is_dir())
     if not hub_name and not Path(name_or_path).exists():
         raise UserError(
-            f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found nothing there"
+            f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found "
+            "nothing there"
         )
 
 
@@ -512,8 +518,8 @@ def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
         )
         raise TemplateError(
             f"dialog {dialog!r}: the chat template changes earlier text when message {number} is added: "
-            f"expected {prefix[at : at + 40]!r} at character {at}, "
-            f"got {text[at : at + 40]!r}. Training masks need a template that only appends; set `tokenizer.chat_template` to one that does "
+            f"expected {prefix[at : at + 40]!r} at character {at}, got {text[at : at + 40]!r}. Training "
+            "masks need a template that only appends; set `tokenizer.chat_template` to one that does "
             "(rl_dialog.data.tokenize.CHAT_TEMPLATE is such a template)."
         )
 

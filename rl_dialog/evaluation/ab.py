@@ -163,7 +163,8 @@ def compare_served(
     """
     if not chats:
         raise UserError(
-            "expected served chats with replies, found none: talk to a model first (python -m pipelines.serve --help)"
+            "expected served chats with replies, found none: talk to a model first (python -m pipelines.serve"
+            " --help)"
         )
     drawn, asked = (
         [chat for chat in chats if bool(chat.drawn) is wanted and chat.counted] for wanted in (True, False)
@@ -175,7 +176,8 @@ def compare_served(
     names = [arm.name for arm in arms]
     if baseline and baseline not in names:
         raise UserError(
-            f"--baseline: expected a model that the server drew, {', '.join(names) or 'of which there are none'}, got {baseline!r}"
+            "--baseline: expected a model that the server drew, "
+            f"{', '.join(names) or 'of which there are none'}, got {baseline!r}"
         )
     arms.sort(key=lambda arm: arm.name != baseline)  # stable: the others stay in the order of time
     differences = [_difference(arm, arms[0], known or {}, replicates, seed) for arm in arms[1:]]
@@ -264,22 +266,26 @@ def _notes(chats: Sequence[Chat], arms: Sequence[Arm], differences: Sequence[Dif
     for change in differences:
         if not all(change.chats):
             notes.append(
-                f"{change.arm.name} and {change.baseline.name} never got new chats at the same time: there is no comparison"
+                f"{change.arm.name} and {change.baseline.name} never got new chats at the same time: there is"
+                " no comparison"
             )
         elif left := sum(len(side.chats) for side in (change.arm, change.baseline)) - sum(change.chats):
             notes.append(
-                f"{change.arm.name} - {change.baseline.name}: {left} chats began when only one of the two got new ones and do not count"
+                f"{change.arm.name} - {change.baseline.name}: {left} chats began when only one of the two got"
+                " new ones and do not count"
             )
     switched = [chat for chat in chats if len(chat.counted) < len(chat.replies)]
     if switched:
         lost = sum(len(chat.replies) - len(chat.counted) for chat in switched)
         notes.append(
-            f"{len(switched)} chats were not answered by one model alone: {lost} replies from the change on, and their ratings, do not count"
+            f"{len(switched)} chats were not answered by one model alone: {lost} replies from the change on, "
+            "and their ratings, do not count"
         )
     named = [chat.user for arm in arms for chat in arm.chats if chat.user]
     if len(set(named)) < len(named):
         notes.append(
-            f"{len(named)} chats are by {len(set(named))} users: the intervals take a user's chats for those of different people"
+            f"{len(named)} chats are by {len(set(named))} users: the intervals take a user's chats for those "
+            "of different people"
         )
     return notes
 
@@ -298,28 +304,38 @@ def sections(comparison: Comparison) -> list[Section]:
             "Votes", [VOTES_TEXT], _table(arms, first), comparison.notes, ("votes.png", png) if png else None
         ),
         _differences(comparison, [*first, *ratings, *TEXTS]),
-        Section(
-            "Ratings",
-            ["Of whole chats, by their users; the mean over the chats that have one."],
-            _table(arms, ratings),
-        )
-        if ratings
-        else None,
+        (
+            Section(
+                "Ratings",
+                ["Of whole chats, by their users; the mean over the chats that have one."],
+                _table(arms, ratings),
+            )
+            if ratings
+            else None
+        ),
         Section("Replies", [TEXTS_TEXT], _table(arms, TEXTS)),
-        Section("Not part of the comparison", [APART_TEXT], _table(comparison.apart, first))
-        if comparison.apart
-        else None,
+        (
+            Section("Not part of the comparison", [APART_TEXT], _table(comparison.apart, first))
+            if comparison.apart
+            else None
+        ),
         _models(every),
     ]
     return [section for section in found if section is not None]
 
 
 VOTES_TEXT = (
-    "Of the chats whose model the server drew. Thumbs up, down and the mean vote (1, 0 or -1) are over the replies that were voted on. "
-    "95 % bootstrap intervals over chats."
+    "Of the chats whose model the server drew. Thumbs up, down and the mean vote (1, 0 or -1) are over the "
+    "replies that were voted on. 95 % bootstrap intervals over chats."
 )
-TEXTS_TEXT = "Repeated: the same as an earlier reply of the chat, or nearly. Seconds: from the request to the end of the reply, waiting included."
-APART_TEXT = "Chats for which the client chose the model. Who asks for a model is no random part of the users, so these say nothing about its merit."
+TEXTS_TEXT = (
+    "Repeated: the same as an earlier reply of the chat, or nearly. Seconds: from the request to the end of "
+    "the reply, waiting included."
+)
+APART_TEXT = (
+    "Chats for which the client chose the model. Who asks for a model is no random part of the users, so "
+    "these say nothing about its merit."
+)
 
 
 def _table(arms: Sequence[Arm], names: Sequence[str]) -> Table:
@@ -350,7 +366,8 @@ def _differences(comparison: Comparison, names: Sequence[str]) -> Section | None
         for name in having
     ]
     text = [
-        "Over the chats that began while both got new ones. Where the interval leaves out 0, the luck of the draw hardly explains it."
+        "Over the chats that began while both got new ones. Where the interval leaves out 0, the luck of the "
+        "draw hardly explains it."
     ]
     return Section(
         "Difference",

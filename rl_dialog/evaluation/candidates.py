@@ -100,7 +100,8 @@ def make_candidates(
     """
     if not contexts or count < 1:
         raise UserError(
-            f"expected at least one context and one candidate, got {len(contexts)} contexts and {count} candidates"
+            f"expected at least one context and one candidate, got {len(contexts)} contexts and {count} "
+            "candidates"
         )
     conversations = [dialog.messages[:i] for dialog, i in contexts]
     replies = candidate_replies(
@@ -113,7 +114,8 @@ def make_candidates(
         sizes = [model.get_output_embeddings().weight.shape[0] for model in (policy, ranker)]
         if sizes[0] != sizes[1]:
             raise UserError(
-                f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it ranks, got {sizes[1]}"
+                f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it "
+                f"ranks, got {sizes[1]}"
             )
         table = critic_table(ranker, tokenizer, conversations, replies, decoding)
         critic |= {f"ranker's {way}": values for way, values in table.items()}

@@ -155,9 +155,10 @@ def _runs_of(tasks: Sequence[ComparedTask], method: str) -> list[str]:
 def _notes(tasks: Sequence[ComparedTask]) -> list[str]:
     """What the columns mean, then everything that is missing and why."""
     notes = [
-        "Figures are means over seeds with 95 % bootstrap intervals over seeds and conversations, crossed. Δ is the difference to `bc` at the same "
-        "kind of checkpoint (to its best where a method has only one), paired by conversation; bold where the interval of Δ lies on the better side "
-        "of 0, which one in forty does by chance."
+        "Figures are means over seeds with 95 % bootstrap intervals over seeds and conversations, crossed. Δ "
+        "is the difference to `bc` at the same kind of checkpoint (to its best where a method has only one), "
+        "paired by conversation; bold where the interval of Δ lies on the better side of 0, which one in "
+        "forty does by chance."
     ]
     notes += [f"{task.title}: {task.about}" for task in tasks if task.about]
     for task in tasks:
@@ -206,7 +207,8 @@ def replace_table(text: str, table: str) -> str:
     _, closed, after = rest.partition(END)
     if not found or not closed or BEGIN in rest or END in after:
         raise UserError(
-            f"expected the line {BEGIN} and below it the line {END}, once each: put them where the table shall stand"
+            f"expected the line {BEGIN} and below it the line {END}, once each: put them where the table "
+            "shall stand"
         )
     return f"{before}{BEGIN}\n{table}{END}{after}"
 

@@ -176,7 +176,10 @@ def to_html(title: str, found: Sequence[Section]) -> str:
                 f'<div><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></div>'
             )
         parts += [_html_sample(sample) for sample in section.samples]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport"'
+        f' content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n'
         + "\n".join(parts)
@@ -210,7 +213,10 @@ def _html_sample(sample: Sample) -> str:
         for c in sample.columns
     )
     if sample.folded:
-        return f'<details><summary>{html.escape(sample.title)}</summary><div class="sample">{columns}</div></details>'
+        return (
+            f"<details><summary>{html.escape(sample.title)}</summary><div"
+            f' class="sample">{columns}</div></details>'
+        )
     return f'<h3>{html.escape(sample.title)}</h3><div class="sample">{columns}</div>'
 
 

@@ -89,13 +89,15 @@ def check_draws(decoding: Decoding, *, count: int, tries: int) -> None:
     decoding.check()
     if decoding.num_generations > 1 or decoding.rank_by:
         raise UserError(
-            "expected no num_generations and rank_by: candidates are drawn one by one, and none is chosen among several"
+            "expected no num_generations and rank_by: candidates are drawn one by one, and none is chosen "
+            "among several"
         )
     if count < 1 or tries < 1:
         raise UserError(f"expected at least one candidate and one try, got {count} and {tries}")
     if not decoding.do_sample and decoding.num_beams < count:
         raise UserError(
-            f"expected at least as many beams as candidates, got num_beams {decoding.num_beams} for {count}: set num_beams {count}, or sample"
+            f"expected at least as many beams as candidates, got num_beams {decoding.num_beams} for {count}: "
+            f"set num_beams {count}, or sample"
         )
 
 

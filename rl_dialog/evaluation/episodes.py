@@ -123,7 +123,8 @@ class _Table:
         if not grown or self.messages[len(before)]["role"] != "assistant":
             got = str(self.messages[-2:])[:200]
             raise UserError(
-                f"{self.name}: expected step to return the conversation so far with the reply added, got {got}"
+                f"{self.name}: expected step to return the conversation so far with the reply added, got "
+                f"{got}"
             )
         self.rewards[len(before)] = float(reward), info.get("vote")
         self.replies.append(reply)

@@ -65,7 +65,8 @@ class FQE:
             or not 0 < self.alpha <= 1
         ):
             raise UserError(
-                f"--fqe: expected steps, batch_size, rank >= 1, dialogs >= 0, learning_rate > 0 and 0 < alpha <= 1, got {self}"
+                "--fqe: expected steps, batch_size, rank >= 1, dialogs >= 0, learning_rate > 0 and 0 < alpha "
+                f"<= 1, got {self}"
             )
 
 

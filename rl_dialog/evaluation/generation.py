@@ -75,11 +75,13 @@ class Decoding:
         finite(self, "decoding")
         if self.do_sample and self.num_beams > 1:
             raise UserError(
-                f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set num_beams 1 or do_sample false"
+                f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set "
+                "num_beams 1 or do_sample false"
             )
         if self.num_generations < 0 or (self.num_generations > 1 and not self.do_sample):
             raise UserError(
-                f"expected num_generations of at least 0, and sampling to draw several different replies, got {self}"
+                "expected num_generations of at least 0, and sampling to draw several different replies, got "
+                f"{self}"
             )
         if self.rank_by not in ("", *WAYS):
             raise UserError(f"unknown rank_by {self.rank_by!r}: expected one of {', '.join(WAYS)}")
@@ -89,7 +91,8 @@ class Decoding:
             )
         if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise UserError(
-                f"expected temperature > 0, 0 < top_p <= 1 and top_k >= 0, got {self}; for the likeliest reply set do_sample false"
+                f"expected temperature > 0, 0 < top_p <= 1 and top_k >= 0, got {self}; for the likeliest "
+                "reply set do_sample false"
             )
 
 
@@ -447,7 +450,8 @@ def prompt_room(policy: Policy, decoding: Decoding) -> int:
     room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
     if room < 1:
         raise UserError(
-            f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of {context} positions"
+            f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of "
+            f"{context} positions"
         )
     return room
 

@@ -116,23 +116,27 @@ def check_held_out(config: HeldOutConfig) -> None:
     """What can be known to fail before anything is loaded. Raises UserError."""
     if (config.candidates or config.ope) and not config.data:
         raise UserError(
-            f"--{'candidates' if config.candidates else 'ope'}: expected --data, the prepared directory whose held-out dialogs to use"
+            f"--{'candidates' if config.candidates else 'ope'}: expected --data, the prepared directory whose"
+            " held-out dialogs to use"
         )
     if config.ranker and not config.candidates:
         raise UserError("--ranker: expected --candidates, the number of replies to rank")
     if config.candidates < 0 or config.contexts < 0 or (config.candidates and not config.contexts):
         raise UserError(
-            f"expected candidates and contexts of at least 0, and contexts for candidates, got {config.candidates} and {config.contexts}"
+            "expected candidates and contexts of at least 0, and contexts for candidates, got "
+            f"{config.candidates} and {config.contexts}"
         )
     for name in config.ope:
         if name not in ESTIMATORS:
             raise UserError(
-                f"unknown estimate {name!r}: expected --ope with any of {', '.join(ESTIMATORS)}.{nearest(name, ESTIMATORS)}"
+                f"unknown estimate {name!r}: expected --ope with any of "
+                f"{', '.join(ESTIMATORS)}.{nearest(name, ESTIMATORS)}"
             )
     weighted = [name for name in config.ope if name in ("wis", "pdwis")]
     if weighted and not config.behaviour:
         raise UserError(
-            f"--ope {' '.join(weighted)}: expected --behaviour, a checkpoint that stands for the policy that wrote the logs (a bc run)"
+            f"--ope {' '.join(weighted)}: expected --behaviour, a checkpoint that stands for the policy that "
+            "wrote the logs (a bc run)"
         )
     if weighted:
         resolve(existing(config.behaviour))
@@ -160,7 +164,8 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     contexts = _contexts(dialogs, config.contexts, which=config.context_replies, seed=config.seed)
     if config.candidates and not contexts:
         raise UserError(
-            f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split {split!r} of {config.data}"
+            f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split"
+            f" {split!r} of {config.data}"
         )
     found = HeldOut(
         split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight]

@@ -146,7 +146,8 @@ def fitted_q(
     mean squared TD error there."""
     if not train:
         raise UserError(
-            "--ope fqe: expected replies in the train split to learn from, found none; other estimators need no training data"
+            "--ope fqe: expected replies in the train split to learn from, found none; other estimators need "
+            "no training data"
         )
     rewards = np.concatenate([row.rewards for row in train])
     if np.isnan(rewards).all():
@@ -190,7 +191,8 @@ def _unrated(rewards: np.ndarray) -> str:
 def _cut(rows: Sequence[Row]) -> str:
     share = np.mean([row.truncated for row in rows])
     return (
-        f"{share:.0%} of the training rows end before their conversation does; what follows them is Q's own guess."
+        f"{share:.0%} of the training rows end before their conversation does; what follows them is Q's own "
+        "guess."
         if share
         else ""
     )
@@ -220,7 +222,8 @@ def direct_method(
     if gamma != discount.gamma or (per != discount.per and gamma != 1):
         estimates.add_note(
             "ope/dm",
-            f"Discounted as it was trained, by {gamma:g} per {per}, not by {discount.gamma:g} per {discount.per}.",
+            f"Discounted as it was trained, by {gamma:g} per {per}, not by {discount.gamma:g} per "
+            f"{discount.per}.",
         )
     return estimates
 
@@ -311,14 +314,18 @@ def _keep_intervals(
         warned |= far
         why = {
             f"No interval: {n_eff:.1f} effective dialogs are too few, from {FEW:g} on there is one.": few,
-            f"No interval: {outside:.1%} of what the policy says is outside the logs and could move the estimate by {moves:.2g}, more than "
-            f"{NUDGE:g} standard errors ({spread:.2g} each).": far,
+            f"No interval: {outside:.1%} of what the policy says is outside the logs and could move the estimate by {moves:.2g}, more than {NUDGE:g} standard errors ({spread:.2g} each).": (
+                far
+            ),
         }
         if few or far:  # at its last decision pdwis weighs dialogs as wis does
             estimates.measures[name] = replace(measure, interval=False)
             estimates.add_note(name, *(text for text, applies in why.items() if applies))
     if warned and found > 0:
-        text = f"{found:.1%} of the policy's conversations leave the logs: the estimates are of the others, and nothing is known of these."
+        text = (
+            f"{found:.1%} of the policy's conversations leave the logs: the estimates are of the others, and "
+            "nothing is known of these."
+        )
         estimates.add_note("ope/outside", text)
     if np.isfinite(error) and abs(1 - mean) > 2 * error + 1e-6:
         side = "the logs do not hold all that the policy says, or " if mean < 1 else ""
@@ -368,10 +375,15 @@ def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Se
     windows, unrated = len(logged.rows) - count, count - len(w)
     found = {
         f"{unrated} of {count} dialogs have a reply without a reward and are left out.": unrated,
-        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on importance sampling here.": n_eff
-        < FEW,
-        f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count nothing.": none,
-        f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation there.": windows,
+        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on importance sampling here.": (
+            n_eff < FEW
+        ),
+        f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count nothing.": (
+            none
+        ),
+        f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation there.": (
+            windows
+        ),
         f"{cut} dialogs are logged up to a cut only; what they earned later counts as 0.": cut,
     }
     return [text for text, applies in found.items() if applies]
@@ -384,8 +396,9 @@ def _check_same_tokens(logged: LoggedReplies, behaviour: Behaviour) -> None:
     )
     if not np.array_equal(ours, theirs) or not np.array_equal(logged.dialog, behaviour.logged.dialog):
         raise UserError(
-            f"--behaviour {behaviour.name}: expected a policy whose tokenizer cuts the logged replies into the tokens of the evaluated one, "
-            f"got {len(theirs)} tokens instead of {len(ours)} or other ones; train the behaviour policy on the same data directory"
+            f"--behaviour {behaviour.name}: expected a policy whose tokenizer cuts the logged replies into "
+            f"the tokens of the evaluated one, got {len(theirs)} tokens instead of {len(ours)} or other "
+            "ones; train the behaviour policy on the same data directory"
         )
 
 
@@ -440,6 +453,7 @@ def all_estimates(
         for name in which:
             together.add_note(
                 f"ope/{name}",
-                f"The policy says the best of {policy.method.num_generations} replies; this is the return of one draw.",
+                f"The policy says the best of {policy.method.num_generations} replies; this is the return of "
+                "one draw.",
             )
     return together

@@ -149,15 +149,22 @@ def write_card(path: Path, facts: Sequence[str], figures: Mapping[str, Any], *, 
         *("    " + line for line in table(figures).splitlines()),
         "",
         "```bash",
-        "python -m pipelines.prepare --logs LOGS --output_dir DATA --rewards.learned 1 --scorers reward_model=THIS_FOLDER",
-        "python -m pipelines.candidates --data DATA --checkpoint RUN --output_dir OUT --reward_model THIS_FOLDER",
+        (
+            "python -m pipelines.prepare --logs LOGS --output_dir DATA --rewards.learned 1 --scorers "
+            "reward_model=THIS_FOLDER"
+        ),
+        (
+            "python -m pipelines.candidates --data DATA --checkpoint RUN --output_dir OUT --reward_model "
+            "THIS_FOLDER"
+        ),
         "```",
         "",
         f"`{ours}` gives the scores" + ("." if words else "; so does"),
     ]
     if not words:
         lines.append(
-            "`transformers.AutoModelForSequenceClassification` (num_labels 1) on what the tokenizer's chat template renders."
+            "`transformers.AutoModelForSequenceClassification` (num_labels 1) on what the tokenizer's chat "
+            "template renders."
         )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

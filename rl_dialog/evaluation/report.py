@@ -91,21 +91,31 @@ def sections(evaluation: Evaluation) -> list[Section]:
 
 
 LANGUAGE_TEXT = (
-    "On the held-out logs: exp of the mean negative log-probability per decision token under what the policy samples from, and under its plain LM; "
-    "KL(policy || prior) is exact over the vocabulary at every logged state. Perplexities compare between policies with the same tokenizer only."
+    "On the held-out logs: exp of the mean negative log-probability per decision token under what the policy "
+    "samples from, and under its plain LM; KL(policy || prior) is exact over the vocabulary at every logged "
+    "state. Perplexities compare between policies with the same tokenizer only."
 )
 FROM_LOGS_TEXT = (
-    "What a policy would earn per dialog, sampled at temperature 1, from held-out logs and without letting it talk. Fitted Q evaluation learns Q of "
-    "the policy on the training dialogs; the direct method asks the policy's own critic; weighted importance sampling reweighs logged returns by how "
-    "much likelier the policy is to say what was said than the behaviour policy.",
-    "None of them knows what happens after words that the logs do not hold. Intervals are over held-out dialogs (and runs) and leave out the error "
-    "of the fit and of the behaviour policy, which can be larger. Trust an estimate less the further the policy is from the logs.",
-    "Mean weight: of importance weights before they are normalised; it should be 1. Mass outside the logs: the share of the policy's conversations "
-    "with words that the behaviour policy never says, or less than once in so many dialogs; importance sampling knows nothing of these.",
+    (
+        "What a policy would earn per dialog, sampled at temperature 1, from held-out logs and without "
+        "letting it talk. Fitted Q evaluation learns Q of the policy on the training dialogs; the direct "
+        "method asks the policy's own critic; weighted importance sampling reweighs logged returns by how "
+        "much likelier the policy is to say what was said than the behaviour policy."
+    ),
+    (
+        "None of them knows what happens after words that the logs do not hold. Intervals are over held-out "
+        "dialogs (and runs) and leave out the error of the fit and of the behaviour policy, which can be "
+        "larger. Trust an estimate less the further the policy is from the logs."
+    ),
+    (
+        "Mean weight: of importance weights before they are normalised; it should be 1. Mass outside the "
+        "logs: the share of the policy's conversations with words that the behaviour policy never says, or "
+        "less than once in so many dialogs; importance sampling knows nothing of these."
+    ),
 )
 TEXTS_TEXT = (
-    "Of the generated replies. distinct-n: different n-grams of words / all of them. Repeated: the same as an earlier reply of the policy in the "
-    "dialog, or nearly. Cut: no end of turn within the token limit."
+    "Of the generated replies. distinct-n: different n-grams of words / all of them. Repeated: the same as an"
+    " earlier reply of the policy in the dialog, or nearly. Cut: no end of turn within the token limit."
 )
 
 
@@ -113,7 +123,10 @@ def _overview(evaluation: Evaluation) -> Section:
     names = [name for name in OVERVIEW if _known(evaluation, name)]
     intro = [
         *evaluation.about,
-        "Figures are means over runs with 95 % bootstrap intervals over runs and conversations; with one run the interval covers conversations only.",
+        (
+            "Figures are means over runs with 95 % bootstrap intervals over runs and conversations; with one "
+            "run the interval covers conversations only."
+        ),
     ]
     return Section(
         "Overview", intro, _table(evaluation.groups, names, runs=True), _missing(evaluation.groups, names)
@@ -133,7 +146,8 @@ def _returns(evaluation: Evaluation) -> Section | None:
         for label, value in evaluation.references.items()
     ]
     text = [
-        "Undiscounted sum of the environment's rewards. Every policy meets the same conversation partners. Small dots are single runs."
+        "Undiscounted sum of the environment's rewards. Every policy meets the same conversation partners. "
+        "Small dots are single runs."
     ]
     return Section("Return", text, table, plot=("return.png", png))
 
@@ -149,7 +163,8 @@ def _comparison(evaluation: Evaluation) -> Section | None:
         cells = [shown(changes.get(name), figure_of(name), signed=True) for name in names]
         rows.append([f"{label} - {baseline}", *cells])
     text = [
-        "Differences with 95 % intervals, paired by conversation. Where the interval leaves out 0, other seeds would most likely agree."
+        "Differences with 95 % intervals, paired by conversation. Where the interval leaves out 0, other "
+        "seeds would most likely agree."
     ]
     return Section(
         "Against the baseline",
@@ -209,9 +224,10 @@ def _critic(evaluation: Evaluation) -> Section | None:
     contexts = having[0].estimates["critic"].units
     pairs = int(having[0].runs[0].measures["critic"].denominator.sum())
     text = [
-        f"Share of {pairs} pairs of logged replies to the same context ({contexts} contexts) whose better one gets the "
-        "higher score; guessing gives 50 %. Better means more reward from the reply to the end of its dialog. The first column is the critic's own "
-        "way to rank: mean Q over the reply's tokens, or mean log-probability where a method has no Q."
+        f"Share of {pairs} pairs of logged replies to the same context ({contexts} contexts) whose better one"
+        " gets the higher score; guessing gives 50 %. Better means more reward from the reply to the end of "
+        "its dialog. The first column is the critic's own way to rank: mean Q over the reply's tokens, or "
+        "mean log-probability where a method has no Q."
     ]
     table = _table(having, ["critic", *ways])
     chance = {"chance": Estimate(0.5, None, None, 0, 0)}
@@ -227,9 +243,12 @@ def _candidates(evaluation: Evaluation) -> Section | None:
     metrics = [*found.similarity, CLICK]
     names = [f"top/{metric}@{k}" for metric in metrics for k in dict.fromkeys((1, found.count))]
     text = [
-        f"{found.count} replies to each of {len(found.contexts)} held-out contexts, against the logged one. top-k: the best of the first k. "
-        f"click: the share of contexts in which one of the first k has a {metrics[0]} above {found.click_threshold:g}. "
-        "In the plot, solid lines are in the order of generation and dashed ones in that of the policy's own critic; both end in the best of all.",
+        (
+            f"{found.count} replies to each of {len(found.contexts)} held-out contexts, against the logged "
+            "one. top-k: the best of the first k. click: the share of contexts in which one of the first k "
+            f"has a {metrics[0]} above {found.click_threshold:g}. In the plot, solid lines are in the order "
+            "of generation and dashed ones in that of the policy's own critic; both end in the best of all."
+        ),
     ]
     rows = []
     for label, (baseline, changes) in evaluation.comparisons.items():
@@ -273,9 +292,10 @@ def _ranked(evaluation: Evaluation) -> Section | None:
                 [group.label, f"{way} (its own)" if way == group.runs[0].candidates.own_way else way, *gains]
             )
     text = [
-        "How much nearer to the logged reply the first candidate is once a critic has put the same candidates in order: top-1 in its order minus "
-        "top-1 in the order of generation, paired by context. An order at random earns 0 where replies are sampled; without sampling the first "
-        "candidate is the greedy one, already the likeliest step by step."
+        "How much nearer to the logged reply the first candidate is once a critic has put the same candidates"
+        " in order: top-1 in its order minus top-1 in the order of generation, paired by context. An order at"
+        " random earns 0 where replies are sampled; without sampling the first candidate is the greedy one, "
+        "already the likeliest step by step."
     ]
     return Section("The critic as ranker", text, Table(["policy", "ordered by", *metrics], rows))
 
@@ -288,7 +308,8 @@ def _from_logs(evaluation: Evaluation) -> Section | None:
     if _known(evaluation, "return"):
         names.append("return")
         text.append(
-            "The return per dialog beside them was measured in the environment, with replies drawn as said at the top."
+            "The return per dialog beside them was measured in the environment, with replies drawn as said at"
+            " the top."
         )
     estimators = {
         name: figure_of(name).title

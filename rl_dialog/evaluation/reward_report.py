@@ -119,16 +119,17 @@ def _components(manifest: Mapping[str, Any], table: Mapping[str, np.ndarray]) ->
             notes.append(f"{name} is the same for all replies it applies to: it teaches nothing")
         elif common > 0.95:
             notes.append(
-                f"{name} gives {common:.1%} of the replies one and the same number: what it teaches hangs on few replies"
+                f"{name} gives {common:.1%} of the replies one and the same number: what it teaches hangs on "
+                "few replies"
             )
         if name == SUM and 0 < row["coverage"] < 1:
             notes.append(f"{1 - row['coverage']:.1%} of the replies have no reward: no method takes it for 0")
     columns = ["reward", "weight", "normaliser", "mean", "std", "min", "max", "coverage", "commonest value"]
     dialogs = sum(manifest["splits"][split]["dialogs"] for split in SPLITS)
     text = [
-        f"{dialogs:,} dialogs. Components are raw, the sum is what methods learn from. Coverage: share of the replies that a component applies to. "
-        "Commonest value: share of those that have the most frequent number. "
-        "The sum is missing where no component with a weight applies."
+        f"{dialogs:,} dialogs. Components are raw, the sum is what methods learn from. Coverage: share of the"
+        " replies that a component applies to. Commonest value: share of those that have the most frequent "
+        "number. The sum is missing where no component with a weight applies."
     ]
     return Section("Components", text, Table(columns, rows), notes)
 
@@ -137,7 +138,8 @@ def _distributions(table: Mapping[str, np.ndarray]) -> Section:
     shown = {name: values[~np.isnan(values)] for name, values in table.items()}
     png = plots.histograms({name: values for name, values in shown.items() if len(values)})
     text = [
-        f"Over {len(table[SUM]):,} replies of the training split; the number of replies on a logarithmic scale."
+        f"Over {len(table[SUM]):,} replies of the training split; the number of replies on a logarithmic "
+        "scale."
     ]
     return Section("Distributions", text, plot=None if png is None else ("distributions.png", png))
 
@@ -184,8 +186,9 @@ def _human(labelled: Labelled | None) -> Section | None:
             ]
         )
     text = [
-        f"{' and '.join(labelled.kinds)}, all splits: {_counted(labelled.good)}. AUC: how often the component ranks a good reply above a bad one; "
-        "0.5 is chance, below it the component points the wrong way. 95 % intervals over dialogs, those that answer the same messages together."
+        f"{' and '.join(labelled.kinds)}, all splits: {_counted(labelled.good)}. AUC: how often the component"
+        " ranks a good reply above a bad one; 0.5 is chance, below it the component points the wrong way. 95 "
+        "% intervals over dialogs, those that answer the same messages together."
     ]
     if several:
         counts = "; ".join(
@@ -203,10 +206,13 @@ def _counted(good: np.ndarray) -> str:
 
 def _separation(name: str, agreed: RewardAgreement) -> str:
     if agreed.within is None:
-        return f"{name}: no source has good and bad replies that it applies to, so {agreed.whole.auc:.3f} says how it tells sources apart, not replies"
+        return (
+            f"{name}: no source has good and bad replies that it applies to, so {agreed.whole.auc:.3f} says "
+            "how it tells sources apart, not replies"
+        )
     return (
-        f"{name} tells sources apart: {agreed.whole.auc:.3f} over all replies, but {agreed.within} between replies of the same source, "
-        "which is what counts for a policy"
+        f"{name} tells sources apart: {agreed.whole.auc:.3f} over all replies, but {agreed.within} between "
+        "replies of the same source, which is what counts for a policy"
     )
 
 
@@ -222,9 +228,11 @@ def _hacks(dialogs: Sequence[Dialog], rewards: Mapping[str, Reward], manifest: M
         [
             name,
             *(
-                "-"
-                if (o := found.get(hack)) is None
-                else f"{o.wins:.0%} ({o.change:+.2g}){' falls' if o.falls_for else ''}"
+                (
+                    "-"
+                    if (o := found.get(hack)) is None
+                    else f"{o.wins:.0%} ({o.change:+.2g}){' falls' if o.falls_for else ''}"
+                )
                 for hack in HACKS
             ),
         ]
@@ -236,9 +244,11 @@ def _hacks(dialogs: Sequence[Dialog], rewards: Mapping[str, Reward], manifest: M
     }
     notes = [f"{name} falls for: {', '.join(hacks)}" for name, hacks in falls.items() if hacks]
     text = [
-        f"Every reply of {len(dialogs):,} dialogs replaced by one that no user wants: the share of replies that would earn more than the logged one, "
-        "and the mean change. A reward falls for a hack that wins more often than not, and on average: a policy that learns from it can be expected "
-        "to find it. Rewards read from the user's answer show no change: what users would answer is not in the logs, so that is no proof of safety."
+        f"Every reply of {len(dialogs):,} dialogs replaced by one that no user wants: the share of replies "
+        "that would earn more than the logged one, and the mean change. A reward falls for a hack that wins "
+        "more often than not, and on average: a policy that learns from it can be expected to find it. "
+        "Rewards read from the user's answer show no change: what users would answer is not in the logs, so "
+        "that is no proof of safety."
     ]
     return Section("Hacks", text, Table(["reward", *HACKS], rows), notes)
 

@@ -39,7 +39,8 @@ def find_entries(checkpoints: Sequence[str], names: Sequence[str] = ()) -> list[
         key = entry.group, entry.which, entry.run
         if key in seen:
             raise UserError(
-                f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell them apart with --names"
+                f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell "
+                "them apart with --names"
             )
         seen[key] = entry.directory
     return _without_copies(found)
@@ -105,7 +106,8 @@ def existing(given: str) -> Path:
     )
     close = nearest(path.name, siblings, prefix=f"{path.parent}/" if path.parent != Path() else "")
     raise UserError(
-        f"no such checkpoint: {given}. Expected a run folder (best, latest) or a checkpoint directory (config.json).{close}"
+        f"no such checkpoint: {given}. Expected a run folder (best, latest) or a checkpoint directory "
+        f"(config.json).{close}"
     )
 
 

@@ -112,7 +112,8 @@ def all_rankings(
     found = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
     if by not in found:
         raise UserError(
-            f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what this policy has"
+            f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what "
+            "this policy has"
         )
     return found
 

@@ -213,7 +213,10 @@ def shown(value: Estimate | None, figure: Figure, *, signed: bool = False) -> st
     middle = _number(value.value, figure, signed=signed) + unit
     if value.low is None or value.high is None:
         return middle
-    return f"{middle} [{_number(value.low, figure, signed=signed)}, {_number(value.high, figure, signed=signed)}]"
+    return (
+        f"{middle} [{_number(value.low, figure, signed=signed)}, "
+        f"{_number(value.high, figure, signed=signed)}]"
+    )
 
 
 def _number(value: float, figure: Figure, *, signed: bool) -> str:

@@ -149,7 +149,8 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
     }
     if figures and sweep.figure not in figures:
         raise UserError(
-            f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got {sweep.figure!r}"
+            f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got "
+            f"{sweep.figure!r}"
         )
     found = []
     for name, members in by_point.items():
@@ -248,7 +249,8 @@ def _winner(sweep: Any, ranked: Sequence[Ranked], chosen: Trial | None, out: Pat
     if close := [point.name for point in others if _overlap(winner.headline, point.headline)]:
         named = "; ".join(close[:5]) + (f"; and {len(close) - 5} more" if len(close) > 5 else "")
         text.append(
-            f"The best of {len(others) + 1} is partly lucky, and the intervals of {len(close)} others overlap with its own: {named}."
+            f"The best of {len(others) + 1} is partly lucky, and the intervals of {len(close)} others overlap"
+            f" with its own: {named}."
         )
     commands.append(
         " ".join(
@@ -304,9 +306,10 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
         else "conversations; one seed says nothing about others"
     )
     text = [
-        f"Evaluated on conversations that training never saw, with 95 % bootstrap intervals over {over}; what a point gains over its start is paired "
-        "by conversation. Points whose trials did not all reach their end come last, with what training itself measured in brackets; halving "
-        "stops them on their first seed."
+        f"Evaluated on conversations that training never saw, with 95 % bootstrap intervals over {over}; what"
+        " a point gains over its start is paired by conversation. Points whose trials did not all reach "
+        "their end come last, with what training itself measured in brackets; halving stops them on their "
+        "first seed."
     ]
     errors = [
         f"{Path(trial.folder).name} failed: {trial.error}"
@@ -322,7 +325,8 @@ def frontier_as_svg(sweep: Any, trials: Sequence[Trial]) -> str:
     found = _with_kl(sweep, rank(sweep, trials))
     if len(found) < 2:
         raise UserError(
-            f"--picture: expected at least two evaluated points with a KL to the prior to draw, got {len(found)}"
+            "--picture: expected at least two evaluated points with a KL to the prior to draw, got "
+            f"{len(found)}"
         )
     return as_svg(plots.frontier(found, sweep.figure, _sign(sweep)))
 
@@ -336,7 +340,8 @@ def _frontier(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     if len(found) < 2:
         return None
     text = [
-        "How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at less KL."
+        "How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at"
+        " less KL."
     ]
     text += [f"Labels: {', '.join(names)}."] if (names := plots.labels(found)) else []
     return Section(
@@ -364,7 +369,8 @@ def _parallel(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         return None
     measured = headline_of(sweep, ranked)
     text = [
-        f"A line per point of the space, from its parameters to its {measured} on the right, which also gives the colour."
+        f"A line per point of the space, from its parameters to its {measured} on the right, which also gives"
+        " the colour."
     ]
     return Section(
         "All parameters together", text, plot=("parallel.png", plots.parallel(found, parameters, measured))
@@ -423,15 +429,17 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         looked_at += len(held_out)
         if trained > 0 and fell:
             alarms.append(
-                f"{point.name}: the reward that it was trained on rose by {trained:.3g}, but not {', '.join(fell)}"
+                f"{point.name}: the reward that it was trained on rose by {trained:.3g}, but not "
+                f"{', '.join(fell)}"
             )
     if not rows:
         return None
     columns = ["point", "trained on", "its change", f"change of {sweep.figure}", "what fell for certain"]
     text = [
-        "Rewards of generated replies, as differences to the bc that the trials started from. A trained-on reward that rises while others fall below "
-        "0 with their whole interval is the sign of over-optimisation: the policy found what the reward pays for and not what it was meant for. "
-        f"Of {looked_at} differences one in forty would fall so by chance."
+        "Rewards of generated replies, as differences to the bc that the trials started from. A trained-on "
+        "reward that rises while others fall below 0 with their whole interval is the sign of "
+        "over-optimisation: the policy found what the reward pays for and not what it was meant for. Of "
+        f"{looked_at} differences one in forty would fall so by chance."
     ]
     picture = plots.against_held_out(
         drawn, {name: _title(name) for _, _, held_out in drawn for name in held_out}
@@ -485,8 +493,8 @@ def _late(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         ):
             notes.append(f"{point.name}: {best} at its best checkpoint, {last} at the end")
     text = [
-        "Points whose last checkpoint is worse than an earlier one by more than a quarter of the interval: they were trained too long, or on a "
-        "reward that parts from the figure."
+        "Points whose last checkpoint is worse than an earlier one by more than a quarter of the interval: "
+        "they were trained too long, or on a reward that parts from the figure."
     ]
     return Section("Trained too long", text, notes=notes or ["none"])
 

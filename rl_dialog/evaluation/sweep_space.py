@@ -137,7 +137,8 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
             _check_entry(path, name, entry)
         if sweep.start and BASELINE in (space.get("method") or ()):
             raise ConfigError(
-                f"{path}: space: method: expected none of bc, which all points start from and are compared with; tf_all clones for longer"
+                f"{path}: space: method: expected none of bc, which all points start from and are compared "
+                "with; tf_all clones for longer"
             )
         if not sweep.start and (name := next((name for name in space if _verb(name) == "start"), None)):
             raise ConfigError(
@@ -149,7 +150,8 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
         _verb(name) == "evaluate" for space in _spaces(sweep) for name in space
     ):
         raise ConfigError(
-            f"{path}: optuna chooses by what training reports, before the evaluation: expected no evaluate.* in its space"
+            f"{path}: optuna chooses by what training reports, before the evaluation: expected no evaluate.* "
+            "in its space"
         )
     return replace(sweep, seeds=tuple(seeds) or sweep.seeds, samples=samples or sweep.samples)
 
@@ -191,7 +193,8 @@ def find_points(sweep: Sweep) -> list[Point]:
                 point = Point({name: values[name] for name in space})
                 if found.setdefault(point.name, point) != point:
                     raise ConfigError(
-                        f"space: expected points of different names, but {found[point.name].values} and {point.values} are both {point.name}"
+                        f"space: expected points of different names, but {found[point.name].values} and "
+                        f"{point.values} are both {point.name}"
                     )
     return list(found.values())
 
@@ -223,8 +226,10 @@ class OptunaSearch:
 
             def tell(values: list[float | None], asked: list[Any] = asked) -> None:
                 for trial, value in zip(asked, values, strict=True):
-                    self._study.tell(trial, value) if value is not None else self._study.tell(
-                        trial, state=self._failed
+                    (
+                        self._study.tell(trial, value)
+                        if value is not None
+                        else self._study.tell(trial, state=self._failed)
                     )
 
             yield [self._point(trial) for trial in asked], tell
@@ -277,5 +282,6 @@ def _check_entry(path: str, name: str, entry: Any) -> None:
         raise ConfigError(f"{wanted} with [low, high], got {dict(entry)!r}")
     if not all(isinstance(limit, int | float) for limit in limits) or not limits[0] < limits[1]:
         raise ConfigError(
-            f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), got {dict(entry)!r}"
+            f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), "
+            f"got {dict(entry)!r}"
         )

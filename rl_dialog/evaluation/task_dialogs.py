@@ -160,7 +160,8 @@ def read_task_dialogs(path: str | Path) -> list[TaskDialog]:
     key, times = Counter(dialog.key for dialog in found).most_common(1)[0]
     if times > 1:
         raise UserError(
-            f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of one run in a file"
+            f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of"
+            " one run in a file"
         )
     return found
 
@@ -196,7 +197,8 @@ def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
     outcome, seeds = dialog.meta.get("outcome"), dialog.meta.get("seeds")
     if not isinstance(outcome, dict) or "success" not in outcome or not isinstance(seeds, list):
         raise UserError(
-            f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them, got {dialog.meta!s:.120}"
+            f"{where}: expected `seeds` and an `outcome` with `success`, as simulate and converse write them,"
+            f" got {dialog.meta!s:.120}"
         )
     if not isinstance(dialog.goal, dict) or not all(isinstance(wish, dict) for wish in dialog.goal.values()):
         raise UserError(f"{where}: expected the user's goal by domain, got {dialog.goal!r:.120}")
@@ -206,7 +208,8 @@ def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
             continue
         if (acts := _acts(message.get("acts"))) is None:
             raise UserError(
-                f"{where}: expected `acts` of four strings each in every message, got {message.get('acts')!r:.120}"
+                f"{where}: expected `acts` of four strings each in every message, got "
+                f"{message.get('acts')!r:.120}"
             )
         side, understood = (
             "system" if message["role"] == "assistant" else "user",

@@ -69,7 +69,10 @@ class TaskComparison:
         if all(options == first for first in list(known.values())[:1] for options in known.values()):
             return ""
         told = "; ".join(f"{name}: {_settings(options) or 'the defaults'}" for name, options in known.items())
-        return f"These runs had the same goals, but other user options, which are part of every difference between them. {told}."
+        return (
+            "These runs had the same goals, but other user options, which are part of every difference "
+            f"between them. {told}."
+        )
 
 
 def compare_tasks(
@@ -91,8 +94,9 @@ def compare_tasks(
     for run in runs[1:]:
         if [(d.key, d.goal) for d in run.dialogs] != [(d.key, d.goal) for d in first.dialogs]:
             raise UserError(
-                f"{run.folder}: expected dialogs with the same users as {first.folder} ({len(first.dialogs)} goals), got {len(run.dialogs)}, not "
-                "all of them the same: run both with the same --seed, --episodes, --world and user options"
+                f"{run.folder}: expected dialogs with the same users as {first.folder} ({len(first.dialogs)} "
+                f"goals), got {len(run.dialogs)}, not all of them the same: run both with the same --seed, "
+                "--episodes, --world and user options"
             )
     changes = {
         run.name: compare(run.group, first.group, replicates=replicates, seed=seed) for run in runs[1:]
@@ -137,8 +141,9 @@ def _figures(runs: Sequence[TaskRun]) -> Section:
         },
     )
     text = [
-        "95 % bootstrap intervals over dialogs. envs/multiwoz/README.md defines the figures; turns are the system's. Precision and F1 are those of "
-        "the dialogs' outcomes: unless simulated with other options they count every superfluous slot, like simulate's inform_f1_all_slots."
+        "95 % bootstrap intervals over dialogs. envs/multiwoz/README.md defines the figures; turns are the "
+        "system's. Precision and F1 are those of the dialogs' outcomes: unless simulated with other options "
+        "they count every superfluous slot, like simulate's inform_f1_all_slots."
     ]
     table = Table(["policy", "dialogs", *(figure_of(name).title for name in names)], rows)
     return Section("Measures", text, table, plot=("measures.png", png) if png else None)
@@ -160,7 +165,8 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         for run in others
     ]
     text = [
-        f"Each policy minus {first.name}, user by user: the same goals and the same chance of the user. Paired 95 % bootstrap intervals."
+        f"Each policy minus {first.name}, user by user: the same goals and the same chance of the user. "
+        "Paired 95 % bootstrap intervals."
     ]
     text += [comparison.other_options] if comparison.other_options else []
     groups = [Group(run.name, "", [], comparison.differences[run.name]) for run in others]
@@ -180,7 +186,10 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         counts.append([run.name, *map(str, (both, len(only[True]), len(only[False]), neither))])
         for wins, keys in only.items():
             for key in keys[:EXAMPLES]:
-                title = f"{run.name if wins else first.name} succeeds, {first.name if wins else run.name} does not: {_wish(ours[key].goal)}"
+                title = (
+                    f"{run.name if wins else first.name} succeeds, {first.name if wins else run.name} does "
+                    f"not: {_wish(ours[key].goal)}"
+                )
                 samples.append(
                     Sample(
                         title, [_column(side.name, side.by_key[key]) for side in (first, run)], folded=True
@@ -211,8 +220,8 @@ def _domains(runs: Sequence[TaskRun]) -> Section:
             )
             rows.append([domain, run.name, str(count["dialogs"]), *figures, told, at_once, booked, unasked])
     text = [
-        "Turns: the replies while the user was at that domain. Told: questions of the user that were answered at all, and by the very next reply. "
-        "Booked: wished bookings that were made, right or wrong."
+        "Turns: the replies while the user was at that domain. Told: questions of the user that were answered"
+        " at all, and by the very next reply. Booked: wished bookings that were made, right or wrong."
     ]
     columns = [
         "domain",
@@ -311,7 +320,8 @@ def _unasked(runs: Sequence[TaskRun]) -> Section | None:
             for told, count in times.most_common(MOST)
         ]
     text = [
-        "Slots that the system told before the user had asked for them or named a wish for them. The precision forgives those that stand in the goal."
+        "Slots that the system told before the user had asked for them or named a wish for them. The "
+        "precision forgives those that stand in the goal."
     ]
     return (
         Section("Told unasked", text, Table(["slot", "policy", "times", "dialogs"], rows)) if rows else None
@@ -372,7 +382,8 @@ def _readings(runs: Sequence[TaskRun]) -> Section | None:
                         ]
                     )
     text = [
-        "What one side said in words and the other did not understand, the most frequent misunderstandings first."
+        "What one side said in words and the other did not understand, the most frequent misunderstandings "
+        "first."
     ]
     return (
         Section("Misunderstood", text, Table(["act", "policy", "said", "understood", "taken for"], rows))

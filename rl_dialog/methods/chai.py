@@ -54,7 +54,8 @@ class CHAI(Method):
     def __post_init__(self) -> None:
         if self.proposals < 1 or self.proposal_tokens < 1:
             raise UserError(
-                f"chai: expected at least one proposal of at least one token, got {self.proposals} of {self.proposal_tokens}"
+                f"chai: expected at least one proposal of at least one token, got {self.proposals} of "
+                f"{self.proposal_tokens}"
             )
 
     @property

@@ -37,7 +37,8 @@ class DBCQ(BCQ):
     def __post_init__(self) -> None:
         if self.samples < 1 or self.beta != BCQ.beta:
             raise UserError(
-                f"dbcq: expected samples of at least 1 and no beta (the best sample is taken), got {self.samples} and {self.beta:g}"
+                "dbcq: expected samples of at least 1 and no beta (the best sample is taken), got "
+                f"{self.samples} and {self.beta:g}"
             )
         if not self.include_logits:
             raise UserError("dbcq: expected include_logits, the tokens are drawn from the LM")

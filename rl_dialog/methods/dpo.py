@@ -57,8 +57,8 @@ class DPO(Method):
         found = list(self._pairs(train))
         if not found:
             raise UserError(
-                "dpo: expected contexts with two different replies of different reward, found none in the training split: make some with "
-                "`pipelines.candidates`, or train kto, which needs no pairs"
+                "dpo: expected contexts with two different replies of different reward, found none in the "
+                "training split: make some with `pipelines.candidates`, or train kto, which needs no pairs"
             )
         return found, list(self._pairs(validation))
 

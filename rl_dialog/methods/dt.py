@@ -44,7 +44,8 @@ class DT(BC):
     def extend_tokenizer(self, tokenizer: Any) -> Any:
         if self.bins < 2 or not -self.bins <= self.want < self.bins:
             raise UserError(
-                f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want {self.want}"
+                f"dt: expected at least 2 bins and one of them to want, got bins {self.bins} and want "
+                f"{self.want}"
             )
         if self.edges and (
             len(self.edges) != self.bins - 1 or any(low >= high for low, high in pairwise(self.edges))
@@ -56,8 +57,7 @@ class DT(BC):
         tokenizer.add_special_tokens(added, replace_extra_special_tokens=False)
         wanted = self._tokens[self.want]
         tokenizer.chat_template = (
-            "{% set ns = namespace(m=[]) %}{% for x in messages %}"
-            "{% set ns.m = ns.m + ([dict(x, content='"
+            "{% set ns = namespace(m=[]) %}{% for x in messages %}{% set ns.m = ns.m + ([dict(x, content='"
             + wanted
             + "' ~ (x['content'] or ''))] if x['role'] == 'assistant' else [x]) %}"
             "{% endfor %}{% set messages = ns.m %}"

@@ -123,11 +123,13 @@ class ILQL(Method):
     def __post_init__(self) -> None:
         if self.extraction == "sign" and not 0 < self.beta < 1:
             raise UserError(
-                f"extraction sign: expected a beta between 0 and 1, the share of tokens with a positive advantage, got {self.beta:g}"
+                "extraction sign: expected a beta between 0 and 1, the share of tokens with a positive "
+                f"advantage, got {self.beta:g}"
             )
         if self.reg_to == "base_policy" and (self.awac_beta or self.awac_weights == "sign"):
             raise UserError(
-                "reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage: set awac_beta 0 and exp"
+                "reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage:"
+                " set awac_beta 0 and exp"
             )
 
     @property

@@ -64,7 +64,8 @@ class WayOffPolicy(Method):
     def __post_init__(self) -> None:
         if self.kl != "sampled" and not self._subtracts_log_pi:
             raise UserError(
-                f"kl {self.kl!r}: expected a target with log p - log pi in it, but {self.backup} has log p alone: set keep_log_pi (as the 2019 code)"
+                f"kl {self.kl!r}: expected a target with log p - log pi in it, but {self.backup} has log p "
+                "alone: set keep_log_pi (as the 2019 code)"
             )
 
     @property

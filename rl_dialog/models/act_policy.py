@@ -187,7 +187,8 @@ def read_config(directory: str | Path) -> ActPolicyConfig:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"{directory}: expected the checkpoint of a task policy (config.json, model.safetensors), found no config.json"
+            f"{directory}: expected the checkpoint of a task policy (config.json, model.safetensors), found "
+            "no config.json"
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected JSON, got {error}") from error
@@ -197,7 +198,8 @@ def read_config(directory: str | Path) -> ActPolicyConfig:
         or values.get("format") != FORMAT
     ):
         raise UserError(
-            f"{path}: expected model_type act_policy of format {FORMAT}, got {str(values)[:120]}; `simulate --policy mle` writes one"
+            f"{path}: expected model_type act_policy of format {FORMAT}, got {str(values)[:120]}; `simulate "
+            "--policy mle` writes one"
         )
     return from_dict(
         ActPolicyConfig,
@@ -211,8 +213,9 @@ def _check_fits(directory: str | Path, config: ActPolicyConfig, expected: ActPol
     if sizes != wanted or config.vocabulary != expected.vocabulary:
         same = " with the same sizes but other acts" if sizes == wanted else ""
         raise UserError(
-            f"{directory}: expected a policy for states of {wanted[0]} bits and {wanted[1]} acts, got one for {sizes[0]} and {sizes[1]}{same}: "
-            "it was trained in another world; pass that one as --world, or train a policy here"
+            f"{directory}: expected a policy for states of {wanted[0]} bits and {wanted[1]} acts, got one for"
+            f" {sizes[0]} and {sizes[1]}{same}: it was trained in another world; pass that one as --world, or"
+            " train a policy here"
         )
 
 

@@ -37,8 +37,8 @@ from rl_dialog.models.policy import ModelConfig, Policy
 from rl_dialog.models.prior import Prior
 
 FORMAT = 1
-PRIOR_WEIGHTS = (
-    "weights.json"  # of a prior that averages several models, in the folders member-0, member-1, ...
+PRIOR_WEIGHTS = (  # of a prior that averages several models, in the folders member-0, member-1, ...
+    "weights.json"
 )
 BESIDE_THE_LM = ("heads.", "value_trunk.", "target_trunk.")  # parts of a policy that heads.safetensors holds
 
@@ -104,14 +104,16 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     stored = read_method(directory)
     if method is not None and type(method) is not type(stored):
         raise UserError(
-            f"{directory} was trained with {method_name(stored)}, expected {method_name(method)}: pass a checkpoint of that method, or train one"
+            f"{directory} was trained with {method_name(stored)}, expected {method_name(method)}: pass a "
+            "checkpoint of that method, or train one"
         )
     method = method or stored
     try:
         lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(
-            f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name ({error})"
+            f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name "
+            f"({error})"
         ) from error
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
@@ -137,7 +139,8 @@ def load_prior(directory: str | Path) -> Prior | None:
     path = (Path(directory) / prior).resolve()
     if not path.is_dir():
         raise UserError(
-            f"{directory}/rl_dialog.yaml: expected the frozen prior at {path}, found nothing; copy the run's `prior` folder beside its checkpoints"
+            f"{directory}/rl_dialog.yaml: expected the frozen prior at {path}, found nothing; copy the run's "
+            "`prior` folder beside its checkpoints"
         )
     return _load_frozen(path)
 
@@ -169,7 +172,8 @@ def freeze_prior(
     ours = policy.get_output_embeddings().weight.shape[0]
     if prior is not None and prior.vocabulary != ours:
         raise UserError(
-            f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in {', '.join(checkpoints)}"
+            f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in "
+            f"{', '.join(checkpoints)}"
         )
     if int(os.environ.get("RANK", "0")) == 0:
         frozen = [policy.lm] if prior is None else [member.lm for member in prior.members]
@@ -195,11 +199,13 @@ def _keep_prior(
         ours = "the model as it is before training" if not checkpoints else " and ".join(checkpoints)
         if started:
             raise UserError(
-                f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's checkpoints were trained: resume with the "
-                "same --model, --prior and --prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
+                f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's "
+                "checkpoints were trained: resume with the same --model, --prior and --prior_weights (and "
+                "--seed, where the model is new), or start a run in another --output_dir"
             )
         warnings.warn(
-            f"{directory} held another prior ({found}) of a run that wrote no checkpoint: it is replaced by {ours}",
+            f"{directory} held another prior ({found}) of a run that wrote no checkpoint: it is replaced by "
+            f"{ours}",
             stacklevel=4,
         )
 
@@ -225,7 +231,10 @@ def _difference(directory: Path, lms: Sequence[PreTrainedModel], weights: Sequen
     if not all(
         math.isclose(theirs, ours, rel_tol=1e-6) for theirs, ours in zip(stored.weights, weights, strict=True)
     ):
-        return f"one with the weights {[round(weight, 4) for weight in stored.weights]} instead of {[round(weight, 4) for weight in weights]}"
+        return (
+            f"one with the weights {[round(weight, 4) for weight in stored.weights]} instead of "
+            f"{[round(weight, 4) for weight in weights]}"
+        )
     changed = [i for i, lm in enumerate(lms) if not _same_tensors(stored.members[i].lm, lm)]
     return (
         f"one of another model (number {changed[0] + 1})"
@@ -257,7 +266,8 @@ def resolve(directory: str | Path) -> str:
             if (path / pointer).is_file():
                 return str(path / (path / pointer).read_text(encoding="utf-8").strip())
         raise UserError(
-            f"{directory}: expected a checkpoint (config.json) or a run folder (best, latest), found {sorted(p.name for p in path.iterdir())[:8]}"
+            f"{directory}: expected a checkpoint (config.json) or a run folder (best, latest), found "
+            f"{sorted(p.name for p in path.iterdir())[:8]}"
         )
     return str(directory)
 
@@ -322,5 +332,6 @@ def _load_heads(policy: Policy, path: Path) -> None:
     missing = [name for name in missing if name.startswith(BESIDE_THE_LM)]
     if missing or unexpected:
         raise UserError(
-            f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected {unexpected[:3]}"
+            f"{path}: expected the heads of {method_name(policy.method)}, missing {missing[:3]}, unexpected "
+            f"{unexpected[:3]}"
         )

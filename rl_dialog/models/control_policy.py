@@ -211,7 +211,8 @@ class ControlPolicy(nn.Module):
         needs = lambda each: (each.observation, each.actions, each.discrete)  # noqa: E731
         if expected is not None and needs(config) != needs(expected):
             raise UserError(
-                f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in another environment"
+                f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in "
+                "another environment"
             )
         policy, path = cls(config), Path(directory) / "model.safetensors"
         try:
@@ -260,7 +261,8 @@ def _read_config(directory: str | Path) -> ControlPolicyConfig:
         or values.get("format") != FORMAT
     ):
         raise UserError(
-            f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; `prefer` writes one"
+            f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; "
+            "`prefer` writes one"
         )
     return from_dict(
         ControlPolicyConfig,

@@ -85,7 +85,8 @@ class Nlu(nn.Module):
     def encode(self, turns: Sequence[tuple[str, Sequence[str], str]]) -> Encoded:
         """(text, context, side) of each turn as tokens."""
         before = [
-            f"{side}: {' '.join(context[len(context) - self.labels.context :] if self.labels.context else ())}"
+            f"{side}: "
+            f"{' '.join(context[len(context) - self.labels.context :] if self.labels.context else ())}"
             for _, context, side in turns
         ]
         found = self.tokenizer(
@@ -187,7 +188,8 @@ def load_nlu(directory: str | Path) -> Nlu:
     path = Path(directory) / "nlu.json"
     if not path.is_file():
         raise UserError(
-            f"{directory}: expected a folder that `python -m pipelines.fit_nlu` wrote, found no nlu.json in it"
+            f"{directory}: expected a folder that `python -m pipelines.fit_nlu` wrote, found no nlu.json "
+            "in it"
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -200,7 +202,8 @@ def load_nlu(directory: str | Path) -> Nlu:
         missing, unexpected = nlu.load_state_dict(state, strict=False)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError, RuntimeError) as error:
         raise UserError(
-            f"{directory}: expected a model that `python -m pipelines.fit_nlu` wrote, got one that cannot be loaded: {error}"
+            f"{directory}: expected a model that `python -m pipelines.fit_nlu` wrote, got one that cannot be "
+            f"loaded: {error}"
         ) from error
     if missing := [name for name in missing if not name.startswith("encoder.")] or unexpected:
         raise UserError(
@@ -225,11 +228,13 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
             model = AutoModel.from_pretrained(encoder, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
-                f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub name ({error})"
+                f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub "
+                f"name ({error})"
             ) from error
         if not tokenizer.is_fast:
             raise UserError(
-                f"--model_name_or_path {encoder}: expected a fast tokenizer (tokenizer.json), because values are cut out by character offsets"
+                f"--model_name_or_path {encoder}: expected a fast tokenizer (tokenizer.json), because values "
+                "are cut out by character offsets"
             )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token

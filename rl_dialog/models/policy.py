@@ -173,7 +173,8 @@ class TrunkCaches(DynamicCache):
             return cache
         if cache is not None and cache.get_seq_length():
             raise UserError(
-                f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with {cache.get_seq_length()} tokens"
+                f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with"
+                f" {cache.get_seq_length()} tokens"
             )
         return cls(others)
 
@@ -232,7 +233,8 @@ class Policy(PreTrainedModel, GenerationMixin):
         vocabulary, hidden = lm.get_output_embeddings().weight.shape
         if config.target_trunk == "separate" and not method.heads.target:
             raise UserError(
-                f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got separate"
+                f"{type(method).__name__} has no target heads on tokens: expected target_trunk shared, got "
+                "separate"
             )
         self.value_trunk = (
             copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
@@ -427,8 +429,9 @@ class Policy(PreTrainedModel, GenerationMixin):
         ]
         if self.method.target_passes > 1 and not any(dropped):
             raise UserError(
-                f"target_passes {self.method.target_passes}: expected a language model with dropout, found none, so all passes would be the same; "
-                "start from a new model with --model.dropout 0.1, or from one whose config has dropout"
+                f"target_passes {self.method.target_passes}: expected a language model with dropout, found "
+                "none, so all passes would be the same; start from a new model with --model.dropout 0.1, or "
+                "from one whose config has dropout"
             )
         if self.method.heads.lm_target and self.lm_target is None:
             self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
@@ -499,7 +502,8 @@ class Policy(PreTrainedModel, GenerationMixin):
     def _new_target_trunk(self) -> nn.Module:
         if self.model_config.use_peft and self.value_trunk is None:
             raise UserError(
-                "expected a target trunk to copy that LoRA does not change: set value_trunk separate, or target_trunk shared"
+                "expected a target trunk to copy that LoRA does not change: set value_trunk separate, or "
+                "target_trunk shared"
             )
         return copy.deepcopy(self.value_trunk or self.lm.base_model).requires_grad_(False)
 
@@ -580,8 +584,8 @@ def _require_plain_head(lm: PreTrainedModel) -> None:
     lm.train(training)
     if not torch.allclose(expected.float(), got.float(), atol=1e-3, rtol=1e-3):
         raise UserError(
-            f"{type(lm).__name__}: expected logits = output embedding x last hidden state, got something else (a soft cap or a logit scale?); "
-            "models with such a head are not supported"
+            f"{type(lm).__name__}: expected logits = output embedding x last hidden state, got something else"
+            " (a soft cap or a logit scale?); models with such a head are not supported"
         )
 
 

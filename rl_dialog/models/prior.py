@@ -29,12 +29,14 @@ class Prior(nn.Module):
         weights = tuple(weights) or (1.0,) * len(lms)
         if len(weights) != len(lms) or not proper_weights(weights):
             raise UserError(
-                f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}: finite numbers above 0"
+                f"expected a positive weight for each of the prior's {len(lms)} models, got {list(weights)}: "
+                "finite numbers above 0"
             )
         sizes = sorted({lm.get_output_embeddings().weight.shape[0] for lm in lms})
         if len(sizes) > 1:
             raise UserError(
-                f"expected models of one vocabulary to average, got {sizes} tokens: tokens are matched by their ids"
+                f"expected models of one vocabulary to average, got {sizes} tokens: tokens are matched by "
+                "their ids"
             )
         self.members = nn.ModuleList(Policy(lm, BC()) for lm in lms).requires_grad_(False)
         self.weights = tuple(weight / sum(weights) for weight in weights)

@@ -38,7 +38,8 @@ def propose(
     window = policy.context or 1 << 30
     if window <= tokens:
         raise UserError(
-            f"expected proposals that leave room for a context, got {tokens} tokens with a model of {window} positions"
+            f"expected proposals that leave room for a context, got {tokens} tokens with a model of {window} "
+            "positions"
         )
     contexts = [row.input_ids[:start][tokens - window :] for row in rows for start in row.reply_starts]
     features = np.empty((len(contexts), count, policy.config.hidden_size), np.float32)

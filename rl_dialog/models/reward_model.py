@@ -61,7 +61,8 @@ class RewardModelConfig:
             or not self.hidden
         ):
             raise UserError(
-                f"expected observations (features,) or (height, width, frames), actions, members and hidden layers, got {self}"
+                "expected observations (features,) or (height, width, frames), actions, members and hidden "
+                f"layers, got {self}"
             )
         if not 0 <= self.dropout < 1 or self.scale <= 0:
             raise UserError(
@@ -69,7 +70,8 @@ class RewardModelConfig:
             )
         if self.batchnorm and not self.pixels:
             raise UserError(
-                "batchnorm belongs to the convolutions: expected it with observations (height, width, frames) only"
+                "batchnorm belongs to the convolutions: expected it with observations (height, width, frames)"
+                " only"
             )
 
     @property
@@ -244,7 +246,10 @@ def preference_loss(first: Tensor, second: Tensor, preferred: Tensor, *, noise: 
 
 def _world(config: RewardModelConfig | ControlPolicyConfig) -> str:
     """What is observed and done there."""
-    return f"observations {config.observation} and {config.actions} {'discrete' if config.discrete else 'continuous'} actions"
+    return (
+        f"observations {config.observation} and {config.actions} "
+        f"{'discrete' if config.discrete else 'continuous'} actions"
+    )
 
 
 class _MemberLinear(nn.Module):
@@ -280,7 +285,8 @@ class _Convolutions(nn.Module):
             height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, 16
         if min(height, width) < 1:
             raise UserError(
-                f"expected pictures of at least 43 x 43, got {config.observation[0]} x {config.observation[1]}"
+                f"expected pictures of at least 43 x 43, got {config.observation[0]} x "
+                f"{config.observation[1]}"
             )
         self.layers, self.norms, self.size = nn.ModuleList(layers), nn.ModuleList(norms), 16 * height * width
 

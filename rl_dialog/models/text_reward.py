@@ -123,7 +123,8 @@ class TextReward:
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(
-                f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one ({error})"
+                f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one "
+                f"({error})"
             ) from error
         if model.config.num_labels != 1 or report["missing_keys"]:
             why = (
@@ -132,11 +133,13 @@ class TextReward:
                 else f"it has {model.config.num_labels} outputs"
             )
             raise UserError(
-                f"{path}: expected a trained reward model with one output, got a model of which {why}: fit one with pipelines.fit_reward"
+                f"{path}: expected a trained reward model with one output, got a model of which {why}: fit "
+                "one with pipelines.fit_reward"
             )
         if tokenizer.chat_template is None:
             raise UserError(
-                f"{path}: expected a tokenizer with a chat template, which renders context and reply as the model was trained on them"
+                f"{path}: expected a tokenizer with a chat template, which renders context and reply as the "
+                "model was trained on them"
             )
         return cls(_padded(model, tokenizer), tokenizer).eval()
 
@@ -159,7 +162,8 @@ class TextReward:
             )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(
-                f"--model_name_or_path {base}: expected an encoder or a language model that transformers can give a scalar head ({error})"
+                f"--model_name_or_path {base}: expected an encoder or a language model that transformers can "
+                f"give a scalar head ({error})"
             ) from error
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer))

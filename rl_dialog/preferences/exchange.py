@@ -53,7 +53,8 @@ def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterat
         better, worse = (_reply(segments[id], label) for id in ids)
         if list(map(dict, better.context)) != list(map(dict, worse.context)):
             raise UserError(
-                f"expected two replies to one context in the query {label.query!r}, got replies to different ones"
+                f"expected two replies to one context in the query {label.query!r}, got replies to different "
+                "ones"
             )
         chosen, rejected = ([{"role": "assistant", "content": reply.text}] for reply in (better, worse))
         prompt = [{"role": message["role"], "content": message["content"]} for message in better.context]

@@ -33,7 +33,8 @@ def draw_pixels(observation: np.ndarray) -> np.ndarray:
     (H, W, S) the newest, the last."""
     if observation.dtype != np.uint8 or observation.ndim not in (2, 3):
         raise UserError(
-            f"expected pictures, uint8 (H, W), (H, W, 3) or (H, W, S), got {observation.dtype} {observation.shape}: say how to draw them"
+            f"expected pictures, uint8 (H, W), (H, W, 3) or (H, W, S), got {observation.dtype} "
+            f"{observation.shape}: say how to draw them"
         )
     if observation.ndim == 3 and observation.shape[2] == 3:
         return observation
@@ -53,7 +54,8 @@ def drawn_frames(clip: Clip, draw: Draw) -> np.ndarray:
     ):
         found = sorted({f"{frame.dtype} {frame.shape}" for frame in frames})
         raise UserError(
-            f"expected frames of one size, uint8 (H, W, 3), got {', '.join(found)} for observations of {clip.observations.shape[1:]}"
+            f"expected frames of one size, uint8 (H, W, 3), got {', '.join(found)} for observations of "
+            f"{clip.observations.shape[1:]}"
         )
     return np.stack(frames)
 

@@ -151,8 +151,8 @@ class LabelLog:
             validation = self.is_validation(query.first)
             if validation != self.is_validation(query.second):
                 raise UserError(
-                    f"expected two segments of one side, got one for training and one for validation: {query.first}, {query.second}; "
-                    "choose pairs with queries.py, or say `validation`"
+                    "expected two segments of one side, got one for training and one for validation: "
+                    f"{query.first}, {query.second}; choose pairs with queries.py, or say `validation`"
                 )
         row = asdict(query) | {"id": query.id or pair_id(query.first, query.second), "validation": validation}
         wanted = 2 if sql.share("overlap", row["id"]) < self._overlap else 1
@@ -225,7 +225,8 @@ class LabelLog:
                     continue
                 if shown[query].shown is None:
                     raise UserError(
-                        f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}: lease it first"
+                        f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}:"
+                        " lease it first"
                     )
                 new[query] = sql.answer_row(shown[query], number + len(new) + 1, labeller, choice, now)
             sql.insert_answers(connection, list(new.values()))
@@ -283,7 +284,8 @@ class LabelLog:
         for label in labels:
             if label.preference not in CHOICES:
                 raise UserError(
-                    f"expected a preference of 1, 0, 0.5 or None, got {label.preference!r} for the query {label.query!r}"
+                    f"expected a preference of 1, 0, 0.5 or None, got {label.preference!r} for the query "
+                    f"{label.query!r}"
                 )
             name_of(label.labeller, "name of a labeller")
         asked = [

@@ -52,7 +52,8 @@ def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
         pair = {row["first"], row["second"]}
         if known.get(row["id"], pair) != pair:
             raise UserError(
-                f"expected a new id for a new pair, got {row['id']!r}, the query about {' and '.join(sorted(known[row['id']]))}"
+                f"expected a new id for a new pair, got {row['id']!r}, the query about "
+                f"{' and '.join(sorted(known[row['id']]))}"
             )
         if row["id"] in known:
             continue
@@ -60,7 +61,8 @@ def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
             if sides.setdefault(segment, row["validation"]) != row["validation"]:
                 before, now = ("validation", "training") if sides[segment] else ("training", "validation")
                 raise UserError(
-                    f"expected the segment {segment} in queries for {before} only, as before, got one for {now}: {sorted(pair)}"
+                    f"expected the segment {segment} in queries for {before} only, as before, got one for "
+                    f"{now}: {sorted(pair)}"
                 )
         known[row["id"]] = pair
         new.append(row)

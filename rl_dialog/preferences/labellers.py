@@ -66,7 +66,8 @@ class Oracle:
             )
         else:
             raise UserError(
-                f"expected a function for the truth of replies, Oracle(truth=...), to answer for the reply {segment.text[:80]!r}"
+                "expected a function for the truth of replies, Oracle(truth=...), to answer for the reply "
+                f"{segment.text[:80]!r}"
             )
         if not math.isfinite(found):
             raise UserError(

@@ -99,7 +99,8 @@ class QuerySettings:
             or not self.expire > 0
         ):
             raise UserError(
-                f"expected candidates, newest and prefetch of at least 1, recency in [0, 1], expire above 0, got {self}"
+                "expected candidates, newest and prefetch of at least 1, recency in [0, 1], expire above 0, "
+                f"got {self}"
             )
 
 

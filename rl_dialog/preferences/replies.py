@@ -42,7 +42,8 @@ class ReplyPair:
             raise UserError(f"expected a preference from 0 to 1, got {self.preference}")
         if list(_turns(self.first.context)) != list(_turns(self.second.context)):
             raise UserError(
-                f"expected two replies to one context, got other messages before {self.first.text!r} than before {self.second.text!r}"
+                f"expected two replies to one context, got other messages before {self.first.text!r} than "
+                f"before {self.second.text!r}"
             )
 
 
@@ -204,7 +205,8 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
         first, second = segments[label.first], segments[label.second]
         if not (isinstance(first, Reply) and isinstance(second, Reply)):
             raise UserError(
-                f"expected labels of replies, got one of clips of an environment: {label.first}, {label.second}"
+                f"expected labels of replies, got one of clips of an environment: {label.first}, "
+                f"{label.second}"
             )
         found.append(ReplyPair(first, second, label.preference))
     return found

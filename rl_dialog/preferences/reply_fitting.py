@@ -61,7 +61,8 @@ class Fitting:
             or self.weight_decay < 0
         ):
             raise UserError(
-                f"expected a batch of at least 1, learning rate and epochs above 0, noise in [0, 1) and weight decay of at least 0, got {self}"
+                "expected a batch of at least 1, learning rate and epochs above 0, noise in [0, 1) and "
+                f"weight decay of at least 0, got {self}"
             )
 
 

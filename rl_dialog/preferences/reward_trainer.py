@@ -78,7 +78,8 @@ class RewardTraining:
             or not (0 <= self.noise < 1 and 0 <= self.label_smoothing < 1)
         ):
             raise UserError(
-                f"expected batch_size and max_labels of at least 1, a positive learning rate, noise and smoothing in [0, 1), got {self}"
+                "expected batch_size and max_labels of at least 1, a positive learning rate, noise and "
+                f"smoothing in [0, 1), got {self}"
             )
         if self.l2 < 0 or not 0 < self.l2_low <= self.l2_high or self.l2_step <= 1:
             raise UserError(

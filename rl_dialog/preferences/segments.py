@@ -48,7 +48,8 @@ class Clip:
         lengths = {len(self.observations), len(self.actions), len(self.rewards)}
         if len(lengths) != 1 or not 0 < self.steps <= max(lengths):
             raise UserError(
-                f"expected as many observations, actions and rewards, and 1 to that many steps, got lengths {lengths}, {self.steps} steps"
+                "expected as many observations, actions and rewards, and 1 to that many steps, got lengths "
+                f"{lengths}, {self.steps} steps"
             )
 
     @cached_property
@@ -129,7 +130,8 @@ class Segments:
             raise UserError(f"{path}: expected a segment, got {type(error).__name__}: {error}") from error
         if segment.id != id:
             raise UserError(
-                f"{path}: expected the segment {id}, got one whose content is {segment.id}: the file was changed"
+                f"{path}: expected the segment {id}, got one whose content is {segment.id}: the file was "
+                "changed"
             )
         return segment
 

@@ -139,7 +139,8 @@ def choose_rewards(
         known = COMPAT[compat]
         if unknown := [name for name in names if name not in known]:
             raise UserError(
-                f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some of {', '.join(known)}"
+                f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some "
+                f"of {', '.join(known)}"
             )
         return {name: with_scorers(known[name][0], scorers) for name in names}
     chosen = {name: with_scorers(REWARDS[name] if name in REWARDS else _own(name), scorers) for name in names}
@@ -152,7 +153,8 @@ def _own(name: str) -> Reward:
     """A reward of the user's, `module:function`."""
     if ":" not in name:
         raise UserError(
-            f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of your own"
+            f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of "
+            "your own"
         )
     found = own(name, "reward")
     if not callable(found):

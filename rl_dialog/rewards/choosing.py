@@ -70,7 +70,8 @@ def load_rewards(
     functions = choose_rewards(weights, rating_name=rating, compat=compat, scorers=models)
     if "learned" in weights and models["reward_model"] is BUILT_IN["reward_model"]:
         raise UserError(
-            "--rewards.learned: expected the model that it asks, --scorers reward_model=DIR (pipelines.fit_reward makes one)"
+            "--rewards.learned: expected the model that it asks, --scorers reward_model=DIR "
+            "(pipelines.fit_reward makes one)"
         )
     return functions
 
@@ -107,6 +108,7 @@ def load_normalisers(path: str, weights: Mapping[str, float]) -> dict[str, Norma
         raise UserError(f"--normalisers {path}: expected a data directory that was prepared with --normalise")
     if unknown := [name for name in fitted if name not in weights]:
         raise UserError(
-            f"--normalisers {path}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in this run too"
+            f"--normalisers {path}: it normalises {', '.join(unknown)}, expected --rewards.{unknown[0]} in "
+            "this run too"
         )
     return {name: Normaliser.from_dict(values) for name, values in fitted.items()}

@@ -30,7 +30,8 @@ class Encoder:
         lacking = [key for key in report["missing_keys"] if "pooler" not in key]
         if lacking:
             raise UserError(
-                f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]} first"
+                f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]}"
+                " first"
             )
         self.length = _longest(self.tokenizer, self.model)
 
@@ -123,8 +124,8 @@ class Classifier:
         if unknown := [label for label in self.labels if _plain(label) not in plain]:
             example = " ".join(f"{label.replace(' ', '_')}=0" for label in self.labels[:3])
             raise UserError(
-                f"{self.path}: its labels are {', '.join(self.labels)}, and what {unknown[0]!r} counts is not known: say so for each, "
-                f"--label_weights {example} ..."
+                f"{self.path}: its labels are {', '.join(self.labels)}, and what {unknown[0]!r} counts is not"
+                f" known: say so for each, --label_weights {example} ..."
             )
         return np.array([plain[_plain(label)] for label in self.labels])
 
@@ -164,8 +165,9 @@ class Regression:
                 else f"{self.model.config.num_labels} labels"
             )
             raise UserError(
-                f"{path}: expected a BLEURT checkpoint with a trained head of one output, got {why}. BLEURT's own TensorFlow files must be "
-                "converted first (to a BertForSequenceClassification with num_labels 1)"
+                f"{path}: expected a BLEURT checkpoint with a trained head of one output, got {why}. BLEURT's"
+                " own TensorFlow files must be converted first (to a BertForSequenceClassification with "
+                "num_labels 1)"
             )
         self.length = _longest(self.tokenizer, self.model)
 
@@ -220,7 +222,8 @@ def _load(kind: Any, path: str) -> tuple[Any, Any, dict[str, Any]]:
         model, report = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub name ({error})"
+            f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub "
+            f"name ({error})"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

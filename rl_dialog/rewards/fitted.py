@@ -49,6 +49,7 @@ def text_probabilities(path: str) -> Callable[[Sequence[str]], list[float]]:
         return model
     if not model.rated:
         raise UserError(
-            f"{path}: expected a model of good and bad replies (`fit_reward --objective ratings`), got one of preferences, whose scores have no zero"
+            f"{path}: expected a model of good and bad replies (`fit_reward --objective ratings`), got one of"
+            " preferences, whose scores have no zero"
         )
     return model.probabilities

@@ -111,8 +111,9 @@ class WordNet:
         ]
         if missing:
             raise UserError(
-                f"{folder}: expected a WordNet folder with index.noun, index.verb, index.adj and index.adv, missing {', '.join(missing)}; "
-                "on Debian: apt-get install wordnet-base, then /usr/share/wordnet"
+                f"{folder}: expected a WordNet folder with index.noun, index.verb, index.adj and index.adv, "
+                f"missing {', '.join(missing)}; on Debian: apt-get install wordnet-base, then "
+                "/usr/share/wordnet"
             )
         self.index = {part: _read_index(Path(folder) / f"index.{part}") for part in PARTS_OF_SPEECH}
         self.exceptions = {part: _read_exceptions(Path(folder) / f"{part}.exc") for part in PARTS_OF_SPEECH}

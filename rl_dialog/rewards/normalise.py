@@ -61,7 +61,8 @@ class Normaliser:
             or (found.kind == "rank" and not found.values)
         ):
             raise UserError(
-                f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as ranks, got {dict(values)}"
+                f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as "
+                f"ranks, got {dict(values)}"
             )
         return found
 
@@ -74,11 +75,13 @@ def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         name, equals, kind = entry.rpartition("=")
         if kind not in KINDS:
             raise UserError(
-                f"--normalise {entry}: expected one of {', '.join(KINDS)} for all rewards, or NAME=KIND for one"
+                f"--normalise {entry}: expected one of {', '.join(KINDS)} for all rewards, or NAME=KIND "
+                "for one"
             )
         if equals and name not in names:
             raise UserError(
-                f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got {name!r}"
+                f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got "
+                f"{name!r}"
             )
         found |= dict.fromkeys([name] if equals else names, kind)
     return {name: kind for name, kind in found.items() if kind != "none"}

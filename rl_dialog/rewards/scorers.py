@@ -87,11 +87,13 @@ def make_scorers(
     for name, path in paths.items():
         if name not in BUILT_IN or not path:
             raise UserError(
-                f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a model's folder or hub name"
+                f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a "
+                "model's folder or hub name"
             )
     if label_weights and not any(name in LABELS and not judges_texts(path) for name, path in paths.items()):
         raise UserError(
-            "--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or toxicity=PATH"
+            "--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or "
+            "toxicity=PATH"
         )
     return {
         name: _model(name, paths[name], label_weights or {}) if name in paths else scorer
@@ -278,7 +280,8 @@ def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
     if name == "toxicity_level":
         if not set(weights) <= {0, 1, 2}:
             raise UserError(
-                f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights {label_weights}"
+                f"--scorers toxicity_level={path}: expected labels that count 0, 1 or 2, got --label_weights "
+                f"{label_weights}"
             )
         return Scorer(path, lambda texts: toxicity_levels(classifier(texts), weights), 0)
     return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)

@@ -35,7 +35,8 @@ def similarity(name: str, *, path: str = "") -> Similarity:
     if name not in _MAKERS:
         near = difflib.get_close_matches(name, SIMILARITY_NAMES, n=1)
         raise UserError(
-            f"unknown similarity {name!r}: expected one of {', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}"
+            f"unknown similarity {name!r}: expected one of "
+            f"{', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}"
         )
     make, needs = _MAKERS[name]
     if needs and not path:
@@ -129,7 +130,7 @@ _MAKERS: dict[
     "bleu": (_bleu, ""),
     "meteor": (
         _meteor,
-        "a WordNet folder for its synonyms (Debian: apt-get install wordnet-base, then /usr/share/wordnet)",
+        ("a WordNet folder for its synonyms (Debian: apt-get install wordnet-base, then /usr/share/wordnet)"),
     ),
     "embedding": (_embedding, _ENCODER),
     "bert_score": (_bert_score, _ENCODER),

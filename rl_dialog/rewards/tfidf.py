@@ -41,7 +41,8 @@ class TfidfSettings:
     def __post_init__(self) -> None:
         if self.min_texts < 1 or not 0 < self.max_share <= 1 or not self.inverse_penalty > 0:
             raise UserError(
-                f"expected min_texts of at least 1, max_share in (0, 1] and a positive inverse_penalty, got {self}"
+                "expected min_texts of at least 1, max_share in (0, 1] and a positive inverse_penalty, got "
+                f"{self}"
             )
 
 
@@ -134,7 +135,8 @@ class TfidfClassifier:
             return cls(list(features), numbers[:, 0], numbers[:, 1], float(values["bias"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path}: expected a classifier that pipelines.fit_reward wrote, got {type(error).__name__}: {error}"
+                f"{path}: expected a classifier that pipelines.fit_reward wrote, got {type(error).__name__}: "
+                f"{error}"
             ) from error
 
 

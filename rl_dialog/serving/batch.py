@@ -370,7 +370,8 @@ def _require_plain_attention(policy: Policy) -> None:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if kinds or (window and window < (getattr(config, "max_position_embeddings", None) or math.inf)):
         raise UserError(
-            f"{config.model_type}: expected layers that attend to the whole conversation, got {sorted(kinds) or 'a sliding window'}"
+            f"{config.model_type}: expected layers that attend to the whole conversation, got "
+            f"{sorted(kinds) or 'a sliding window'}"
         )
     tokens = torch.randint(
         0, policy.get_input_embeddings().num_embeddings, (2, 9), generator=torch.Generator().manual_seed(0)
@@ -394,5 +395,6 @@ def _require_plain_attention(policy: Policy) -> None:
         got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2
     ):
         raise UserError(
-            f"{config.model_type}: cannot be served, its logits with keys and values kept in slots are not those it has without"
+            f"{config.model_type}: cannot be served, its logits with keys and values kept in slots are not "
+            "those it has without"
         )

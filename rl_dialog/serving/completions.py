@@ -344,7 +344,10 @@ class Completions:
             if len(prompt) == room:
                 kept = messages[:lead] + messages[max(lead, len(messages) - 1) :]
                 if (length := len(encode_prompt(kept, tokenizer, max_length=2**31))) > room:
-                    message = f"expected at most {room} tokens in the system prompt and the last message, got {length}"
+                    message = (
+                        f"expected at most {room} tokens in the system prompt and the last message, got "
+                        f"{length}"
+                    )
                     raise ApiError(400, message, param="messages", code="context_length_exceeded")
         except TemplateError as error:
             raise ApiError(

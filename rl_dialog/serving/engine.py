@@ -137,7 +137,8 @@ class Engine:
         """
         if slots < 1 or kept < 0 or queue < 0 or piece < 1:
             raise UserError(
-                f"expected slots and piece of at least 1, kept and queue of at least 0, got {slots}, {piece}, {kept}, {queue}"
+                f"expected slots and piece of at least 1, kept and queue of at least 0, got {slots}, {piece},"
+                f" {kept}, {queue}"
             )
         self.policy, self.method, self.tokenizer, self.queue = policy, policy.method, tokenizer, queue
         self.batch = RunningBatch(policy, tokenizer, slots=slots, kept=kept, piece=piece)
@@ -222,19 +223,23 @@ class Engine:
             )
         if (rows := ask.choices * self.draws(ask)) > MOST_ROWS:
             raise UserError(
-                f"expected at most {MOST_ROWS} replies for a request, got {rows}: choices times the replies of which each is the best"
+                f"expected at most {MOST_ROWS} replies for a request, got {rows}: choices times the replies "
+                "of which each is the best"
             )
         if self.draws(ask) > 1 and (tokens := self.draws(ask) * length) > MOST_SCORED:
             raise UserError(
-                f"expected at most {MOST_SCORED} tokens, prompts included, in the replies of which the best is said, got {tokens}"
+                f"expected at most {MOST_SCORED} tokens, prompts included, in the replies of which the best "
+                f"is said, got {tokens}"
             )
         if not ask.prompt or ask.choices < 1:
             raise UserError(
-                f"expected a prompt of at least one token and at least one choice, got {len(ask.prompt)} and {ask.choices}"
+                f"expected a prompt of at least one token and at least one choice, got {len(ask.prompt)} and "
+                f"{ask.choices}"
             )
         if length > context:
             raise UserError(
-                f"expected at most {context} tokens, prompt and reply together, got {len(ask.prompt)} + {ask.decoding.max_new_tokens}"
+                f"expected at most {context} tokens, prompt and reply together, got {len(ask.prompt)} + "
+                f"{ask.decoding.max_new_tokens}"
             )
         method = self.policy.method
         if ask.beta is not None and not method.acts_with_beta:
@@ -417,6 +422,7 @@ def load_engine(place: str, *, device: str = "auto", **sizes: int) -> Engine:
     known = policy.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:
         raise UserError(
-            f"{place}: expected a model of the {len(tokenizer)} tokens that its chats are written in, got {known}: train it on chats first"
+            f"{place}: expected a model of the {len(tokenizer)} tokens that its chats are written in, got "
+            f"{known}: train it on chats first"
         )
     return Engine(policy, tokenizer, **sizes)

@@ -24,7 +24,10 @@ from rl_dialog.serving.served import ASSIGNED, Models, Served
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PAGE = Path(__file__).parent / "page"
 PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action "
+        "'self'"
+    ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",

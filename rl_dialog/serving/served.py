@@ -137,7 +137,8 @@ class Models:
         """A checkpoint with an engine of its own. Raises UserError for one that cannot be loaded or served."""
         if name == ASSIGNED:
             raise UserError(
-                f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a chat"
+                f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a "
+                "chat"
             )
         place = resolve(checkpoint)
         options = {name: getattr(settings, name) for name in SIZES}

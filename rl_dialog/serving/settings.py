@@ -21,7 +21,10 @@ class ServerOptions:
 
     title: str = "Chat"
     """heading of the chat page"""
-    consent: str = "Your messages and the replies are stored and used to train and to study chat bots. Please do not write anything private."
+    consent: str = (
+        "Your messages and the replies are stored and used to train and to study chat bots. Please do not "
+        "write anything private."
+    )
     """what a user of the page agrees to before the first message; it is stored with the chat"""
     min_messages: int = 3
     """messages of a user before the page asks for ratings"""

@@ -158,7 +158,8 @@ class Chat:
         chosen, odds = choose_beam(beams, np.random.default_rng(self._seed()))
         for i, beam in enumerate(beams) if self.debug else ():
             print(
-                f"beam {i + 1}{' *' if i == chosen else '  '} score {beam.score:8.4f}  drawn with {odds[i]:.2f}  {beam.text or '(empty)'}"
+                f"beam {i + 1}{' *' if i == chosen else '  '} score {beam.score:8.4f}  drawn with "
+                f"{odds[i]:.2f}  {beam.text or '(empty)'}"
             )
         print(f"bot> {beams[chosen].text}", flush=True)
         return beams[chosen]

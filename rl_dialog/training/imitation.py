@@ -47,7 +47,8 @@ class Imitation:
             or not 0 < self.held_out < 1
         ):
             raise UserError(
-                f"expected epochs >= 0, batch_size >= 1, positive rates and weights and 0 < held_out < 1, got {self}"
+                "expected epochs >= 0, batch_size >= 1, positive rates and weights and 0 < held_out < 1, got "
+                f"{self}"
             )
 
 
@@ -63,7 +64,8 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
     if states.shape[1:] != (policy.config.state_size,) or actions.shape[1:] != (policy.config.action_size,):
         shapes = (policy.config.state_size, policy.config.action_size)
         raise UserError(
-            f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}: another world's?"
+            f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}:"
+            " another world's?"
         )
     generator = np.random.default_rng(seed)
     everyone = generator.permutation(np.unique(dialogs))

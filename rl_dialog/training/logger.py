@@ -174,8 +174,10 @@ def _mlflow_errors(uri: str) -> Iterator[None]:
         yield
     except MlflowException as error:
         raise UserError(
-            "report_to mlflow: expected a database or a server in MLFLOW_TRACKING_URI (sqlite:////folder/mlflow.db, http://host:5000), "
-            f"got {uri!r} ({' '.join(str(error).split())[:120]}...): set one, or unset it for a database beside the run's folder"
+            "report_to mlflow: expected a database or a server in MLFLOW_TRACKING_URI "
+            f"(sqlite:////folder/mlflow.db, http://host:5000), got {uri!r} "
+            f"({' '.join(str(error).split())[:120]}...): set one, or unset it for a database beside the "
+            "run's folder"
         ) from None
 
 

@@ -175,8 +175,9 @@ class Trainer:
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
         if window and longest > window:
             raise UserError(
-                f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run prepare with a smaller --max_length "
-                "(dt adds a token to every reply), or give a new model a larger --model.context"
+                f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run "
+                "prepare with a smaller --max_length (dt adds a token to every reply), or give a new model "
+                "a larger --model.context"
             )
         self.train_rows, self.eval_rows, self.evaluate, self.report, self.describe = (
             train_rows,
@@ -200,9 +201,11 @@ class Trainer:
             learning_rate=self.learning_rate,
             weight_decay=config.weight_decay,
             values=self.policy.values(),
-            value_share=min(1.0, most / self.learning_rate)
-            if self.policy.value_trunk is not None and self.learning_rate
-            else 1.0,
+            value_share=(
+                min(1.0, most / self.learning_rate)
+                if self.policy.value_trunk is not None and self.learning_rate
+                else 1.0
+            ),
         )
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
@@ -259,7 +262,11 @@ class Trainer:
         return (
             metrics
             | units
-            | {"step": self.step, "latest": str(self._pointer("latest")), "best": str(self._pointer("best"))}
+            | {
+                "step": self.step,
+                "latest": str(self._pointer("latest")),
+                "best": str(self._pointer("best")),
+            }
         )
 
     def _say_if_still_learning(self) -> None:
@@ -267,8 +274,9 @@ class Trainer:
         evaluations."""
         if len(self._held_out) > 1 and self._held_out[-1] < 0.98 * self._held_out[-2]:
             warnings.warn(
-                f"the held-out loss was still falling at the end, from {self._held_out[-2]:.3f} to {self._held_out[-1]:.3f} per token: "
-                f"more than {self.total_steps} updates (--max_steps) would teach more",
+                f"the held-out loss was still falling at the end, from {self._held_out[-2]:.3f} to "
+                f"{self._held_out[-1]:.3f} per token: more than {self.total_steps} updates (--max_steps) "
+                "would teach more",
                 stacklevel=3,
             )
 
@@ -338,7 +346,8 @@ class Trainer:
         norm = torch.stack(norms).norm()
         if not torch.isfinite(norm):
             raise UserError(
-                f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning rate, or check the rewards in the manifest"
+                f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning "
+                "rate, or check the rewards in the manifest"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -349,11 +358,15 @@ class Trainer:
             count / self.world
         )  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
         tokens = sum(int(b.attention_mask.sum()) for b in batches)
-        return sums | {
-            "grad_norm": norm.detach() * share,
-            "learning_rate": rate * share,
-            "decisions": share,
-        }, tokens
+        return (
+            sums
+            | {
+                "grad_norm": norm.detach() * share,
+                "learning_rate": rate * share,
+                "decisions": share,
+            },
+            tokens,
+        )
 
     def _planned_updates(self) -> int:
         """Those of num_train_epochs; by default at least as many as what begins here, a model or its values,
@@ -479,8 +492,9 @@ class Trainer:
                     q += float(self.objective(batch)[1]["q"])
         if kl / tokens > FAR:
             warnings.warn(
-                f"the prior is far from the model that training starts from: KL(policy || prior) is {kl / tokens:.2f} nats per token, expected at "
-                f"most {FAR}: start from the prior (--model_name_or_path), or choose one that was trained on these logs (--prior)",
+                "the prior is far from the model that training starts from: KL(policy || prior) is "
+                f"{kl / tokens:.2f} nats per token, expected at most {FAR}: start from the prior "
+                "(--model_name_or_path), or choose one that was trained on these logs (--prior)",
                 stacklevel=3,
             )
         return q / tokens if self.policy.method.heads.lm_target else None
@@ -505,9 +519,11 @@ class Trainer:
         if q is None or abs(q - (self._first_q or 0.0)) <= self._reach:
             return
         warnings.warn(
-            f"step {self.step}: Q ran away: expected logged tokens within {self._reach:.1f} of where they began ({self._first_q:+.1f} on average), "
-            f"which is more than the rewards of the logs explain, got {q:+.1f}: what is learned from here on is of no use. Take a prior nearer to "
-            "the start (--prior), a larger --method.c, or a smaller --method.gamma or --learning_rate; or psi or kl_control, which keep to the logs",
+            f"step {self.step}: Q ran away: expected logged tokens within {self._reach:.1f} of where they "
+            f"began ({self._first_q:+.1f} on average), which is more than the rewards of the logs explain, "
+            f"got {q:+.1f}: what is learned from here on is of no use. Take a prior nearer to the start "
+            "(--prior), a larger --method.c, or a smaller --method.gamma or --learning_rate; or psi or "
+            "kl_control, which keep to the logs",
             stacklevel=3,
         )
         self._reach = math.inf
@@ -652,7 +668,8 @@ class Trainer:
         if any(progress[key] != value for key, value in here.items()):
             stored = {key: progress[key] for key in here}
             raise UserError(
-                f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and global batch size, or start anew"
+                f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and "
+                "global batch size, or start anew"
             )
         load_model(self.policy, str(state / "policy.safetensors"), device=str(self.device))
         load_optimizer(self.optimizer, state / "optimizer.safetensors")
@@ -716,7 +733,8 @@ def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
         return rows
     if rows is train_rows:
         warnings.warn(
-            "only last replies have a reward: it is taken for the conversation's, and the replies before it earned 0",
+            "only last replies have a reward: it is taken for the conversation's, and the replies before it "
+            "earned 0",
             stacklevel=3,
         )
     return [
@@ -768,12 +786,14 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
     rewards = given[~np.isnan(given)]
     if not rewards.any():
         raise UserError(
-            f"{type(method).__name__} learns from rewards, and all {len(given)} replies of the training split have reward 0 or none{unrated(given)}: "
-            "run prepare with --rewards.NAME WEIGHT (its manifest.json lists what the logs carry), or train bc"
+            f"{type(method).__name__} learns from rewards, and all {len(given)} replies of the training split"
+            f" have reward 0 or none{unrated(given)}: run prepare with --rewards.NAME WEIGHT (its "
+            "manifest.json lists what the logs carry), or train bc"
         )
     if (rewards == rewards[0]).all():
         warnings.warn(
-            f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long conversations get",
+            f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long "
+            "conversations get",
             stacklevel=3,
         )
 

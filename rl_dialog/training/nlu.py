@@ -42,7 +42,8 @@ def labels_of(
     ]
     if not any(kept):
         raise UserError(
-            f"expected acts that occur at least {min_count} times, got {len(turns)} turns with {sum(acts.values()) + sum(tags.values())} acts"
+            f"expected acts that occur at least {min_count} times, got {len(turns)} turns with "
+            f"{sum(acts.values()) + sum(tags.values())} acts"
         )
     used = [tuple(tuple(side in sides[label] for side in SIDES) for label in labels) for labels in kept]
     return Labels(tuple(kept[0]), tuple(kept[1]), *used, context=context, max_length=max_length)

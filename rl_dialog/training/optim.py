@@ -108,6 +108,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     if any(index >= count for index in state):
         raise UserError(
-            f"{path}: expected the state of {count} parameters, got {max(state) + 1}: was the run started with other heads or adapters?"
+            f"{path}: expected the state of {count} parameters, got {max(state) + 1}: was the run started "
+            "with other heads or adapters?"
         )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

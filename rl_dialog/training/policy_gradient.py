@@ -63,14 +63,16 @@ class PPO:
     def __post_init__(self) -> None:
         if min(self.batch_size, self.passes) < 1 or not 0 <= self.minibatch_size <= self.batch_size:
             raise UserError(
-                f"expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, got {self}"
+                "expected batch_size and passes of at least 1, and minibatch_size between 0 and batch_size, "
+                f"got {self}"
             )
         if (
             not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1)
             or min(self.clip, self.learning_rate, self.value_learning_rate) <= 0
         ):
             raise UserError(
-                f"expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got {self}"
+                "expected gamma and gae_lambda between 0 and 1, and a positive clip and learning rates, got "
+                f"{self}"
             )
         if (
             self.optimizer not in ("adam", "rmsprop")
@@ -78,7 +80,8 @@ class PPO:
             or self.max_grad_norm <= 0
         ):
             raise UserError(
-                f"expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive max_grad_norm, got {self}"
+                "expected adam or rmsprop, no negative coefficients or lr_zero_steps, and a positive "
+                f"max_grad_norm, got {self}"
             )
 
 

@@ -122,7 +122,7 @@ def test_consent_chat_votes_ratings_and_all_of_it_after_a_reload(served, chat):
     me.button("Send my ratings").click()
     me.page.get_by_role("heading", name="Thank you!").wait_for()
 
-    (dialog, edited) = stored(served, me)
+    dialog, edited = stored(served, me)
     replies = [message for message in dialog.messages if message["role"] == "assistant"]
     assert [reply["feedback"] for reply in replies] == [{"vote": 1}, {"vote": -1, "edit": "Butter and salt."}]
     assert edited.messages[-1]["content"] == "Butter and salt."
@@ -182,9 +182,10 @@ def test_what_is_said_streams_and_can_be_stopped(served, chat):
     me.page.locator(".dots").last.wait_for()
     me.stop.click()
     eventually(silent.cancelled.is_set)
-    assert me.input.input_value() == "are you there?" and me.bubbles() == ["count", "one two three"], (
-        "the message is back in the field"
-    )
+    assert me.input.input_value() == "are you there?" and me.bubbles() == [
+        "count",
+        "one two three",
+    ], "the message is back in the field"
 
     served.script.say("this breaks off", hold=1)
     me.send("go on", wait=False)
@@ -437,9 +438,12 @@ def test_errors_can_be_tried_again(served, chat):
     me.page.get_by_text("The server cannot be reached.").wait_for()
     me.page.context.set_offline(False)
     me.send("third")
-    assert me.bubbles() == ["first", "That sounds lovely.", "second\nthird", "That sounds lovely."], (
-        "the unanswered message goes with the next one"
-    )
+    assert me.bubbles() == [
+        "first",
+        "That sounds lovely.",
+        "second\nthird",
+        "That sounds lovely.",
+    ], "the unanswered message goes with the next one"
     me.input.fill("x" * 1030)
     assert me.page.get_by_text("6 characters too many").is_visible() and me.button("Send").is_disabled()
     me.input.fill("word " * 200)
@@ -521,13 +525,11 @@ def test_a_chat_that_is_gone_and_one_page_in_two_tabs(served, chat):
 
 def test_a_screen_reader_hears_replies_once_and_whole(served, chat):
     me = chat().begin()
-    me.page.evaluate(
-        """() => {
+    me.page.evaluate("""() => {
             window.heard = [];
             const region = document.getElementById('announcer');
             new MutationObserver(() => window.heard.push(region.textContent)).observe(region, {childList: true, characterData: true, subtree: true});
-        }"""
-    )
+        }""")
     me.send("hello")
     eventually(lambda: me.page.evaluate("heard") == ["The bot is writing.", "The bot: That sounds lovely."])
     live = me.page.locator("[aria-live], [role=status], [role=alert], [role=log]")

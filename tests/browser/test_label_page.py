@@ -96,7 +96,8 @@ class Person:
         self.page.locator("#left canvas").wait_for()
         eventually(
             lambda: self.page.evaluate(
-                "() => !document.querySelector('.choice').disabled && !document.querySelector('.choice.pressed')"
+                "() => !document.querySelector('.choice').disabled && "
+                "!document.querySelector('.choice.pressed')"
             )
         )
         return tuple(
@@ -343,7 +344,10 @@ def test_clips_loop_with_speed_pause_and_an_end(labels, sit_down):
         assert ann.button(speed).get_attribute("aria-pressed") == "true"
     assert len(eventually(lambda: len({seen() for _ in range(20)}) > 3 and "many frames")) > 0
     ann.button("¼×").click()
-    says_so = "() => [...document.querySelectorAll('h3')].map(name => getComputedStyle(name, '::after').content.includes('episode ends'))"
+    says_so = (
+        "() => [...document.querySelectorAll('h3')].map(name => getComputedStyle(name, "
+        "'::after').content.includes('episode ends'))"
+    )
     eventually(lambda: sorted(ann.page.evaluate(says_so)) == [False, True])
 
 
@@ -529,9 +533,11 @@ def test_the_live_page_of_the_run(labels, sit_down):
     assert chart.get_attribute("aria-label") == "Return (true reward): 3.9 at step 39"
     assert len(chart.locator("polyline").get_attribute("points").split()) == 40
     titles = ann.page.locator("figcaption b").all_inner_texts()
-    assert titles == ["Return (true reward)", "Labels", "Own thing"], (
-        "what is known first, whatever else there is after it"
-    )
+    assert titles == [
+        "Return (true reward)",
+        "Labels",
+        "Own thing",
+    ], "what is known first, whatever else there is after it"
     ann.says("live")
     assert ann.page.locator("#parts table").inner_text().split() == ["pid", "restarts", "learner", "7", "1"]
     log_metrics({"step": 40, "train/return": 8.0, "eval/return": 9.0})

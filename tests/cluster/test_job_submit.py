@@ -19,7 +19,10 @@ SWEEP = {
     "about": "Two weights.",
     "write_logs": {"dialogs": 60, "seed": 1},
     "prepare": "--rewards.logged 1 --vocab_size 400 --max_length 256",
-    "start": "--model.family llama --model.layers 1 --model.width 16 --model.attention_heads 2 --model.context 256 --max_steps 4 --env small_talk",
+    "start": (
+        "--model.family llama --model.layers 1 --model.width 16 --model.attention_heads 2 --model.context 256"
+        " --max_steps 4 --env small_talk"
+    ),
     "train": "--method psi --method.gamma 1 --max_steps 6 --env small_talk --eval_steps 3 --env_episodes 4",
     "space": {"method.c": [0.05, 0.5]},
     "evaluate": "--env small_talk --episodes 8 --contexts 0 --samples 1",

@@ -43,7 +43,10 @@ def test_the_next_run_removes_what_a_killed_one_left(tmp_path):
         tmp_path / "out",
         "import sys, time; from pathlib import Path; from rl_dialog.data.building import building\n",
     )
-    script += "with building(Path(sys.argv[1]), overwrite=False) as d: (d / 'half').touch(); print('here', flush=True); time.sleep(600)"
+    script += (
+        "with building(Path(sys.argv[1]), overwrite=False) as d: (d / 'half').touch(); print('here', "
+        "flush=True); time.sleep(600)"
+    )
     with subprocess.Popen([sys.executable, "-c", script, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as run:
         assert run.stdout.readline() == b"here\n"
         with building(out.with_name("other"), overwrite=False):

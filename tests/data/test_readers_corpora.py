@@ -406,14 +406,20 @@ def test_deal_or_not_outcomes(tmp_path, name):
 
 
 def test_both_sides_of_a_negotiation_share_their_group(tmp_path):
-    other = "1 4 4 1 1 2 THEM: i would like 4 hats <eos> YOU: deal <eos> THEM: <selection> item0=1 item1=0 item2=1 <eos> reward=6 agree 1 0 4 2 1 2\n"
+    other = (
+        "1 4 4 1 1 2 THEM: i would like 4 hats <eos> YOU: deal <eos> THEM: <selection> item0=1 item1=0 "
+        "item2=1 <eos> reward=6 agree 1 0 4 2 1 2\n"
+    )
     (one, two), _ = read(write(tmp_path / "data.txt", TALK + ENDINGS["agree"][0] + "\n" + other))
     assert one.meta["group"] == two.meta["group"] == "i would like 4 hats" and two.meta["outcome"] == 6.0
 
 
 def test_deal_or_not_without_data_txt(tmp_path):
     talk = "THEM: all hats <eos> YOU: ok <eos> YOU: <selection>"
-    form = f"<input> 1 4 4 1 1 2 </input> <dialogue> {talk} </dialogue> <output> {{}} </output> <partner_input> 1 0 4 2 1 2 </partner_input>\n"
+    form = (
+        f"<input> 1 4 4 1 1 2 </input> <dialogue> {talk} </dialogue> <output> {{}} </output> <partner_input> "
+        "1 0 4 2 1 2 </partner_input>\n"
+    )
     outputs = [
         "item0=1 item1=0 item2=1 item0=0 item1=4 item2=0",
         *(" ".join([f"<{word}>"] * 6) for word in ("disagree", "no_agreement", "disconnect")),

@@ -33,8 +33,9 @@ def test_known_answers():
 
 def test_the_same_in_another_process_and_in_any_order():
     code = (
-        "from rl_dialog.data.schema import Dialog\nfrom rl_dialog.data.splits import assign_split\n"
-        "print([assign_split(Dialog(id='d', messages=[{'role': 'user', 'content': f'question {i}'}]), .3, .2, seed=5) for i in reversed(range(40))])"
+        "from rl_dialog.data.schema import Dialog\nfrom rl_dialog.data.splits import "
+        "assign_split\nprint([assign_split(Dialog(id='d', messages=[{'role': 'user', 'content': f'question "
+        "{i}'}]), .3, .2, seed=5) for i in reversed(range(40))])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     order = random.sample(range(40), 40)

@@ -26,8 +26,8 @@ from rl_dialog.data.tokenize import (
 from rl_dialog.errors import UserError
 
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') + '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') + '<|im_end|>\\n' "
+    "}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 TEXTS = [
     "hello",
@@ -278,7 +278,10 @@ def with_template(template):
 def test_a_template_that_rewrites_history_is_refused():
     """It marks the last message, so every earlier rendering changes when a message is added (as templates
     that drop old reasoning do)."""
-    template = "{% for m in messages %}{{ '[LAST]' if loop.last else '' }}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ '[LAST]' if loop.last else '' }}{{ '<|' + m['role'] + '|>' + m['content'] "
+        "+ '<|end|>' }}{% endfor %}"
+    )
     with pytest.raises(TemplateError) as error:
         tokenize(dialog(user("hello"), reply("there")), with_template(template))
     for part in (
@@ -311,7 +314,10 @@ def test_a_template_that_drops_old_reasoning_is_refused():
 
 
 def test_a_generation_prompt_that_replies_do_not_begin_with_is_refused():
-    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'bot: ' }}{% endif %}"
+    template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if "
+        "add_generation_prompt %}{{ 'bot: ' }}{% endif %}"
+    )
     with pytest.raises(TemplateError, match="expected 'bot: ' at character 12"):  # 12 = len("user: hello\n")
         tokenize(dialog(user("hello"), reply("there")), with_template(template))
 
@@ -319,7 +325,10 @@ def test_a_generation_prompt_that_replies_do_not_begin_with_is_refused():
 def test_a_template_without_an_end_of_turn_token():
     """Where the template ends a turn with a newline, the newline is what the policy writes to end it; no
     whole reply counts as cut."""
-    template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}{% if "
+        "add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
     made, plain = (
         dialog(user("hello"), reply("there", reward=1), user("x"), reply("y")),
         with_template(template),
@@ -331,7 +340,10 @@ def test_a_template_without_an_end_of_turn_token():
 
 
 def test_a_template_that_refuses_the_roles_is_named():
-    template = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% "
+        "endif %}{{ m['content'] }}{% endfor %}"
+    )
     with pytest.raises(
         TemplateError, match="roles system, user, assistant, got its error: no system prompts"
     ):
@@ -352,11 +364,19 @@ def counted(tokenizer, monkeypatch):
 CALL = {"tool_calls": [{"type": "function", "function": {"name": "menu", "arguments": {"day": "today"}}}]}
 LONG_TALKS = {
     "turns": [m for i in range(40) for m in (user(f"question {i} "), reply(f" answer {i}", reward=i))],
-    "a prompt, an opening, two user turns": [system("be kind"), reply("hi")]
-    + [user("a"), user("b"), reply(""), user("c"), reply("d", weight=0)] * 9,
-    "tools": [user("what is there?")]
-    + [reply(None, **CALL), {"role": "tool", "content": "<|end|> soup", "tool_call_id": "1"}, reply("soup")]
-    * 15,
+    "a prompt, an opening, two user turns": (
+        [system("be kind"), reply("hi")]
+        + [user("a"), user("b"), reply(""), user("c"), reply("d", weight=0)] * 9
+    ),
+    "tools": (
+        [user("what is there?")]
+        + [
+            reply(None, **CALL),
+            {"role": "tool", "content": "<|end|> soup", "tool_call_id": "1"},
+            reply("soup"),
+        ]
+        * 15
+    ),
     "ends with the user": [*[user("a"), reply("b")] * 20, user("c")],
 }
 
@@ -753,7 +773,10 @@ def test_a_tokenizer_without_template_or_padding_gets_ours(tmp_path):
 def test_a_missing_tokenizer_is_one_paragraph():
     with pytest.raises(
         UserError,
-        match="no tokenizer at 'no-such-model-of-anyone': expected a hub name or a directory with tokenizer files",
+        match=(
+            "no tokenizer at 'no-such-model-of-anyone': expected a hub name or a directory with tokenizer "
+            "files"
+        ),
     ):
         load_tokenizer("no-such-model-of-anyone")
     with pytest.raises(UserError, match="/no/such/folder: expected a directory with a model .or a hub name"):

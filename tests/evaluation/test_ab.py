@@ -154,7 +154,8 @@ def test_a_chat_that_changes_its_model_counts_up_to_the_change():
         and ilql.group.estimates["rating/quality"].value == 5.0
     )
     assert found.notes == [
-        "2 chats were not answered by one model alone: 3 replies from the change on, and their ratings, do not count"
+        "2 chats were not answered by one model alone: 3 replies from the change on, and their ratings, do "
+        "not count"
     ]
 
 

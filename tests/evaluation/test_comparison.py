@@ -44,7 +44,10 @@ TASK = ComparedTask("t", "Taskmaster", ("critic", "perplexity"), "Ratings.", RUN
 def test_a_table_row_by_row() -> None:
     lines = to_markdown([TASK], ["bc", "ilql", "psi"], "the command").splitlines()
     assert lines[0] == "the command"
-    head = "| method | Taskmaster: pairwise accuracy, best | last | perplexity (policy), last | seeds | minutes per run |"
+    head = (
+        "| method | Taskmaster: pairwise accuracy, best | last | perplexity (policy), last | seeds | minutes "
+        "per run |"
+    )
     bc = "| `bc` | 50.0 % [40.0, 60.0] | 45.0 % [35.0, 55.0] | 3.00 | 2 | 1.0 |"
     ilql = "| `ilql` | as last | **75.0 % [70.0, 80.0]<br>Δ +25.0 points [+5.0, +40.0]** | inf | 1 | 0.5 |"
     assert [lines[2], *lines[4:8]] == [

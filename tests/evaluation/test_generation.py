@@ -199,7 +199,9 @@ def test_printing_the_chosen_reply(make_policy, tokenizer, capsys):
 def test_ranking_by_what_a_policy_does_not_have(make_policy, tokenizer):
     with pytest.raises(
         UserError,
-        match="cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'",
+        match=(
+            "cannot rank replies by 'utterance Q': expected one of 'mean log-probability', 'log-probability'"
+        ),
     ):
         generate_replies(
             make_policy(BC()),

@@ -232,7 +232,10 @@ def test_logged_replies_have_their_own_values(make_policy, logged):
 def test_a_way_that_the_policy_does_not_have(make_policy):
     with pytest.raises(
         UserError,
-        match="cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', which is what",
+        match=(
+            "cannot rank replies by 'mean Q': expected one of 'mean log-probability', 'log-probability', "
+            "which is what"
+        ),
     ):
         rank_replies(make_policy(BC()), PROMPTS, REPLIES, by="mean Q")
 

@@ -166,9 +166,10 @@ def test_readings(read):
         user["Inform Hotel Area"].instead == {"Inform Hotel Area = west": 1}
         and user["Request Hotel Phone"].understood == 1
     )
-    assert list(system) == ["Inform Hotel Phone", "Inform Hotel Stars"], (
-        "in the one reply that says what was meant"
-    )
+    assert list(system) == [
+        "Inform Hotel Phone",
+        "Inform Hotel Stars",
+    ], "in the one reply that says what was meant"
     assert dialog.asked[0].answered == 0, "what was meant counts, not what was read"
 
 

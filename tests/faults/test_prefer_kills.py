@@ -58,8 +58,14 @@ class Run:
         people=("ann", "bob"),
     ):
         self.folder, self.url, self.pause = folder, url, pause
-        settings = f"--env_options observations=position --labeller {labeller} --page_port 0 --steps {steps} --budget {labels} --schedule constant"
-        settings += " --initial_labels 40 --first_epochs 10 --ppo.batch_size 512 --ppo.minibatch_size 128 --eval_every 0 --save_every 5 --quiet"
+        settings = (
+            f"--env_options observations=position --labeller {labeller} --page_port 0 --steps {steps} "
+            f"--budget {labels} --schedule constant"
+        )
+        settings += (
+            " --initial_labels 40 --first_epochs 10 --ppo.batch_size 512 --ppo.minibatch_size 128 "
+            "--eval_every 0 --save_every 5 --quiet"
+        )
         self.command = [
             sys.executable,
             "-m",

@@ -308,7 +308,8 @@ def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints)
         assert len(stored) - len(acknowledged) <= len(clients.problems)
         kinds = Counter(type(problem).__name__ for problem in clients.problems)
         print(
-            f"{len(acknowledged)} replies, {len(kills)} kills, {len(clients.problems)} requests failed: {dict(kinds)}"
+            f"{len(acknowledged)} replies, {len(kills)} kills, {len(clients.problems)} requests failed: "
+            f"{dict(kinds)}"
         )
 
 
@@ -437,7 +438,8 @@ def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
         third = len(memory) // 3
         middle, end = (sum(part) / len(part) for part in (memory[third : 2 * third], memory[2 * third :]))
         print(
-            f"{LOAD_SECONDS:g} s, {dict(outcomes)}, {len(stored)} turns, memory of the replica {memory[0]:.0f} -> {middle:.0f} -> {end:.0f} MiB"
+            f"{LOAD_SECONDS:g} s, {dict(outcomes)}, {len(stored)} turns, memory of the replica "
+            f"{memory[0]:.0f} -> {middle:.0f} -> {end:.0f} MiB"
         )
         assert end < middle + 30, (middle, end)
 

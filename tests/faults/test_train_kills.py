@@ -23,8 +23,9 @@ from envs.small_talk import write_logs
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TRAIN = shlex.split(
-    "--method ilql --model.family llama --model.layers 1 --model.width 32 --model.dropout 0.1 --per_device_train_batch_size 4 --max_steps 60 "
-    "--save_steps 5 --save_total_limit 20 --logging_steps 5 --learning_rate 1e-3 --cpus_per_worker 1 --num_workers 2 --method.alpha 0.1"
+    "--method ilql --model.family llama --model.layers 1 --model.width 32 --model.dropout 0.1 "
+    "--per_device_train_batch_size 4 --max_steps 60 --save_steps 5 --save_total_limit 20 --logging_steps 5 "
+    "--learning_rate 1e-3 --cpus_per_worker 1 --num_workers 2 --method.alpha 0.1"
 )
 
 

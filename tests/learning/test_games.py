@@ -243,7 +243,8 @@ def main() -> None:
                 exact = exact_of(policy.method, policy.value_unit, trial.table, trial.starts)
                 share = (sampled - cloned) / (exact - cloned)
                 print(
-                    f"{name:15s} seed {seed}: sampled {sampled:.3f}, greedy {best:.3f}, exact {exact:.3f}, share {share:.2f}",
+                    f"{name:15s} seed {seed}: sampled {sampled:.3f}, greedy {best:.3f}, exact {exact:.3f}, "
+                    f"share {share:.2f}",
                     flush=True,
                 )
 

@@ -43,7 +43,10 @@ METHODS = {
     "kto": "--method.by to_go --method.undesirable_weight 0.3 --learning_rate 1e-3",
     "psi": "",
     # The paper's discount; with gamma 1 the entropy in its target pays for talking on and on.
-    "way_off_policy": "--method.backup psi --method.c 0.5 --method.gamma 0.5 --reward_spread every_token --value_unit 1 --learning_rate 2e-3",
+    "way_off_policy": (
+        "--method.backup psi --method.c 0.5 --method.gamma 0.5 --reward_spread every_token --value_unit 1 "
+        "--learning_rate 2e-3"
+    ),
 }
 ABOVE_CLONE_ONLY = (
     "dpo",

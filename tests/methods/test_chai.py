@@ -138,7 +138,9 @@ def test_the_same_seed_proposes_the_same(make_policy, make_row):
 def test_a_window_without_room_for_a_context(make_policy, make_row):
     with pytest.raises(
         UserError,
-        match="expected proposals that leave room for a context, got 128 tokens with a model of 128 positions",
+        match=(
+            "expected proposals that leave room for a context, got 128 tokens with a model of 128 positions"
+        ),
     ):
         propose(
             make_policy(CHAI(proposal_tokens=128)),

@@ -393,7 +393,10 @@ def test_with_an_averaged_prior_and_the_clamp_no_token_earns_anything(make_row):
 def test_psi_has_no_term_that_a_divergence_could_stand_for(make_row):
     with pytest.raises(
         UserError,
-        match="kl 'exact': expected a target with log p - log pi in it, but psi has log p alone: set keep_log_pi",
+        match=(
+            "kl 'exact': expected a target with log p - log pi in it, but psi has log p alone: set "
+            "keep_log_pi"
+        ),
     ):
         WayOffPolicy(backup="psi", **PUBLISHED, kl="exact")
     batch = collate([make_row([9, 1], [(1, 1, 1.0)])], prior_logp=[[0.0]])

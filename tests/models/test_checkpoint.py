@@ -345,7 +345,8 @@ def test_no_checkpoint(tmp_path, monkeypatch):
     ):  # no hub is asked for what is meant as a path
         refused(
             path,
-            f"{path}: expected a directory with a model (or a hub name such as owner/model), found nothing there",
+            f"{path}: expected a directory with a model (or a hub name such as owner/model), found nothing "
+            "there",
         )
 
 
@@ -364,7 +365,9 @@ def test_a_run_folder_is_its_best_checkpoint(saved):
     run = directory.parent
     with pytest.raises(
         UserError,
-        match=r"expected a checkpoint \(config.json\) or a run folder \(best, latest\), found \['checkpoint'\]",
+        match=(
+            r"expected a checkpoint \(config.json\) or a run folder \(best, latest\), found \['checkpoint'\]"
+        ),
     ):
         resolve(run)
     (run / "latest").write_text("checkpoint-9\n")
@@ -472,12 +475,17 @@ def test_the_prior_of_another_run_is_replaced_while_nothing_was_learned_with_it(
     for found, prior in wanted.items():
         with pytest.raises(
             UserError,
-            match=f"prior: expected the prior of this run, .*, found {found}, with which the run's checkpoints were trained",
+            match=(
+                f"prior: expected the prior of this run, .*, found {found}, with which the run's checkpoints "
+                "were trained"
+            ),
         ):
             freeze_prior(policy, folder, tokenizer, **prior, started=True)
         with pytest.warns(
             UserWarning,
-            match=rf"prior held another prior \({found}\) of a run that wrote no checkpoint: it is replaced by",
+            match=(
+                rf"prior held another prior \({found}\) of a run that wrote no checkpoint: it is replaced by"
+            ),
         ):
             fresh = freeze_prior(policy, folder, tokenizer, **prior)
         save_policy(policy, tmp_path / "out/checkpoint-1", prior="../prior")

@@ -910,7 +910,10 @@ def test_a_missing_model_is_one_paragraph(tokenizer):
         load_lm(ModelConfig(model_name_or_path="/no/such/model"), tokenizer)
     with pytest.raises(
         UserError,
-        match="cannot load a causal LM from 'nobody/nothing': expected a hub name, or a directory with config.json",
+        match=(
+            "cannot load a causal LM from 'nobody/nothing': expected a hub name, or a directory with "
+            "config.json"
+        ),
     ):
         load_lm(ModelConfig(model_name_or_path="nobody/nothing"), tokenizer)
 

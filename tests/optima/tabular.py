@@ -120,7 +120,8 @@ def tabular_lm(rows: Sequence[Row], vocabulary: int, *, key: Key = tuple) -> Tab
             here, there = (states.setdefault(key(ids[:n]), len(states)) for n in (t, t + 1))
             if steps.setdefault((here, token), there) != there:
                 raise ValueError(
-                    f"expected one successor of a state and a token, got two for token {token} after {ids[:t]}: `key` forgets too much"
+                    f"expected one successor of a state and a token, got two for token {token} after "
+                    f"{ids[:t]}: `key` forgets too much"
                 )
     lm = TabularLM(TabularConfig(vocab_size=vocabulary, states=len(states) + 1))
     with torch.no_grad():

@@ -78,8 +78,8 @@ def test_dialogs_in_acts_and_bad_input(tmp_path):
         main(both)
     main(replace(both, overwrite=True))
     assert (
-        "other user options, which are part of every difference between them. acts: the defaults; noisy: noise 0.3."
-        in (tmp_path / "report" / "tasks.md").read_text(encoding="utf-8")
+        "other user options, which are part of every difference between them. acts: the defaults; noisy: "
+        "noise 0.3." in (tmp_path / "report" / "tasks.md").read_text(encoding="utf-8")
     )
     for config, message in (
         ({}, "expected --simulated"),

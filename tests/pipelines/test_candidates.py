@@ -328,7 +328,9 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     save_policy(tmp_path / "world" / "policy", tokenizer, seed=1)
     with pytest.raises(
         UserError,
-        match="holds candidates of another model: choose another --output_dir, or delete them with --overwrite",
+        match=(
+            "holds candidates of another model: choose another --output_dir, or delete them with --overwrite"
+        ),
     ):
         main(config_of(tmp_path / "world", out, resume=True))
     with pytest.raises(UserError, match=r"another seed \(0 then, 1 now\)"):
@@ -488,7 +490,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
     its own."""
     main(config_of(world, tmp_path / "whole", shard_contexts=2))
     sizes = shlex.split(
-        "--max_new_tokens 6 --num_candidates 3 --shard_contexts 2 --max_length 96 --threshold 0.6 --batch_size 16 --num_cpus 2 --quiet"
+        "--max_new_tokens 6 --num_candidates 3 --shard_contexts 2 --max_length 96 --threshold 0.6 "
+        "--batch_size 16 --num_cpus 2 --quiet"
     )
     where = [
         "--data",

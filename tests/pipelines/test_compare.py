@@ -36,9 +36,14 @@ TINY = {
             "figures": ["return", "perplexity"],
             "write_logs": {"dialogs": 40, "seed": 1},
             "prepare": "--rewards.logged 1 --vocab_size 400 --max_length 384 --test 0.2",
-            "bc": "--model.family llama --model.layers 1 --model.width 16 --model.context 512 --max_steps 4 --eval_steps 2",
+            "bc": (
+                "--model.family llama --model.layers 1 --model.width 16 --model.context 512 --max_steps 4 "
+                "--eval_steps 2"
+            ),
             "improve": "--max_steps 4 --eval_steps 2",
-            "evaluate": "--env small_talk --episodes 4 --contexts 0 --max_new_tokens 8 --held_out 8 --replicates 100",
+            "evaluate": (
+                "--env small_talk --episodes 4 --contexts 0 --max_new_tokens 8 --held_out 8 --replicates 100"
+            ),
         },
         "elsewhere": {
             "title": "no such corpus",
@@ -248,7 +253,10 @@ def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was
         "settings_of": "talk",
         "write_logs": {"world": "tests.worlds.mazes:Maze", "dialogs": 30, "seed": 1},
     }
-    short = "--env tests.worlds.mazes:Maze --episodes 2 --contexts 0 --max_new_tokens 4 --held_out 4 --replicates 100"
+    short = (
+        "--env tests.worlds.mazes:Maze --episodes 2 --contexts 0 --max_new_tokens 4 --held_out 4 "
+        "--replicates 100"
+    )
     values["tasks"] = {
         "talk": talk,
         "maze": talk | {"search": "", "figures": ["return", "return_greedy"], "evaluate": short} | maze,

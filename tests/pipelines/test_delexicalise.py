@@ -27,7 +27,9 @@ def test_mistakes_are_explained(tmp_path):
             file.write('\n{"messages": 1}\n')
         with pytest.raises(
             UserError,
-            match="expected dialogs with acts and goals.*the first of 1 records that cannot be read is .*line 2",
+            match=(
+                "expected dialogs with acts and goals.*the first of 1 records that cannot be read is .*line 2"
+            ),
         ):
             main(
                 DelexicaliseConfig(

@@ -37,7 +37,10 @@ def rated(count):
     rng = random.Random(0)
     for n in range(count):
         for k in range(4):
-            text = f"{rng.choice('abcdefgh')} {'sure' if (k % 2 == 1) != (n % 8 == 0) else 'hmpf'} {rng.choice('abcdefgh')} {'wx'[k // 2]}"
+            text = (
+                f"{rng.choice('abcdefgh')} {'sure' if (k % 2 == 1) != (n % 8 == 0) else 'hmpf'} "
+                f"{rng.choice('abcdefgh')} {'wx'[k // 2]}"
+            )
             context = [{"role": "user", "content": f"what about {n}?"}]
             yield Dialog(
                 f"{n}:{k}",

@@ -290,7 +290,10 @@ def test_a_reward_of_another_shape_and_folders_that_hold_less(run, tmp_path):
     RewardModel(RewardModelConfig((3,), 5)).save_pretrained(tmp_path / "reward")
     with pytest.raises(
         UserError,
-        match=r"expected a reward model for observations \(2,\) and 5 discrete actions, got one for observations \(3,\)",
+        match=(
+            r"expected a reward model for observations \(2,\) and 5 discrete actions, got one for"
+            r" observations \(3,\)"
+        ),
     ):
         main(playing(run, reward_model=str(tmp_path / "reward")))
     shutil.copy(run / "prefer.yaml", tmp_path / "prefer.yaml")

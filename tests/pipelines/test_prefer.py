@@ -216,8 +216,14 @@ def test_the_true_reward(tmp_path):
 
 
 def test_names_of_the_original(tmp_path):
-    flags = "--mode train_policy_with_preferences --synthetic_prefs --n_initial_prefs 7 --n_envs 3 --ent_coef 0.02 --million_timesteps 0.15 --lr 0.1"
-    flags += f" --lr_zero_million_timesteps 0.2 --max_segs 9 --n_initial_epochs 5 --policy_ckpt_interval 6 --log_dir {tmp_path}"
+    flags = (
+        "--mode train_policy_with_preferences --synthetic_prefs --n_initial_prefs 7 --n_envs 3 --ent_coef "
+        "0.02 --million_timesteps 0.15 --lr 0.1"
+    )
+    flags += (
+        " --lr_zero_million_timesteps 0.2 --max_segs 9 --n_initial_epochs 5 --policy_ckpt_interval 6 "
+        f"--log_dir {tmp_path}"
+    )
     config = resolved(load_config(PreferConfig, flags.split(), suited=suited))
     assert (config.mode, config.labeller, config.initial_labels, config.num_envs, config.steps) == (
         "train",

@@ -484,7 +484,8 @@ def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
 )
 def test_a_reward_of_one_s_own_runs_in_the_workers(dialogs, tmp_path):
     (tmp_path / "own_reward_of_a_test.py").write_text(
-        "def length(dialog):\n    return [len(dialog.messages[i]['content']) / (dialog.id != 'd7') for i in dialog.replies]\n"
+        "def length(dialog):\n    return [len(dialog.messages[i]['content']) / (dialog.id != 'd7') for i in "
+        "dialog.replies]\n"
     )
     flags = ["--rewards.own_reward_of_a_test:length", "2", "--vocab_size", "300", "--quiet"]
     write_jsonl([talk(i) for i in range(dialogs)], tmp_path / "logs.jsonl")

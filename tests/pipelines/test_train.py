@@ -165,13 +165,19 @@ def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is
     )
     load_trainer(left, Path(left.output_dir), [], device=torch.device("cpu"))
     told = train.train_worker(config)["notes"]
-    expected = "held another prior (another model) of a run that wrote no checkpoint: it is replaced by the model as it is before training"
+    expected = (
+        "held another prior (another model) of a run that wrote no checkpoint: it is replaced by the model as"
+        " it is before training"
+    )
     assert [note for note in told if expected in note] and expected in (
         folder / "runs" / "stale" / "notes.txt"
     ).read_text()
     with pytest.raises(
         UserError,
-        match="prior: expected the prior of this run, runs/bc, found another model, .* resume with the same --model",
+        match=(
+            "prior: expected the prior of this run, runs/bc, found another model, .* resume with the same "
+            "--model"
+        ),
     ):
         train.train_worker(left)
     train.train_worker(config)

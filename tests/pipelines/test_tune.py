@@ -29,7 +29,10 @@ from rl_dialog.evaluation.sweep_space import Point, Sweep, find_points
 from rl_dialog.models.policy import Policy
 
 ROOT = Path(__file__).parents[2]
-START = "--model.family llama --model.layers 1 --model.width 16 --model.attention_heads 2 --model.context 256 --max_steps 4"
+START = (
+    "--model.family llama --model.layers 1 --model.width 16 --model.attention_heads 2 --model.context 256 "
+    "--max_steps 4"
+)
 TINY = {
     "title": "tiny",
     "about": "Two methods, two weights.",
@@ -141,7 +144,10 @@ def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_p
     before = sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
     with pytest.raises(
         UserError,
-        match=r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --output_dir, or --overwrite",
+        match=(
+            r"start is '.*--max_steps 5.*was made with '.*--max_steps 4.*choose another --output_dir, or"
+            r" --overwrite"
+        ),
     ):
         main(
             TuneConfig(

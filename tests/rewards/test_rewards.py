@@ -99,7 +99,10 @@ def test_a_reward_that_breaks_its_promise_is_named(values, message):
 
 
 def test_rewards_and_shards_import_neither_torch_nor_ray():
-    code = "import sys, rl_dialog.rewards, rl_dialog.data.shards; print(sorted({'torch', 'ray', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys, rl_dialog.rewards, rl_dialog.data.shards; print(sorted({'torch', 'ray', 'transformers'} "
+        "& set(sys.modules)))"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -124,7 +127,8 @@ def own(tmp_path, monkeypatch):
 def test_a_reward_of_the_user_s_own(own):
     name = (
         own(
-            "def shouts(dialog):\n    return [dialog.messages[i]['content'].count('!') for i in dialog.replies]\n"
+            "def shouts(dialog):\n    return [dialog.messages[i]['content'].count('!') for i in "
+            "dialog.replies]\n"
         )
         + ":shouts"
     )

@@ -21,7 +21,10 @@ TEXTS = [
 ]
 LICENCE = "  1 This is a licence of two lines, indented by two spaces  \n  2 as in the published files.  \n"
 INDEX = {
-    "noun": "auto n 1 2 @ ~ 1 1 02958343  \ncar n 2 3 @ ~ %p 2 1 02958343 02959942  \nchild n 1 1 @ 1 1 09917593  \nkid n 1 1 @ 1 1 09917593  \n",
+    "noun": (
+        "auto n 1 2 @ ~ 1 1 02958343  \ncar n 2 3 @ ~ %p 2 1 02958343 02959942  \nchild n 1 1 @ 1 1 09917593 "
+        " \nkid n 1 1 @ 1 1 09917593  \n"
+    ),
     "verb": "buy v 1 1 @ 1 1 02207206  \npurchase v 1 1 @ 1 1 02207206  \n",
     "adj": "big a 1 1 & 1 1 01382086  \nlarge a 1 1 & 1 1 01382086  \n",
     "adv": "",
@@ -226,7 +229,9 @@ def test_bleurt_scores_reference_and_candidate_as_one_pair(bleurt):
 def test_a_model_that_was_not_trained_for_it_is_refused(encoder, bleurt, tmp_path):
     with pytest.raises(
         UserError,
-        match=r"expected a BLEURT checkpoint with a trained head of one output, got it lacks classifier\.bias",
+        match=(
+            r"expected a BLEURT checkpoint with a trained head of one output, got it lacks classifier\.bias"
+        ),
     ):
         config = json.loads((encoder / "config.json").read_text()) | {"num_labels": 1}
         for file in encoder.iterdir():

@@ -568,7 +568,10 @@ def test_bodies_that_come_in_strange_ways(server):
                 headers={"Content-Type": "application/json"},
             )
         )
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type:"
+            b" application/json\r\nConnection: close\r\n"
+        )
         for request, status in (
             (head + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD, b"200"),
             (
@@ -590,7 +593,10 @@ def test_bodies_that_come_in_strange_ways(server):
             (b"FROBNICATE / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"4"),
             (b"GET http://elsewhere/v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b""),
             (
-                b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n",
+                (
+                    b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade:"
+                    b" websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+                ),
                 b"",
             ),
         ):

@@ -145,7 +145,10 @@ def test_a_checkpoint_that_cannot_be_loaded_is_refused_and_no_process_stays(tmp_
 
 
 def test_it_ends_with_its_server(checkpoints):
-    script = f"from rl_dialog.serving.process import EngineProcess as E\nprint(E({checkpoints['bc']!r})._process.pid, flush=True)\ninput()"
+    script = (
+        "from rl_dialog.serving.process import EngineProcess as "
+        f"E\nprint(E({checkpoints['bc']!r})._process.pid, flush=True)\ninput()"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", script],

@@ -298,7 +298,9 @@ def test_rows_longer_than_the_context_are_refused_before_training(tmp_path: Path
     make_trainer(tmp_path / "fits", "bc", TrainerConfig(max_steps=1), rows=rows)
     with pytest.raises(
         UserError,
-        match="at most 128 tokens, the model's context, got one of 129: run prepare with a smaller --max_length",
+        match=(
+            "at most 128 tokens, the model's context, got one of 129: run prepare with a smaller --max_length"
+        ),
     ):
         make_trainer(tmp_path / "longer", "dt", TrainerConfig(max_steps=1), rows=rows)
 
@@ -512,7 +514,10 @@ def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> N
     rows = [replace(row, rewards=np.zeros_like(row.rewards)) for row in make_rows(make_tokenizer(), 6)]
     with pytest.raises(
         UserError,
-        match=r"learns from rewards, and all \d+ replies of the training split have reward 0 or none: run prepare with --rewards",
+        match=(
+            r"learns from rewards, and all \d+ replies of the training split have reward 0 or none: run"
+            r" prepare with --rewards"
+        ),
     ):
         make_trainer(tmp_path, method, TrainerConfig(), rows=rows)
 
@@ -621,7 +626,9 @@ def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Pat
     rows = [replace(row, rewards=np.full_like(row.rewards, -1)) for row in make_rows(make_tokenizer(), 6)]
     with pytest.warns(
         UserWarning,
-        match="every reply of the training split earned -1: all there is to learn is how long conversations get",
+        match=(
+            "every reply of the training split earned -1: all there is to learn is how long conversations get"
+        ),
     ):
         make_trainer(tmp_path, "ilql", TrainerConfig(), rows=rows)
 
@@ -697,7 +704,10 @@ def test_a_prior_far_from_the_start_is_told(tmp_path: Path) -> None:
     far = Prior([load_lm(MODEL, near.tokenizer)])
     with pytest.warns(
         UserWarning,
-        match=r"the prior is far from .*: KL\(policy \|\| prior\) is \d+\.\d\d nats per token, expected at most 0\.5: start",
+        match=(
+            r"the prior is far from .*: KL\(policy \|\| prior\) is \d+\.\d\d nats per token, expected at most"
+            r" 0\.5: start"
+        ),
     ):
         Trainer(near.policy, near.tokenizer, near.train_rows, [], near.config, tmp_path / "far", prior=far)
 
@@ -710,7 +720,10 @@ def test_q_that_runs_away_is_told_once_and_while_it_does(tmp_path: Path) -> None
     assert 5 < trainer._reach < 50
     with pytest.warns(
         UserWarning,
-        match=r"step \d: Q ran away: expected logged tokens within \d+\.\d of where they began \(.* got .*--method.c",
+        match=(
+            r"step \d: Q ran away: expected logged tokens within \d+\.\d of where they began \(.* got"
+            r" .*--method.c"
+        ),
     ) as told:
         trainer.train()
     assert len([warning for warning in told if "ran away" in str(warning.message)]) == 1

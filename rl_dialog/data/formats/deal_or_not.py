@@ -24,10 +24,12 @@ from rl_dialog.data.schema import Dialog
 
 ITEMS = ("book", "hat", "ball")
 PLAIN = re.compile(
-    r"(?P<input>(?:\d+ ){6})(?P<talk>.*<selection>)(?P<taken>[^<]*)<eos> reward=(?P<reward>.+) (?P<ending>agree|disagree)(?: \d+){6}"
+    r"(?P<input>(?:\d+ ){6})(?P<talk>.*<selection>)(?P<taken>[^<]*)<eos> reward=(?P<reward>.+)"
+    r" (?P<ending>agree|disagree)(?: \d+){6}"
 )
 TAGGED = re.compile(
-    r"<input> (?P<input>(?:\d+ ){6})</input> <dialogue> (?P<talk>.*) </dialogue> <output> (?P<output>.*) </output>"
+    r"<input> (?P<input>(?:\d+ ){6})</input> <dialogue> (?P<talk>.*) </dialogue> <output> (?P<output>.*)"
+    r" </output>"
 )
 LOOKS_LIKE = re.compile(r"(?:\d+ ){6}(?:YOU|THEM): |<input> (?:\d+ ){6}</input> <dialogue>")
 TAKEN = re.compile(r"item\d=(\d+)")

@@ -176,15 +176,19 @@ def _sqlite_head(path: str, name: PurePosixPath) -> Head:
             return Head(
                 name,
                 "",
-                problem="expected an SQLite database as it is, got a packed one; unpack it and read the database itself",
+                problem=(
+                    "expected an SQLite database as it is, got a packed one; unpack it and read the database "
+                    "itself"
+                ),
             )
     try:
-        address = (
-            f"{Path(path).absolute().as_uri()}?mode=rw"  # rw: SQLite may have to finish what a crash left
+        address = (  # rw: SQLite may have to finish what a crash left
+            f"{Path(path).absolute().as_uri()}?mode=rw"
         )
         with closing(sqlite3.connect(address, uri=True)) as connection:
             found = connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY "
+                "name"
             ).fetchall()
     except sqlite3.Error as error:
         return Head(name, "", problem=f"expected a whole SQLite database, got: {error}")

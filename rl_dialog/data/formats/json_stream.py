@@ -98,7 +98,8 @@ class _Window:
             mark = self.ahead()
             if mark not in (",", closing):
                 raise JsonError(
-                    f"expected `,` or `{closing}` after element {index + 1}, got {self.excerpt() or 'the end of the file'!r}"
+                    f"expected `,` or `{closing}` after element {index + 1}, got "
+                    f"{self.excerpt() or 'the end of the file'!r}"
                 )
             self.at += mark == ","
         self.at += 1
@@ -120,7 +121,8 @@ class _Window:
             )
         if not self.skip():
             raise JsonError(
-                f"the text ends or breaks inside element {path[-1] + 1 if path and isinstance(path[-1], int) else path}: {problem}"
+                "the text ends or breaks inside element "
+                f"{path[-1] + 1 if path and isinstance(path[-1], int) else path}: {problem}"
             )
         return Item(path, None, text, problem)
 

@@ -165,7 +165,8 @@ def csv_rows(log: LogFile, *, max_line_bytes: int) -> Iterator[Record | Bad]:
                 yield bad(
                     log,
                     "",
-                    "expected the column names on the first line; it cannot be read, so the rows cannot be told apart",
+                    "expected the column names on the first line; it cannot be read, so the rows cannot be "
+                    "told apart",
                 )
                 return
             if row is None:

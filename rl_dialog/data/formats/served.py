@@ -75,7 +75,8 @@ def pieces(log: LogFile) -> list[LogFile | Bad]:
             bad(
                 log,
                 "",
-                "expected served chats, got a store without a reply: talk to a model first (python -m pipelines.serve --help)",
+                "expected served chats, got a store without a reply: talk to a model first (python -m "
+                "pipelines.serve --help)",
             )
         ]
     return [replace(log, member=MEMBER.format(first, last, last_turn)) for first, last in ranges]

@@ -113,7 +113,9 @@ def test_malformed_acts_are_refused(acts, told):
 def test_users_do_not_speak_of_booking():
     with pytest.raises(
         ActError,
-        match="expected a domain, one of Attraction, Hotel, Restaurant, Train, Taxi, Hospital, Police, general",
+        match=(
+            "expected a domain, one of Attraction, Hotel, Restaurant, Train, Taxi, Hospital, Police, general"
+        ),
     ):
         checked([["Inform", "Booking", "Day", "monday"]], side="user")
 

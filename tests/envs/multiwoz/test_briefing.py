@@ -23,12 +23,18 @@ def test_every_part_of_a_goal_is_told():
         "taxi": {"info": {"leaveAt": "10:00"}, "reqt": {"car type": "?"}},
     }
     assert briefing(goal).splitlines() == [
-        "You are looking for a restaurant. It should serve welsh food. The area should be east. If there is none: It should serve thai food. "
-        "Ask for the phone number, postcode and address.",
-        "You are looking for a hotel. It should have 4 stars. It should have internet. It should not have parking. "
-        "Book it for 3 people, for 2 nights, from monday.",
-        "You need a taxi. You do not want to leave before 10:00. It should bring you to the last place of this list. "
-        "You come from the place before it. Ask for the car type.",
+        (
+            "You are looking for a restaurant. It should serve welsh food. The area should be east. If there "
+            "is none: It should serve thai food. Ask for the phone number, postcode and address."
+        ),
+        (
+            "You are looking for a hotel. It should have 4 stars. It should have internet. It should not have"
+            " parking. Book it for 3 people, for 2 nights, from monday."
+        ),
+        (
+            "You need a taxi. You do not want to leave before 10:00. It should bring you to the last place of"
+            " this list. You come from the place before it. Ask for the car type."
+        ),
     ]
 
 
@@ -42,7 +48,10 @@ def test_a_second_booking_and_bold_values():
             "booked": "?",
         }
     }
-    told = "You are looking for a restaurant. It is called <b>one</b>. Book it for <b>2</b> people, at <b>11:00</b>, on <b>monday</b>."
+    told = (
+        "You are looking for a restaurant. It is called <b>one</b>. Book it for <b>2</b> people, at "
+        "<b>11:00</b>, on <b>monday</b>."
+    )
     assert (
         briefing(goal, bold=True)
         == told + " If that fails: Book it for <b>2</b> people, at <b>12:00</b>, on <b>monday</b>."
