@@ -7,7 +7,8 @@ episode: (84, 84, 4) bytes.
 
     AtariVector    any game by its name in ale-py: pong, breakout, ms_pacman, ...
     PongVector     to 21 points
-    EnduroVector   black from row 160 of 210 on, where speed and counter are; 3000 frames, before the weather changes: 743 to 750 actions
+    EnduroVector   black from row 160 of 210 on, where speed and counter are; 3000 frames, before the weather
+                   changes: 743 to 750 actions
 
 Unlike in Rahtz's reproduction, Enduro's first picture is black there, too; pictures shrink by areas; an
 action that reaches frame 3000 is finished. Losing a life is no end by default, as in Christiano et al. 2017:
@@ -51,8 +52,9 @@ class AtariVector(VectorEnv):
     frames_per_second = 15
     task = "Play the game well."
 
-    def __init__(self, num_envs: int = 1, game: str = "breakout", *, worker: int = 0, episodic_life: bool = False, max_frames: int = 108_000,
-                 blank_from: int = ROWS, threads: int = 1) -> None:  # fmt: skip
+    def __init__(self, num_envs: int = 1, game: str = "breakout", *, worker: int = 0,
+                 episodic_life: bool = False, max_frames: int = 108_000, blank_from: int = ROWS,
+                 threads: int = 1) -> None:  # fmt: skip
         try:
             from ale_py.roms import get_all_rom_ids
             from ale_py.vector_env import AtariVectorEnv

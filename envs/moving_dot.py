@@ -5,11 +5,13 @@ grows downwards, the middle is (80, 105). A step moves the dot by one pixel, the
 [2, 207], and earns +1, 0 or -1 for a Euclidean distance to the middle that became smaller, stayed or grew. An
 episode has 1000 steps and no other end.
 
-    MovingDot         one dot, step by step, as pictures                                             (210, 160, 3) bytes
-    MovingDotVector   N dots that agents play, stepped together by array operations; 4 steps to one action; observations:
-        pixels        what Atari agents see: the last 4 pictures, grey, the newest last               (84, 84, 4) bytes
-        features      where the dot is in the newest of those pictures, [-1, 1], by array arithmetic  (2,)
-        position      x / 80 - 1, y / 105 - 1; rewards are sums, episodes 100 actions                 (2,)
+    MovingDot         one dot, step by step, as pictures                                 (210, 160, 3) bytes
+    MovingDotVector   N dots that agents play, stepped together by array operations; 4 steps to one action;
+                      observations:
+        pixels        what Atari agents see: the last 4 pictures, grey, the newest last  (84, 84, 4) bytes
+        features      where the dot is in the newest of those pictures, [-1, 1], by array
+                      arithmetic                                                         (2,)
+        position      x / 80 - 1, y / 105 - 1; rewards are sums, episodes 100 actions    (2,)
 
 With `pixels` and `features` an episode begins with 1 to 30 steps of waiting, the reward of an action is the
 sign of its steps' sum, a picture is the maximum over the last two steps, and an episode has 243 to 250
@@ -101,15 +103,16 @@ class MovingDot(gymnasium.Env):
         continuous: actions are two numbers in [-1, 1], instead of noop, down, right, up, left.
         random_start: anywhere, otherwise at (0, 0).
         max_steps: of an episode.
-        clipped_start: start inside the walls. As published a start may be beyond them: its picture is empty, and waiting at (0, 0) earns +1, because
-            the first step moves the dot to (2, 2).
+        clipped_start: start inside the walls. As published a start may be beyond them: its picture is empty,
+            and waiting at (0, 0) earns +1, because the first step moves the dot to (2, 2).
         dead_zone: small continuous actions stand still, see `directions`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
 
-    def __init__(self, *, continuous: bool = False, random_start: bool = True, max_steps: int = MAX_STEPS, clipped_start: bool = False,
-                 dead_zone: bool = False, render_mode: str | None = None) -> None:  # fmt: skip
+    def __init__(self, *, continuous: bool = False, random_start: bool = True, max_steps: int = MAX_STEPS,
+                 clipped_start: bool = False, dead_zone: bool = False,
+                 render_mode: str | None = None) -> None:  # fmt: skip
         self.random_start, self.max_steps, self.clipped_start, self.dead_zone = (
             random_start,
             max_steps,
@@ -168,8 +171,10 @@ class MovingDotVector(VectorEnv):
     Args:
         observations: pixels, features or position.
         worker: of several vectors with the same seed, which one.
-        noop_max: an episode begins with 1 to this many steps of waiting; 0 for none. By default 30, and 0 with `position`.
-        sign_rewards: the sign of the rewards of an action's steps, instead of their sum. By default yes, and no with `position`.
+        noop_max: an episode begins with 1 to this many steps of waiting; 0 for none. By default 30, and 0
+            with `position`.
+        sign_rewards: the sign of the rewards of an action's steps, instead of their sum. By default yes, and
+            no with `position`.
         max_steps: of one pixel, in an episode. By default 1000, and 400 with `position`.
         continuous, random_start, clipped_start, dead_zone: as for MovingDot.
     """
@@ -179,9 +184,10 @@ class MovingDotVector(VectorEnv):
     frames_per_second = 15  # of `draw`: the world's 60 steps per second
     task = "Move the white dot to the middle of the picture, and keep it there."
 
-    def __init__(self, num_envs: int = 1, observations: Observations = "features", *, worker: int = 0, continuous: bool = False,
-                 random_start: bool = True, noop_max: int | None = None, sign_rewards: bool | None = None, max_steps: int | None = None,
-                 clipped_start: bool = False, dead_zone: bool = False) -> None:  # fmt: skip
+    def __init__(self, num_envs: int = 1, observations: Observations = "features", *, worker: int = 0,
+                 continuous: bool = False, random_start: bool = True, noop_max: int | None = None,
+                 sign_rewards: bool | None = None, max_steps: int | None = None, clipped_start: bool = False,
+                 dead_zone: bool = False) -> None:  # fmt: skip
         if num_envs < 1:
             raise UserError(f"expected at least one environment, got {num_envs}")
         if observations not in ("pixels", "features", "position"):

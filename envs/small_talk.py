@@ -1,7 +1,9 @@
 """What can be done in the small-talk world: returns of its policies, logs, and a command line.
 
-    python -m envs.small_talk                                                    the optimum and the return of every policy here
-    python -m envs.small_talk --logs logs.jsonl --dialogs 2000 --seed 1          chat logs of the mixed behaviour policy
+    python -m envs.small_talk
+        the optimum and the return of every policy here
+    python -m envs.small_talk --logs logs.jsonl --dialogs 2000 --seed 1
+        chat logs of the mixed behaviour policy
 
 The world itself is in `small_talk_world.py`, its rules in `small_talk_rules.py`, its policies and its optimum
 in `small_talk_policies.py`, its words in `small_talk_texts.py`, its description in README.md.

@@ -25,7 +25,7 @@ from rl_dialog.errors import UserError
 Belief = tuple[tuple[State, float], ...]  # hidden states with their probabilities
 Policy = Callable[[list[Message]], str]
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # The optimum. Every string is one of the acts, so a search over acts bounds every policy that speaks.
 
 
@@ -134,7 +134,7 @@ def _normalised(branch: dict[State, float]) -> tuple[float, Belief]:
     return mass, tuple(sorted((state, round(p / mass, 12)) for state, p in branch.items()))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Policies: a constructor takes a seed, the policy maps the message list to a reply, and one object serves one
 # conversation.
 

@@ -3,8 +3,10 @@ read.
 
 Both directions are plain word lookups, so that anyone can predict how a text is judged:
 
-    read_reply(reply, topic, earlier)   the assistant's text -> one of the acts in `ACTS`; every string gets exactly one
-    read_user(text)                     the user's text      -> topic, tone and warmth, all that the text gives away
+    read_reply(reply, topic, earlier)   the assistant's text -> one of the acts in `ACTS`; every string gets
+                                                                exactly one
+    read_user(text)                     the user's text      -> topic, tone and warmth, all that the text
+                                                                gives away
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ QUESTION_WORDS = frozenset(
 # comfort carry a kind word.
 ACTS = ("junk", "repeat", "flatter", "ignore", "comfort", "vague", "ask_kindly", "ask", "tell_kindly", "tell")
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # The assistant's phrases, used by the example policies only. {a} and {b} stand for two different words of a
 # topic.
 
@@ -117,7 +119,7 @@ PHRASES = {
     "junk": JUNK,
 }
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # The user's phrases. A turn is [greeting or reaction or warmth] [tone] [topic]; read_user recognises tone and
 # warmth by whole phrases.
 
@@ -184,7 +186,7 @@ GOODBYES = {
     "left": ("This is annoying and pointless. I am leaving.", "I hate this. I am leaving."),
 }
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Reading
 
 MAX_WORDS, MAX_CHARACTERS = 40, 400  # nobody reads a longer reply

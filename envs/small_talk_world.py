@@ -5,9 +5,11 @@ The world is small enough to be solved exactly and is spoken in text only:
 
     hidden state   mood 0..4, rapport 0..2, the two topics the user likes
     observation    the message list; the last message is the user's and always names the user's topic
-    action         any string; `read_reply` maps it to one of ten acts, and the act alone decides what happens next
+    action         any string; `read_reply` maps it to one of ten acts, and the act alone decides what happens
+                   next
     reward         a number in [-1, 1] per reply
-    end            after `TURNS` replies the user says goodbye, or earlier when an unhappy user is annoyed once more
+    end            after `TURNS` replies the user says goodbye, or earlier when an unhappy user is annoyed
+                   once more
 
 The probability law is in `small_talk_rules.py`.
 """

@@ -1,4 +1,5 @@
-"""The commands: `python -m pipelines VERB ...`, which an installed package also calls `rl-dialog VERB ...`."""
+"""The commands: `python -m pipelines VERB ...`, which an installed package also calls
+`rl-dialog VERB ...`."""
 
 from __future__ import annotations
 

@@ -177,7 +177,8 @@ def claim_output(
 def check_same(
     before: Mapping[str, Any], now: Mapping[str, Any], out: Path, *, free: Collection[str] = ()
 ) -> None:
-    """Raises UserError that names what differs between the settings of a run and those it is to go on with."""
+    """Raises UserError that names what differs between the settings of a run and those it is to go on
+    with."""
     different = [name for name in now if name not in (*HOW, *free) and before.get(name) != now[name]]
     if different:
         told = "; ".join(f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3])

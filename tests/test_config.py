@@ -166,8 +166,7 @@ def test_tuples(load):
     assert load("--kinds", "a", "b", "--shares", "0.3", "0.4") == Config(kinds=("a", "b"), shares=(0.3, 0.4))
 
 
-# --- choices
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- choices ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["method: cloning\n", "method: {name: cloning}\n"])
@@ -187,8 +186,7 @@ def test_values_without_a_name_belong_to_the_default_choice(load):
     assert load(yaml="method: {tau: 0.9}\n").method == Learning(tau=0.9)
 
 
-# --- dictionaries
-# --------------------------------------------------------------------------------------------------------------------------------
+# --- dictionaries -------------------------------------------------------------------------------------------
 
 
 def test_flags_of_a_dictionary(load):
@@ -243,8 +241,7 @@ def test_a_dictionary_without_default_keys_takes_any(load):
     assert load(yaml="anything: {x: 1}\n").anything == {"x": 1.0}
 
 
-# --- errors
-# --------------------------------------------------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------
 
 WRONG_YAML = [
     ("sead: 1\n", ["c.yaml", "unknown key 'sead'", "Did you mean seed?"]),
@@ -348,8 +345,7 @@ def test_help_lists_every_flag_with_its_default_and_meaning(load, capsys):
         assert part in text, part
 
 
-# --- round trips
-# ---------------------------------------------------------------------------------------------------------------------------------
+# --- round trips --------------------------------------------------------------------------------------------
 
 
 def test_a_saved_config_loads_equal(load, tmp_path):
@@ -410,8 +406,7 @@ def test_a_missing_required_field_is_named():
         from_dict(Needs, {}, where="here")
 
 
-# --- run
-# -----------------------------------------------------------------------------------------------------------------------------------------
+# --- run ----------------------------------------------------------------------------------------------------
 
 
 def test_run_prints_the_result_as_the_last_line(monkeypatch, capsys):

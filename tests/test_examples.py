@@ -49,7 +49,8 @@ def test_the_reward():
 
 
 def test_the_reader(tmp_path):
-    """A gzipped file in a folder; the second conversation ends with the user, and a file without any is told."""
+    """A gzipped file in a folder; the second conversation ends with the user, and a file without any is
+    told."""
     text = "ANN: Is the museum open?\nBOT: Until six.\n---\nANN: Thanks: bye\n"
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "empty.txt").write_text("nothing")
@@ -175,7 +176,8 @@ def test_copies_in_a_folder_of_ones_own(tmp_path):
         return json.loads(done.stdout.splitlines()[-1])
 
     prepared = verb("prepare", "--logs", "scripts", "--output_dir", "data", "--reader", "my_reader:read",
-                    "--rewards.my_rewards:names_the_user", "0", "--rewards.logged", "1", "--split_by", "dialog")  # fmt: skip
+                    "--rewards.my_rewards:names_the_user", "0", "--rewards.logged", "1",
+                    "--split_by", "dialog")  # fmt: skip
     assert prepared["dialogs"] == 300
     size = ("--model.layers", "1", "--model.width", "32", "--max_steps", "200", "--report_to", "none")
     verb(

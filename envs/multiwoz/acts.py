@@ -2,7 +2,9 @@
 
 An act is a tuple of four strings `(intent, domain, slot, value)`, a turn is a sequence of acts:
 
-    ("Inform", "Hotel", "Area", "east")     ("Request", "Hotel", "Phone", "?")     ("bye", "general", "none", "none")
+    ("Inform", "Hotel", "Area", "east")
+    ("Request", "Hotel", "Phone", "?")
+    ("bye", "general", "none", "none")
 
 Acts name slots in short (`Addr`, `Post`); goals, belief states and databases have longer names (`address`,
 `postcode`). `GOAL_SLOT` leads from the first to the second. The act domain `Booking` stands for whatever

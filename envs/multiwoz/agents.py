@@ -2,11 +2,14 @@
 and its output may be overwritten.
 
     user                                             system
-    words -> NLU -> agenda -> templates -> words     words -> NLU -> tracker -> policy -> templates -> words      SystemAgent
-                                                     words -> NLU -> tracker -> note -> a text model -> words     EndToEndAgent
+    words -> NLU -> agenda -> templates -> words     words -> NLU -> tracker -> policy -> templates -> words
+                                                         SystemAgent
+                                                     words -> NLU -> tracker -> note -> a text model -> words
+                                                         EndToEndAgent
 
     simulator = Simulator(load_world())
-    session = Session(UserAgent(simulator, nlu=nlu, nlg=speakers["user"]), SystemAgent(simulator, policy.respond, nlu=nlu, nlg=speakers["system"]))
+    session = Session(UserAgent(simulator, nlu=nlu, nlg=speakers["user"]),
+                      SystemAgent(simulator, policy.respond, nlu=nlu, nlg=speakers["system"]))
     meeting = session.start((0, 0, 0, 7))
     while not meeting.done:
         reward = session.step(meeting)
@@ -136,8 +139,8 @@ class SystemAgent:
         policy: dialog state and chance -> acts.
         nlu: what it makes of the user's words; without one it takes acts.
         nlg: its words; without them it speaks in acts.
-        placeholders: word acts without values and fill these in from the databases by the rules of `lexical.py`, as for a text model. What such an
-            agent says is what a text model can learn to say.
+        placeholders: word acts without values and fill these in from the databases by the rules of
+            `lexical.py`, as for a text model. What such an agent says is what a text model can learn to say.
     """
 
     side = "system"
@@ -165,7 +168,8 @@ class SystemAgent:
         """A system that has heard nothing yet."""
         return _system_memory(self.simulator, seeds)
 
-    def respond(self, memory: Memory[DialogState], heard: Said, *, understood: Any = None, state: DialogState | None = None, acts: Any = None,
+    def respond(self, memory: Memory[DialogState], heard: Said, *, understood: Any = None,
+                state: DialogState | None = None, acts: Any = None,
                 text: str | None = None) -> Turn:  # fmt: skip
         """Answers the user. What is given as `understood`, `state`, `acts` or `text` stands in place of that
         module's output.
@@ -189,9 +193,11 @@ class EndToEndAgent:
     """A system that answers words with words, such as a language model of this project.
 
     Args:
-        reply: messages -> reply, with placeholders where it names values. The messages are the user's, each followed by the system's note
-            (`lexical.py`) as a system message, and its own replies as it wrote them.
-        nlu: what the tracker, and so the note, makes of the user's words; without one it has to be told (`understood`).
+        reply: messages -> reply, with placeholders where it names values. The messages are the user's, each
+            followed by the system's note (`lexical.py`) as a system message, and its own replies as it wrote
+            them.
+        nlu: what the tracker, and so the note, makes of the user's words; without one it has to be told
+            (`understood`).
     """
 
     side = "system"
@@ -396,7 +402,8 @@ def _listen(
     state: DialogState | None,
     nlu: Understand | None,
 ) -> Turn:
-    """NLU, channel, tracker and note of a system. What is given as `understood` has been through the channel."""
+    """NLU, channel, tracker and note of a system. What is given as `understood` has been through the
+    channel."""
     found = _heard(memory, heard, understood, nlu, side="user")
     if understood is None:
         found = simulator.channel.passed(found, memory.noise)

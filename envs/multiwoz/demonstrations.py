@@ -1,14 +1,18 @@
 """Expert turns as vectors: states and the acts that a person, or the rule policy, chose in them.
 
-    from_corpus("shared/data/multiwoz/val.json.zip", simulator)        people's dialogs, from the published files of MultiWOZ 2.0 or 2.1
-    from_rule_policy(simulator, episodes=1000, seed=0)                 the rule policy's conversations with the simulated user
+    from_corpus("shared/data/multiwoz/val.json.zip", simulator)
+        people's dialogs, from the published files of MultiWOZ 2.0 or 2.1
+    from_rule_policy(simulator, episodes=1000, seed=0)
+        the rule policy's conversations with the simulated user
 
 A corpus has belief states of its own, which people annotated and which differ from what the tracker makes of
 a running dialog. `features` says whose eyes look at them:
 
-    cleaned   as the tracker has it: "not mentioned" is no constraint, a domain is booked once an earlier system turn booked it, and no state is
-              terminated, because nobody answers a goodbye in the environment
-    raw       as they stand: "not mentioned" counts as a constraint, `booked` is that of the turn to be predicted, the last turn is terminated
+    cleaned   as the tracker has it: "not mentioned" is no constraint, a domain is booked once an earlier
+              system turn booked it, and no state is terminated, because nobody answers a goodbye in the
+              environment
+    raw       as they stand: "not mentioned" counts as a constraint, `booked` is that of the turn to be
+              predicted, the last turn is terminated
 """
 
 from __future__ import annotations

@@ -200,13 +200,14 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
 
     Args:
         world: a World, or the folder of one; "" is the generated town.
-        worker, env: the place of this environment among others of one run; with `reset(seed=...)` they decide what happens.
+        worker, env: the place of this environment among others of one run; with `reset(seed=...)` they decide
+            what happens.
     """
 
     metadata = {"render_modes": ["ansi"]}
 
-    def __init__(self, world: World | str | Path = "", options: Options | Mapping[str, Any] | None = None, *, worker: int = 0, env: int = 0,
-                 render_mode: str | None = None) -> None:  # fmt: skip
+    def __init__(self, world: World | str | Path = "", options: Options | Mapping[str, Any] | None = None, *,
+                 worker: int = 0, env: int = 0, render_mode: str | None = None) -> None:  # fmt: skip
         if render_mode not in (None, "ansi"):
             raise UserError(f"expected render_mode None or 'ansi', got {render_mode!r}")
         self.render_mode = render_mode

@@ -1,6 +1,7 @@
 """What a user wants: goals, drawn from the statistics of the corpus and possible in the database.
 
-    {"hotel": {"info": {"area": "east"}, "fail_info": {"area": "west"}, "reqt": {"phone": "?"}, "book": {"people": "3", ...}, "booked": "?"}, ...}
+    {"hotel": {"info": {"area": "east"}, "fail_info": {"area": "west"}, "reqt": {"phone": "?"},
+               "book": {"people": "3", ...}, "booked": "?"}, ...}
 
 `info` are the constraints, `fail_info` what the user asks for first and has to give up, `reqt` the slots to
 ask for (their answers replace the "?"), `book` the wishes for a booking. The order of the domains is the
@@ -57,8 +58,9 @@ class GoalModel:
     """The corpus's statistics, as published, and the sampler.
 
     Args:
-        model: the six tables, tuple keys joined by "|": `domain_ordering_dist`, `slots_combination_dist`, `ind_slot_dist`, `ind_slot_value_dist`,
-            `book_dist` (`slots_num_dist` is not used). Raises KeyError, TypeError or UserError where they do not have this form.
+        model: the six tables, tuple keys joined by "|": `domain_ordering_dist`, `slots_combination_dist`,
+            `ind_slot_dist`, `ind_slot_value_dist`, `book_dist` (`slots_num_dist` is not used). Raises
+            KeyError, TypeError or UserError where they do not have this form.
     """
 
     def __init__(self, model: Mapping[str, Any], database: Database) -> None:

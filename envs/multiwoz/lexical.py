@@ -6,7 +6,8 @@ literature on MultiWOZ (delexicalisation, Wen et al. 2015, Budzianowski et al. 2
 instead, `[domain_slot]` with the acts' names in lower case, and what comes in its place follows from the
 dialog state:
 
-    [hotel_name]       of the first row that fits; [hotel_name_2] of the second; where none fits, what the user wants
+    [hotel_name]       of the first row that fits; [hotel_name_2] of the second; where none fits, what the
+                       user wants
     [hotel_choice]     how many rows fit
     [booking_ref]      the reference of the first row that fits in the domain that the user speaks of
     [booking_people]   what the user said for the booking; [hotel_stay], [restaurant_time] and the like too

@@ -1,7 +1,8 @@
 """Many conversations with one policy, and what they come to.
 
     everything = list(play(simulator, RulePolicy(world.database, options).respond, seed=0, episodes=1000))
-    everything = list(play_together(simulator, by_bits(simulator, GreedyActs(network)), seed=0, episodes=1000))
+    everything = list(play_together(simulator, by_bits(simulator, GreedyActs(network)), seed=0,
+                                    episodes=1000))
     everything = Player("", options)(range(1000), GreedyActs(network), 0)
 
 A policy is a function of the dialog state and a source of chance; it may not remember anything between its

@@ -1,6 +1,6 @@
 """Acts in words, from templates: one sentence for each act, or for a whole group where the world has one.
 
-    Speaker(world.templates["user"], side="user").say(acts, rng)        "I need a hotel. It should be in the east."
+    Speaker(world.templates["user"], side="user").say(acts, rng)  "I need a hotel. It should be in the east."
 
 A template is a sentence with `#DOMAIN-INTENT-SLOT#` in place of the value. Acts without one get a plain
 sentence, so that everything can be said.
@@ -59,7 +59,8 @@ class Speaker:
 
     Args:
         templates: sentences for single acts, by slot.
-        groups: sentences for a whole group, by its sorted slots joined with ";" and ended by one; tried first.
+        groups: sentences for a whole group, by its sorted slots joined with ";" and ended by one; tried
+            first.
     """
 
     def __init__(self, templates: Templates, *, side: str, groups: Templates | None = None) -> None:

@@ -1,8 +1,10 @@
 """The world in words: messages in, a reply out, for language models and whoever else writes.
 
     env = MultiWOZText()
-    messages, info = env.reset(seed=0)      # user: I am looking for a hotel. The area should be east.      system: hotel: 6 fit; Area east
-    messages, reward, terminated, truncated, info = env.step("There are [hotel_choice] hotels. How about [hotel_name]?")
+    messages, info = env.reset(seed=0)      # user: I am looking for a hotel. The area should be east.
+                                              system: hotel: 6 fit; Area east
+    messages, reward, terminated, truncated, info =
+        env.step("There are [hotel_choice] hotels. How about [hotel_name]?")
 
 After each turn of the user stands a system message with what the tracker knows. A reply may name values by
 placeholders, which are filled in from the databases before the user reads it (`lexical.py` has both). The
@@ -61,15 +63,19 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
     from.
 
     Args:
-        world: a World, the folder of one, or "" for the generated town; or a Simulator, which has its options.
-        user_nlu: how the user reads, (text, what was said before) -> acts; by default the templates backwards.
-        system_nlu: how the tracker behind the system messages reads the user; by default it is told the user's acts, less what `Options.noise` takes.
+        world: a World, the folder of one, or "" for the generated town; or a Simulator, which has its
+            options.
+        user_nlu: how the user reads, (text, what was said before) -> acts; by default the templates
+            backwards.
+        system_nlu: how the tracker behind the system messages reads the user; by default it is told the
+            user's acts, less what `Options.noise` takes.
     """
 
     metadata = {"render_modes": ["ansi"]}
 
-    def __init__(self, world: World | Simulator | str | Path = "", options: Options | Mapping[str, Any] | None = None, *,
-                 user_nlu: Understand | None = None, system_nlu: Understand | None = None, render_mode: str | None = None) -> None:  # fmt: skip
+    def __init__(self, world: World | Simulator | str | Path = "",
+                 options: Options | Mapping[str, Any] | None = None, *, user_nlu: Understand | None = None,
+                 system_nlu: Understand | None = None, render_mode: str | None = None) -> None:  # fmt: skip
         if render_mode not in (None, "ansi"):
             raise UserError(f"expected render_mode None or 'ansi', got {render_mode!r}")
         if isinstance(world, Simulator) and options is not None:

@@ -112,8 +112,9 @@ CONSTRAINTS = {  # which constraints come together, and how often
 }
 ORDERS = {
     "restaurant": 9, "hotel": 8, "train": 6, "attraction": 5, "taxi": 3, "hospital": 2, "police": 2,
-    "restaurant|hotel": 6, "hotel|restaurant": 4, "train|hotel": 6, "hotel|train": 6, "restaurant|train": 6, "train|attraction": 5,
-    "attraction|restaurant": 5, "hotel|attraction": 5, "restaurant|attraction|taxi": 4, "hotel|restaurant|taxi": 4, "attraction|hotel|taxi": 4,
+    "restaurant|hotel": 6, "hotel|restaurant": 4, "train|hotel": 6, "hotel|train": 6, "restaurant|train": 6,
+    "train|attraction": 5, "attraction|restaurant": 5, "hotel|attraction": 5,
+    "restaurant|attraction|taxi": 4, "hotel|restaurant|taxi": 4, "attraction|hotel|taxi": 4,
 }  # fmt: skip
 REQUESTS = {
     "restaurant": 0.25,

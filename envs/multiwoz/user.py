@@ -238,7 +238,8 @@ class AgendaUser:
     # --- the user's turn
 
     def _plan(self, user: UserState) -> None:
-        """Turns to the first domain that is not finished: ask what is open, and when all is answered, book."""
+        """Turns to the first domain that is not finished: ask what is open, and when all is answered,
+        book."""
         for domain, goal in user.goal.items():
             open_slots = [slot for slot, value in goal.get("reqt", {}).items() if value in UNSURE]
             if open_slots:

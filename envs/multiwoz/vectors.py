@@ -1,7 +1,8 @@
 """Dialog states and acts as vectors: 340 bits that a policy sees and 209 bits that it sets, for MultiWOZ's
 vocabularies.
 
-    state   user's last acts (78) | system's last acts (209) | constraints given (24) | domains booked (4) | number of rows (4 x 6) | terminated (1)
+    state   user's last acts (78) | system's last acts (209) | constraints given (24) | domains booked (4) |
+            number of rows (4 x 6) | terminated (1)
     action  one bit per token of the system's vocabulary; several may be set
     mask    1 where the bit may be set
 

@@ -1,8 +1,10 @@
 """A world: databases, goal statistics, values, vocabularies and sentence templates, read from a folder or
 generated.
 
-    db/{attraction,hotel,restaurant,train,hospital,police}_db.json   lists of rows          db/taxi_db.json   {"taxi_types": [...], ...}
-    goal/new_goal_model.json                                         the goal statistics    value_dict.json   known values
+    db/{attraction,hotel,restaurant,train,hospital,police}_db.json   lists of rows
+    db/taxi_db.json                                                  {"taxi_types": [...], ...}
+    goal/new_goal_model.json                                         the goal statistics
+    value_dict.json                                                  known values
     usr_da_voc.txt, sys_da_voc.txt                                   one token per line
     nlg/{manual,auto}_{user,system}_template_nlg.json                sentences, read when first needed
 
@@ -128,8 +130,9 @@ def load_world(folder: str | Path = "") -> World:
     )
 
 
-def build_world(source: str, tables: Mapping[str, Any], *, taxi_types: list[str], goal_model: Mapping[str, Any], values: Mapping[str, Any],
-                user_tokens: list[str], system_tokens: list[str], sentences: Mapping[str, Any] | Path) -> World:  # fmt: skip
+def build_world(source: str, tables: Mapping[str, Any], *, taxi_types: list[str],
+                goal_model: Mapping[str, Any], values: Mapping[str, Any], user_tokens: list[str],
+                system_tokens: list[str], sentences: Mapping[str, Any] | Path) -> World:  # fmt: skip
     """A world from what the files hold. Raises WorldError where the parts do not fit together."""
     database = Database(tables, taxi_types=taxi_types)
     try:

@@ -1,11 +1,16 @@
 """N scored replies to each context on two pools of actors, one shard of contexts at a time, each stage's
 shards kept on disk.
 
-    driver       data directory -> contexts/train-00000.parquet    what was said before a reply, and the human's reply: a Dialog each
-    Generator    contexts       -> texts/train-00000.parquet       the human's reply and the policy's, distinct  (key: model, data, settings)
-    Scorer       texts          -> train-00000.parquet             with a similarity to the human's reply        (key: texts, similarity)
-                                                                   and what a reward model says of it, if asked  (and the model)
-    tasks        scores         -> dialogs/train-00000.parquet     a Dialog per candidate, its reward thresholded (not kept)
+    driver     data directory -> contexts/train-00000.parquet   what was said before a reply, and the
+                                                                human's reply: a Dialog each
+    Generator  contexts -> texts/train-00000.parquet            the human's reply and the policy's, distinct
+                                                                (key: model, data, settings)
+    Scorer     texts -> train-00000.parquet                     with a similarity to the human's reply
+                                                                (key: texts, similarity)
+                                                                and what a reward model says of it, if asked
+                                                                (and the model)
+    tasks      scores -> dialogs/train-00000.parquet            a Dialog per candidate, its reward
+                                                                thresholded (not kept)
 
 A shard is written whole or not at all and carries its key, so a killed run goes on with the missing shards,
 another similarity scores the same texts, and another model finds nothing it may use. Texts depend on the
@@ -155,7 +160,8 @@ def generate_and_score(
 
 
 class Generator:
-    """An actor that draws the candidates of a shard. The policy is loaded with the first shard that needs it."""
+    """An actor that draws the candidates of a shard. The policy is loaded with the first shard that needs
+    it."""
 
     def __init__(self, folder: str, drawing: Drawing, key: str) -> None:
         self.folder, self.drawing, self.key, self.policy, self.tokenizer = (
@@ -215,7 +221,8 @@ class Generator:
 
 
 class Scorer:
-    """An actor that compares the candidates of a shard with the human's replies, and asks the reward model."""
+    """An actor that compares the candidates of a shard with the human's replies, and asks the reward
+    model."""
 
     def __init__(self, folder: str, scoring: Scoring, keys: Keys) -> None:
         self.folder, self.keys, self.similarity, self.reward_model = (

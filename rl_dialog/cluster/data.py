@@ -1,9 +1,10 @@
 """What prepare's passes over the logs share: a Ray to run on, datasets of one task per table, and the errors
 of workers.
 
-    pass 1   files -> read (tasks) -> score and split (actors) -> chunks of scored dialogs on disk, a row of figures each      (scoring.py)
-    then     the figures together: statistics, and the key that the splits go by                                         (scored.py)
-    pass 2   plan of shards -> tokenise (actors, a tokenizer each) -> finished shards on disk                                 (shards.py)
+    pass 1   files -> read (tasks) -> score and split (actors) -> chunks of scored dialogs on disk, a row of
+             figures each                                                                         (scoring.py)
+    then     the figures together: statistics, and the key that the splits go by                   (scored.py)
+    pass 2   plan of shards -> tokenise (actors, a tokenizer each) -> finished shards on disk      (shards.py)
 
 The driver sees numbers, never texts. Every chunk is named by where it came from (group of files, position in
 it), and pass 2 cuts each split's chunks, in that order, into shards of equal size: so the shards do not

@@ -58,8 +58,9 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         self.round += 1
         return super().sample(**arguments)
 
-    def _sample(self, *, num_timesteps: int | None, explore: bool, num_episodes: int | None = None, random_actions: bool = False,
-                force_reset: bool = False) -> list[SingleAgentEpisode]:  # fmt: skip
+    def _sample(self, *, num_timesteps: int | None, explore: bool, num_episodes: int | None = None,
+                random_actions: bool = False, force_reset: bool = False,
+                ) -> list[SingleAgentEpisode]:  # fmt: skip
         if num_timesteps is None or random_actions:
             raise UserError(
                 f"expected a number of timesteps and the policy's actions, got {num_episodes} episodes, "

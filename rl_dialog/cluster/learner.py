@@ -1,6 +1,7 @@
 """Learning: policies as RLlib's modules, and the connectors and learners that update them.
 
-    episodes -> LearnedRewards (where a reward is learned) -> TrainingBatch: one batch with advantages -> loss -> optimizers
+    episodes -> LearnedRewards (where a reward is learned) -> TrainingBatch: one batch with advantages
+             -> loss -> optimizers
 
 `PolicyModule` is around an ActPolicy or a ControlPolicy: what both have are `logits`, `values`,
 `distribution` and `optimized`.

@@ -1,7 +1,8 @@
 """A preference run: its roles called in turn in one process, or as Ray actors of their own, which nobody
 waits for.
 
-    synchronous    learner, asker, labeller, teacher, learner, ...; the same settings give the same labels, losses and weights
+    synchronous    learner, asker, labeller, teacher, learner, ...; the same settings give the same labels,
+                   losses and weights
     asynchronous   each role in an actor; the supervisor gives each its next step when the last one is done
 
 In the asynchronous run what passes between roles goes through Ray's object store: a version of the reward is

@@ -1,8 +1,10 @@
 """Reinforcement learning of policies with RLlib's new API stack.
 
-    env runners   actors, each with a vector of environments and a copy of the policy; they sample actions          (env_runner.py)
+    env runners   actors, each with a vector of environments and a copy of the policy; they sample actions
+                  (env_runner.py)
        | episodes
-    learner       rewards are replaced if a learned one is given, advantages by GAE, updates of both networks       (learner.py)
+    learner       rewards are replaced if a learned one is given, advantages by GAE, updates of both networks
+                  (learner.py)
        | weights back to the env runners
 
 An environment comes as a constructor `make_envs(num_envs, worker=i)` of a gymnasium VectorEnv that starts its
@@ -59,15 +61,18 @@ class PolicyTrainer:
         policy: an ActPolicy or a ControlPolicy to start with; it is copied.
         make_envs: constructor of a vector of environments, see above.
         settings: PPO, PG or APPO.
-        reward: a learned reward; by default the environment's. It is called in this process, with each batch before it is learned from; where it
-            returns None the environment's rewards stay.
-        workers, envs: env runner actors, and environments of each. Without workers this process samples and learns, and no Ray is started.
+        reward: a learned reward; by default the environment's. It is called in this process, with each batch
+            before it is learned from; where it returns None the environment's rewards stay.
+        workers, envs: env runner actors, and environments of each. Without workers this process samples and
+            learns, and no Ray is started.
         device: where the learner works and, without workers, the policy acts; workers are CPU processes.
-        first_round, renew_every: the round to start with, and how often episodes start anew; 0: only in the first round.
+        first_round, renew_every: the round to start with, and how often episodes start anew; 0: only in the
+            first round.
     """
 
-    def __init__(self, policy: Policy, make_envs: MakeEnvs, settings: PPO, *, reward: LearnedReward | None = None, workers: int = 1,
-                 envs: int = 64, device: str = "cpu", seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
+    def __init__(self, policy: Policy, make_envs: MakeEnvs, settings: PPO, *,
+                 reward: LearnedReward | None = None, workers: int = 1, envs: int = 64, device: str = "cpu",
+                 seed: int = 0, first_round: int = 0, renew_every: int = 1) -> None:  # fmt: skip
         if workers < 0 or envs < 1:
             raise UserError(
                 f"expected workers of at least 0 and envs of at least 1, got {workers} and {envs}"

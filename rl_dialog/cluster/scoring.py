@@ -130,7 +130,8 @@ def _whole_groups(directory: Path) -> dict[int, list[pa.Table]]:
 
 
 def group_logs(logs: Sequence[LogFile]) -> list[list[int]]:
-    """Indices of `logs` in runs of about GROUP_BYTES on disk: one read task each, decided by the files alone."""
+    """Indices of `logs` in runs of about GROUP_BYTES on disk: one read task each, decided by the files
+    alone."""
     groups: list[list[int]] = []
     size = 0.0
     for index, share in enumerate(_shares(logs)):

@@ -126,7 +126,8 @@ def shared_contexts(scored: Scored) -> int:
 
 
 def largest_context(scored: Scored) -> float:
-    """The largest share of the dialogs that have one split key ("hi"), so that they had to go into one split."""
+    """The largest share of the dialogs that have one split key ("hi"), so that they had to go into one
+    split."""
     keys = np.concatenate([scored.contexts[split] for split in SPLITS])
     return float(np.unique(keys, return_counts=True)[1].max() / len(keys))
 

@@ -8,8 +8,10 @@ which then ends:
     token      <u>    hi     <a>   a1     a2    <u>    <a>    b1
     act        .      .      1     1      .     .      1      .       token t+1 was written by the assistant
     reward     .      .      0     r_a    .     .      r_b    .       arrives after the reply's last action
-    nxt        .      .      3     6      .     .      -      .       the next decision: user tokens are skipped
-    done       .      .      0     0      .     .      1      .       only the last action of a finished conversation
+    nxt        .      .      3     6      .     .      -      .       the next decision: user tokens are
+                                                                      skipped
+    done       .      .      0     0      .     .      1      .       only the last action of a finished
+                                                                      conversation
 
 A truncated conversation has no `done`: its last action's `nxt` is the row's last token, a state without an
 action that only bootstraps. Padding is `attention_mask`, never `done`. Rewards are float32 in raw units. A

@@ -17,7 +17,8 @@ def batches(lengths: Sequence[Any], size: int) -> Iterator[list[int]]:
 def shuffled_batches(
     lengths: Sequence[Any], size: int, rng: random.Random, *, pool: int = 16
 ) -> list[list[int]]:
-    """All places once, in random batches of similar length: each run of `pool` batches is sorted by itself."""
+    """All places once, in random batches of similar length: each run of `pool` batches is sorted by
+    itself."""
     order = list(range(len(lengths)))
     rng.shuffle(order)
     parts = []

@@ -37,7 +37,8 @@ SECRET = ("password", "sslpassword")  # of a URL's query
 
 
 def database_url(url: str | URL) -> URL:
-    """The database that a URL means, an SQLite path made absolute. Raises UserError, which shows no password."""
+    """The database that a URL means, an SQLite path made absolute. Raises UserError, which shows no
+    password."""
     shown = _without_secrets(str(url))
     try:
         parsed = make_url(url)
@@ -106,7 +107,8 @@ def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "st
 
 
 def truncate_wal(engine: Engine) -> None:
-    """Empties the file beside an SQLite database in which deleted text would stand until it is overwritten."""
+    """Empties the file beside an SQLite database in which deleted text would stand until it is
+    overwritten."""
     if engine.dialect.name == "sqlite":
         _pragma(engine, "wal_checkpoint(TRUNCATE)")
 

@@ -4,7 +4,8 @@ understanding is trained on.
 An act is `(intent, domain, slot, value)`. Annotations give values without places, so `located` looks for
 them:
 
-    located("Two rooms in the east , please", [("Inform", "Hotel", "Area", "east"), ("Inform", "Hotel", "Parking", "yes")])
+    located("Two rooms in the east , please",
+            [("Inform", "Hotel", "Area", "east"), ("Inform", "Hotel", "Parking", "yes")])
     -> spans [(17, 21, ("Inform", "Hotel", "Area"))], whole [("Inform", "Hotel", "Parking", "yes")]
 
 Acts whose value is not in the text, or is none at all (requests, goodbyes), are about the sentence as a

@@ -4,7 +4,8 @@ A turn is what was said since its parent's reply (`prompt`) and the `reply` to i
 messages and n > 1 choices make the turns of a chat a tree:
 
     turn 1: hi -> Hello ----- turn 2: joke? -> No.          Dialog chat-1      hi, Hello, joke?, No.
-                         '--- turn 3: joke? -> Knock knock  Dialog chat-1#2    hi, Hello (weight 0), joke?, Knock knock
+                         '--- turn 3: joke? -> Knock knock  Dialog chat-1#2    hi, Hello (weight 0), joke?,
+                                                                               Knock knock
 
 Every leaf is a Dialog, and every reply is trained on once: in the first Dialog that holds it. Assistant
 messages of a prompt are the client's words (weight 0). An edit, a human's better reply, makes one more

@@ -3,7 +3,8 @@
     train-00000.parquet ...   one row per dialog: the columns of `schema.ARROW_SCHEMA`, and `rows`, its
                               windows as tokens; a reply's reward is null where it is missing
     validation-...  test-...
-    manifest.json             where the data came from, what was quarantined or skipped, splits, reward statistics, tokenizer
+    manifest.json             where the data came from, what was quarantined or skipped, splits, reward
+                              statistics, tokenizer
     quarantine.jsonl          every record that could not be read: file, place, reason
     tokenizer/                a `from_pretrained` directory
     prepare.yaml              the resolved config

@@ -1,10 +1,11 @@
 """The SQL store of served chats: what was said, by which model with which settings, and what people thought
 of it.
 
-    store = Store("sqlite:///chats.db")                                   # or postgresql://user:password@host/database
-    chat = store.add_turns(messages, [(reply, "stop", {"prompt": 9, "completion": 4})], model=..., completion="chatcmpl-1", ...)
+    store = Store("sqlite:///chats.db")              # or postgresql://user:password@host/database
+    chat = store.add_turns(messages, [(reply, "stop", {"prompt": 9, "completion": 4})], model=...,
+                           completion="chatcmpl-1", ...)
     store.feedback("chatcmpl-1", vote=1)
-    for dialog in store.dialogs(): ...                                    # python -m pipelines.prepare --logs sqlite:///chats.db
+    for dialog in store.dialogs(): ...               # python -m pipelines.prepare --logs sqlite:///chats.db
 
 A function that changes something has committed when it returns: what it acknowledged is there after a kill or
 a power cut. Threads and processes may use one database at once, each process with a Store of its own. Clients
@@ -254,7 +255,8 @@ class Store:
             return connection.execute(select(*columns)).one()._asdict()
 
     def dialogs(self, first: int | None = None, last: int | None = None) -> Iterator[Dialog]:
-        """The Dialogs of the chats numbered `first` to `last`, in the order of the chats; memory stays flat."""
+        """The Dialogs of the chats numbered `first` to `last`, in the order of the chats; memory stays
+        flat."""
         for chat, turns in self.chats(first, last):
             yield from chat_dialogs(chat, turns)
 

@@ -3,7 +3,8 @@ template.
 
     messages      [user: "hi"]            [assistant: "hello"]
     rendered      <|user|> hi <|end|>     <|assistant|> hello <|end|>
-    written by us    0      0    0             0          1      1        <- `assistant`: tokens the policy wrote, end of turn included
+    written by us    0      0    0             0          1      1        <- `assistant`: tokens the policy
+                                                                            wrote, end of turn included
 
 A template whose rendering of the first n messages is not a prefix of the rendering of n+1 messages cannot be
 masked, and raises TemplateError.

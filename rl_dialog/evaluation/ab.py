@@ -4,8 +4,10 @@ The server draws a model for each new chat, so chats, not replies, are what inte
 for which model:
 
     chat 1   drawn bc      bc: Hi! (up)     bc: Why? (down)      everything counts for bc
-    chat 2   drawn ilql    ilql: Hi! (up)   bc: Why? (down)      ilql was taken out of service meanwhile: its own reply counts, what follows does not
-    chat 3   asked for ilql                                      shown apart: those who ask for a model are no random part of the users
+    chat 2   drawn ilql    ilql: Hi! (up)   bc: Why? (down)      ilql was taken out of service meanwhile: its
+                                                                 own reply counts, what follows does not
+    chat 3   asked for ilql                                      shown apart: those who ask for a model are no
+                                                                 random part of the users
 
 A model under another checkpoint is another model. Two models are compared by the chats that began while both
 got new ones: before a rollout there was nothing to draw, and other users on other days are no control group.
@@ -419,7 +421,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def headline(comparison: Comparison, names: Sequence[str]) -> dict[str, Any]:
-    """The mean vote of each model, and the differences in the figures of these names, each with its interval."""
+    """The mean vote of each model, and the differences in the figures of these names, each with its
+    interval."""
     models = {}
     for arm in comparison.arms:
         vote = arm.group.estimates.get("vote")

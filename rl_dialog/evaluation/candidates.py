@@ -61,7 +61,8 @@ class Candidates:
 
     @property
     def own_way(self) -> str:
-        """How the policy's own critic ranks: by mean Q where there is a Q, else by the mean log-probability."""
+        """How the policy's own critic ranks: by mean Q where there is a Q, else by the mean
+        log-probability."""
         return next(iter(self.critic))
 
 

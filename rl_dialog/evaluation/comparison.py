@@ -60,7 +60,8 @@ class ComparedTask:
     problem: str = ""  # why the whole task is missing
 
     def estimate(self, method: str, which: str, figure: str) -> Estimate | None:
-        """The figure of a method at its `best` or `last` checkpoint; where those are the same one, of that."""
+        """The figure of a method at its `best` or `last` checkpoint; where those are the same one, of
+        that."""
         group = self._group(method, which)
         return None if group is None else _estimate(group["figures"].get(figure))
 
@@ -142,7 +143,8 @@ def _better(change: Estimate, figure: str) -> bool:
 
 
 def _runs_of(tasks: Sequence[ComparedTask], method: str) -> list[str]:
-    """How many seeds have figures and what a run took, once where the tasks agree, else one number per task."""
+    """How many seeds have figures and what a run took, once where the tasks agree, else one number per
+    task."""
     seeds, minutes = [], []
     for task in tasks:
         mine = [run for run in task.runs if run.method == method]

@@ -59,8 +59,9 @@ def first_episodes(
         observations, running = after, running & ~(terminated | truncated)
 
 
-def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = True, reward: RewardModel | None = None,
-                 draw: Callable[[np.ndarray], np.ndarray] | None = None, drawn: int = 0, most_frames: int = 3000,
+def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = True,
+                 reward: RewardModel | None = None, draw: Callable[[np.ndarray], np.ndarray] | None = None,
+                 drawn: int = 0, most_frames: int = 3000,
                  quiet: bool = True) -> list[ControlEpisode]:  # fmt: skip
     """One episode in each environment; of the first `drawn` ones there are frames, drawn by `draw`, up to
     `most_frames` of each."""

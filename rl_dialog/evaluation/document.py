@@ -135,22 +135,31 @@ def _md(text: str) -> str:
 
 WIDE = 60  # characters of a cell whose column is text
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; } h3 { font-size: 1rem; }
-p { max-width: 75ch; } pre { background: #f5f7fa; padding: .6rem .8rem; border-radius: 8px; font-size: .86rem; overflow-x: auto; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; \
+padding: 0 1.2rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd; \
+padding-bottom: .3rem; } h3 { font-size: 1rem; }
+p { max-width: 75ch; } \
+pre { background: #f5f7fa; padding: .6rem .8rem; border-radius: 8px; font-size: .86rem; overflow-x: auto; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
-th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; white-space: nowrap; }
+th, td { padding: .35rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; \
+white-space: nowrap; }
 small { color: #57606a; }
-th { border-bottom: 2px solid #999; white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
-tbody tr:hover { background: #f5f7fa; } ul.notes { font-size: .86rem; color: #57606a; } img { max-width: 100%; height: auto; }
+th { border-bottom: 2px solid #999; white-space: normal; vertical-align: bottom; } \
+th:first-child, td:first-child { text-align: left; }
+tbody tr:hover { background: #f5f7fa; } ul.notes { font-size: .86rem; color: #57606a; } \
+img { max-width: 100%; height: auto; }
 .sample { display: flex; gap: .8rem; overflow-x: auto; align-items: flex-start; padding-bottom: .5rem; }
 summary { font-weight: 600; margin: .6rem 0; cursor: pointer; overflow-wrap: anywhere; }
 .column { flex: 0 0 300px; border: 1px solid #ddd; border-radius: 8px; padding: .6rem; font-size: .86rem; }
-.column h4 { margin: 0 0 .5rem; font-size: .86rem; } .line { margin: .3rem 0; padding: .3rem .55rem; border-radius: 8px; overflow-wrap: anywhere; }
-.user, .system, .tool { background: #f1f2f4; margin-right: 1.6rem; } .assistant { background: #dfeafd; margin-left: 1.6rem; }
+.column h4 { margin: 0 0 .5rem; font-size: .86rem; } \
+.line { margin: .3rem 0; padding: .3rem .55rem; border-radius: 8px; overflow-wrap: anywhere; }
+.user, .system, .tool { background: #f1f2f4; margin-right: 1.6rem; } \
+.assistant { background: #dfeafd; margin-left: 1.6rem; }
 .note { color: #57606a; font-size: .78rem; }
-th.text, td.text { text-align: left; white-space: normal; min-width: 22rem; } .empty { color: #9a3412; font-style: italic; }
+th.text, td.text { text-align: left; white-space: normal; min-width: 22rem; } \
+.empty { color: #9a3412; font-style: italic; }
 """
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Context:
     """What was said before a reply, and the human's reply."""
 
-    stream: tuple[
-        int, ...
-    ]  # names its random streams: stable numbers, so that the same context draws the same replies in any selection
+    # Names its random streams: stable numbers, so that the same context draws the same replies in any
+    # selection.
+    stream: tuple[int, ...]
     messages: list[Message]
     human: str
 

@@ -1,7 +1,8 @@
 """Fitted Q evaluation (Le et al. 2019; Paine et al. 2020): learn Q of a given policy from logs, with the
 policy's language model as it is.
 
-    y(s,a) = r + gamma sum_a' pi(a'|s') Q'(s',a')      0 after `done`; a truncated row bootstraps from its last state
+    y(s,a) = r + gamma sum_a' pi(a'|s') Q'(s',a')      0 after `done`; a truncated row bootstraps from its
+                                                       last state
     L      = (Q(s,a) - y)^2                            at logged tokens; Q' is a Polyak average of Q
 
 Where r is missing (the last token of a reply that nobody rated) there is no y: L is over the other tokens,

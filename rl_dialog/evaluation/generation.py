@@ -136,7 +136,8 @@ class RowSampler(LogitsProcessor):
 
 
 def stream(seed: int, *keys: int) -> int:
-    """A 63-bit seed for one purpose among those of `seed`: a hash, so that neighbouring seeds share nothing."""
+    """A 63-bit seed for one purpose among those of `seed`: a hash, so that neighbouring seeds share
+    nothing."""
     return int(np.random.SeedSequence([seed, *keys]).generate_state(1, np.uint64)[0] >> 1)
 
 

@@ -59,7 +59,8 @@ class HeldOutConfig(Decoding):
     """what a context comes before: the last reply of a dialog, or any of its replies (a random choice of
     `contexts` of them), or any that earned more than 0, which nobody knows of replies without a reward"""
     candidates: int = 0
-    """replies per context to compare with the logged one, and to let the policy's critic rank; 0 makes none"""
+    """replies per context to compare with the logged one, and to let the policy's critic rank; 0 makes
+    none"""
     similarities: tuple[str, ...] = WORDS
     """how replies are compared (rl_dialog/rewards/README.md has them all); clicks are judged by the first.
     NAME=PATH gives one a model of its own"""
@@ -303,7 +304,8 @@ def _logged(
 def _answer(
     result: RunResult, policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig
 ) -> list[Answer]:
-    """A reply to each held-out context: the first candidate, where that is what `config` would draw anyway."""
+    """A reply to each held-out context: the first candidate, where that is what `config` would draw
+    anyway."""
     conversations = [dialog.messages[:i] for dialog, i in held_out.contexts]
     seeds = [stream(config.seed, n, 0) for n in range(len(conversations))]
     if result.candidates and (config.do_sample or config.num_beams == 1):

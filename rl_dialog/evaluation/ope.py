@@ -79,7 +79,7 @@ def read_behaviour(
     return Behaviour(str(directory), logged, score_replies(policy, logged).nll, policy)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # What was logged
 
 
@@ -128,7 +128,7 @@ def _first_rows(logged: LoggedReplies) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(logged.dialog[first_reply], return_index=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Fitted Q evaluation and the direct method
 
 
@@ -228,7 +228,7 @@ def direct_method(
     return estimates
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Importance sampling
 
 
@@ -314,9 +314,8 @@ def _keep_intervals(
         warned |= far
         why = {
             f"No interval: {n_eff:.1f} effective dialogs are too few, from {FEW:g} on there is one.": few,
-            f"No interval: {outside:.1%} of what the policy says is outside the logs and could move the estimate by {moves:.2g}, more than {NUDGE:g} standard errors ({spread:.2g} each).": (
-                far
-            ),
+            f"No interval: {outside:.1%} of what the policy says is outside the logs and could move the "
+            f"estimate by {moves:.2g}, more than {NUDGE:g} standard errors ({spread:.2g} each).": far,
         }
         if few or far:  # at its last decision pdwis weighs dialogs as wis does
             estimates.measures[name] = replace(measure, interval=False)
@@ -375,15 +374,12 @@ def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Se
     windows, unrated = len(logged.rows) - count, count - len(w)
     found = {
         f"{unrated} of {count} dialogs have a reply without a reward and are left out.": unrated,
-        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on importance sampling here.": (
-            n_eff < FEW
-        ),
-        f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count nothing.": (
-            none
-        ),
-        f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation there.": (
-            windows
-        ),
+        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on "
+        "importance sampling here.": n_eff < FEW,
+        f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count "
+        "nothing.": none,
+        f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation "
+        "there.": windows,
         f"{cut} dialogs are logged up to a cut only; what they earned later counts as 0.": cut,
     }
     return [text for text, applies in found.items() if applies]

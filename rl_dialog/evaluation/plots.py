@@ -166,7 +166,8 @@ def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) ->
 
 
 def _top_k(axes: Axes, group: Group, prefix: str, count: int, hue: Mapping[str, str], *, label: str) -> None:
-    """One line of `top_k_curves`; the interval of unlabelled ones is left out, or two would hide each other."""
+    """One line of `top_k_curves`; the interval of unlabelled ones is left out, or two would hide each
+    other."""
     found = {k: value for k in range(1, count + 1) if (value := group.estimates.get(f"{prefix}@{k}"))}
     style = {"linestyle": "-", "label": label} if label else {"linestyle": (0, (3, 2))}
     colour, values = hue[group.name], [value.value for value in found.values()]

@@ -45,7 +45,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of a point over its seeds; without an interval where it comes from training's own evaluations."""
+    """A figure of a point over its seeds; without an interval where it comes from training's own
+    evaluations."""
 
     value: float
     low: float | None = None

@@ -4,8 +4,10 @@ round in circles, why dialogs failed.
 A dialog is a line of `simulate`'s or `converse`'s dialogs.jsonl: both sides' acts in every message, the
 user's goal, and in `meta` the outcome.
 
-    user: Request Hotel Phone ?      system: Inform Hotel Area east      user: Request Hotel Phone ?      system: Inform Hotel Phone 01223
-          asked                              unasked, if Area is no wish         a loop of 2                     answered, not at once
+    user: Request Hotel Phone ?      system: Inform Hotel Area east
+    user: Request Hotel Phone ?      system: Inform Hotel Phone 01223
+          asked                              unasked, if Area is no wish
+          a loop of 2                        answered, not at once
 
 Acts are `(intent, domain, slot, value)`; slots have the names that acts use.
 """
@@ -289,7 +291,8 @@ def _loops(side: str, turns: Sequence[Said]) -> list[tuple[str, tuple[Act, ...],
 
 
 def _booked(turns: Sequence[Said]) -> list[str]:
-    """Goal domains in which the system gave a reference; `Booking` is the domain that the user spoke of last."""
+    """Goal domains in which the system gave a reference; `Booking` is the domain that the user spoke of
+    last."""
     found = []
     for turn, current in _with_domain(turns):
         for intent, domain, slot, _ in turn.acts if turn.side == "system" else ():

@@ -97,7 +97,8 @@ def started_from_returns(
 
 
 def expectile(error: Tensor, tau: float) -> Tensor:
-    """|tau - 1[error < 0]| * error^2, elementwise: 0.5 fits the mean (halved squared error), 1 the maximum."""
+    """|tau - 1[error < 0]| * error^2, elementwise: 0.5 fits the mean (halved squared error), 1 the
+    maximum."""
     return torch.where(error < 0, 1 - tau, tau) * error.square()
 
 

@@ -22,10 +22,12 @@ class BCQ(Method):
     Two Q heads by TD with a maximum inside the support of the LM, which goes on cloning the logs beside them.
 
     support(s) = {a: p(a|s) >= threshold max_b p(b|s)}
-    L_Q  = sum_i (Q_i(s,a) - y)^2,  y = r + gamma max_{a' in support(s')} min_i Q'_i(s',a')      Q' are the Polyak targets
+    L_Q  = sum_i (Q_i(s,a) - y)^2,  y = r + gamma max_{a' in support(s')} min_i Q'_i(s',a')
+           Q' are the Polyak targets
     L_LM = -log p(a|s)
     L    = L_Q + clone_weight L_LM                         each averaged over decisions
-    pi   = p exp(beta min_i Q'_i) / Z inside the support, 0 outside                        p is 1 without include_logits, as published
+    pi   = p exp(beta min_i Q'_i) / Z inside the support, 0 outside
+           p is 1 without include_logits, as published
     """
 
     threshold: float = 0.1
@@ -40,7 +42,8 @@ class BCQ(Method):
     """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short
     replies"""
     backup: Literal["reply", "token"] = "reply"
-    """inside a reply y is at least the value of the whole reply as logged; token: step by step, as published"""
+    """inside a reply y is at least the value of the whole reply as logged; token: step by step, as
+    published"""
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with
     y, as published"""

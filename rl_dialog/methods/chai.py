@@ -1,4 +1,5 @@
-"""Conservative Q-learning on replies that a frozen LM proposes (CHAI, Verma et al. 2022, arXiv 2204.08426)."""
+"""Conservative Q-learning on replies that a frozen LM proposes (CHAI, Verma et al. 2022, arXiv
+2204.08426)."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ class CHAI(Method):
     Q of a reply u reads hidden states of a frozen LM, their mean over the dialog up to its end; the LM
     proposes n replies u_j to every context.
 
-    L_Q = sum_i (Q_i(s,u) - y)^2,    y = r + gamma max_j min_i Q'_i(s',u'_j)     s' the state before the next reply, Q' the Polyak targets
-    L_C = sum_i log [1/(2n) (sum_j exp Q_i(s,u_j) / p(u_j|s) + sum_j exp Q_i(e_j) / q(e_j))] - Q_i(s,u)      e_j random features, uniform in [-1, 1]^H
-    L   = L_Q + cql_weight L_C                                                   each averaged over replies
+    L_Q = sum_i (Q_i(s,u) - y)^2,    y = r + gamma max_j min_i Q'_i(s',u'_j)
+          s' the state before the next reply, Q' the Polyak targets
+    L_C = sum_i log [1/(2n) (sum_j exp Q_i(s,u_j) / p(u_j|s) + sum_j exp Q_i(e_j) / q(e_j))] - Q_i(s,u)
+          e_j random features, uniform in [-1, 1]^H
+    L   = L_Q + cql_weight L_C       each averaged over replies
     Acting: of `num_generations` replies drawn from the LM, the one with the largest min_i Q'_i(s,u).
     """
 

@@ -32,11 +32,13 @@ class ILQL(Method):
     Expectile V, TD Q, a CQL term and a (weighted) cloning term; acts on log p + beta (min Q - V).
 
     L_Q   = sum_i (Q_i(s,a) - y)^2,  y = r + gamma V(s')            V' online, no gradient; 0 after the end
-    L_V   = |tau - 1[u<0]| u^2,      u = x - V(s)                   x = min_i Q'_i of the whole reply, Q' the Polyak targets
+    L_V   = |tau - 1[u<0]| u^2,      u = x - V(s)                   x = min_i Q'_i of the whole reply, Q' the
+                                                                    Polyak targets
     L_CQL = sum_i -log softmax(Q_i(s,.))[a]
     L_DM  = sum_i sum_b max(Q_i(s,b) - Q_i(s,a) + dm_margin, 0)^2   with Q_i(s,.) / cql_temperature in L_CQL
     L_LM  = -w log p(a|s),           w = min(exp(awac_beta (min_i Q'_i(s,a) - V(s))), awac_clip)
-    L     = q_weight L_Q + v_weight L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM     each averaged over decisions
+    L     = q_weight L_Q + v_weight L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM
+            each averaged over decisions
 
     x is Q' of the reply's last token, so V knows after one step what the whole reply is worth; with
     `backup="token"`, as published, it is that of the next token, and what a reply earns reaches its beginning

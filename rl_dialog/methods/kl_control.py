@@ -19,7 +19,8 @@ class KLControl(Psi):
     Psi with the maximum for the soft maximum, and the divergence charged to the reward: pi = p exp((Q - V) /
     c), V the largest Q in the logs.
 
-    L_Q = sum_i (Q_i(s,a) - y)^2,    y = r - c log(pi(a|s) / p(a|s)) + gamma V(s'),    c log(pi / p) = min_i Q'_i(s,a) - V(s)
+    L_Q = sum_i (Q_i(s,a) - y)^2,    y = r - c log(pi(a|s) / p(a|s)) + gamma V(s'),
+                                     c log(pi / p) = min_i Q'_i(s,a) - V(s)
     L_V = |tau - 1[u<0]| u^2,        u = min_i Q'_i - V(s)
 
     Charged at the logged token, Q settles half way: Q - V = (r + gamma V(s') - V(s)) / 2, so c holds as 2 c

@@ -27,8 +27,10 @@ class Psi(Method):
     pi = p exp((Q - V) / c), p the language model as it was loaded, which stays as it is.
 
     L_Q = sum_i (Q_i(s,a) - y)^2,    y = r + gamma V(s')            V' online, no gradient; 0 after the end
-    L_V = c^2 (exp z - z - 1),       z = (min_i Q'_i - V(s)) / c    Q' of the whole reply, Polyak targets: V = c log E_p exp(Q / c)
-    L_CQL = sum_i -log softmax(Q_i(s,.))[a]                         keeps Q low on what nobody said in this state
+    L_V = c^2 (exp z - z - 1),       z = (min_i Q'_i - V(s)) / c    Q' of the whole reply, Polyak targets:
+                                                                    V = c log E_p exp(Q / c)
+    L_CQL = sum_i -log softmax(Q_i(s,.))[a]                         keeps Q low on what nobody said in this
+                                                                    state
     L   = L_Q + L_V + cql_weight L_CQL                              each averaged over decisions
 
     The paper's soft backup c log sum_a p(a|s) exp(Q(s,a) / c) is a mean over what p says, and the logs are

@@ -1,4 +1,5 @@
-"""One step of policy improvement: value the behaviour that wrote the logs, then lean towards what it valued."""
+"""One step of policy improvement: value the behaviour that wrote the logs, then lean towards what it
+valued."""
 
 from __future__ import annotations
 

@@ -20,11 +20,14 @@ class UtteranceILQL(Method):
 
     V of the state before a reply u, Q of the reply, read where it ends; gamma counts replies.
 
-    L_Q  = sum_i (Q_i(s,u) - y)^2,   y = r + gamma V(s')           s' the state before the next reply; no gradient through y; 0 after the end
+    L_Q  = sum_i (Q_i(s,u) - y)^2,   y = r + gamma V(s')           s' the state before the next reply; no
+                                                                   gradient through y; 0 after the end
     L_V  = |tau - 1[x<0]| x^2,       x = min_i Q'_i(s,u) - V(s)    Q' are the Polyak targets
-    L_LM = -w log p(u|s),            w = min(exp(awac_beta x), awac_clip), log p the sum over the reply's tokens
+    L_LM = -w log p(u|s),            w = min(exp(awac_beta x), awac_clip), log p the sum over the reply's
+                                     tokens
     L    = L_Q + L_V + awac_weight L_LM                            each averaged over replies
-    Acting: of `num_generations` replies drawn from p, the one with the largest min_i Q'_i(s,u) + rerank_log_prob_weight log p(u|s).
+    Acting: of `num_generations` replies drawn from p, the one with the largest min_i Q'_i(s,u) +
+            rerank_log_prob_weight log p(u|s).
     """
 
     tau: float = 0.7

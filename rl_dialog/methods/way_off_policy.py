@@ -1,4 +1,5 @@
-"""KL-control Q-learning and Psi-learning on tokens (Jaques et al. 2019, arXiv 1907.00456): maximise reward, stay near the prior."""
+"""KL-control Q-learning and Psi-learning on tokens (Jaques et al. 2019, arXiv 1907.00456): maximise reward,
+stay near the prior."""
 
 from __future__ import annotations
 
@@ -20,17 +21,21 @@ from rl_dialog.methods.scores import kl_divergences, reduce_minimum
 class WayOffPolicy(Method):
     """Psi and KL-control as published in 2019, in the language model's own logits.
 
-    Q(s,a) = l(s,a) - b(s) + v(s): l the LM's logits, b the log-sum-exp of the prior's, v a value head; pi = softmax(Q) = softmax(l); p the prior.
+    Q(s,a) = l(s,a) - b(s) + v(s): l the LM's logits, b the log-sum-exp of the prior's, v a value head;
+    pi = softmax(Q) = softmax(l); p the prior.
 
     max:  Q(s,a) = r/c + log p(a|s) - log pi(a|s) + gamma max_a' Q'(s',a')
-    psi:  Q(s,a) = r/c + log p(a|s)               + gamma log sum_a' exp Q'(s',a')     (eq. 8; entropy comes with the logsumexp)
+    psi:  Q(s,a) = r/c + log p(a|s)               + gamma log sum_a' exp Q'(s',a')
+                   (eq. 8; entropy comes with the logsumexp)
 
-    Q' is a Polyak copy of the whole LM, log p - log pi is sampled at the logged token and has no gradient, the loss is Huber's.
-    `coefficient="kl"` scales the prior term instead: r + c (log p - log pi), as the 2019 code does (not the same trade-off).
-    With `target_passes` M > 1, Q' is the lowest of M passes with dropout (eq. 2): a lower bound against overestimation.
-    Training starts from the prior, so b makes Q start as log p, which is right where nothing is earned, and v carries what a state is worth; without
-    them (as published) a TD error has to move every logit of a state, and only the logged token's is told to.
-    `kl` puts minus a divergence over the whole vocabulary in the place of log p - log pi; the prior then runs at every step.
+    Q' is a Polyak copy of the whole LM, log p - log pi is sampled at the logged token and has no gradient,
+    the loss is Huber's. `coefficient="kl"` scales the prior term instead: r + c (log p - log pi), as the 2019
+    code does (not the same trade-off). With `target_passes` M > 1, Q' is the lowest of M passes with dropout
+    (eq. 2): a lower bound against overestimation. Training starts from the prior, so b makes Q start as log
+    p, which is right where nothing is earned, and v carries what a state is worth; without them (as
+    published) a TD error has to move every logit of a state, and only the logged token's is told to. `kl`
+    puts minus a divergence over the whole vocabulary in the place of log p - log pi; the prior then runs at
+    every step.
     """
 
     backup: Literal["max", "psi"] = "max"
@@ -40,26 +45,31 @@ class WayOffPolicy(Method):
     coefficient: Literal["reward", "kl"] = "reward"
     """reward: r/c + k as in the paper's objective; kl: r + c*k as in the 2019 code"""
     kl: Literal["sampled", "exact", "reverse"] = "sampled"
-    """sampled: log p - log pi of the logged token; exact: -KL(pi||p), which is the mean of that over tokens drawn from pi; reverse: -KL(p||pi), the
-    2019 code's `integral`"""
+    """sampled: log p - log pi of the logged token; exact: -KL(pi||p), which is the mean of that over tokens
+    drawn from pi; reverse: -KL(p||pi), the 2019 code's `integral`"""
     clip_prior: bool = False
-    """count min(0, k) only, as the 2019 code does with averaged priors: nothing is earned by saying what the prior likes better than pi does"""
+    """count min(0, k) only, as the 2019 code does with averaged priors: nothing is earned by saying what the
+    prior likes better than pi does"""
     keep_log_pi: bool | None = None
-    """subtract log pi; by default in max only. With it psi counts entropy twice (the 2019 code does), without it max is Snell et al.'s "BCQ" """
+    """subtract log pi; by default in max only. With it psi counts entropy twice (the 2019 code does), without
+    it max is Snell et al.'s "BCQ" """
     origin: Literal["prior", "logits"] = "prior"
-    """prior: take b off the logits, as above; logits: Q is the raw logits (the 2019 code), whose level in a state means nothing at the start"""
+    """prior: take b off the logits, as above; logits: Q is the raw logits (the 2019 code), whose level in a
+    state means nothing at the start"""
     state_value: bool = True
     """give Q the value head v; off: the logits alone are Q (the 2019 code)"""
     target_passes: int = 1
     """passes of the target LM with dropout, whose lowest value counts; 1 is one pass without dropout"""
     lowest: Literal["before", "after"] = "before"
-    """take the lowest of the passes for each token, before the max or logsumexp (eq. 2), or after it (as the 2019 code does: a higher bound)"""
+    """take the lowest of the passes for each token, before the max or logsumexp (eq. 2), or after it (as the
+    2019 code does: a higher bound)"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "token"
     """apply gamma at every token (as in the papers) or only at the end of a reply"""
     alpha: float | None = None
-    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates, 10 at the end (0.005 in 2019)"""
+    """Polyak rate of the target network, once per optimizer step; by default 100 over the number of updates,
+    10 at the end (0.005 in 2019)"""
 
     def __post_init__(self) -> None:
         if self.kl != "sampled" and not self._subtracts_log_pi:
@@ -122,7 +132,8 @@ class WayOffPolicy(Method):
         return {"c": self.c * unit}
 
     def reach(self, returns: float, reward: float) -> float:
-        """Twice the largest return: other ways through the logs may earn more than any conversation of theirs did."""
+        """Twice the largest return: other ways through the logs may earn more than any conversation of theirs
+        did."""
         if self.discount == "token" and self.gamma < 1:
             returns = min(returns, reward / (1 - self.gamma))
         return 2 * returns / (self.c if self.coefficient == "reward" else 1)
@@ -131,7 +142,8 @@ class WayOffPolicy(Method):
         return rate_of_targets(self.alpha, updates, progress)
 
     def critic(self, out: Outputs) -> Tensor:
-        """The logits, as `origin` logits takes them; they are in units of r / c where `coefficient` is reward."""
+        """The logits, as `origin` logits takes them; they are in units of r / c where `coefficient` is
+        reward."""
         unit = self.c if self.coefficient == "reward" else 1.0
         return (out.lm.dense() + (0.0 if out.v is None else out.v[:, None])) * unit
 

@@ -1,6 +1,7 @@
 """Policies over dialogue acts: a vector of a dialog's state in, a probability for each act out.
 
-    state (S)  ->  S-100-100-A, ReLU  ->  logits z (A)  ->  p_i = sigmoid(z_i), independent of each other, 0 where the mask is 0
+    state (S)  ->  S-100-100-A, ReLU  ->  logits z (A)  ->  p_i = sigmoid(z_i), independent of each other,
+                                                            0 where the mask is 0
                ->  S-50-50-1, ReLU    ->  the state's value
 
 S is 340 and A 209 for MultiWOZ. Shapes: B states, S bits of a state, A acts.

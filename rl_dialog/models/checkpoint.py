@@ -3,7 +3,8 @@
     config.json model.safetensors generation_config.json     the LM (LoRA adapters merged in)
     tokenizer.json ... chat_template.jinja                    the tokenizer
     rl_dialog.yaml                                            method, heads, where the frozen prior is
-    heads.safetensors                                         Q, target and V heads, separate value and target trunks
+    heads.safetensors                                         Q, target and V heads, separate value and target
+                                                              trunks
     README.md metrics.json                                    model card, figures at this step
     trainer/                                                  everything resume needs (training/loop.py)
 

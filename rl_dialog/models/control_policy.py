@@ -1,11 +1,14 @@
 """Policies and values for control: numbers or pictures in, one of A actions or A real numbers out.
 
-    numbers (S,)        S-64-64 to the actions' distribution, another S-64-64-1 to the value; tanh; they share nothing
-    pictures (H, W, F)  bytes / 255, convolutions 8x8/4 32, 4x4/2 64, 3x3/1 64, linear 512, ReLU; a layer for the distribution, one for the value
+    numbers (S,)        S-64-64 to the actions' distribution, another S-64-64-1 to the value; tanh; they
+                        share nothing
+    pictures (H, W, F)  bytes / 255, convolutions 8x8/4 32, 4x4/2 64, 3x3/1 64, linear 512, ReLU; a layer for
+                        the distribution, one for the value
                         (the network of A2C; 1,687,719 parameters with 84 x 84 x 4 and 6 actions)
 
     Discrete: logits # (B, A)                                      Categorical
-    Box:      means and logarithms of deviations # (B, 2 A)         DiagonalGaussian; the deviations are parameters and depend on no state
+    Box:      means and logarithms of deviations # (B, 2 A)         DiagonalGaussian; the deviations are
+                                                                    parameters and depend on no state
 
 Weights start orthogonal, with gain sqrt(2) before a non-linearity, 0.01 before actions and 1 before values;
 biases are 0. A checkpoint is a directory with `config.json` and `model.safetensors`. B observations.

@@ -3,8 +3,10 @@ of ConvLab-2 is of this kind).
 
     encoder(side and context [SEP] text)  ->  h_t of each token of the text
     whole       g = max over all tokens of tanh(G h_t)
-    tags        W [h_t, g]: outside, or the beginning or inside of a value of (intent, domain, slot)             "in the [east]"
-    sentence    U [max over the text of tanh(M h_t), g]: one sigmoid for each act without a value in the text    "what is the phone number?"
+    tags        W [h_t, g]: outside, or the beginning or inside of a value of (intent, domain, slot)
+                "in the [east]"
+    sentence    U [max over the text of tanh(M h_t), g]: one sigmoid for each act without a value in the text
+                "what is the phone number?"
 
 The directory of a saved model is the encoder's `from_pretrained` directory (config.json, model.safetensors,
 tokenizer); beside it stand `nlu.json` (labels, settings) and `heads.safetensors`. The encoder is any that
@@ -212,8 +214,8 @@ def load_nlu(directory: str | Path) -> Nlu:
     return nlu.eval()
 
 
-def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "", hidden_size: int = 64, num_hidden_layers: int = 2,
-            vocab_size: int = 4096) -> Nlu:  # fmt: skip
+def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "", hidden_size: int = 64,
+            num_hidden_layers: int = 2, vocab_size: int = 4096) -> Nlu:  # fmt: skip
     """An untrained model: a small encoder and a tokenizer made from the turns' texts, or a pretrained
     encoder.
 

@@ -5,7 +5,8 @@ The M members stand side by side in one network (linear layers as batched produc
 so that an ensemble costs little more than one member. Letters: M members, N steps.
 
     raw      r_m(o, a)                                          # (M, N)
-    given    mean over m of  scale (r_m - mean_m) / std_m        # (N,) mean_m, std_m: over reference steps, saved with the weights
+    given    mean over m of  scale (r_m - mean_m) / std_m        # (N,) mean_m, std_m: over reference steps,
+                                                                        saved with the weights
 
 A clip's members' returns are sums of r_m over its steps. rl_dialog/preferences/reward_trainer.py fits them to
 labels. Christiano et al. 2017 (arXiv 1706.03741); network sizes are theirs and those of Rahtz's reproduction.

@@ -1,7 +1,9 @@
 """A reward model over text: a transformer with one output reads a conversation and scores its last message,
 the reply.
 
-    score(context, reply) = w . h(<|user|> ... <|end|><|assistant|> reply <|end|>)     h: the last token's state of an LM, an encoder's pooled one
+    score(context, reply) = w . h(<|user|> ... <|end|><|assistant|> reply <|end|>)     h: the last token's
+                                                                                       state of an LM, an
+                                                                                       encoder's pooled one
 
 The directory of a saved model is a `from_pretrained` directory of `AutoModelForSequenceClassification` with
 num_labels 1, as TRL's reward trainer writes it, so its models load here and ours there. Scores have no zero:

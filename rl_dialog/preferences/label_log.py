@@ -67,8 +67,10 @@ class LabelLog:
 
     Args:
         overlap: share of the new queries that a second labeller is asked as well.
-        validation: share of the segments whose labels are for validation. A segment's side is a hash of its id: the same after every restart.
-        clock: seconds since 1970. Processes on several machines need clocks that agree to a fraction of a lease.
+        validation: share of the segments whose labels are for validation. A segment's side is a hash of its
+            id: the same after every restart.
+        clock: seconds since 1970. Processes on several machines need clocks that agree to a fraction of a
+            lease.
 
     Raises UserError for a database that cannot be used or a value that cannot be stored, KeyError for a query
     or a labeller that there is not, PermissionError for a labeller who was revoked.
@@ -314,10 +316,11 @@ class LabelLog:
     def counts(self) -> dict[str, int]:
         """How many
 
-        - `waiting`, `leased`: open queries without any answer, which nobody holds, or somebody does; `second_opinions`: open ones with an answer
+        - `waiting`, `leased`: open queries without any answer, which nobody holds, or somebody does;
+          `second_opinions`: open ones with an answer
         - `expired`: queries that were too old and have no answer
-        - `labels`: `labels()`, with the `ties` among them; `skipped`: standing answers "incomparable"; `late`: standing answers that came after their
-          query had all it wanted; `revoked`: answers
+        - `labels`: `labels()`, with the `ties` among them; `skipped`: standing answers "incomparable";
+          `late`: standing answers that came after their query had all it wanted; `revoked`: answers
         """
         held = sql.held(self._clock())
         fresh = QUERIES.c.missing == QUERIES.c.wanted

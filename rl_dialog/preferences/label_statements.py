@@ -31,7 +31,8 @@ ANSWERED = ANSWERS.join(QUERIES)
 
 
 def share(purpose: str, key: str) -> float:
-    """A hash, uniform in [0, 1): what is drawn with it is the same in every process and after every restart."""
+    """A hash, uniform in [0, 1): what is drawn with it is the same in every process and after every
+    restart."""
     return int.from_bytes(hashlib.sha256(f"{purpose}\n{key}".encode()).digest()[:8], "big") / 2**64
 
 

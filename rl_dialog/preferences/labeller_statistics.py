@@ -15,12 +15,16 @@ from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, STANDS
 def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
     """Per labeller, by name, of the answers that stand:
 
-    - `labels`: that prefer something, with the `ties` among them; `skips`: "incomparable"; `late`: after others had said all that was wanted
+    - `labels`: that prefer something, with the `ties` among them; `skips`: "incomparable"; `late`: after
+      others had said all that was wanted
     - `revoked`: answers that do not stand; `active`: may answer
     - `seconds`: from showing to answer, the median; None without an answer
-    - `left_share`: of the answers "left" or "right", as shown; 1/2 is expected, as sides are drawn; None without any
-    - `shared`: comparisons with another labeller's preference about the same query; `agreement`: the share in which both say the same, ties included
-    - `noise`: the share of answers that are a coin's, see `coin_share`; None without a shared query that both decided
+    - `left_share`: of the answers "left" or "right", as shown; 1/2 is expected, as sides are drawn; None
+      without any
+    - `shared`: comparisons with another labeller's preference about the same query; `agreement`: the share in
+      which both say the same, ties included
+    - `noise`: the share of answers that are a coin's, see `coin_share`; None without a shared query that both
+      decided
     """
     figures: dict[str, dict[str, Any]] = {
         name: {

@@ -35,8 +35,10 @@ class LearnedReward:
     Args:
         clip_length: steps of a clip.
         environment: its name, for the clips' source.
-        keep: clips that are kept between two calls of `take_clips`, a uniform sample of all that were cut; the others are counted as dropped.
-        seed: of that sample and of where each episode's first clip begins, so that clips are not always aligned to its start.
+        keep: clips that are kept between two calls of `take_clips`, a uniform sample of all that were cut;
+            the others are counted as dropped.
+        seed: of that sample and of where each episode's first clip begins, so that clips are not always
+            aligned to its start.
         device: where the model works.
     """
 

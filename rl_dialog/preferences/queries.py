@@ -73,7 +73,8 @@ class QuerySettings:
     """What is asked. Raises UserError for a number out of its range."""
 
     selection: Literal["random", "variance"] = "random"
-    """any pair not yet asked about, or those about which the members of the reward's ensemble disagree most"""
+    """any pair not yet asked about, or those about which the members of the reward's ensemble disagree
+    most"""
     candidates: int = 10
     """with variance: so many times as many pairs are drawn, of which those of highest variance are kept"""
     recency: float = 0.0
@@ -160,7 +161,8 @@ class QueryBroker:
 
         Args:
             clips: different ids in the order in which they came, the newest last.
-            returns: (M, len(clips)) what each of M members predicts the clips to be worth. None: no reward is known yet, pairs are random.
+            returns: (M, len(clips)) what each of M members predicts the clips to be worth. None: no reward is
+                known yet, pairs are random.
 
         Raises UserError for clips given twice and for returns of another shape.
         """

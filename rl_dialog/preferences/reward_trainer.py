@@ -1,10 +1,10 @@
 """Fits the reward model to labelled pairs of clips.
 
     trainer = RewardTrainer(RewardModel(config), RewardTraining(), seed=0)
-    trainer.set_labels(labels, segments)    # of a LabelLog; the oldest beyond max_labels are forgotten
-    metrics = trainer.fit(epochs=200)       # passes over the labels
-    trainer.calibrate()                     # the normaliser: mean 0 over the steps of the newest labels' clips
-    trainer.save(folder)                    # and .load: weights, optimizer, chance, and how far it is
+    trainer.set_labels(labels, segments)   # of a LabelLog; the oldest beyond max_labels are forgotten
+    metrics = trainer.fit(epochs=200)      # passes over the labels
+    trainer.calibrate()                    # the normaliser: mean 0 over the steps of the newest labels' clips
+    trainer.save(folder)                   # and .load: weights, optimizer, chance, and how far it is
 
 Each member of the ensemble sees its own resample of the labels (bagging): label i counts Poisson(1) times for
 member m, drawn once from the ids, so that the share of labels that a member sees is 1 - 1/e, new labels
@@ -193,7 +193,8 @@ class RewardTrainer:
         (directory / "trainer.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def load(self, directory: str | Path) -> int:
-        """The inverse of `save`; the version. Labels are not part of it. Raises UserError for another shape."""
+        """The inverse of `save`; the version. Labels are not part of it. Raises UserError for another
+        shape."""
         directory = Path(directory)
         found = RewardModel.from_pretrained(directory)
         if found.config != self.model.config:
@@ -275,7 +276,8 @@ def clip_returns(model: RewardModel, clips: Sequence[Clip]) -> np.ndarray:
 
 
 class _Pairs:
-    """Labels as tensors. Vectors are stacked once; pictures stay compact and are put together batch by batch."""
+    """Labels as tensors. Vectors are stacked once; pictures stay compact and are put together batch by
+    batch."""
 
     def __init__(
         self,

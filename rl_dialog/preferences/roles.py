@@ -42,8 +42,9 @@ class Asker:
         pool: how many queries are open at once, in place of what the settings say.
     """
 
-    def __init__(self, log: LabelLog, segments: Segments, settings: QuerySettings, *, capacity: int = 1000, least: int = 2, labellers: int = 1,
-                 pool: int | None = None, seed: int = 0) -> None:  # fmt: skip
+    def __init__(self, log: LabelLog, segments: Segments, settings: QuerySettings, *, capacity: int = 1000,
+                 least: int = 2, labellers: int = 1, pool: int | None = None,
+                 seed: int = 0) -> None:  # fmt: skip
         self.log, self.segments, self.settings = log, segments, settings
         self.capacity, self.least, self.labellers, self.pool, self.seed = (
             capacity,
@@ -123,8 +124,8 @@ class Teacher:
         start: a version of another run, which is the first one here.
     """
 
-    def __init__(self, log: LabelLog, segments: Segments, folder: str | Path, shape: RewardModelConfig, settings: RewardTraining, *,
-                 enough: int = 1, first_epochs: int = 200, epochs: int = 1,
+    def __init__(self, log: LabelLog, segments: Segments, folder: str | Path, shape: RewardModelConfig,
+                 settings: RewardTraining, *, enough: int = 1, first_epochs: int = 200, epochs: int = 1,
                  start: str = "", seed: int = 0, device: str = "cpu") -> None:  # fmt: skip
         self.log, self.segments, self.folder = log, segments, Path(folder)
         self.enough, self.first_epochs, self.epochs = enough, first_epochs, epochs

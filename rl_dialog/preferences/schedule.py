@@ -1,4 +1,5 @@
-"""How many labels are wanted as training goes on: the annotation rate, and the budget at which asking stops."""
+"""How many labels are wanted as training goes on: the annotation rate, and the budget at which asking
+stops."""
 
 from __future__ import annotations
 

@@ -118,8 +118,9 @@ def suited_to(environment: str, observations: str = "") -> Suited:
 class PreferenceRun:
     """Who learns, from whose labels."""
 
-    mode: Literal["train", "gather", "pretrain", "original-rewards", "train_policy_with_preferences", "gather_initial_prefs",
-                  "pretrain_reward_predictor", "train_policy_with_original_rewards"] = "train"  # fmt: skip
+    mode: Literal["train", "gather", "pretrain", "original-rewards", "train_policy_with_preferences",
+                  "gather_initial_prefs", "pretrain_reward_predictor",
+                  "train_policy_with_original_rewards"] = "train"  # fmt: skip
     """train: everything. gather: first labels only, from the policy as it begins. pretrain: the reward from
     labels that are there. original-rewards: the policy from the true reward. The other names are the 2018
     reproduction's"""

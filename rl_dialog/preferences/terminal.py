@@ -69,8 +69,9 @@ class TerminalLabeller:
         idle: seconds without a key after which the person counts as away and the pair goes back.
     """
 
-    def __init__(self, log: LabelLog, segments: Segments, labeller: str, *, draw: Draw | None = None, files: RunFiles | None = None,
-                 lease: float = 60.0, idle: float = 300.0, console: Console | None = None) -> None:  # fmt: skip
+    def __init__(self, log: LabelLog, segments: Segments, labeller: str, *, draw: Draw | None = None,
+                 files: RunFiles | None = None, lease: float = 60.0, idle: float = 300.0,
+                 console: Console | None = None) -> None:  # fmt: skip
         self.log, self.segments, self.labeller, self.draw, self.files = log, segments, labeller, draw, files
         self.seconds, self.idle, self.console = lease, idle, console or Console(highlight=False)
         self.pair: Query | None = None

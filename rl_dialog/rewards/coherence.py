@@ -23,12 +23,14 @@ def answer_coherence(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[
 
 
 def coherence_extrema(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
-    """-1..1: as coherence, of each dimension's value farthest from 0 instead of its mean (Forgues et al. 2014)."""
+    """-1..1: as coherence, of each dimension's value farthest from 0 instead of its mean (Forgues et al.
+    2014)."""
     return _compared(dialog, questions(dialog), encoder, _cosine_of(_extrema))
 
 
 def coherence_greedy(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
-    """-1..1: how well each word of the user's is met by the nearest word of the reply, on average (Rus and Lintean 2012, this direction only)."""
+    """-1..1: how well each word of the user's is met by the nearest word of the reply, on average (Rus and
+    Lintean 2012, this direction only)."""
     return _compared(dialog, questions(dialog), encoder, _greedy)
 
 

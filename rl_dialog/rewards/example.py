@@ -1,7 +1,8 @@
 """A reward of your own: a function from a dialog to one number for each of its replies, or None where it does
 not apply.
 
-    python -m pipelines.prepare --logs chats/ --output_dir data/chats --rewards.rl_dialog.rewards.example:names_the_user 1
+    python -m pipelines.prepare --logs chats/ --output_dir data/chats
+        --rewards.rl_dialog.rewards.example:names_the_user 1
 
 A copy of this file, say `my_rewards.py` in the folder where the command starts, is
 `--rewards.my_rewards:names_the_user 1`.

@@ -3,7 +3,8 @@ every reply afterwards.
 
     zscore   (x - mean) / std             std of the population, as numpy
     min_max  (x - min) / (max - min)      new data may leave 0..1
-    rank     the share of training replies below x, those equal to it counted half; between known values by a straight line
+    rank     the share of training replies below x, those equal to it counted half; between known values by a
+             straight line
 
 A component that never varies becomes 0 by the first two and 0.5 by the last. What does not apply to a reply
 stays out of its sum; a sum of nothing is missing, not 0.

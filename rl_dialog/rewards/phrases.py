@@ -11,21 +11,25 @@ from rl_dialog.rewards.words import parts
 
 # fmt: off
 COMPLIMENTS = (
-    "you are beautiful", "you are so beautiful", "you're beautiful", "you are the best", "you're the best", "i like you", "you're a good",
-    "i love the way you",
+    "you are beautiful", "you are so beautiful", "you're beautiful", "you are the best", "you're the best",
+    "i like you", "you're a good", "i love the way you",
 )
 POLITENESS = (
-    "if i may", "may i", "please", "thanks", "no worries", "if you don't mind", "have a great day", "i'm sorry",
+    "if i may", "may i", "please", "thanks", "no worries", "if you don't mind", "have a great day",
+    "i'm sorry",
 )
 CHEERFUL = (
-    "nice to hear", "happy", "excited", "really nice", "glad", "the best", "great", "good time", "looking forward", "beautiful",
+    "nice to hear", "happy", "excited", "really nice", "glad", "the best", "great", "good time",
+    "looking forward", "beautiful",
 )
 SUPPORTIVE = (
-    "you're right", "you are right", "you're not alone", "you are not alone", "congrats", "that's a good idea", "that is a good idea",
-    "you'll be fine", "you will be fine", "you'll be okay", "you will be okay", "you'll get it", "you will get it", "it will get better",
-    "sorry you're going through", "sorry you are going through this", "if it makes you feel better", "if it makes you feel any better",
-    "keep your head up", "keep it up", "i'm in a similar situation", "i am in a similar situation", "happy for you", "i'm in the same boat",
-    "i am in the same boat", "if you feel like you need to vent",
+    "you're right", "you are right", "you're not alone", "you are not alone", "congrats",
+    "that's a good idea", "that is a good idea", "you'll be fine", "you will be fine", "you'll be okay",
+    "you will be okay", "you'll get it", "you will get it", "it will get better",
+    "sorry you're going through", "sorry you are going through this", "if it makes you feel better",
+    "if it makes you feel any better", "keep your head up", "keep it up", "i'm in a similar situation",
+    "i am in a similar situation", "happy for you", "i'm in the same boat", "i am in the same boat",
+    "if you feel like you need to vent",
 )
 # fmt: on
 NEGATIONS = frozenset(

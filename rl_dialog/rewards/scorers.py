@@ -131,9 +131,9 @@ def in_batches(
                 scorer.collect()
             for dialog in group:
                 for reward in asking:
-                    with suppress(
-                        Exception
-                    ):  # a blank may be what it cannot work with; what is really wrong is raised when its value is asked for
+                    # A blank may be what it cannot work with; what is really wrong is raised when its value
+                    # is asked for.
+                    with suppress(Exception):
                         reward(dialog)
             for scorer in scorers:
                 scorer.score_collected()
@@ -233,8 +233,10 @@ def toxicity_levels(probabilities: Sequence[Sequence[float]], levels: Sequence[f
 
 
 _INSULTS = """
-arse arsehole asshole bastard bitch bollocks bullshit crap cretin dick dickhead dumb dumbass fool fuck fucked fucker fucking idiot idiotic
-idiots imbecile jackass jerk loser moron moronic morons motherfucker pathetic piss prick scum scumbag shit shitty stupid twat wanker worthless
+arse arsehole asshole bastard bitch bollocks bullshit crap cretin dick dickhead dumb dumbass fool fuck \
+fucked fucker fucking idiot idiotic
+idiots imbecile jackass jerk loser moron moronic morons motherfucker pathetic piss prick scum scumbag shit \
+shitty stupid twat wanker worthless
 """
 INSULTS = frozenset(_INSULTS.split())
 
@@ -340,10 +342,14 @@ LABELS = {
 # The 64 outputs of DeepMoji's classifiers in their order, and what the 2019 code made of them; the others
 # weigh 0.
 _EMOJIS = """
-joy unamused weary sob heart_eyes pensive ok_hand blush heart smirk grin notes flushed 100 sleeping relieved relaxed raised_hands two_hearts
-expressionless sweat_smile pray confused kissing_heart heartbeat neutral_face information_desk_person disappointed see_no_evil tired_face v
-sunglasses rage thumbsup cry sleepy yum triumph hand mask clap eyes gun persevere smiling_imp sweat broken_heart yellow_heart musical_note
-speak_no_evil wink skull confounded smile stuck_out_tongue_winking_eye angry no_good muscle facepunch purple_heart sparkling_heart
+joy unamused weary sob heart_eyes pensive ok_hand blush heart smirk grin notes flushed 100 sleeping relieved \
+relaxed raised_hands two_hearts
+expressionless sweat_smile pray confused kissing_heart heartbeat neutral_face information_desk_person \
+disappointed see_no_evil tired_face v
+sunglasses rage thumbsup cry sleepy yum triumph hand mask clap eyes gun persevere smiling_imp sweat \
+broken_heart yellow_heart musical_note
+speak_no_evil wink skull confounded smile stuck_out_tongue_winking_eye angry no_good muscle facepunch \
+purple_heart sparkling_heart
 blue_heart grimacing sparkles
 """
 EMOJIS = tuple(_EMOJIS.split())

@@ -2,7 +2,8 @@
 logistic regression; seconds to fit on a CPU.
 
     p(good) = sigmoid(sum_f w_f x_f + b),   x_f = (1 + log tf_f) idf_f, divided by the length of x
-    idf_f = 1 + log((1 + n) / (1 + df_f)),  w_f = r_f c_f, c of the regression, r_f = log of how much commoner f is in good texts than in bad ones
+    idf_f = 1 + log((1 + n) / (1 + df_f)),  w_f = r_f c_f, c of the regression, r_f = log of how much
+                                            commoner f is in good texts than in bad ones
 
 After Wang and Manning (2012), as the 2019 code did for toxicity. Reading a fitted one needs numpy only;
 nothing of it is a pickle.

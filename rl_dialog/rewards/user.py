@@ -62,7 +62,8 @@ def word_similarity(dialog: Dialog) -> list[float | None]:
 
 
 def sentiment_transition(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float | None]:
-    """-2..2: the sentiment of the answer minus that of what the user said before the reply. Does not apply without either."""
+    """-2..2: the sentiment of the answer minus that of what the user said before the reply. Does not apply
+    without either."""
     said = zip(questions(dialog), answers(dialog), strict=True)
     return [
         None if before is None or after is None else sentiment(after) - sentiment(before)

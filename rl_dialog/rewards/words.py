@@ -26,7 +26,8 @@ we us our ours ourselves they them their theirs themselves
 am is are was were be been being do does did doing done have has had having
 can could will would shall should may might must ought
 and or but if then than so as because while until though although
-of at by for with about against between into through during before after above below to from up down in out on off over under
+of at by for with about against between into through during before after above below to from up down in out \
+on off over under
 again further once here there all both few more most other such only own same too very just also
 s t d m o re ve ll don didn doesn isn aren wasn weren hasn haven hadn won wouldn couldn shouldn can't cannot
 yes yeah oh okay ok well

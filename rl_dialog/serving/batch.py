@@ -4,7 +4,8 @@ The rows lie in the slots of models/slots.py, replies first, prompts behind them
 conversations that ended:
 
     slot    0 .. replies - 1    .. replies + prompts - 1    .. slots + kept - 1
-            one token a step    a piece of prompt a step    idle: what the next turn of a chat begins with is already read
+            one token a step    a piece of prompt a step    idle: what the next turn of a chat begins with is
+                                                            already read
 
 What a row says depends on its own seed only, not on the others: the same request gives what
 evaluation/generation.py gives.

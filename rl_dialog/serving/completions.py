@@ -78,7 +78,8 @@ class Exchange:
         return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply} | details
 
     def settings(self) -> dict[str, Any]:
-        """How the replies were drawn, for the store: with these and the checkpoint they can be drawn again."""
+        """How the replies were drawn, for the store: with these and the checkpoint they can be drawn
+        again."""
         ask, decoding = self.ask, self.ask.decoding
         drawn = (
             {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
@@ -118,7 +119,8 @@ class Mailbox:
             self._loop.call_soon_threadsafe(self._rings.set)
 
     async def take(self, interval: float, deadline: float) -> list[Piece | Exception]:
-        """What has arrived when woken, or after `interval` seconds; nothing when the deadline passes first."""
+        """What has arrived when woken, or after `interval` seconds; nothing when the deadline passes
+        first."""
         with suppress(TimeoutError):
             await asyncio.wait_for(
                 self._rings.wait(), timeout=min(interval, max(0.0, deadline - time.monotonic()))

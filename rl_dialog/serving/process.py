@@ -3,7 +3,8 @@ answer HTTP.
 
     server                                                 engine's process
     EngineProcess.submit  -- ("submit", number, Ask) -->   Engine.submit
-    deliver(Piece)        <-- [(number, Piece)], State --  at once what begins or ends a reply, what comes between every 20 ms
+    deliver(Piece)        <-- [(number, Piece)], State --  at once what begins or ends a reply, what comes
+                                                           between every 20 ms
 
 The two talk over a socket pair that nobody else can open. Where one side dies the other notices at once: the
 engine's process ends with its server, and what an engine still had to answer ends with Closed.

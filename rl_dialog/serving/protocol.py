@@ -144,7 +144,8 @@ class ChatRequest(Drawing):
     """false: this exchange is not stored, so it can be neither voted on nor trained on"""
     # ours
     chat_id: Name | None = None
-    """the chat that this request continues (POST /v1/chats); without it, the server finds it by the messages"""
+    """the chat that this request continues (POST /v1/chats); without it, the server finds it by the
+    messages"""
     beta: Annotated[float, Field(ge=-1000, le=1000)] | None = None
     """another strength of the values than the checkpoint's, where its method has one"""
     decoder: Literal["method", "lm"] | None = None

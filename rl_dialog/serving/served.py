@@ -51,7 +51,8 @@ class Served:
 
 
 class Models:
-    """The models by name. `update` loads, replaces and removes them; a request keeps the one it began with."""
+    """The models by name. `update` loads, replaces and removes them; a request keeps the one it began
+    with."""
 
     def __init__(self, settings: ServeSettings, *, died: Callable[[], None] | None = None) -> None:
         """died: called when the process of an engine ends unasked."""
@@ -134,7 +135,8 @@ class Models:
             thread.join()
 
     def _load(self, name: str, checkpoint: str, settings: ServeSettings) -> Served:
-        """A checkpoint with an engine of its own. Raises UserError for one that cannot be loaded or served."""
+        """A checkpoint with an engine of its own. Raises UserError for one that cannot be loaded or
+        served."""
         if name == ASSIGNED:
             raise UserError(
                 f"expected another name for a model than {ASSIGNED!r}, which asks for the model drawn for a "

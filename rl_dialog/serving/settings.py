@@ -57,7 +57,8 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class ServeSettings(ServerOptions):
-    """Everything a server needs to know: plain values, which travel to replicas and stand in a Serve config."""
+    """Everything a server needs to know: plain values, which travel to replicas and stand in a Serve
+    config."""
 
     models: dict[str, str] = field(
         default_factory=dict

@@ -118,7 +118,8 @@ class Chat:
         return bool(users)
 
     def save(self) -> None:
-        """Appends the conversation to the file, if it has a reply; a message without an answer is left out."""
+        """Appends the conversation to the file, if it has a reply; a message without an answer is left
+        out."""
         while self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
         if not self.file or len(self.messages) <= self.given:

@@ -36,7 +36,9 @@ class TextStream:
     def _characters(self, token: int) -> str:
         try:
             return self._stream.step(self._backend, token) or ""
-        except Exception:  # single bytes that are no character together take back one that was read: what was shown stays, and it goes on from here
+        # Single bytes that are no character together take back one that was read: what was shown stays, and
+        # it goes on from here.
+        except Exception:
             self._stream = DecodeStream(ids=[token], skip_special_tokens=True)
             return "\ufffd" + self._backend.decode([token], skip_special_tokens=True)
 

@@ -1,7 +1,8 @@
 """Imitation of expert acts: each of the acts is a yes-or-no question, answered with logistic regression on a
 shared network.
 
-    loss = mean_i -[w a_i log p_i + (1 - a_i) log(1 - p_i)]     w = pos_weight: of 209 acts about 2.5 are said in a turn
+    loss = mean_i -[w a_i log p_i + (1 - a_i) log(1 - p_i)]     w = pos_weight: of 209 acts about 2.5 are
+                                                                said in a turn
 
 Masks play no part here: an act that a person said is an example, wherever the simulator would not allow it.
 """
@@ -52,8 +53,10 @@ class Imitation:
             )
 
 
-def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs: np.ndarray, config: Imitation, *, seed: int = 0,
-            log: Callable[[int, dict[str, float]], None] = lambda epoch, metrics: None) -> dict[str, float]:  # fmt: skip
+def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs: np.ndarray,
+            config: Imitation, *, seed: int = 0,
+            log: Callable[[int, dict[str, float]], None] = lambda epoch, metrics: None,
+            ) -> dict[str, float]:  # fmt: skip
     """Trains `policy` in place on expert turns # (N, S), (N, A), (N,); returns the metrics of the epoch that
     was kept.
 

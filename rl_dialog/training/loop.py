@@ -138,9 +138,10 @@ class Trainer:
         policy: as loaded; its method decides the loss.
         prior: the frozen prior, where the method uses one. Without it the policy has adapters to switch off.
         train_rows, eval_rows: token rows; every worker holds all of them and takes its share of each batch.
-        evaluate: called by the first worker at each evaluation, to measure what no loss can (returns in an environment).
-        report: hears the step and the metrics of each evaluation once its checkpoint is saved, and whether it is the last one, on every worker (the
-            environment's on the first).
+        evaluate: called by the first worker at each evaluation, to measure what no loss can (returns in an
+            environment).
+        report: hears the step and the metrics of each evaluation once its checkpoint is saved, and whether it
+            is the last one, on every worker (the environment's on the first).
         describe: written into every checkpoint as the model card.
     """
 
@@ -354,9 +355,9 @@ class Trainer:
         if target_rate := self.policy.method.target_rate(self.total_steps, self.step / self.total_steps):
             self.policy.update_targets(target_rate)
         self.step += 1
-        share = (
-            count / self.world
-        )  # what every worker knows is shared out, because metrics are summed over workers and divided by `count`
+        # What every worker knows is shared out, because metrics are summed over workers and divided by
+        # `count`.
+        share = count / self.world
         tokens = sum(int(b.attention_mask.sum()) for b in batches)
         return (
             sums
@@ -530,7 +531,8 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluation(self) -> dict[str, float]:
-        """The loss terms on the evaluation rows, shared out over the workers, and what `evaluate` measures."""
+        """The loss terms on the evaluation rows, shared out over the workers, and what `evaluate`
+        measures."""
         self.policy.eval()
         sums: dict[str, Tensor] = {}
         size = self.config.per_device_train_batch_size * self.policy.method.rows_per_unit

@@ -1,6 +1,7 @@
 """Training and judging the language understanding of `models/nlu.py`.
 
-    loss = mean over turns of [sum over the text's tokens of CE(tags) + sum over acts of BCE(sentence)], both over what the turn's side can say
+    loss = mean over turns of [sum over the text's tokens of CE(tags) + sum over acts of BCE(sentence)],
+           both over what the turn's side can say
 
 Acts that need no words of their own are rare: each one's positive term weighs 1 + log10(negatives /
 positives), as in BERTNLU.

@@ -4,7 +4,8 @@ them.
 PPO (Schulman et al. 2017), with A_t from GAE (2016) and standardised over the batch, rho = pi(a|s) /
 pi_old(a|s):
 
-    loss = -mean min(rho A, clip(rho, 1 - clip, 1 + clip) A) - entropy_coeff mean H(pi) + value_coeff mean (v(s) - v_target)^2
+    loss = -mean min(rho A, clip(rho, 1 - clip, 1 + clip) A) - entropy_coeff mean H(pi)
+           + value_coeff mean (v(s) - v_target)^2
 
 v_target is the lambda-return A + v. With one pass over the whole batch rho = 1: REINFORCE is that with lambda
 = 1 and v = 0, A2C (Mnih et al. 2016) with lambda = 1, n steps, and advantages as they are. APPO samples
@@ -58,7 +59,8 @@ class PPO:
     max_grad_norm: float = 10.0
     """clipping of each network's gradient"""
     lr_zero_steps: int = 0
-    """steps of the environments after which the learning rates have fallen to zero, in a line; 0: they stay"""
+    """steps of the environments after which the learning rates have fallen to zero, in a line; 0: they
+    stay"""
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.passes) < 1 or not 0 <= self.minibatch_size <= self.batch_size:
@@ -118,7 +120,8 @@ class A2C(PPO):
 
 @dataclass(frozen=True)
 class APPO(PPO):
-    """Asynchronous PPO: env runners never wait for the learner; V-trace corrects for the age of their policy."""
+    """Asynchronous PPO: env runners never wait for the learner; V-trace corrects for the age of their
+    policy."""
 
     batch_size: int = 1024
     minibatch_size: int = 0
@@ -167,7 +170,8 @@ def generalised_advantages(
     Args:
         rewards: (n,) each.
         values: (n + 1,) each, of the states before each action and after the last.
-        terminated: whether the episode ended with the piece; then its last value counts as 0. Otherwise it stands for what comes after.
+        terminated: whether the episode ended with the piece; then its last value counts as 0. Otherwise it
+            stands for what comes after.
     """
     lengths = np.array([len(each) for each in rewards])
     taken = np.arange(lengths.max()) < lengths[:, None]  # (E, T)

@@ -525,11 +525,14 @@ def test_a_chat_that_is_gone_and_one_page_in_two_tabs(served, chat):
 
 def test_a_screen_reader_hears_replies_once_and_whole(served, chat):
     me = chat().begin()
-    me.page.evaluate("""() => {
+    me.page.evaluate(
+        """() => {
             window.heard = [];
             const region = document.getElementById('announcer');
-            new MutationObserver(() => window.heard.push(region.textContent)).observe(region, {childList: true, characterData: true, subtree: true});
-        }""")
+            new MutationObserver(() => window.heard.push(region.textContent)).observe("""
+        """region, {childList: true, characterData: true, subtree: true});
+        }"""
+    )
     me.send("hello")
     eventually(lambda: me.page.evaluate("heard") == ["The bot is writing.", "The bot: That sounds lovely."])
     live = me.page.locator("[aria-live], [role=status], [role=alert], [role=log]")

@@ -92,7 +92,8 @@ class Person:
         return self.page.get_by_role("button", name=name, exact=True)
 
     def ready(self):
-        """Waits until there is a pair to answer; (left, right) segments as they are seen, by their colours."""
+        """Waits until there is a pair to answer; (left, right) segments as they are seen, by their
+        colours."""
         self.page.locator("#left canvas").wait_for()
         eventually(
             lambda: self.page.evaluate(

@@ -44,7 +44,8 @@ def env_runners() -> list[psutil.Process]:
 def test_env_runners_on_another_node_of_which_one_is_killed(two_nodes, tmp_path):
     address = two_nodes
     config = PreferConfig(
-        env_options="observations=position", labeller="oracle", address=address, output_dir=str(tmp_path / "run"), steps=40_000, budget=60,
+        env_options="observations=position", labeller="oracle", address=address,
+        output_dir=str(tmp_path / "run"), steps=40_000, budget=60,
         initial_labels=40, first_epochs=5, num_envs=8, num_workers=2,
         ppo=PPO(batch_size=400, minibatch_size=100), eval_every=0, report_to="none", quiet=True,
     )  # fmt: skip

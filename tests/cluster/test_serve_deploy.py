@@ -107,9 +107,9 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
     deployed = run(BIN / "serve", "deploy", config, "--address", address)
     assert deployed.returncode == 0, deployed.stderr
     deadline = time.monotonic() + 120
-    while (
-        method() != "ilql"
-    ):  # another replica, because `serve deploy` counts as another version: the old one answers until the new one does
+    # Another replica, because `serve deploy` counts as another version: the old one answers until the new one
+    # does.
+    while method() != "ilql":
         assert time.monotonic() < deadline, "the new model never came"
         time.sleep(0.5)
     assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code == 200

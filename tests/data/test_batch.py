@@ -99,7 +99,8 @@ def test_a_truncated_row_bootstraps_from_its_last_token(make_row):
 
 
 def test_a_truncated_row_that_ends_with_its_action(make_row):
-    """A reply cut at the window's end: its last token is both the last action and the state that bootstraps."""
+    """A reply cut at the window's end: its last token is both the last action and the state that
+    bootstraps."""
     batch = collate([make_row([U, A, A1, A2], [(2, 3, 1.0)], truncated=True)])
     assert batch.states.tolist() == [1, 2, 3]
     assert batch.next_state.tolist() == [1, 2]
@@ -202,8 +203,7 @@ def test_weight_zero_and_tool_messages_through_the_tokenizer(tokenizer):
     assert batch.dones.tolist() == [False, False, False, True]
 
 
-# --- random rows
-# ---------------------------------------------------------------------------------------------------------------------------------
+# --- random rows --------------------------------------------------------------------------------------------
 
 
 def random_row(draw, make_row):

@@ -51,7 +51,8 @@ def annotated(message):
 
 def test_logs_with_placeholders_teach_no_values(tmp_path):
     dialog = Dialog("a", [{"role": "user", "content": "east", "acts": [["Inform", "Hotel", "Area", "east"]]},
-                          {"role": "assistant", "content": "[hotel_name]", "acts": [["Inform", "Hotel", "Name", "inn"]]}])  # fmt: skip
+                          {"role": "assistant", "content": "[hotel_name]",
+                           "acts": [["Inform", "Hotel", "Name", "inn"]]}])  # fmt: skip
     write_jsonl([dialog], tmp_path / "dialogs.jsonl")
     dialogs, bad = read_logs([tmp_path / "dialogs.jsonl"])
     assert [

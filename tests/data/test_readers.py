@@ -48,8 +48,7 @@ def one_bad(bads: list[Bad]) -> Bad:
     return bads[0]
 
 
-# --- finding
-# --------------------------------------------------------------------------------------------------------------------------------------
+# --- finding ------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_of_mixed_formats_is_read_in_sorted_order(tmp_path):
@@ -160,8 +159,7 @@ def test_ids_made_for_records_without_one_are_stable_and_distinct(tmp_path):
     assert [dialog.id for dialog in alone] == ["march:1", "march:2"] and alone[0].source == "march"
 
 
-# --- damaged files
-# --------------------------------------------------------------------------------------------------------------------------------
+# --- damaged files ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz", "a.zip", "a"])
@@ -425,8 +423,7 @@ def test_random_damage_never_raises_and_never_passes_in_silence(tmp_path):
             json.dumps(asdict(bad), ensure_ascii=False).encode()
 
 
-# --- JSON in pieces
-# -------------------------------------------------------------------------------------------------------------------------------
+# --- JSON in pieces -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -469,8 +466,7 @@ def test_beginning_closes_what_is_open():
     assert beginning("no json") is None and beginning("") is None
 
 
-# --- our own format and OpenAI's
-# ------------------------------------------------------------------------------------------------------------------
+# --- our own format and OpenAI's ----------------------------------------------------------------------------
 
 OWN = Dialog(
     id="d1",
@@ -608,8 +604,7 @@ def test_openai_preferences(tmp_path):
     )  # never half a pair
 
 
-# --- TRL
-# ------------------------------------------------------------------------------------------------------------------------------------------
+# --- TRL ----------------------------------------------------------------------------------------------------
 
 USER, REPLY, OTHER = (
     {"role": "user", "content": "hi"},

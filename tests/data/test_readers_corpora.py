@@ -1,4 +1,5 @@
-"""The published corpora: their layouts in small files, and their counts in the real ones (marker realdata)."""
+"""The published corpora: their layouts in small files, and their counts in the real ones (marker
+realdata)."""
 
 import gzip
 import json
@@ -35,8 +36,7 @@ def talk(dialog: Dialog) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in dialog.messages]
 
 
-# --- ConvLab
-# --------------------------------------------------------------------------------------------------------------------------------------
+# --- ConvLab ------------------------------------------------------------------------------------------------
 
 
 def unified(**change) -> dict:
@@ -119,8 +119,7 @@ def test_convlab_turns_that_are_refused(tmp_path):
     )
 
 
-# --- MultiWOZ
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- MultiWOZ -----------------------------------------------------------------------------------------------
 
 
 def woz() -> dict:
@@ -218,8 +217,7 @@ def test_multiwoz_22_folders(tmp_path):
     assert "dialog 'x', turn 1" in read(write(tmp_path / "other/dialogues_9.json", bad_turn))[1][0].reason
 
 
-# --- Taskmaster
-# -----------------------------------------------------------------------------------------------------------------------------------
+# --- Taskmaster ---------------------------------------------------------------------------------------------
 
 
 def rated(context: object, generation: object, reward: object = 1.0, name: str = "dlg-1") -> dict:
@@ -303,8 +301,7 @@ def test_taskmaster_dialogs_and_their_source(tmp_path, name, row, source):
     }
 
 
-# --- ABCD
-# -----------------------------------------------------------------------------------------------------------------------------------------
+# --- ABCD ---------------------------------------------------------------------------------------------------
 
 
 def abcd(number: int, *more: list) -> dict:
@@ -355,8 +352,7 @@ def test_abcd_whole_file_cut_off(tmp_path):
     assert len(dialogs) == 2 and len(bads) == 1
 
 
-# --- deal or no deal
-# ------------------------------------------------------------------------------------------------------------------------------
+# --- deal or no deal ----------------------------------------------------------------------------------------
 
 TALK = "1 0 4 2 1 2 YOU: i would like 4 hats <eos> THEM: deal <eos> "
 ENDINGS = {
@@ -444,8 +440,7 @@ def test_deal_or_not_without_data_txt(tmp_path):
     ] == ["selfplay.txt", "val.txt"]
 
 
-# --- the real files
-# -------------------------------------------------------------------------------------------------------------------------------
+# --- the real files -----------------------------------------------------------------------------------------
 
 KNOWN = {  # folder or file: (source, dialogs, user and assistant messages, replies)
     "dailydialog": ("dailydialog", 13_118, 102_979, 49_188),

@@ -67,8 +67,7 @@ def texts(dialog: Dialog) -> list[str]:
     return [message["content"] for message in dialog.messages]
 
 
-# --- website export
-# -------------------------------------------------------------------------------------------------------------------------------
+# --- website export -----------------------------------------------------------------------------------------
 
 
 def test_rows_become_conversations_in_time_order_with_votes_and_ratings(tmp_path):
@@ -264,8 +263,7 @@ def test_emoji_are_stripped_and_scripts_are_kept(text, expected):
     assert strip_emoji(text) == expected
 
 
-# --- processed CSV
-# --------------------------------------------------------------------------------------------------------------------------------
+# --- processed CSV ------------------------------------------------------------------------------------------
 
 PROCESSED = [
     "Chat ID",

@@ -1,4 +1,5 @@
-"""The store of served chats, on SQLite and on PostgreSQL: what it links, keeps, hides, forgets and survives."""
+"""The store of served chats, on SQLite and on PostgreSQL: what it links, keeps, hides, forgets and
+survives."""
 
 from __future__ import annotations
 
@@ -431,7 +432,8 @@ for number in range(first, first + count):
     completion = f"{name}-{number}"
     messages = [{"role": "user", "content": f"{name} {number // 3}"}]
     for back in range(number % 3, 0, -1):
-        messages += [{"role": "assistant", "content": f"reply {number - back}"}, {"role": "user", "content": "more"}]
+        messages += [{"role": "assistant", "content": f"reply {number - back}"}, \
+{"role": "user", "content": "more"}]
     store.add_turns(messages, [(f"reply {number}", "stop", {})], completion=completion, user=name, **made)
     store.feedback(completion, vote=1)
     print(number, flush=True)

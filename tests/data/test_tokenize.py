@@ -98,8 +98,7 @@ def chatml():
     return made
 
 
-# --- masks
-# ---------------------------------------------------------------------------------------------------------------------------------------
+# --- masks --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -265,8 +264,7 @@ def test_a_finished_dialog_that_ends_with_the_user_is_not_truncated(tokenizer):
     assert not row.truncated
 
 
-# --- templates
-# -----------------------------------------------------------------------------------------------------------------------------------
+# --- templates ----------------------------------------------------------------------------------------------
 
 
 def with_template(template):
@@ -459,8 +457,7 @@ def test_template_errors_are_value_errors():
     assert issubclass(TemplateError, ValueError)
 
 
-# --- windows
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- windows ------------------------------------------------------------------------------------------------
 
 
 def talk(turns, *, words=4, lead=()):
@@ -632,8 +629,7 @@ def position(whole, part):
     return next((i for i in range(len(whole) - len(part) + 1) if whole[i : i + len(part)] == part), -1)
 
 
-# --- prompts
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- prompts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["ours", "chatml"])
@@ -679,8 +675,7 @@ def test_one_message_longer_than_the_prompt_keeps_its_tail(tokenizer):
     assert ids == by_hand(tokenizer, messages, prompt=True)[-20:]
 
 
-# --- tokenizers
-# ----------------------------------------------------------------------------------------------------------------------------------
+# --- tokenizers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -790,8 +785,7 @@ def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):
         load_tokenizer(tmp_path)
 
 
-# --- what users type, and where replies end
-# ------------------------------------------------------------------------------------------------------
+# --- what users type, and where replies end -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("typed", [END, "<|assistant|>", f"a{END}<|assistant|>b", "<|pad|>"])

@@ -61,7 +61,8 @@ def test_an_episode_is_1000_steps_and_greedy_earns_the_distance():
 
 
 def test_pictures():
-    """A block of 4 x 4 is 16 * 255 of each channel; a start with x or y below 2 cannot be seen, as published."""
+    """A block of 4 x 4 is 16 * 255 of each channel; a start with x or y below 2 cannot be seen, as
+    published."""
     assert (picture((80, 105)).sum((0, 1)) == 16 * 255).all()
     assert picture((80, 105))[103:107, 78:82].min() == 255
     assert not picture((1, 50)).any() and not picture((50, 0)).any()

@@ -86,8 +86,7 @@ def test_a_ragged_batch_says_what_each_conversation_alone_would(make_policy, tok
     assert together == generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds, batch_size=2)
 
 
-# --- the best of several replies
-# -----------------------------------------------------------------------------------------------------------------
+# --- the best of several replies ----------------------------------------------------------------------------
 
 
 def drawn(policy, tokenizer, talk, decoding, seed, count):
@@ -221,8 +220,7 @@ def reply_batch(policy, tokenizer, conversations, *, seed=0, **decoding):
     ]
 
 
-# --- sampling and stopping
-# -----------------------------------------------------------------------------------------------------------------------
+# --- sampling and stopping ----------------------------------------------------------------------------------
 
 
 def test_greedy_equals_generate(make_policy, tokenizer):

@@ -160,8 +160,7 @@ def test_settings_without_sense(change):
         replace(FQE(), **change).check()
 
 
-# --- Importance sampling
-# -------------------------------------------------------------------------------------------------------------------------
+# --- Importance sampling ------------------------------------------------------------------------------------
 
 
 def scored(nll, tokens=None):
@@ -270,7 +269,8 @@ def test_weights_may_be_astronomically_small(logs):
 
 
 def test_per_decision_numbers_have_the_estimate_as_their_mean_and_its_spread():
-    """The spread of the mean of the influence numbers equals the spread over fresh data sets, to first order."""
+    """The spread of the mean of the influence numbers equals the spread over fresh data sets, to first
+    order."""
     rng = np.random.default_rng(0)
 
     def draw(n):
@@ -329,8 +329,7 @@ def test_another_tokenizer_is_refused(logs, make_row):
         )
 
 
-# --- The logs' own returns, and real policies
-# ----------------------------------------------------------------------------------------------------
+# --- The logs' own returns, and real policies ---------------------------------------------------------------
 
 
 def test_logged_returns_by_hand(make_row):

@@ -19,7 +19,8 @@ def test_accuracy_leaves_ties_out_and_halves_equal_scores():
 
 
 def test_the_loss_is_that_of_training_and_of_the_specification():
-    """Values of Bradley and Terry's loss, with and without 10 % noise, for a first reply that is preferred."""
+    """Values of Bradley and Terry's loss, with and without 10 % noise, for a first reply that is
+    preferred."""
     apart = np.array([0.0, 2.0, -5.0, -10.0])
     for noise, losses in (
         (0.0, [0.693147, 0.126928, 5.006715, 10.000045]),

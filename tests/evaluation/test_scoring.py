@@ -155,8 +155,7 @@ def test_the_table_of_tokens_adds_up_to_the_scores(make_policy, logged):
     }  # fmt: skip
 
 
-# --- ranking replies
-# -----------------------------------------------------------------------------------------------------------------------------
+# --- ranking replies ----------------------------------------------------------------------------------------
 
 PROMPTS = [[3, 90, 91, 1, 4], [3, 92, 4], [3, 92, 4]]
 REPLIES = [[70, 71, 1], [72, 1], [73, 74, 75, 76, 1]]
@@ -242,7 +241,8 @@ def test_a_way_that_the_policy_does_not_have(make_policy):
 
 @pytest.mark.parametrize("method", [ILQL(), Psi(), UtteranceILQL()])
 def test_values_are_reported_in_units_of_reward(make_policy, logged, method):
-    """A checkpoint whose unit of value is 3 rewards says 3 times what its heads say, and acts no differently."""
+    """A checkpoint whose unit of value is 3 rewards says 3 times what its heads say, and acts no
+    differently."""
     policy = make_policy(method)
     plain = score_replies(policy, logged)
     policy.value_unit = 3.0

@@ -91,7 +91,9 @@ def test_one_dialog(read):
     assert (asked["Hotel Addr"].never, asked["Hotel Phone"].later) == (1, 1)
     assert asked["Hotel Phone"].instead == {"Inform Hotel Stars; Inform Hotel Area": 1}
     found = measures([dialog])
-    assert {name: found[name].value for name in ("turns", "return", "loops", "success/hotel", "success/police")} == {
+    assert {
+        name: found[name].value for name in ("turns", "return", "loops", "success/hotel", "success/police")
+    } == {
         "turns": 4, "return": -43, "loops": 1, "success/hotel": 0, "success/police": 1
     }  # fmt: skip
     assert "complete" not in found, "nobody measured it"
@@ -145,7 +147,8 @@ def test_figures_of_a_domain(read):
     }
     found = measures(read(changed))
     assert {name: measure.value for name, measure in found.items() if "/" in name} == {
-        "success/hotel": 0, "success/police": 1, "book_rate/hotel": 1, "inform_f1_all_slots/hotel": 2 / 3, "turns/hotel": 4, "turns/police": 0
+        "success/hotel": 0, "success/police": 1, "book_rate/hotel": 1, "inform_f1_all_slots/hotel": 2 / 3,
+        "turns/hotel": 4, "turns/police": 0
     }  # fmt: skip
     assert found["inform_f1_all_slots"].value == 0.5
 

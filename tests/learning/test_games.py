@@ -57,7 +57,8 @@ def exact_return(
     backup: Callable[[Choice, Choice], float],
     act: Callable[[Choice, Choice], Choice],
 ) -> float:
-    """The return of act(p, Q) in the logged process, Q being that of V(s) = backup(p, Q), by value iteration."""
+    """The return of act(p, Q) in the logged process, Q being that of V(s) = backup(p, Q), by value
+    iteration."""
     value, earned = defaultdict(float), defaultdict(float)
     for _ in range(60):
         for state, replies in table.items():

@@ -76,8 +76,7 @@ def test_minimum_is_elementwise():
     assert minimum((torch.tensor([1.0]),)).tolist() == [1.0]
 
 
-# --- log-ratios of whole replies
-# -----------------------------------------------------------------------------------------------------------------
+# --- log-ratios of whole replies ----------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -99,7 +99,8 @@ def test_the_prompt_is_the_prefix_that_was_trained_on(told, tokenizer):
 
 
 def test_held_out_dialogs_are_scored_as_asked_for(told):
-    """evaluate renders logs with the checkpoint's template: the wanted bin, and the same replies as actions."""
+    """evaluate renders logs with the checkpoint's template: the wanted bin, and the same replies as
+    actions."""
     made = told(DT())
     (row,) = tokenize(dialog(1.0, -1.0), made)
     assert made.decode(row.input_ids).count("<|return:1|>") == 2

@@ -84,8 +84,7 @@ def batch(make_row):
     return collate([make_row([9, 1, 0], [(1, 2, 1.0)])])
 
 
-# --- loss
-# ----------------------------------------------------------------------------------------------------------------------------------------
+# --- loss ---------------------------------------------------------------------------------------------------
 
 
 def test_the_published_loss_row(batch):
@@ -94,7 +93,8 @@ def test_the_published_loss_row(batch):
     y = (0 + .99 * .2, 1) = (.198, 1); Qhat = (min(.7, .3), min(.9, .6)) = (.3, .6); u = (-.2, .4)
     L_Q   = [(.6 - .198)^2 + (1 - 1)^2 + (.4 - .198)^2 + (.8 - 1)^2] / 2 = .121204
     L_V   = [.3 * .04 + .7 * .16] / 2 = .062
-    L_CQL = 1.5304428, L_LM = .3954947, together .121204 + .062 + .1 * 1.5304428 + .3954947 = .7317430; a Loss is N times that.
+    L_CQL = 1.5304428, L_LM = .3954947, together .121204 + .062 + .1 * 1.5304428 + .3954947 = .7317430; a Loss
+        is N times that.
     """
     loss = ILQL(tau=0.7, gamma=0.99, cql_weight=0.1, awac_weight=1.0).loss(Tables.of().outputs(), batch)
     per_decision = {name: value.item() / 2 for name, value in loss.metrics.items()}
@@ -252,8 +252,7 @@ def test_a_batch_is_the_sum_of_its_rows(make_row):
         )
 
 
-# --- cloning weights
-# -----------------------------------------------------------------------------------------------------------------------------
+# --- cloning weights ----------------------------------------------------------------------------------------
 
 
 def lm_gradient(method, tables, batch):
@@ -295,8 +294,7 @@ def test_no_cloning_leaves_the_language_model_alone(batch):
     assert not lm_gradient(ILQL(awac_weight=0.0), Tables.random(2, 3), batch).any()
 
 
-# --- decoding
-# ------------------------------------------------------------------------------------------------------------------------------------
+# --- decoding -----------------------------------------------------------------------------------------------
 
 
 def decoded(method, lm, q_target, v, q=None):
@@ -377,8 +375,7 @@ def test_it_needs_double_q_v_and_targets():
     assert not methods.ILQL.plain_lm and not ILQL().uses_prior
 
 
-# --- switches
-# ------------------------------------------------------------------------------------------------------------------------------------
+# --- switches -----------------------------------------------------------------------------------------------
 
 
 def one_decision(q=(1.0, 0.0), action=0, reward=0.0, v=0.0, **fields):
@@ -523,8 +520,7 @@ def test_the_context_s_tokens_may_be_cloned_too(make_row):
     assert ILQL(transition_weight=0.25).learns_context and not ILQL().learns_context
 
 
-# --- the distribution of the model as loaded in the place of logged tokens
-# -----------------------------------------------------------------------
+# --- the distribution of the model as loaded in the place of logged tokens ----------------------------------
 
 BASE = [[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]
 
@@ -536,7 +532,8 @@ def held(batch, tables, **fields):
 
 
 def test_terms_may_hold_to_the_base_policy(batch):
-    """-sum_b p_0(b) log softmax(.)[b] in the conservative term of both heads and in the cloning term; logged tokens in TD and in the reported nll."""
+    """-sum_b p_0(b) log softmax(.)[b] in the conservative term of both heads and in the cloning term; logged
+    tokens in TD and in the reported nll."""
     tables, p = Tables.of(), torch.tensor(BASE)
     loss = held(batch, tables, tau=0.7, gamma=0.99, cql_weight=0.1, awac_weight=2.0)
     cql = -sum((p * q.detach().log_softmax(1)).sum() for q in tables.q)
@@ -582,8 +579,7 @@ def test_what_the_base_policy_needs_and_refuses():
             ILQL(reg_to="base_policy", **fields)
 
 
-# --- other ways to act
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- other ways to act --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("top_k", [0, 2])

@@ -132,7 +132,8 @@ def test_reduce(case, chunk, how):
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_nll(case, chunk, weighted):
-    """Value, terms and gradients, also through an outer factor; the states behind the first N are untouched."""
+    """Value, terms and gradients, also through an outer factor; the states behind the first N are
+    untouched."""
     weight = torch.tensor([1.0, 0.0, 2.5, 0.3, 20.0]) if weighted else None
     total, each = case.scores().nll(ACTIONS, weight)
     expected = F.cross_entropy(case.table()[:N], ACTIONS, reduction="none")
@@ -283,8 +284,7 @@ def test_bfloat16_autocast(kind):
         assert error < 0.05, (name, error)
 
 
-# --- averages and divergences
-# --------------------------------------------------------------------------------------------------------------------
+# --- averages and divergences -------------------------------------------------------------------------------
 
 P, PI = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
 

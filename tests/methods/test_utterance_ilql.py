@@ -167,8 +167,7 @@ def test_the_branch_graph_flips_at_five_sixths(make_row, tau, second, best):
     assert best == ("equal" if abs(second + 4) < 1e-6 else "B" if second > -4 else "A")
 
 
-# --- acting
-# --------------------------------------------------------------------------------------------------------------------------------------
+# --- acting -------------------------------------------------------------------------------------------------
 
 TALK = [{"role": "user", "content": "hello"}]
 SHORT, LONG = (101,), (102, 103)  # token ids of the two candidates

@@ -149,7 +149,8 @@ def test_the_two_conventions(one):
 
 
 def test_the_loss_is_huber_s(make_row):
-    """Q = (0, 3) against y = (.5, 1): .5 * .25 = .125 and 2 - .5 = 1.5, mean .8125; a Loss is the sum, 1.625."""
+    """Q = (0, 3) against y = (.5, 1): .5 * .25 = .125 and 2 - .5 = 1.5, mean .8125; a Loss is the sum,
+    1.625."""
     rows = [make_row([9, 0], [(1, 1, 0.5)]), make_row([9, 0], [(1, 1, 1.0)])]
     batch = collate(rows, prior_logp=[[0.0], [0.0]])
     lm = leaf([[0.0, -1e4], [3.0, -1e4]])
@@ -239,7 +240,8 @@ def test_its_logits_are_the_policy():
 
 
 def test_a_missing_prior_is_an_error(make_row):
-    """Without prior log-probabilities there is nothing to stay near to; the loss must not go on without them."""
+    """Without prior log-probabilities there is nothing to stay near to; the loss must not go on without
+    them."""
     batch = collate([make_row([9, 0], [(1, 1, 1.0)])])
     with pytest.raises(TypeError):
         WayOffPolicy(**PUBLISHED).loss(
@@ -247,8 +249,7 @@ def test_a_missing_prior_is_an_error(make_row):
         )
 
 
-# --- several passes of the target
-# ----------------------------------------------------------------------------------------------------------------
+# --- several passes of the target ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,8 +302,7 @@ def test_psi_is_kl_control_with_the_soft_backup(two):
     )
 
 
-# --- divergences over the whole vocabulary, averaged priors
-# --------------------------------------------------------------------------------------
+# --- divergences over the whole vocabulary, averaged priors -------------------------------------------------
 
 P, PI = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.3, 0.5])
 

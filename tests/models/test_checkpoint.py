@@ -64,8 +64,7 @@ def saved(make_policy, tmp_path):
     return policy, tmp_path / "checkpoint"
 
 
-# --- round trips
-# ---------------------------------------------------------------------------------------------------------------------------------
+# --- round trips --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "heads", "trunk", "target"), STEERED)
@@ -137,7 +136,8 @@ for name in {list(wanted)}:
     model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r} + "/" + name).eval()
     ids = torch.tensor({IDS.tolist()})
     with torch.no_grad():
-        found[name] = model(ids).logits.flatten()[:50].tolist(), model.generate(ids, do_sample=False, max_new_tokens=5)[0].tolist()
+        found[name] = model(ids).logits.flatten()[:50].tolist(), \
+model.generate(ids, do_sample=False, max_new_tokens=5)[0].tolist()
     assert AutoTokenizer.from_pretrained({str(tmp_path)!r} + "/" + name).chat_template
 assert not any(module.startswith("rl_dialog") for module in sys.modules)
 print(json.dumps(found))
@@ -240,8 +240,7 @@ def test_method_names_are_those_of_the_registry():
     assert [method_name(m) for m in (BC(), WayOffPolicy(), ILQL())] == ["bc", "way_off_policy", "ilql"]
 
 
-# --- damage
-# --------------------------------------------------------------------------------------------------------------------------------------
+# --- damage -------------------------------------------------------------------------------------------------
 
 
 def refused(directory, *parts, **options):
@@ -356,8 +355,7 @@ def test_a_damaged_config(saved):
     refused(directory, "cannot load a policy from")
 
 
-# --- run folders and priors
-# ----------------------------------------------------------------------------------------------------------------------
+# --- run folders and priors ---------------------------------------------------------------------------------
 
 
 def test_a_run_folder_is_its_best_checkpoint(saved):
@@ -514,8 +512,7 @@ def test_freezing_a_lora_policy_writes_the_lm_and_copies_nothing(make_policy, tm
         close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "prior")), logits(policy))
 
 
-# --- atomic writes
-# -------------------------------------------------------------------------------------------------------------------------------
+# --- atomic writes ------------------------------------------------------------------------------------------
 
 
 def test_a_directory_appears_whole_or_not_at_all(tmp_path):

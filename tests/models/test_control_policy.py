@@ -63,9 +63,9 @@ def test_a_categorical_is_torchs():
 def test_a_gaussian_is_torchs():
     torch.manual_seed(0)
     inputs, other, actions = torch.randn(6, 4), torch.randn(6, 4), torch.randn(6, 2)
-    normal = lambda x: torch.distributions.Independent(
-        torch.distributions.Normal(x[:, :2], x[:, 2:].exp()), 1
-    )  # noqa: E731
+    normal = (  # noqa: E731
+        lambda x: torch.distributions.Independent(torch.distributions.Normal(x[:, :2], x[:, 2:].exp()), 1)
+    )
     ours, theirs = DiagonalGaussian(inputs), normal(inputs)
     torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions))
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
@@ -100,7 +100,8 @@ def test_both_at_once_are_each_alone(config):
 
 @pytest.mark.parametrize("config", [PIXELS, ControlPolicyConfig((2,), 5)])
 def test_values_keep_their_units(config):
-    """The first targets set mean and deviation; later ones change them, and the network so that values stay."""
+    """The first targets set mean and deviation; later ones change them, and the network so that values
+    stay."""
     torch.manual_seed(0)
     policy = ControlPolicy(config)
     seen = (

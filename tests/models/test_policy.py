@@ -65,8 +65,7 @@ def rows(make_row):
     ]
 
 
-# --- generation
-# ----------------------------------------------------------------------------------------------------------------------------------
+# --- generation ---------------------------------------------------------------------------------------------
 
 
 @every(COMBINATIONS)
@@ -234,8 +233,7 @@ class AlwaysEnd(ILQL):
         return logits
 
 
-# --- forward
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- forward ------------------------------------------------------------------------------------------------
 
 
 @every(COMBINATIONS)
@@ -297,7 +295,8 @@ def test_a_returned_cache_continues(policy, explicit):
     ]
 )
 def test_a_cropped_cache_forgets_all_trunks(policy):
-    """Assisted decoding and regeneration crop the cache; those of the value and the target trunk must follow."""
+    """Assisted decoding and regeneration crop the cache; those of the value and the target trunk must
+    follow."""
     with torch.no_grad():
         full = policy(PROMPT).logits
         cache = policy(PROMPT, use_cache=True).past_key_values
@@ -352,8 +351,7 @@ def test_attention_stays_sdpa(policy):
         assert policy.value_trunk.config._attn_implementation == "sdpa"
 
 
-# --- outputs
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- outputs ------------------------------------------------------------------------------------------------
 
 
 def tables(out):
@@ -486,8 +484,7 @@ def test_polyak_averaging_of_reply_values(make_policy):
         assert not got.requires_grad
 
 
-# --- gradients and targets
-# -----------------------------------------------------------------------------------------------------------------------
+# --- gradients and targets ----------------------------------------------------------------------------------
 
 
 def loss_of(policy, rows):
@@ -687,7 +684,8 @@ def test_polyak_averaging(make_policy, method):
 
 @pytest.mark.parametrize("trunk", ["shared", "separate"])
 def test_polyak_averaging_of_the_target_trunk(make_policy, trunk):
-    """It follows what the online heads read, the LM's transformer or the value trunk, and starts as its copy."""
+    """It follows what the online heads read, the LM's transformer or the value trunk, and starts as its
+    copy."""
     fresh = make_policy(ILQL(), trunk=trunk, target="separate", spread=0.0)
     assert all(
         torch.equal(a, b)
@@ -777,8 +775,7 @@ def test_start_training_copies_once(make_policy):
     )
 
 
-# --- the frozen prior and LoRA
-# -------------------------------------------------------------------------------------------------------------------
+# --- the frozen prior and LoRA ------------------------------------------------------------------------------
 
 
 def checksum(parameters):
@@ -873,8 +870,7 @@ def test_training_lowers_the_loss(policy, rows):
     assert losses[-1] < 0.7 * losses[0]
 
 
-# --- loading
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- loading ------------------------------------------------------------------------------------------------
 
 
 def test_a_soft_capped_model_is_refused():

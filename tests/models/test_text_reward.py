@@ -33,7 +33,8 @@ def new(**settings):
 
 @pytest.fixture
 def like_trl(tokenizer, tmp_path):
-    """A causal LM with a scalar head whose padding is its end of sequence, as TRL's reward trainer saves it."""
+    """A causal LM with a scalar head whose padding is its end of sequence, as TRL's reward trainer saves
+    it."""
     torch.manual_seed(0)
     shape = {
         "hidden_size": 32,

@@ -56,8 +56,7 @@ def test_of_two_values_equally_often_the_expectile_is_tau(learn, bandit):
     assert learn(iql(0.7), bandit((A, 1, 1), (B, 0, 1)), 2).v([A]) == near(0.7)
 
 
-# --- the branch graph
-# ----------------------------------------------------------------------------------------------------------------------------
+# --- the branch graph ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -137,8 +136,7 @@ def test_cloning_takes_the_common_branch(learn, branch):
     assert learned.chances(S2) == [near(1 / 6), near(5 / 6)]
 
 
-# --- stitching, luck, tokens
-# ---------------------------------------------------------------------------------------------------------------------
+# --- stitching, luck, tokens --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tau", [0.7, 0.9])
@@ -204,8 +202,7 @@ def test_tokens_are_chosen_one_by_one_and_replies_at_once(learn, make_row, tau, 
     ]
 
 
-# --- discounts, positions
-# ------------------------------------------------------------------------------------------------------------------------
+# --- discounts, positions -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -228,8 +225,9 @@ def word_games(make_row):
     [(0.99, "token", -1.84633, -4.93351), (0.99, "turn", -1.99, -5.85199), (1.0, "token", -2.0, -6.0)],
 )
 def test_values_of_a_word_game(learn, word_games, gamma, discount, won, lost):
-    """Guess k pays at its sixth token, the game's token 6 k - 1: -(g^5 + g^11) won and -(g^5 + g^11 + ... + g^35) lost; per turn -(1 + g) and
-    -(1 + g + ... + g^5); undiscounted -2 and -6. One token at a time over 18 and 36 decisions (one in 54 each, hence the rate), or summed up.
+    """Guess k pays at its sixth token, the game's token 6 k - 1: -(g^5 + g^11) won and
+    -(g^5 + g^11 + ... + g^35) lost; per turn -(1 + g) and -(1 + g + ... + g^5); undiscounted -2 and -6. One
+    token at a time over 18 and 36 decisions (one in 54 each, hence the rate), or summed up.
     """
     values = PUBLISHED | {
         "gamma": gamma,
@@ -286,8 +284,7 @@ def test_a_game_s_only_guess_has_six_decisions(make_row):
     assert collate([make_row([9], [])]).decisions == 0
 
 
-# --- conservatism, cloning
-# -----------------------------------------------------------------------------------------------------------------------
+# --- conservatism, cloning ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

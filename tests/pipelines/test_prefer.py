@@ -285,7 +285,8 @@ def test_settings_suit_the_environment_unless_they_are_given(tmp_path):
 
 
 def test_who_works_on_a_gpu(tmp_path):
-    """Pictures, where there is one, unless told otherwise: half of it for the policy and half for the reward."""
+    """Pictures, where there is one, unless told otherwise: half of it for the policy and half for the
+    reward."""
 
     def share(gpus, **more):
         return planned(resolved(replace(SMALL, output_dir=str(tmp_path), **more)), tmp_path, gpus=gpus).gpus

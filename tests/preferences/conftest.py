@@ -25,7 +25,8 @@ class Run:
     ahead: float = 0.0  # seconds that have passed at a stroke, for leases
 
     def clip(self, mark, *, length=8, steps=None, height=12, width=10):
-        """The id of a clip: frame t of it is grey mark + t, but for a white pixel that walks along the top."""
+        """The id of a clip: frame t of it is grey mark + t, but for a white pixel that walks along the
+        top."""
         frames = np.stack([np.full((height, width, 3), mark + t, np.uint8) for t in range(length)])
         for t in range(length):
             frames[t, 0, t % width] = 255

@@ -163,7 +163,8 @@ def test_the_variance_of_what_members_predict():
 
 
 def test_the_pair_about_which_members_disagree_comes_first(open_log):
-    """Three members agree that a < b < c; of d they agree that it beats a and b, but not whether it beats c."""
+    """Three members agree that a < b < c; of d they agree that it beats a and b, but not whether it beats
+    c."""
     log, clips = open_log(), ["a", "b", "c", "d"]
     returns = np.array([[0.0, 10.0, 20.0, 40.0], [0.0, 10.0, 20.0, 40.0], [0.0, 10.0, 30.0, 20.0]])
     settings = QuerySettings(selection="variance", candidates=6)

@@ -1,4 +1,5 @@
-"""The small classifier: what it computes without scikit-learn is what scikit-learn computes, and it learns."""
+"""The small classifier: what it computes without scikit-learn is what scikit-learn computes, and it
+learns."""
 
 from __future__ import annotations
 

@@ -129,7 +129,8 @@ def test_answer_characters():
 
 
 def test_word_similarity_is_the_share_of_the_reply_that_the_answer_takes_up():
-    """dogs, where: of the reply's five words only "dogs" carries meaning, is no question word and comes back."""
+    """dogs, where: of the reply's five words only "dogs" carries meaning, is no question word and comes
+    back."""
     talk = dialog(
         ("assistant", "where do the dogs sleep"),
         ("user", "where? dogs bark"),

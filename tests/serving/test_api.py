@@ -317,8 +317,9 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
         key = store.add_key("ann", requests_per_minute=1000)
         other = store.add_key("bob", requests_per_minute=1000)
         for method, path in (
-            ("GET", "/v1/models"), ("GET", "/v1/models/bc"), ("POST", "/v1/chat/completions"), ("POST", "/v1/chats"), ("GET", "/v1/chats/x"),
-            ("POST", "/v1/chats/x/ratings"), ("POST", "/v1/feedback"), ("DELETE", "/v1/users/x"), ("GET", "/metrics"), ("POST", "/load_model"),
+            ("GET", "/v1/models"), ("GET", "/v1/models/bc"), ("POST", "/v1/chat/completions"),
+            ("POST", "/v1/chats"), ("GET", "/v1/chats/x"), ("POST", "/v1/chats/x/ratings"),
+            ("POST", "/v1/feedback"), ("DELETE", "/v1/users/x"), ("GET", "/metrics"), ("POST", "/load_model"),
         ):  # fmt: skip
             for headers in (
                 {},

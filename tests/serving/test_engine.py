@@ -438,7 +438,8 @@ def test_no_state_is_left_in_the_global_generator(make_policy, engine_of, ask_of
 
 
 def test_interleaved_chats_with_one_system_prompt_keep_their_own_history(make_policy, engine_of, ask_of):
-    """The system prompt is most of each conversation; none takes over another's slot while others are empty."""
+    """The system prompt is most of each conversation; none takes over another's slot while others are
+    empty."""
     engine = engine_of(make_policy(BC()), slots=2, kept=6)
     short, system = (
         replace(DECODING, max_new_tokens=2),

@@ -156,7 +156,7 @@ ANYTHING = st.recursive(
     st.none() | st.booleans() | NUMBERS | ANY_TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_TEXT, inner, max_size=4),
     max_leaves=8,
-) | st.sampled_from([[0] * 3000, [[]] * 50, {str(n): n for n in range(300)}, ["stop"] * 40, "x" * 30_000])  # fmt: skip
+) | st.sampled_from([[0] * 3000, [[]] * 50, {str(n): n for n in range(300)}, ["stop"] * 40, "x" * 30_000])
 
 
 def _nested(depth):
@@ -184,7 +184,8 @@ LEAD = st.just([]) | st.builds(
 )
 MESSAGES = st.builds(lambda lead, turns, last: [*lead, *turns, last], LEAD, TURNS, LAST)
 GENERATION_CONFIG = st.fixed_dictionaries(
-    {}, optional={"temperature": st.floats(0.01, 2), "top_k": st.integers(0, 99), "max_new_tokens": st.integers(1, 10**6), "do_sample": st.booleans()}
+    {}, optional={"temperature": st.floats(0.01, 2), "top_k": st.integers(0, 99),
+                  "max_new_tokens": st.integers(1, 10**6), "do_sample": st.booleans()}
 ).map(json.dumps)  # fmt: skip
 VALID_FIELDS = {
     "stream": st.booleans(),

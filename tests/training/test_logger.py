@@ -85,8 +85,7 @@ def test_the_process_that_writes_wandb_s_file_is_waited_for(
     assert ended == [0]
 
 
-# --- killed and resumed
-# --------------------------------------------------------------------------------------------------------------------------
+# --- killed and resumed -------------------------------------------------------------------------------------
 
 KILLED = """
 import os, signal, sys

@@ -204,8 +204,7 @@ def test_accumulation_makes_the_update_of_one_batch(method: str, tmp_path: Path)
         )
 
 
-# --- pairs of rows
-# -------------------------------------------------------------------------------------------------------------------------------
+# --- pairs of rows ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
@@ -260,8 +259,7 @@ def test_kto_s_divergence_is_that_of_the_whole_update(tmp_path: Path) -> None:
     assert total([0, 1, 2, 3], [4, 5], [6, 7]) == pytest.approx(total(list(range(8))), rel=1e-5)
 
 
-# --- the run
-# -------------------------------------------------------------------------------------------------------------------------------------
+# --- the run ------------------------------------------------------------------------------------------------
 
 
 def test_the_prior_of_every_step_is_no_part_of_the_policy(tmp_path: Path) -> None:
@@ -538,8 +536,7 @@ def test_rewards_are_shifted(tmp_path: Path) -> None:
     assert not all(torch.equal(flags[name], raw[name]) for name in raw)
 
 
-# --- units
-# ---------------------------------------------------------------------------------------------------------------------------------------
+# --- units --------------------------------------------------------------------------------------------------
 
 VALUE_METHODS = [
     name for name, kind in METHODS.items() if kind().heads.q or kind().heads.v or kind().heads.utterance_q
@@ -622,7 +619,8 @@ def test_the_spread_of_returns() -> None:
 
 
 def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Path) -> None:
-    """-1 for each turn, as in a game of guesses, is worth learning from; but a column of ones by mistake is worth a word."""
+    """-1 for each turn, as in a game of guesses, is worth learning from; but a column of ones by mistake is
+    worth a word."""
     rows = [replace(row, rewards=np.full_like(row.rewards, -1)) for row in make_rows(make_tokenizer(), 6)]
     with pytest.warns(
         UserWarning,
@@ -742,8 +740,7 @@ def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> N
         assert len(batch.prior_lse) == len(batch.states)
 
 
-# --- a divergence instead of a strength
-# ----------------------------------------------------------------------------------------------------------
+# --- a divergence instead of a strength ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -780,8 +777,7 @@ def test_the_strength_follows_from_a_divergence_per_reply(method: Method, tmp_pa
     )
 
 
-# --- rewards that are missing
-# --------------------------------------------------------------------------------------------------------------------
+# --- rewards that are missing -------------------------------------------------------------------------------
 
 
 def only_last(rows: list[Row]) -> list[Row]:

@@ -124,7 +124,8 @@ def test_accumulated_updates_are_as_unbiased(tmp_path: Path) -> None:
 
 
 def test_a_row_s_share_of_an_update_does_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:
-    """The divisor is what an update has on average, 32 rows of (2 + 9) / 2 decisions, whichever were drawn."""
+    """The divisor is what an update has on average, 32 rows of (2 + 9) / 2 decisions, whichever were
+    drawn."""
     tokenizer = train_tokenizer(["well yes no"] * 3, vocab_size=280)
     rows = rows_of(tokenizer)
     trainer = Trainer(Policy(load_lm(MODEL, tokenizer), BC(), MODEL), tokenizer, rows, [], CONFIG, tmp_path)

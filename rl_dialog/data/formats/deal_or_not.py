@@ -2,7 +2,8 @@
 
 `data.txt` holds every negotiation, once per side:
 
-    1 0 4 2 1 2 YOU: i want the hats <eos> THEM: deal <eos> YOU: <selection> item0=0 item1=4 item2=0 <eos> reward=8 agree 1 4 4 1 1 2
+    1 0 4 2 1 2 YOU: i want the hats <eos> THEM: deal <eos> YOU: <selection> item0=0 item1=4 item2=0 <eos>
+        reward=8 agree 1 4 4 1 1 2
 
 that is: count and worth of the three items, the talk (YOU is the assistant), what YOU take, the points,
 whether both took the same split, and the partner's counts and worths. Points count only in an agreement:

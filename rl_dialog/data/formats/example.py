@@ -1,7 +1,8 @@
 """A reader of your own: a function from an open text file to dialogs as plain dicts, one for each
 conversation of the file.
 
-    python -m pipelines.prepare --logs scripts/ --output_dir data/scripts --reader rl_dialog.data.formats.example:read
+    python -m pipelines.prepare --logs scripts/ --output_dir data/scripts
+        --reader rl_dialog.data.formats.example:read
 
 It reads scripts such as
 

@@ -44,7 +44,8 @@ def chat_dialogs(log: LogFile, record: Record) -> list[Dialog]:
 
 
 def row_fields(log: LogFile, record: Record, *, used: tuple[str, ...]) -> dict[str, Any]:
-    """The Dialog fields of a row other than its messages; keys that are neither fields nor `used` go to meta."""
+    """The Dialog fields of a row other than its messages; keys that are neither fields nor `used` go to
+    meta."""
     row = record.value
     given = row.get("id")
     if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):

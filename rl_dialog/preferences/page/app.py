@@ -4,7 +4,8 @@ without Ray around it.
 GET  /, /run                the two pages; /page/... their files, /page.json their settings
 POST /v1/lease              the next pair for this labeller, leased; {"query": null} while there is none
 POST /v1/renew, /v1/release leases go on while somebody is there, and end when the page is left
-POST /v1/answers, /v1/undo  acknowledged after the log has committed; with an Idempotency-Key a request may be sent again
+POST /v1/answers, /v1/undo  acknowledged after the log has committed; with an Idempotency-Key a request may be
+                            sent again
 GET  /v1/segments/ID.png    all frames of a clip on one sheet
 GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
 """

@@ -1,4 +1,5 @@
-"""The worlds of these tests: the published files where they are, the generated town, and two made-up hotels."""
+"""The worlds of these tests: the published files where they are, the generated town, and two made-up
+hotels."""
 
 import os
 from pathlib import Path

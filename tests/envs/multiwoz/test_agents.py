@@ -136,7 +136,8 @@ def test_every_output_can_be_overwritten(kit):
 
 
 def test_a_copy_is_the_way_back(kit):
-    """After a roll-back the conversation goes on as it would have, words included; so it does after pickling."""
+    """After a roll-back the conversation goes on as it would have, words included; so it does after
+    pickling."""
     session = Session(kit.user(), kit.system())
     meeting = session.start((0, 0, 0, 5))
     session.step(meeting)

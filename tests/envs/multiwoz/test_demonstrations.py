@@ -71,8 +71,8 @@ def test_cleaned_features_are_those_of_the_tracker(corpus, town):
 
 
 def test_raw_features_are_the_annotators(corpus, town):
-    """ "not mentioned" fills a bit, the turn that books has the booking already, and the last turn of a dialog
-    is terminated."""
+    """ "not mentioned" fills a bit, the turn that books has the booking already, and the last turn of a
+    dialog is terminated."""
     simulator = Simulator(town)
     filled = {("hotel", "area"), ("hotel", "stars"), ("hotel", "name")}
     assert [bits(simulator, row) for row in from_corpus(corpus, simulator, features="raw").states] == [

@@ -43,7 +43,8 @@ def test_what_is_said_is_understood(world, request):
 
 
 def heard(act):
-    """An act as far as it matters to who hears it: the user takes offers and recommendations as information."""
+    """An act as far as it matters to who hears it: the user takes offers and recommendations as
+    information."""
     intent, domain, slot, value = act
     value = "unknown" if value == "?" and intent != "Request" else value
     return (

@@ -1,4 +1,5 @@
-"""The rule system, turn by turn, on a table of three hotels, and its reported success in the published world."""
+"""The rule system, turn by turn, on a table of three hotels, and its reported success in the published
+world."""
 
 import random
 

@@ -51,7 +51,8 @@ def test_a_conversation():
 
 
 def test_the_rule_policy_in_words_earns_what_it_earns_as_a_pipeline(town):
-    """Each reply of a pipeline with placeholders, sent through `step`, brings the same rewards and outcome."""
+    """Each reply of a pipeline with placeholders, sent through `step`, brings the same rewards and
+    outcome."""
     simulator = Simulator(town)
     speakers = {side: Speaker(town.templates[side], side=side) for side in ("user", "system")}
     system = SystemAgent(

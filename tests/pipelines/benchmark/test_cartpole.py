@@ -102,7 +102,8 @@ def test_several_target_passes_differ():
 
 
 def test_logs_hold_every_step_once_and_know_falls_from_time_limits():
-    """Random actions fall within some tens of steps; a step that only resets the environment is not recorded."""
+    """Random actions fall within some tens of steps; a step that only resets the environment is not
+    recorded."""
     logs = record(lambda observations: torch.randint(0, 2, (len(observations),)), 3, 300, seed=0)
     follows = ~logs.ended[:, :-1]
     assert torch.equal(logs.following[:, :-1][follows], logs.observations[:, 1:][follows])
