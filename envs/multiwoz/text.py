@@ -3,8 +3,8 @@
     env = MultiWOZText()
     messages, info = env.reset(seed=0)      # user: I am looking for a hotel. The area should be east.
                                               system: hotel: 6 fit; Area east
-    messages, reward, terminated, truncated, info =
-        env.step("There are [hotel_choice] hotels. How about [hotel_name]?")
+    said = "There are [hotel_choice] hotels. How about [hotel_name]?"
+    messages, reward, terminated, truncated, info = env.step(said)
 
 After each turn of the user stands a system message with what the tracker knows. A reply may name values by
 placeholders, which are filled in from the databases before the user reads it (`lexical.py` has both). The

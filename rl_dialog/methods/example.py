@@ -2,7 +2,6 @@
 too sure of itself.
 
     python -m pipelines.train --data DATA --output_dir runs/mine --method rl_dialog.methods.example:Smoothed
-        --method.smoothing 0.2
 
 A copy of this file, say `my_methods.py` in the folder where the command starts, is `--method
 my_methods:Smoothed`. `method.py` has all that a method may say of itself: heads with values, a prior, how it
