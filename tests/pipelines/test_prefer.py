@@ -312,7 +312,7 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
     ]
     assert len(clip.actions) == 10
     wrong = {
-        "my_dots:Slow": "the class Slow in my_dots.py",
+        "my_dots:Slow": "expected Slow in my_dots.py",
         "my_dots:Mute": "whose class has clip_length, frames",
         "no:Where": "got ModuleNotFound",
     }

@@ -174,7 +174,7 @@ def test_masks_are_remembered_and_safe():
     small = Small(EAST)
     mask = small.vectors.mask(small.state)
     assert mask is small.vectors.mask(small.state)
-    with pytest.raises(UserError, match="read-only"):
+    with pytest.raises(ValueError, match="read-only"):
         mask[0] = 1
     assert small.vectors.masks([small.state, small.state]).shape == (2, len(SYSTEM))
 
