@@ -200,6 +200,7 @@ def test_what_is_said_streams_and_can_be_stopped(served, chat):
     ]
 
 
+@pytest.mark.slow
 def test_a_reload_while_the_bot_writes_keeps_the_message(served, chat):
     me = chat().begin()
     served.script.say("one two three", hold=1)
@@ -255,6 +256,7 @@ def test_values_colour_every_token(served, chat):
     assert not tokens.first.is_visible() and me.bubbles()[-1] == "How did it taste ?"
 
 
+@pytest.mark.slow
 def test_values_of_a_real_model(served, chat, monkeypatch):
     monkeypatch.setattr("rl_dialog.serving.completions.secrets.randbits", lambda bits: 5)  # the reply's seed
     served.use_the_model()
@@ -272,6 +274,7 @@ def test_a_model_without_values_has_no_switch(served, chat):
     assert not me.page.get_by_text("Values").is_visible()
 
 
+@pytest.mark.slow
 def test_by_keyboard_alone(served, chat):
     me = chat()
     press = me.page.keyboard.press
@@ -323,6 +326,7 @@ def test_by_keyboard_alone(served, chat):
     eventually(lambda: stored(served, me)[0].messages[1].get("feedback", {}).get("vote") == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 375])
 def test_on_a_phone(served, chat, width):
     me = chat(width=width, height=640, is_mobile=True, has_touch=True)
@@ -362,6 +366,7 @@ def test_on_a_phone(served, chat, width):
     check()
 
 
+@pytest.mark.slow
 def test_the_field_stays_above_a_phones_keyboard(served, chat):
     me = chat(width=375, height=740, is_mobile=True, has_touch=True).begin()
     for n in range(4):
@@ -398,6 +403,7 @@ def test_a_wrong_key_is_asked_for_again(served, open_page):
     assert me.button("Try again").is_visible()
 
 
+@pytest.mark.slow
 def test_no_key_at_all_is_asked_for(served, open_page):
     me = Chat(open_page(served.url))
     me.button("I agree, start the chat").click()
@@ -408,6 +414,7 @@ def test_no_key_at_all_is_asked_for(served, open_page):
     assert me.bubbles() == ["hello", "That sounds lovely."]
 
 
+@pytest.mark.slow
 def test_too_many_requests_count_down(served, open_page):
     me = Chat(open_page(f"{served.url}/#key={served.key(requests_per_minute=2)}", clock=True)).begin()
     me.send("one")
@@ -425,6 +432,7 @@ def test_too_many_requests_count_down(served, open_page):
     assert me.button("Good reply").get_attribute("aria-pressed") == "false", "what is not saved is not shown"
 
 
+@pytest.mark.slow
 def test_errors_can_be_tried_again(served, chat):
     me = chat().begin()
     served.script.say("one two three", fail=2)
@@ -452,6 +460,7 @@ def test_errors_can_be_tried_again(served, chat):
     assert me.input.input_value() == ("word " * 200).strip() and len(me.bubbles()) == 4
 
 
+@pytest.mark.slow
 def test_votes_are_taken_back_and_kept_in_order(served, chat):
     me = chat().begin()
     me.send("hello")
@@ -489,6 +498,7 @@ def test_markup_stays_text(served, chat):
     assert me.bubbles() == [MARKUP, MARKUP] and me.page.locator("img:not(.mark), b").count() == 0
 
 
+@pytest.mark.slow
 def test_deleting_ones_data(served, chat):
     me = chat().begin()
     me.send("a secret")
@@ -508,6 +518,7 @@ def test_deleting_ones_data(served, chat):
     assert me.kept("user") != user and me.bubbles() == []
 
 
+@pytest.mark.slow
 def test_a_chat_that_is_gone_and_one_page_in_two_tabs(served, chat):
     me = chat().begin()
     me.send("hello")
@@ -523,6 +534,7 @@ def test_a_chat_that_is_gone_and_one_page_in_two_tabs(served, chat):
     other.page.get_by_text("Your earlier chat is not on this server any more.").wait_for()
 
 
+@pytest.mark.slow
 def test_a_screen_reader_hears_replies_once_and_whole(served, chat):
     me = chat().begin()
     me.page.evaluate(
@@ -541,6 +553,7 @@ def test_a_screen_reader_hears_replies_once_and_whole(served, chat):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
 def test_events_are_read_wherever_the_network_cuts_them(served, open_page, end):
     page = open_page(served.url)

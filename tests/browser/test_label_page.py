@@ -144,6 +144,7 @@ def agrees(label, seen, choice):
     )
 
 
+@pytest.mark.slow
 def test_two_people_label_thirty_pairs_by_keys_and_one_takes_one_back(labels, sit_down):
     labels.ask(30)
     url = labels.url()
@@ -213,6 +214,7 @@ def test_the_next_pair_is_there_when_the_last_is_answered(labels, sit_down):
     eventually(lambda: labels.log.counts()["leased"] == 2)
 
 
+@pytest.mark.slow
 def test_a_lease_that_runs_out_goes_to_somebody_else(labels, sit_down):
     labels.ask(1)
     url = labels.url(lease=1.0, idle=60.0)
@@ -299,6 +301,7 @@ def test_a_page_that_is_loaded_again_goes_on_where_it_was(labels, sit_down):
     assert label.preference is not None
 
 
+@pytest.mark.slow
 def test_undo_in_a_hurry(labels, sit_down):
     """Whatever is pressed before the pair is back is not taken for an answer to another one."""
     labels.ask(4)

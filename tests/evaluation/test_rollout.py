@@ -39,6 +39,7 @@ def checkpoints(make_policy, tokenizer, tmp_path):
     return tmp_path / "bc", tmp_path / "ilql"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_workers_and_batches_do_not_change_the_episodes(cluster, checkpoints, tokenizer, sample):
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100, do_sample=sample)
@@ -53,6 +54,7 @@ def test_workers_and_batches_do_not_change_the_episodes(cluster, checkpoints, to
     assert steered != there[1]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(cluster, checkpoints):
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
     with Rollouts(SmallTalk, 1) as rollouts:
@@ -61,6 +63,7 @@ def test_a_killed_worker_is_replaced(cluster, checkpoints):
         assert rollouts.play(checkpoints[0], EPISODES, decoding) == before
 
 
+@pytest.mark.slow
 def test_the_users_own_errors_come_through(cluster, tmp_path):
     (tmp_path / "empty").mkdir()
     with Rollouts(SmallTalk, 1) as rollouts, pytest.raises(UserError, match="expected a checkpoint"):

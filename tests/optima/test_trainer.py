@@ -102,7 +102,7 @@ def test_cloning_copies_the_shares(train) -> None:
     assert chances(policy, THEN) == pytest.approx([0.25] * 4, abs=0.02)
 
 
-@pytest.mark.parametrize("c", [1.0, 4.0])
+@pytest.mark.parametrize("c", [1.0, pytest.param(4.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "method", [partial(Psi, cql_weight=0.0), partial(WayOffPolicy, backup="psi")], ids=["heads", "published"]
 )

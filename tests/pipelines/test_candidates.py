@@ -262,6 +262,7 @@ def test_the_manifest_says_where_it_came_from(made, world):
     } <= headline.keys()
 
 
+@pytest.mark.slow
 def test_the_same_bytes_from_any_number_of_workers_and_any_batch(made, world, tmp_path):
     out, _ = made
     main(config_of(world, tmp_path / "two", num_generators=1, num_scorers=2, batch_size=5))
@@ -287,6 +288,7 @@ def test_another_threshold_and_another_similarity_use_the_texts_again(made, worl
     assert [row["text"] for row in table(out)] == [row["text"] for row in table(made[0])]
 
 
+@pytest.mark.slow
 def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
     """The texts are used again; what each reply earns is what the model says of it behind its context, the
     human's too; another model is asked."""

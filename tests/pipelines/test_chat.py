@@ -152,6 +152,7 @@ def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path, monkeypatch, 
     assert not any("/help" in line for line in out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
     saved = tmp_path / "chats.jsonl"
@@ -274,7 +275,12 @@ def sitting(encoding, arguments, lines):
     return seen
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii", ""])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", *(pytest.param(other, marks=SLOW) for other in ("latin-1", "ascii", ""))]
+)
 def test_no_terminal_loses_a_turn(checkpoints, tmp_path, encoding):
     """Whatever characters the replies have and whatever bytes are typed."""
     saved = tmp_path / "Gespr\u00e4che.jsonl"

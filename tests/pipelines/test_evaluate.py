@@ -249,6 +249,7 @@ def test_data_alone_and_the_same_result_twice(runs, data, tmp_path):
     assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_side_by_side_is_the_same_report(runs, data, tmp_path):
     settings = {"checkpoints": tuple(runs.values()), "env": "small_talk", "data": data} | SHORT
     results = []

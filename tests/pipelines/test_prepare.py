@@ -209,6 +209,7 @@ def voted(running, tmp_path_factory):
     return prepare
 
 
+@pytest.mark.slow
 def test_what_nobody_rated_has_no_reward_from_the_log_to_the_rows(voted):
     """30 of 80 replies have a vote. Messages hold null, rows NaN, the manifest the share that is known."""
     out, headline, dialogs, rows = voted("plain")
@@ -232,6 +233,7 @@ def test_normalised_rewards_are_missing_where_raw_ones_are(voted):
     assert load_manifest(out)["rewards"]["sum"]["coverage"] == headline["reward"]["coverage"] == 0.375
 
 
+@pytest.mark.slow
 def test_a_component_without_a_weight_changes_no_pair(voted):
     """`question` applies to every reply, and adds 0 to it."""
     found = []
@@ -244,6 +246,7 @@ def test_a_component_without_a_weight_changes_no_pair(voted):
     assert np.isnan(np.concatenate([row.rewards for row in rows])).sum() == 50
 
 
+@pytest.mark.slow
 def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same(
     prepared, running, logs, tmp_path
 ):
@@ -342,6 +345,7 @@ def test_rewards_are_normalised_by_the_training_split_and_later_logs_by_the_same
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["words", "fine-tuned"])
 def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kind, tokenizer):
     """Which replies ask a question can be told from their words."""
@@ -397,6 +401,7 @@ def test_a_scorer_is_fitted_to_labelled_replies(prepared, running, tmp_path, kin
         fit_reward.main(fit_reward.FitRewardConfig(output_dir=str(scorer), reward="votes", **settings))
 
 
+@pytest.mark.slow
 def test_pairs_are_written_for_every_split(running, tmp_path):
     """Two votes on two replies to one question; the files are logs that prepare reads."""
     said = [("yes", 1), ("no", -1), ("maybe", 0)]
@@ -631,6 +636,7 @@ def test_an_unknown_reward_is_refused_with_a_suggestion():
         load_config(PrepareConfig, ["--logs", "x", "--output_dir", "y", "--rewards.votes", "1"])
 
 
+@pytest.mark.slow
 def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
     reply = {"role": "assistant", "content": "yes"}
     dialogs = [
@@ -667,6 +673,7 @@ def game(number, opening="Which way?"):
     return Dialog(id=f"game {number}", messages=messages[:-1])
 
 
+@pytest.mark.slow
 def test_dialogs_that_all_begin_alike_are_split_one_by_one(running, tmp_path, monkeypatch, capsys):
     """By default as with --split_by dialog, to the last figure, over several chunks."""
     monkeypatch.setattr(scoring, "GROUP_BYTES", 20_000)
@@ -695,6 +702,7 @@ def test_dialogs_that_all_begin_alike_are_split_one_by_one(running, tmp_path, mo
     assert "no dialog fell into validation" in told["first_turn"] and "fell into" not in told["auto"]
 
 
+@pytest.mark.slow
 def test_what_stays_empty_either_way_is_split_by_first_turn(running, tmp_path):
     """Copies of one dialog are on one side by any key; contexts that differ need no other one."""
     for name, dialogs in (("copies", [game(1)] * 80), ("apart", [game(i, f"maze {i}") for i in range(80)])):

@@ -183,6 +183,7 @@ def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is
     train.train_worker(config)
 
 
+@pytest.mark.slow
 def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
     """No validation dialogs, and how tf_top chose to judge replies: in words and in the line of JSON."""
     shutil.copytree(folder / "data", folder / "whole")
@@ -217,6 +218,7 @@ class Lengths:
 """
 
 
+@pytest.mark.slow
 def test_a_world_of_ones_own_is_played_by_workers_of_every_kind(folder: Path) -> None:
     """By the training worker, in the command's own process, by actors and side by side: the same returns."""
     (folder / "guests.py").write_text(WORLD)

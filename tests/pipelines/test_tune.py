@@ -115,6 +115,7 @@ def whole(tmp_path_factory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_the_report_ranks_by_the_evaluation_and_best_is_a_checkpoint(whole: Path) -> None:
     found = json.loads((whole / "sweep.json").read_text())
     values = [
@@ -134,6 +135,7 @@ def test_the_report_ranks_by_the_evaluation_and_best_is_a_checkpoint(whole: Path
     assert again["method"]["c"] == found["points"][0]["values"]["method.c"]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="already holds a run of `tune`: pass --resume to go on with it or --overwrite"
@@ -281,6 +283,7 @@ def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_page_shows_samples_what_fell_and_what_tensorboard_compares(whole: Path) -> None:
     text = (whole / "report.md").read_text()
     found = json.loads((whole / "sweep.json").read_text())
@@ -312,6 +315,7 @@ def test_the_page_shows_samples_what_fell_and_what_tensorboard_compares(whole: P
     assert values == {"method": "psi", "method.c": 0.5, "seed": 1.0, "how": "ended"}
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) -> None:
     heard = []
 

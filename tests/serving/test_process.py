@@ -144,6 +144,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_refused_and_no_process_stays(tmp_
     ]
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_server(checkpoints):
     script = (
         "from rl_dialog.serving.process import EngineProcess as "

@@ -155,6 +155,7 @@ def wandb_curves(folder: Path) -> Iterator[tuple[str, int, float]]:
 CURVES = {"tensorboard": tensorboard_curves, "wandb": wandb_curves, "mlflow": mlflow_curves}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("report_to", "killed_at"), [("tensorboard", 7), ("wandb", 7), ("mlflow", 7), ("mlflow", 2)]
 )

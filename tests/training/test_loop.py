@@ -127,9 +127,12 @@ def _worker(rank: int, world: int, port: int, directory: str, method: str, confi
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "method", ["bc", "way_off_policy", "ilql", "dpo", "kto"]
-)  # the other methods' losses are sums in the same way
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(  # the other methods' losses are sums in the same way
+    "method", ["ilql", *(pytest.param(other, marks=SLOW) for other in ("bc", "way_off_policy", "dpo", "kto"))]
+)
 def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
     """Three updates of 8 dialogs (8 pairs for dpo): 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2
     micro-batches of 2, from the same start.

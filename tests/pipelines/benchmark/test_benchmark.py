@@ -49,6 +49,7 @@ def figures_in(folder):
     return json.loads((folder / "benchmark.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what, quiet", [("train", False), ("generate", True)])
 def test_the_command(what, quiet, tmp_path):
     out = tmp_path / "figures"
