@@ -347,15 +347,12 @@ def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
                 time.sleep(0.05)
                 return "429"
             assert answer.status_code == 200, answer.text
-            acknowledged.append(answer.json()["id"])
-            vote = rng.choice([-1, 1])
-            assert (
-                http.post(
-                    f"{server.url}/v1/feedback", json={"completion_id": acknowledged[-1], "vote": vote}
-                ).status_code
-                == 200
-            )
-            votes[answer.json()["id"]] = vote
+            # Its own id: the last of `acknowledged` may be another client's by now.
+            completion, vote = answer.json()["id"], rng.choice([-1, 1])
+            acknowledged.append(completion)
+            feedback = {"completion_id": completion, "vote": vote}
+            assert http.post(f"{server.url}/v1/feedback", json=feedback).status_code == 200
+            votes[completion] = vote
             return "200"
 
         def vanishing(http, rng):
