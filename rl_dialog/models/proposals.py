@@ -14,6 +14,7 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.models.policy import Policy, hidden_states, lm_scores, running_means
 from rl_dialog.models.prefill import read_prompts
+from rl_dialog.models.slots import CACHE
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _sample(
         "pad_token_id": pad_id,
     }
     out = policy.lm.generate(
-        input_ids=prompts[rows], attention_mask=mask[rows], past_key_values=cache, **settings
+        input_ids=prompts[rows], attention_mask=mask[rows], **{CACHE: cache}, **settings
     )
     replies = out[:, width:].cpu().numpy()
     ends = np.where((replies == eos_id).any(1), (replies == eos_id).argmax(1) + 1, replies.shape[1])
