@@ -24,6 +24,7 @@ from rl_dialog.config import to_dict
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.checkpoints import CheckpointConfig, check_beta, check_measures
 from rl_dialog.evaluation.held_out import read_held_out
+from rl_dialog.evaluation.report import print_overview
 from rl_dialog.evaluation.results import headline, put_together, write_evaluation
 from rl_dialog.evaluation.runs import find_entries
 from rl_dialog.run import OnCluster, Output, at_least, claim_output, require, run
@@ -74,6 +75,8 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     )
     evaluation = put_together(config, entries, dict(progress), held_out, make_env)
     written = write_evaluation(evaluation, out, to_dict(config))
+    if not config.quiet:
+        print_overview(evaluation)
     seconds = round(time.perf_counter() - began, 2)
     return {**written, "checkpoints": len(directories), "seconds": seconds, **headline(evaluation)}
 

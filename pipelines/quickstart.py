@@ -9,10 +9,8 @@ pipeline that you can run on your own logs; the commands are printed.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from envs.small_talk import SmallTalk, write_logs
 from pipelines import stages
@@ -74,16 +71,23 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     say(f"[bold]4 evaluate[/]   {config.episodes} conversations per policy in the world")
     runs = [out / f"{method}-seed{seed}" for method in METHODS for seed in range(config.seeds)]
     how = ("--env", "small_talk", "--episodes", str(config.episodes), "--contexts", "8")
-    report = stages.evaluate_runs(runs, out / "data", out / "report", *how)
-    returns = _table(json.loads((out / "report" / "metrics.json").read_text(encoding="utf-8")), say)
-    best = max((name for name in returns if name in METHODS), key=lambda name: returns[name][0])
+    quiet = ("--quiet",) if config.quiet else ()
+    report = stages.evaluate_runs(runs, out / "data", out / "report", *how, *quiet)
+    returns = {name: figures["return"] for name, figures in report["figures"].items()}
+    best = max(returns, key=lambda name: returns[name][0])
     _sample(out / f"{best}-seed0", say)
     seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
     files = f"[bold]{report['html']}[/] (also report.md, metrics.json, replies.csv)"
     say(f"\nDone in {seconds:.0f} s. The report: {files}.")
     say(NEXT.format(best=out / f"{best}-seed0", out=out))
     paths = {"report": report["html"], "output_dir": str(out)}
-    return {"returns": returns, "best": best, **paths, "seconds": round(seconds, 1), "driver_mib": memory}
+    return {
+        "returns": returns | report["references"],
+        "best": best,
+        **paths,
+        "seconds": round(seconds, 1),
+        "driver_mib": memory,
+    }
 
 
 def _train(config: QuickstartConfig, out: Path) -> None:
@@ -119,40 +123,6 @@ def _train(config: QuickstartConfig, out: Path) -> None:
         ]
         for job in (*cloned, *improved):
             job.result()
-
-
-def _table(figures: dict[str, Any], say: Any) -> dict[str, list[float]]:
-    """Prints returns with intervals between the reference lines."""
-    table = Table(
-        "policy",
-        "return, 95 % interval",
-        "perplexity",
-        "KL to prior",
-        "distinct-2",
-        "words",
-        title="Mean return per conversation",
-    )
-    returns: dict[str, list[float]] = {}
-    for name, value in figures["references"].items():
-        returns[name] = _triple(value)
-        table.add_row(name, _interval(returns[name]), style="dim")
-    for group in figures["groups"]:
-        if group["which"] in ("", "last"):
-            returns[group["group"]] = _triple(group["figures"]["return"])
-            cells = [group["figures"].get(name) for name in ("perplexity", "kl", "distinct_2", "words")]
-            shown = ["-" if cell is None else f"{_triple(cell)[0]:.3g}" for cell in cells]
-            table.add_row(group["group"], _interval(returns[group["group"]]), *shown)
-    say(table)
-    return returns
-
-
-def _triple(value: dict[str, Any] | Sequence[float]) -> list[float]:
-    return [value["value"], value["low"], value["high"]] if isinstance(value, dict) else list(value)
-
-
-def _interval(value: Sequence[float]) -> str:
-    mean, low, high = value
-    return f"{mean:.2f}" if low is None or low == high else f"{mean:.2f}  [{low:.2f}, {high:.2f}]"
 
 
 def _sample(folder: Path, say: Any) -> None:

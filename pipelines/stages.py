@@ -71,7 +71,6 @@ def evaluate_runs(runs: Sequence[Path], data: Path, out: Path, *flags: str) -> d
         "--output_dir",
         str(out),
         *flags,
-        "--quiet",
     ]
     return evaluate.main(load_config(evaluate.EvaluateConfig, words))
 

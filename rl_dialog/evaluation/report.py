@@ -10,7 +10,7 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.candidates import CLICK
-from rl_dialog.evaluation.document import Column, Sample, Section, Table, write_document
+from rl_dialog.evaluation.document import Column, Sample, Section, Table, print_tables, write_document
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.scoring import WAYS
 from rl_dialog.evaluation.summary import FIGURES, Figure, Group, RunResult, figure_of, shown
@@ -139,17 +139,29 @@ def _returns(evaluation: Evaluation) -> Section | None:
     )
     if png is None:
         return None
+    text = [
+        "Undiscounted sum of the environment's rewards. Every policy meets the same conversation partners. "
+        "Small dots are single runs."
+    ]
+    return Section("Return", text, _table_of_returns(evaluation), plot=("return.png", png))
+
+
+def _table_of_returns(evaluation: Evaluation) -> Table:
     names = [name for name in RETURNS if _known(evaluation, name)]
     table = _table(evaluation.groups, names)
     table.rows += [
         [label, shown(value, FIGURES["return"]), *["-"] * (len(names) - 1)]
         for label, value in evaluation.references.items()
     ]
-    text = [
-        "Undiscounted sum of the environment's rewards. Every policy meets the same conversation partners. "
-        "Small dots are single runs."
-    ]
-    return Section("Return", text, table, plot=("return.png", png))
+    return table
+
+
+def print_overview(evaluation: Evaluation) -> None:
+    """In the terminal: the returns, or without an environment the report's first table."""
+    returns = Section("Return", [], _table_of_returns(evaluation))
+    measured = any("return" in group.estimates for group in evaluation.groups)
+    section = returns if measured else _overview(evaluation)
+    print_tables([section], (section.title,), wrapped=("Overview",))
 
 
 def _comparison(evaluation: Evaluation) -> Section | None:

@@ -86,9 +86,7 @@ def _sample(
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,
     }
-    out = policy.lm.generate(
-        input_ids=prompts[rows], attention_mask=mask[rows], **{CACHE: cache}, **settings
-    )
+    out = policy.lm.generate(input_ids=prompts[rows], attention_mask=mask[rows], **{CACHE: cache}, **settings)
     replies = out[:, width:].cpu().numpy()
     ends = np.where((replies == eos_id).any(1), (replies == eos_id).argmax(1) + 1, replies.shape[1])
     return [reply[:end] for reply, end in zip(replies, ends, strict=True)]
