@@ -33,6 +33,7 @@ from rl_dialog.data.readers import Bad, LogFile, find_logs
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION
 from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.errors import UserError
+from rl_dialog.own import files_of_own
 from rl_dialog.rewards import REWARDS, choosing
 from rl_dialog.run import OnCluster, Output, at_least, require, run
 
@@ -206,7 +207,8 @@ def _passes(config: PrepareConfig, weights: dict[str, float], models: dict[str, 
 def _recipe(config: PrepareConfig, logs: Sequence[LogFile], weights: dict[str, float]) -> str:
     settings = {name: value for name, value in to_dict(config).items() if name not in FREE}
     models = [entry.partition("=")[2] for entry in config.scorers] + [config.tokenizer, config.normalisers]
-    return recipe_of(settings, weights, logs, paths=[*choosing.files_of_own(weights), *filter(None, models)])
+    written = files_of_own([*weights, config.reader or ""])
+    return recipe_of(settings, weights, logs, paths=[*written, *filter(None, models)])
 
 
 @contextmanager

@@ -4,6 +4,8 @@ module."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 from rl_dialog.errors import UserError
@@ -25,3 +27,9 @@ def own(name: str, what: str) -> Any:
             f"{what} {name!r}: expected {attribute or 'module:Name'} in {where}, got {type(error).__name__}: "
             f"{error}"
         ) from error
+
+
+def files_of_own(names: Iterable[str]) -> list[str]:
+    """The files that `module:Name`s are written in; other names have none."""
+    modules = [module for module, colon, _ in (name.partition(":") for name in names) if colon]
+    return [importlib.util.find_spec(module).origin for module in modules]

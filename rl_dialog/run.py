@@ -78,7 +78,7 @@ class Output(Quiet):
     output_dir: str = ""
     """the folder to write to; one that holds something is left alone"""
     overwrite: bool = False
-    """delete what this command wrote to the folder before, and start anew"""
+    """delete the folder that this command filled before, with all that is in it, and start anew"""
 
 
 @dataclass(frozen=True)

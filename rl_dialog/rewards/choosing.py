@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rl_dialog.data.shards import MANIFEST, load_manifest
@@ -74,11 +73,6 @@ def load_rewards(
             "(pipelines.fit_reward makes one)"
         )
     return functions
-
-
-def files_of_own(names: Iterable[str]) -> list[str]:
-    """Where the rewards of the user's, `module:function`, are written."""
-    return [importlib.util.find_spec(name.partition(":")[0]).origin for name in names if name not in REWARDS]
 
 
 def scorer_names(weights: Mapping[str, float], *, compat: str, scorers: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from pipelines import fit_reward
-from pipelines.prepare import PrepareConfig, main
+from pipelines.prepare import PrepareConfig, _recipe, main
 from rl_dialog.cluster import scoring, shards
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import ConfigError, load_config
@@ -710,3 +710,18 @@ def test_what_stays_empty_either_way_is_split_by_first_turn(running, tmp_path):
         flags = ["--logs", str(tmp_path / f"{name}.jsonl"), "--output_dir", str(tmp_path / name)]
         main(load_config(PrepareConfig, [*flags, "--vocab_size", "300", "--quiet"]))
         assert load_manifest(tmp_path / name)["split_by"] == "first_turn"
+
+
+def test_what_is_half_done_by_a_reader_or_a_reward_that_changed_is_not_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("our_reader", "our_reward"):
+        (tmp_path / f"{name}.py").write_text("def ours(*_): ...\n")
+
+    def recipe():
+        return _recipe(PrepareConfig(reader="our_reader:ours"), [], {"our_reward:ours": 1.0, "vote": 1.0})
+
+    recipes = {recipe()}
+    for name in ("our_reader", "our_reward"):
+        (tmp_path / f"{name}.py").write_text("def ours(*_): ...  # another\n")
+        recipes.add(recipe())
+    assert len(recipes) == 3
