@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_dialog.config import Choices, load_config, read_yaml, save_config, to_dict
-from rl_dialog.errors import UserError
+from rl_dialog.errors import UserError, room_for
 
 T = TypeVar("T")
+HALF = ".*.tmp-*"  # what a killed process had half written (data/files.py)
 HOW = (
     "output_dir",
     "overwrite",
@@ -105,7 +106,9 @@ def run(
     """
     _take_any_terminal()
     try:
-        result = main(load_config(config_class, choices=choices, suited=suited))
+        config = load_config(config_class, choices=choices, suited=suited)
+        with room_for(getattr(config, "output_dir", "") or os.getcwd()):
+            result = main(config)
     except (UserError, OSError) as error:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
@@ -169,8 +172,11 @@ def claim_output(
                 f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another "
                 "--output_dir"
             )
-    out.mkdir(parents=True, exist_ok=True)
-    save_config(config, settings, choices=choices)
+    for left in out.rglob(HALF):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    with room_for(out):
+        out.mkdir(parents=True, exist_ok=True)
+        save_config(config, settings, choices=choices)
     return out
 
 
