@@ -3,15 +3,18 @@ workers find no place, because a node is gone or because other jobs hold its cor
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import psutil
 import ray
 from ray._private import state  # the state API proper asks the dashboard, which a Ray of our own has not
 
 SOON = 20.0  # seconds without a place after which it is said for the first time; then twice as long each time
+IDLE = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of every Ray, and doing nothing
 LOOK = 5.0  # seconds between two looks
 
 
@@ -50,12 +53,10 @@ def awaited() -> str:
     """What of this job has no place on the cluster, and why; empty if nothing."""
     job = ray.get_runtime_context().get_job_id()
     actors = state.actors(job_id=ray.JobID.from_hex(job)).values()
-    homeless = [
-        each
-        for each in actors
-        # one that starts, where it has a place, is a process already
-        if each["State"] == "RESTARTING" or (each["State"] == "PENDING_CREATION" and not each["Pid"])
-    ]
+    starting = [each for each in actors if each["State"] == "PENDING_CREATION"]
+    # one that has a place is a process already
+    homeless = [each for each in actors if each["State"] == "RESTARTING"]
+    homeless += [each for each in starting if not each["Pid"]]
     groups = [
         each
         for key, each in ray.util.placement_group_table().items()
@@ -66,7 +67,9 @@ def awaited() -> str:
         bundles = list(group["bundles"].values())
         wants = ", ".join(f"{amount:g} {name}" for name, amount in bundles[0].items())
         parts.append(f"a group of {_counted(len(bundles), 'process')} ({wants} each)")
-    return f"no place for {' and '.join(parts)}. {cpus_of_cluster()}{_others(job)}" if parts else ""
+    if parts:
+        return f"no place for {' and '.join(parts)}. {cpus_of_cluster()}{_others(job)}{_neighbours()}"
+    return f"{_counted(len(starting), 'process')} of this job to start{_neighbours()}" if starting else ""
 
 
 def cpus_of_cluster() -> str:
@@ -88,3 +91,16 @@ def _others(job: str) -> str:
     others = [each for each in state.jobs() if not each["IsDead"] and each["JobID"] != job]
     named = [f"{each['JobID']} ({each.get('Entrypoint', '')[:80]})" for each in others[:3]]
     return f"; other jobs on it: {', '.join(named)}" if named else ""
+
+
+def _neighbours() -> str:
+    """Other Rays at work on this machine: each lends all of its cores, as if it were alone there."""
+    ours, busy = ray.get_runtime_context().gcs_address, 0
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] != "raylet" or f"--gcs-address={ours}" in (process.info["cmdline"] or ()):
+            continue
+        with suppress(psutil.Error):
+            below = (" ".join(each.cmdline()) for each in process.children(recursive=True))
+            busy += sum(line.startswith("ray::") and not line.startswith(IDLE) for line in below)
+    cores = f"{os.cpu_count()} cores of this machine"
+    return f"; another Ray has {_counted(busy, 'process')} on the {cores}" if busy else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from rl_dialog.cluster.data import connect
 
 HOLD = """
 import ray, sys, time
-ray.init(address=sys.argv[1], log_to_driver=False)
+ray.init(address=sys.argv[1], log_to_driver=False, **({"num_cpus": 1} if sys.argv[1] == "local" else {}))
 class Holder:
     def here(self): return True
 holder = ray.remote(num_cpus=1)(Holder).remote()
@@ -30,15 +31,40 @@ class Wanted:
         return True
 
 
+@ray.remote(num_cpus=1)
+class Slow:
+    def __init__(self) -> None:
+        time.sleep(5)
+
+
+def holding(address: str) -> subprocess.Popen:
+    """A process that has a core of that Ray, once it has said so."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", HOLD, address]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_job_beside_another_ray_says_so() -> None:
+    with connect("local", num_cpus=1), holding("local") as other:
+        assert other.stdout.readline() == "True\n"
+        waits = Slow.remote()
+        deadline, said = time.monotonic() + 30, ""
+        while "to start" not in said:
+            assert time.monotonic() < deadline and waits
+            said = waiting.awaited()
+        assert said.startswith("1 process of this job to start; another Ray has ")
+        assert f"on the {os.cpu_count()} cores of this machine" in said
+        other.send_signal(signal.SIGINT)
+
+
 @pytest.mark.slow
 def test_a_job_whose_cores_another_job_holds_says_so_and_goes_on(monkeypatch, capfd) -> None:
     monkeypatch.setattr(waiting, "SOON", 1.0)
     monkeypatch.setattr(waiting, "LOOK", 0.5)
     with connect("local", num_cpus=1):
         address = ray.get_runtime_context().gcs_address
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        command = [sys.executable, "-c", HOLD, address]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
+        with holding(address) as other:
             assert other.stdout.readline() == "True\n"
             wanted = Wanted.remote()
             deadline = time.monotonic() + 30
