@@ -23,13 +23,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from pipelines import prepare
@@ -46,7 +43,7 @@ from rl_dialog.models.checkpoint import resolve
 from rl_dialog.rewards import REWARDS
 from rl_dialog.rewards.fitted import load_reward_model
 from rl_dialog.rewards.similarity import similarity
-from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claim_output, require, run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claim_output, progress, require, run
 
 
 @dataclass(frozen=True)
@@ -174,11 +171,11 @@ def _generate(
     began = time.perf_counter()
     total = sum(shard["contexts"] for shard in shards)
     kept = sum(shard["contexts"] for shard in shards if is_current(work / shard["file"], keys.scores))
-    with _progress(total, kept, config.quiet) as progress:
+    with progress("candidates", total, "contexts", done=kept, quiet=config.quiet) as step:
         pools = {"generators": config.num_generators, "scorers": config.num_scorers}
         pools["use_gpu"] = wants_gpus(config.device, config.num_generators or 1)
         files = [shard["file"] for shard in shards]
-        fresh = generate_and_score(work, files, drawing, keys, scoring=scoring, **pools, progress=progress)
+        fresh = generate_and_score(work, files, drawing, keys, scoring=scoring, **pools, progress=step)
     seconds = time.perf_counter() - began
     if not config.quiet:
         print(f"{total:,} contexts answered; writing training data")
@@ -193,13 +190,6 @@ def _prepare_config(config: CandidatesConfig, work: Path, policy: Path) -> prepa
     max_length = folder.longest_row(policy, config.max_length)
     how = {"split": "declared", "strict": True, "quiet": True}
     return prepare.PrepareConfig(**where, rewards=rewards, max_length=max_length, **how)
-
-
-@contextmanager
-def _progress(total: int, done: int, quiet: bool) -> Iterator[Any]:
-    disable = True if quiet else None  # None: silent unless a terminal
-    with tqdm(desc="candidates", total=total, initial=done, unit=" contexts", disable=disable) as bar:
-        yield bar.update
 
 
 if __name__ == "__main__":

@@ -10,24 +10,27 @@ of them, `analyse` tells what happened in simulated task-oriented dialogs.
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from envs import text_env
 from rl_dialog.cluster.evaluation import evaluate_in_turn, evaluate_side_by_side
+from rl_dialog.cluster.experiment import still_waiting
 from rl_dialog.config import to_dict
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.checkpoints import CheckpointConfig, check_beta, check_measures
-from rl_dialog.evaluation.held_out import read_held_out
+from rl_dialog.evaluation.checkpoints import CheckpointConfig, MakeEnv, check_beta, check_measures
+from rl_dialog.evaluation.held_out import HeldOut, read_held_out
 from rl_dialog.evaluation.report import print_overview
 from rl_dialog.evaluation.results import headline, put_together, write_evaluation
 from rl_dialog.evaluation.runs import find_entries
-from rl_dialog.run import OnCluster, Output, at_least, claim_output, require, run
+from rl_dialog.evaluation.summary import RunResult
+from rl_dialog.run import OnCluster, Output, at_least, claim_output, progress, require, run
 
 
 @dataclass(frozen=True)
@@ -61,24 +64,29 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     check_beta(config, directories)
     out = claim_output(config, "evaluate")
     held_out = read_held_out(config) if config.data else None
-    measure = (
-        evaluate_side_by_side
-        if config.side_by_side
-        else partial(evaluate_in_turn, num_workers=config.num_workers)
-    )
-    progress = tqdm(
-        measure(directories, config, make_env, held_out, address=config.address or None),
-        desc="evaluate",
-        unit=" checkpoints",
-        total=len(directories),
-        disable=True if config.quiet else None,  # None: silent unless a terminal
-    )
-    evaluation = put_together(config, entries, dict(progress), held_out, make_env)
+    results = {}
+    with progress("evaluate", len(directories), "checkpoints", quiet=config.quiet) as step:
+        for directory, result in _measured(config, directories, make_env, held_out):
+            results[directory] = result
+            step(1)
+    evaluation = put_together(config, entries, results, held_out, make_env)
     written = write_evaluation(evaluation, out, to_dict(config))
     if not config.quiet:
         print_overview(evaluation)
     seconds = round(time.perf_counter() - began, 2)
     return {**written, "checkpoints": len(directories), "seconds": seconds, **headline(evaluation)}
+
+
+def _measured(
+    config: EvaluateConfig, directories: Sequence[str], make_env: MakeEnv | None, held_out: HeldOut | None
+) -> Iterator[tuple[str, RunResult]]:
+    """(directory, result) of each checkpoint."""
+    how = {"address": config.address or None}
+    if config.side_by_side:
+        say = (lambda text: None) if config.quiet else partial(print, file=sys.stderr, flush=True)
+        how["waiting"] = still_waiting(say, "checkpoints")
+        return evaluate_side_by_side(directories, config, make_env, held_out, **how)
+    return evaluate_in_turn(directories, config, make_env, held_out, num_workers=config.num_workers, **how)
 
 
 if __name__ == "__main__":

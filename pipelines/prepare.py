@@ -12,15 +12,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from tqdm import tqdm
 
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.data_directory import Tokenising, fill_directory, write_pairs
@@ -35,7 +33,7 @@ from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.errors import UserError
 from rl_dialog.own import files_of_own
 from rl_dialog.rewards import REWARDS, choosing
-from rl_dialog.run import OnCluster, Output, at_least, require, run
+from rl_dialog.run import OnCluster, Output, at_least, progress, require, run
 
 # no finished part of a run follows from them
 FREE = ("overwrite", "num_cpus", "num_workers", "address", "quiet", "report", "pairs")
@@ -200,7 +198,7 @@ def _passes(config: PrepareConfig, weights: dict[str, float], models: dict[str, 
         "kinds": kinds,
         "normalisers": choosing.load_normalisers(config.normalisers, weights) if config.normalisers else {},
         "concurrency": config.num_workers,
-        "progress": partial(_progress, config.quiet),
+        "progress": partial(progress, unit="dialogs", quiet=config.quiet),
     }
 
 
@@ -209,14 +207,6 @@ def _recipe(config: PrepareConfig, logs: Sequence[LogFile], weights: dict[str, f
     models = [entry.partition("=")[2] for entry in config.scorers] + [config.tokenizer, config.normalisers]
     written = files_of_own([*weights, config.reader or ""])
     return recipe_of(settings, weights, logs, paths=[*written, *filter(None, models)])
-
-
-@contextmanager
-def _progress(quiet: bool, title: str, total: int | None) -> Iterator[Any]:
-    with tqdm(
-        desc=title, total=total, unit=" dialogs", disable=True if quiet else None
-    ) as bar:  # None: silent unless stderr is a terminal
-        yield bar.update
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ import ray
 from envs import text_env
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, device, fit, wants_gpus
+from rl_dialog.errors import NoRoom
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.methods import METHODS
 from rl_dialog.models.device import named_device
@@ -74,7 +76,12 @@ def main(config: TrainConfig) -> dict[str, Any]:
         config = replace(config, device="cuda" if use_gpu else "cpu")
         share = max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
         group = WorkerGroup(config.num_workers, config.cpus_per_worker or share, use_gpu, config.max_failures)
-        fit(train_worker, config, group, out)
+        try:
+            fit(train_worker, config, group, out)
+        except NoRoom:
+            if not (out / "latest").is_file():  # nothing there that anyone could go on with
+                shutil.rmtree(out, ignore_errors=True)
+            raise
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     for note in () if config.quiet else result.get("notes", ()):
         if note not in (*before, *shown):

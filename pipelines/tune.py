@@ -26,13 +26,13 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.cluster.trials import run_all, trial_of
 from rl_dialog.cluster.tune import Resources
-from rl_dialog.config import ConfigError
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.evaluation.experiment import ERROR, RESULT, Progress, Run, Say, Task, claim, metrics_file
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.sweep import Trial, frontier_as_svg, write_sweep_report
+from rl_dialog.evaluation.sweep_measured import check_figure, check_metric
 from rl_dialog.evaluation.sweep_space import (
     COPY,
     OptunaSearch,
@@ -122,16 +122,17 @@ def resources_of(config: TuneConfig) -> Resources:
 
 def _check_flags(config: TuneConfig, sweep: Sweep, points: Sequence[Point], out: Path) -> None:
     """Before anything starts, so that a misspelt one costs no time."""
+    runs: list[Any] = []
+    held_out = True
     for point in points:
-        stages.prepare_config(_task(sweep, point), out)
-        stages.evaluate_config(_task(sweep, point), out, ["RUN"])
+        held_out &= stages.prepare_config(_task(sweep, point), out).validation > 0
+        evaluation = stages.evaluate_config(_task(sweep, point), out, ["RUN"])
+        if sweep.evaluate:
+            check_figure(sweep.figure, evaluation, where=config.sweep)
         for one in (*starts(sweep, point, out), *plan_trials(sweep, point.trained, out)):
             stages.check_env(one.config.env)
-            if sweep.metric == "eval/return" and one.folder.parent.name == "trials" and not one.config.env:
-                fix = "expected --env in train, or another metric"
-                raise ConfigError(
-                    f"{config.sweep}: the metric eval/return is measured in an environment: {fix}"
-                )
+            runs += [one.config] if one.folder.parent.name == "trials" else []
+    check_metric(sweep, runs, held_out=held_out, where=config.sweep)
 
 
 def _task(sweep: Sweep, point: Point) -> Task:

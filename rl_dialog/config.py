@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import sys
 import textwrap
 import types
@@ -222,11 +223,15 @@ def changed(config: Any) -> dict[str, Any]:
 
 
 def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
-    """Writes the resolved config as YAML that `--config` reads back."""
-    Path(path).write_text(
-        yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True),
-        encoding="utf-8",
-    )
+    """Writes the resolved config as YAML that `--config` reads back; whole or not at all."""
+    text = yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True)
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _choose(

@@ -1,6 +1,50 @@
-"""The one exception that is a message to people."""
+"""The exceptions that are messages to people."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_IN_WORDS = f"(os error {errno.ENOSPC})"  # of safetensors and tokenizers, whose exceptions are their own
 
 
 class UserError(ValueError):
     """Something that who runs the program can repair: the message says what was expected, what came, where,
     and how to fix it. Any other exception is a defect of ours and shows its traceback."""
+
+
+class NoRoom(UserError):
+    """A file system, or somebody's share of it, is full."""
+
+
+@contextmanager
+def room_for(path: str | Path) -> Iterator[None]:
+    """Raises NoRoom for whatever the block raises because a disk is full: most such errors do not say which
+    one. `path` is what the block writes to."""
+    try:
+        yield
+    except NoRoom:
+        raise
+    except Exception as error:
+        if not _is_full(error):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(reason.split())[:200]
+        raise NoRoom(
+            f"no room to write {path}: {reason}{_how_full(Path(path))}. Free some, or "
+            "choose another place; then the same command goes on, with --resume where it asks for that"
+        ) from error
+
+
+def _is_full(error: BaseException) -> bool:
+    return (isinstance(error, OSError) and error.errno in FULL) or FULL_IN_WORDS in str(error)
+
+
+def _how_full(path: Path) -> str:
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    usage = shutil.disk_usage(there)
+    return f" ({usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB free)"

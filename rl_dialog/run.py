@@ -26,16 +26,21 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tqdm import tqdm
+
 from rl_dialog.config import Choices, load_config, read_yaml, save_config, to_dict
-from rl_dialog.errors import UserError
+from rl_dialog.errors import UserError, room_for
 
 T = TypeVar("T")
+LINE_EVERY = 30.0  # seconds between two lines of progress
+HALF = ".*.tmp-*"  # what a killed process had half written (data/files.py)
 HOW = (
     "output_dir",
     "overwrite",
@@ -105,7 +110,9 @@ def run(
     """
     _take_any_terminal()
     try:
-        result = main(load_config(config_class, choices=choices, suited=suited))
+        config = load_config(config_class, choices=choices, suited=suited)
+        with room_for(getattr(config, "output_dir", "") or os.getcwd()):
+            result = main(config)
     except (UserError, OSError) as error:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
@@ -169,8 +176,11 @@ def claim_output(
                 f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another "
                 "--output_dir"
             )
-    out.mkdir(parents=True, exist_ok=True)
-    save_config(config, settings, choices=choices)
+    for left in out.rglob(HALF):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    with room_for(out):
+        out.mkdir(parents=True, exist_ok=True)
+        save_config(config, settings, choices=choices)
     return out
 
 
@@ -235,6 +245,51 @@ def handling(handler: Callable[..., Any], *numbers: signal.Signals) -> Iterator[
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@contextmanager
+def progress(
+    title: str, total: int | None, unit: str, *, done: int = 0, quiet: bool = False
+) -> Iterator[Callable[[int], Any]]:
+    """How far long work is: takes how many of `unit` have come since the last call. On stderr, a bar on a
+    terminal and now and then a line where there is none, as in the log of a job; nothing if `quiet`."""
+    if quiet:
+        yield lambda count: None
+    elif sys.stderr.isatty():
+        with tqdm(desc=title, total=total, initial=done, unit=f" {unit}") as bar:
+            yield bar.update
+    else:
+        with _lines_of(title, total, unit, done) as step:
+            yield step
+
+
+@contextmanager
+def _lines_of(title: str, total: int | None, unit: str, done: int) -> Iterator[Callable[[int], None]]:
+    """By a thread, so that a line comes also while nothing is finished."""
+    began, ended, count = time.monotonic(), threading.Event(), done
+
+    def say() -> None:
+        of = "" if total is None else f" of {total:,}"
+        seconds = time.monotonic() - began
+        print(f"{title}: {count:,}{of} {unit} after {seconds:.0f} s", file=sys.stderr, flush=True)
+
+    def step(more: int) -> None:
+        nonlocal count
+        count += more
+
+    def keep_saying() -> None:
+        while not ended.wait(LINE_EVERY):
+            say()
+
+    thread = threading.Thread(target=keep_saying, daemon=True)
+    thread.start()
+    try:
+        yield step
+    finally:
+        ended.set()
+        thread.join()
+        if time.monotonic() - began >= LINE_EVERY:
+            say()
 
 
 def _take_any_terminal() -> None:

@@ -131,7 +131,7 @@ def generate_and_score(
     if not waiting:
         return 0
     settings = {
-        "batch_size": None,
+        "batch_size": 1,  # one shard; a block is no more, but beside GPUs Ray Data wants it to be said
         "batch_format": "pyarrow",
         "num_cpus": 0.5,
     }  # a generator and its share of a scorer keep about one CPU busy
@@ -141,7 +141,7 @@ def generate_and_score(
         gpu = {"num_gpus": 1} if use_gpu else {}
         shards = shards.map_batches(
             Generator,
-            compute=pool(generators, len(missing)),
+            compute=pool(generators, len(missing), kind="GPU" if use_gpu else "CPU"),
             fn_constructor_kwargs=arguments,
             **settings,
             **gpu,

@@ -29,6 +29,7 @@ import pyarrow as pa
 import ray
 import ray.data
 
+from rl_dialog.cluster.waiting import told_what_is_awaited
 from rl_dialog.data.tokenize import TemplateError
 from rl_dialog.errors import UserError
 
@@ -69,7 +70,8 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where}: {reason[:500]} (RL_DIALOG_DEBUG=1 shows all that it said)") from error
     try:
-        yield
+        with told_what_is_awaited():
+            yield
     finally:
         ray.shutdown()
 
@@ -128,10 +130,10 @@ def rows_of(tables: Iterable[pa.Table], *, numpy: Sequence[str] = ()) -> Iterato
                 yield row | {name: batch.column(name)[i].values.to_numpy().copy() for name in numpy}
 
 
-def pool(concurrency: int | None, work: int) -> ray.data.ActorPoolStrategy:
-    """Actors: one per CPU, not more than `concurrency` or than there is work for."""
-    cpus = int(ray.cluster_resources().get("CPU", 1))
-    return ray.data.ActorPoolStrategy(size=max(1, min(concurrency or cpus, cpus, work)))
+def pool(concurrency: int | None, work: int, *, kind: str = "CPU") -> ray.data.ActorPoolStrategy:
+    """Actors: one per CPU (or GPU), not more than `concurrency` or than there is work for."""
+    most = int(ray.cluster_resources().get(kind, 1))
+    return ray.data.ActorPoolStrategy(size=max(1, min(concurrency or most, most, work)))
 
 
 def joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:

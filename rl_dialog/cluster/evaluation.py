@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.jobs import each
 from rl_dialog.cluster.rollout import Rollouts
+from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.evaluation.checkpoints import CheckpointConfig, MakeEnv, Player, evaluate_checkpoint, play_here
 from rl_dialog.evaluation.held_out import HeldOut
 from rl_dialog.evaluation.summary import RunResult
@@ -38,7 +40,10 @@ def _player(
         yield play_here(config, make_env)
         return
     what = {"episodes": range(config.episodes), "seed": config.seed, "batch_size": config.batch_size}
-    with Rollouts(make_env, num_workers, address=address) as rollouts:
+    with (
+        connect(address, num_cpus=max(num_workers, os.cpu_count() or 1)),
+        Rollouts(make_env, num_workers, use_gpu=wants_gpus(config.device, num_workers)) as rollouts,
+    ):
         yield lambda policy, tokenizer, directory, beta, decoding: rollouts.play(
             Path(directory).absolute(), beta=beta, decoding=decoding, **what
         )
@@ -51,11 +56,14 @@ def evaluate_side_by_side(
     held_out: HeldOut | None,
     *,
     address: str | None = None,
+    waiting: Callable[[int], None],
 ) -> Iterator[tuple[str, RunResult]]:
-    """(directory, result) of each checkpoint, each on a core of its own, in the order of finishing."""
+    """(directory, result) of each checkpoint, each on a core (and a GPU) of its own, in the order of
+    finishing; `waiting(unfinished)` is called as `each` does."""
     alone = partial(_evaluate_alone, config=config, make_env=make_env, held_out=held_out)
     with connect(address):
-        for position, outcome in each(alone, directories, waiting=lambda unfinished: None):
+        gpus = float(wants_gpus(config.device, 1))
+        for position, outcome in each(alone, directories, waiting=waiting, gpus=gpus):
             if isinstance(outcome, BaseException):
                 raise outcome
             yield directories[position], outcome

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.cluster.jobs import each
+from rl_dialog.cluster.waiting import cpus_of_cluster
 from rl_dialog.config import changed
 from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.evaluation.experiment import (
@@ -110,5 +111,5 @@ def _note_evaluation(task: Progress, outcome: Any, say: Say) -> None:
 
 
 def still_waiting(say: Say, what: str) -> Callable[[int], None]:
-    """For `each`: says how many have not finished."""
-    return lambda unfinished: say(f"still waiting for {unfinished} {what}")
+    """For `each`: says how many have not finished, and what there is to run them on."""
+    return lambda unfinished: say(f"still waiting for {unfinished} {what}. {cpus_of_cluster()}")

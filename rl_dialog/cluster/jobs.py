@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-WAITING = 300.0  # seconds without a finished call after which the caller hears what is under way
+WAITING = 60.0  # seconds without a finished call after which the caller hears that; then twice as long
 
 
 def each(
@@ -23,15 +23,17 @@ def each(
     must be running.
 
     A process that dies is replaced up to `retries` times; what `work` raises, or the last death, is yielded
-    in place of a value, so that one item does not stop the others. `waiting(unfinished)` is called whenever
-    nothing has finished for `WAITING` seconds.
+    in place of a value, so that one item does not stop the others. `waiting(unfinished)` is called when
+    nothing has finished for `WAITING` seconds, then for twice as long, and so on.
     """
     remote, shared = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=retries)(_call), ray.put(work)
     running = {remote.remote(shared, item): position for position, item in enumerate(items)}
+    patience = WAITING
     while running:
-        ready, _ = ray.wait(list(running), timeout=WAITING)
+        ready, _ = ray.wait(list(running), timeout=patience)
         if not ready:
             waiting(len(running))
+        patience = WAITING if ready else 2 * patience
         for reference in ready:
             yield running.pop(reference), _result(reference)
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +45,8 @@ from rl_dialog.cluster.learner import (
     PPOPolicyLearner,
     TargetModule,
 )
+from rl_dialog.cluster.rollout import STALLED
+from rl_dialog.cluster.waiting import cpus_of_cluster
 from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy
 from rl_dialog.models.control_policy import ControlPolicy
@@ -52,6 +56,10 @@ from rl_dialog.training.policy_gradient import APPO, PPO
 
 MakeEnvs = Callable[..., gymnasium.vector.VectorEnv]
 Policy = TypeVar("Policy", ActPolicy, ControlPolicy)
+
+RESTARTS = 3  # of each env runner, without a sample in between, after which the environments are to blame
+AGAIN = 1.0  # seconds until a round is tried again in which no env runner sampled anything
+PROBE = 0.5  # seconds for env runners that died to say that they are back
 
 
 class PolicyTrainer:
@@ -110,7 +118,8 @@ class PolicyTrainer:
             self.algorithm.stop()
 
     def train(self) -> dict[str, float]:
-        """One round. Raises UserError if nothing came back.
+        """One round. Env runners that died are made again; what is left of them samples alone until then.
+        Raises UserError if nothing comes back.
 
         Its metrics: `steps` so far; the parts of the loss, means over the round; of the `episodes` that ended
         the mean `return` and `length` with the environment's own rewards, and other outcomes that it tells.
@@ -122,30 +131,46 @@ class PolicyTrainer:
         if not self.algorithm:
             return self._metrics(self._train_here(seed))
         _seed_minibatches(seed)
-        return self._metrics(self.algorithm.train())
+        return self._metrics(self._until_sampled(self.algorithm.train, steps_sampled))
 
     def sample(self) -> list[Trajectory]:
         """One round of sampling that nothing is learned from: what the policy does as it is now. Raises
         UserError if nothing came back."""
         self.round += 1
         if self.algorithm:
-            size = self.settings.batch_size
-            self.algorithm.restore_env_runners(self.algorithm.env_runner_group)
-            episodes, _ = synchronous_parallel_sample(  # with its metrics, or the next round would count them
-                worker_set=self.algorithm.env_runner_group,
-                max_env_steps=size,
-                _uses_new_env_runners=True,
-                _return_metrics=True,
-            )
+            episodes = self._until_sampled(self._sampled_apart, bool)
         else:
             episodes = self.runner.sample(num_timesteps=self.settings.batch_size)
             self.runner.get_metrics()
-        if not episodes:
-            raise UserError(
-                "expected episodes from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 "
-                "shows Ray's log"
-            )
         return [trajectory_of(each) for each in episodes]
+
+    def _sampled_apart(self) -> list[Any]:
+        self.algorithm.restore_env_runners(self.algorithm.env_runner_group)
+        episodes, _ = synchronous_parallel_sample(  # with its metrics, or the next round would count them
+            worker_set=self.algorithm.env_runner_group,
+            max_env_steps=self.settings.batch_size,
+            _uses_new_env_runners=True,
+            _return_metrics=True,
+        )
+        return episodes
+
+    def _until_sampled(self, round_of: Callable[[], Any], has_samples: Callable[[Any], Any]) -> Any:
+        """What a round brings, repeated while all env runners are dead or being made again.
+
+        Raises UserError where each of them was made again and again and none came back with anything, and
+        after `STALLED` seconds.
+        """
+        group, began = self.algorithm.env_runner_group, time.monotonic()
+        most = group.num_remote_worker_restarts() + RESTARTS * group.num_remote_env_runners()
+        while not has_samples(found := round_of()):
+            seconds, restarts = time.monotonic() - began, group.num_remote_worker_restarts()
+            if restarts > most or seconds > STALLED:
+                raise UserError(
+                    f"expected steps from the env runners, got none within {seconds:.0f} s: all of them "
+                    f"failed or have no place. {cpus_of_cluster()}; RL_DIALOG_DEBUG=1 shows Ray's log"
+                )
+            time.sleep(AGAIN)
+        return found
 
     def policy(self) -> Policy:
         """A copy of the policy as it is now."""
@@ -240,7 +265,8 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
             module_class=TargetModule if asynchronous else PolicyModule, model_config=model
         )
     )
-    config.fault_tolerance(restart_failed_env_runners=True)
+    # every round asks those that are away whether they are back, and waits for the answer
+    config.fault_tolerance(restart_failed_env_runners=True, env_runner_health_probe_timeout_s=PROBE)
     config.debugging(seed=run["seed"], log_level="ERROR")
     config.reporting(min_time_s_per_iteration=0)
     config.training(
@@ -270,14 +296,15 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
     return config
 
 
+def steps_sampled(result: Mapping[str, Any]) -> int:
+    """In a round of RLlib's; 0 where no env runner returned anything, which RLlib tells as nothing or NaN."""
+    return _count(result.get("env_runners", {}).get("num_env_steps_sampled", 0))
+
+
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a round in RLlib's result. Raises UserError where no env runner returned anything."""
+    """The figures of a round in RLlib's result."""
+    # an asynchronous learner may have nothing to say yet
     sampled, learned = result.get("env_runners", {}), result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
-    if not sampled.get("num_env_steps_sampled"):  # an asynchronous learner may have nothing to say yet
-        raise UserError(
-            "expected steps from the env runners, got none: all of them failed; RL_DIALOG_DEBUG=1 shows "
-            "Ray's log"
-        )
     names = {
         "policy_loss": "policy_loss",
         "vf_loss": "value_loss",
@@ -287,12 +314,10 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     names |= {"policy_learning_rate": "learning_rate"}
     metrics = {ours: _number(learned[theirs]) for theirs, ours in names.items() if theirs in learned}
     sums, counts = sampled.get("outcome", {}), sampled.get("outcomes", {})
-    outcomes = {
-        name: _number(sums[name]) / ended for name in sums if (ended := _number(counts[name])) > 0
-    }  # NaN where none ended
+    outcomes = {name: _number(sums[name]) / ended for name in sums if (ended := _count(counts[name]))}
     return {
-        "new_steps": _number(sampled["num_env_steps_sampled"]),
-        "episodes": _number(counts.get("return", 0)),
+        "new_steps": steps_sampled(result),
+        "episodes": _count(counts.get("return", 0)),
         **metrics,
         **outcomes,
     }
@@ -301,3 +326,9 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
 def _number(value: Any) -> float:
     """Of RLlib's statistics, which are objects before its algorithm has reduced them."""
     return float(value.peek() if hasattr(value, "peek") else value)
+
+
+def _count(value: Any) -> int:
+    """The same of how many there were; where nothing came, RLlib says NaN."""
+    number = _number(value)
+    return 0 if math.isnan(number) else int(number)

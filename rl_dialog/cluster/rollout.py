@@ -2,41 +2,48 @@
 batch.
 
 What an episode looks like depends on its number and the seed alone, so any number of workers gives the same
-episodes, and one that a killed worker had begun is played again by its successor.
+episodes, and one that a killed worker had begun is played again by whoever is free.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
 import ray
 import torch
 
+from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.waiting import cpus_of_cluster
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import Episode, play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.device import named_device
 
 CHUNK = (
     64  # episodes a worker plays at a time: enough for a full batch, few enough that all workers end together
 )
 STALLED = 600.0  # seconds without a finished chunk after which the rollouts are given up
+LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)  # the worker, or what it had returned
+STARTING = -1  # what a worker does before it plays; else the first episode of its chunk
+
+DEATHS = 3  # of the workers that played one chunk, after which it is taken for what kills them
 
 Player = Callable[..., Sequence[Any]]  # (episode numbers, *what play_chunks passes on) -> what became of each
 
 
-@ray.remote(max_restarts=2, max_task_retries=2)
+@ray.remote
 class Worker:
-    """Holds a player; a restarted worker makes it again."""
+    """Holds a player, once it has one."""
 
-    def __init__(self, make_player: Callable[[], Player], threads: int) -> None:
+    def start(self, make_player: Callable[[], Player], threads: int) -> None:
         torch.set_num_threads(threads)
         self.player = make_player()
 
@@ -47,7 +54,11 @@ class Worker:
 
 class Workers:
     """`num_workers` persistent actors with a player each, as a context manager. Uses the Ray of this process,
-    or a local one that ends with it."""
+    or a local one that ends with it.
+
+    Whoever has a place on the cluster plays: a worker that comes late joins then, and where one dies (or its
+    node goes) its chunk goes to the next that is free, and a successor joins when it finds a place.
+    """
 
     def __init__(
         self,
@@ -55,66 +66,92 @@ class Workers:
         num_workers: int,
         *,
         cpus_per_worker: float = 1.0,
+        gpus_per_worker: float = 0.0,
         address: str | None = None,
     ) -> None:
         if num_workers < 1:
             raise UserError(f"expected at least one rollout worker, got {num_workers}")
-        self.make_player, self.num_workers, self.cpus, self.address = (
-            make_player,
-            num_workers,
-            cpus_per_worker,
-            address,
-        )
-        self.workers: list[Any] = []
-        self.started = False
+        self.make_player, self.num_workers, self.address = make_player, num_workers, address
+        self.cpus, self.gpus = cpus_per_worker, gpus_per_worker
+        self.free: list[Any] = []
+        self.starting: dict[Any, Any] = {}  # what each worker that is not free yet is doing -> the worker
+        self.deaths: Counter[int] = Counter()  # by the first episode of the chunk; STARTING
+        self.resources = ExitStack()
 
     def __enter__(self) -> Self:
-        if not ray.is_initialized():
-            address = self.address or os.environ.get("RAY_ADDRESS") or "local"
-            local = (
-                {"num_cpus": max(self.num_workers, os.cpu_count() or 1), "include_dashboard": False}
-                if address == "local"
-                else {}
-            )
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-            self.started = True
-        actor = Worker.options(num_cpus=self.cpus)
-        self.workers = [
-            actor.remote(self.make_player, max(1, int(self.cpus))) for _ in range(self.num_workers)
-        ]
+        cpus = max(self.num_workers, os.cpu_count() or 1)
+        self.resources.enter_context(connect(self.address, num_cpus=cpus))
+        for _ in range(self.num_workers):
+            self._start_another()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for worker in self.workers:
+        for worker in (*self.free, *self.starting.values()):
             ray.kill(worker)
-        if self.started:
-            ray.shutdown()
+        self.resources.close()
 
     def play_chunks(
         self, chunks: Sequence[Sequence[int]], *arguments: Any, stalled: float = STALLED
     ) -> Iterator[tuple[Sequence[int], Sequence[Any]]]:
         """Each chunk of episode numbers with what became of them, in the order in which they are done.
 
-        Raises TimeoutError when no worker finishes anything for `stalled` seconds, and what a player raised.
+        Raises TimeoutError when no worker finishes anything for `stalled` seconds, UserError for a chunk that
+        kills its workers, and what a player raised.
         """
-        waiting = list(reversed(chunks))
+        waiting, done, last = list(reversed(chunks)), 0, time.monotonic()
         running: dict[Any, tuple[Any, Sequence[int]]] = {}
-        free, done, last = list(self.workers), 0, time.monotonic()
-        while waiting or running:
-            while waiting and free:
-                worker, chunk = free.pop(), waiting.pop()
-                running[worker.play.remote(chunk, *arguments)] = worker, chunk
-            ready, _ = ray.wait(list(running), timeout=5.0)
-            if not ready and time.monotonic() - last > stalled:
-                raise TimeoutError(
-                    f"waited {stalled:.0f} s for {len(running)} rollout workers; {done} of {len(chunks)} "
-                    "chunks are done"
-                )
-            for result in ready:
-                worker, chunk = running.pop(result)
-                free.append(worker)
-                yield chunk, _result(result)
-                done, last = done + 1, time.monotonic()
+        try:
+            while waiting or running:
+                while waiting and self.free:
+                    worker, chunk = self.free.pop(), waiting.pop()
+                    running[worker.play.remote(chunk, *arguments)] = worker, chunk
+                ready, _ = ray.wait([*running, *self.starting], timeout=5.0)
+                if not ready and time.monotonic() - last > stalled:
+                    raise TimeoutError(self._stalled(stalled, done, len(chunks)))
+                for result in ready:
+                    if result not in running:
+                        self._join(result)
+                        continue
+                    worker, chunk = running.pop(result)
+                    played = self._outcome(result, worker, chunk[0])
+                    if played is None:
+                        waiting.append(chunk)
+                        continue
+                    yield chunk, played
+                    done, last = done + 1, time.monotonic()
+        finally:  # who is left playing is free when it has finished
+            self.starting |= {result: worker for result, (worker, _) in running.items()}
+
+    def _start_another(self) -> None:
+        worker = Worker.options(num_cpus=self.cpus, num_gpus=self.gpus).remote()
+        self.starting[worker.start.remote(self.make_player, max(1, int(self.cpus)))] = worker
+
+    def _join(self, started: Any) -> None:
+        self._outcome(started, self.starting.pop(started), STARTING)
+
+    def _outcome(self, result: Any, worker: Any, what: int) -> Any:
+        """What the worker returned, which is free now; None where it died, and another is started.
+
+        Raises UserError where that is the how-manieth death over the same, and what it raised.
+        """
+        try:
+            found = _result(result)
+        except LOST as error:
+            ray.kill(worker)  # one that is out of reach may still run
+            self.deaths[what] += 1
+            if self.deaths[what] >= DEATHS:
+                doing = "starting" if what == STARTING else f"playing the episodes from {what} on"
+                reason = " ".join(str(error).split())[:500]
+                raise UserError(f"{DEATHS} rollout workers died {doing}: {reason}") from error
+            self._start_another()
+            return None
+        self.free.append(worker)
+        self.deaths.pop(what, None)
+        return found
+
+    def _stalled(self, seconds: float, done: int, chunks: int) -> str:
+        counts = f"{self.num_workers} rollout workers ({len(self.starting)} of them not started)"
+        return f"waited {seconds:.0f} s for {counts}; {done} of {chunks} chunks are done. {cpus_of_cluster()}"
 
 
 class Rollouts(Workers):
@@ -126,11 +163,12 @@ class Rollouts(Workers):
         num_workers: int,
         *,
         cpus_per_worker: float = 1.0,
+        use_gpu: bool = False,
         address: str | None = None,
     ) -> None:
-        super().__init__(
-            lambda: _CheckpointPlayer(make_env), num_workers, cpus_per_worker=cpus_per_worker, address=address
-        )
+        device = "auto" if use_gpu else "cpu"  # auto: the GPU that Ray gave the worker
+        what = {"cpus_per_worker": cpus_per_worker, "gpus_per_worker": float(use_gpu), "address": address}
+        super().__init__(lambda: _CheckpointPlayer(make_env, device), num_workers, **what)
 
     def play(
         self,
@@ -157,8 +195,9 @@ class Rollouts(Workers):
 class _CheckpointPlayer:
     """Holds one policy at a time."""
 
-    def __init__(self, make_env: Callable[[], Any]) -> None:
-        self.make_env, self.loaded, self.policy, self.tokenizer = make_env, None, None, None
+    def __init__(self, make_env: Callable[[], Any], device: str) -> None:
+        self.make_env, self.device = make_env, named_device(device)
+        self.loaded, self.policy, self.tokenizer = None, None, None
 
     def __call__(
         self,
@@ -171,7 +210,7 @@ class _CheckpointPlayer:
     ) -> list[Episode]:
         if self.loaded != (checkpoint, beta):
             self.policy, self.tokenizer = (
-                load_for_decoding(checkpoint, beta=beta),
+                load_for_decoding(checkpoint, beta=beta).to(self.device),
                 load_tokenizer(resolve(checkpoint)),
             )
             self.loaded = checkpoint, beta

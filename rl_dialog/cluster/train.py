@@ -4,8 +4,10 @@ of them dies."""
 from __future__ import annotations
 
 import signal
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,10 @@ from typing import Any
 import ray
 import torch
 from ray import cloudpickle
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
-from rl_dialog.errors import UserError
+from rl_dialog.errors import UserError, room_for
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ def fit(
     to Ray Train.
 
     A worker that dies takes the group down; it is started again up to `max_failures` times and `train_worker`
-    continues from its latest checkpoint. `output_dir` must be storage that all nodes see. Raises what a
-    worker raised.
+    continues from its latest checkpoint. A message to people (UserError) ends the training at once: it would
+    come again. `output_dir` must be storage that all nodes see. Raises what a worker raised.
     """
     per_worker = {"CPU": group.cpus_per_worker, **({"GPU": 1} if group.use_gpu else {})}
     trainer = TorchTrainer(
@@ -54,19 +56,19 @@ def fit(
         scaling_config=ScalingConfig(
             num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker
         ),
-        torch_config=TorchConfig(backend="nccl" if group.use_gpu else "gloo"),
+        # one worker talks to nobody
+        torch_config=TorchConfig(backend="nccl" if group.use_gpu and group.num_workers > 1 else "gloo"),
         run_config=RunConfig(
             name="ray_train",
             storage_path=str(Path(output_dir).resolve()),
             failure_config=FailureConfig(max_failures=group.max_failures),
-            callbacks=list(callbacks),
+            callbacks=[EndAtMessages(), *callbacks],
         ),
     )
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit()
-    except ray.train.TrainingFailedError as error:
-        raise _cause(error) from error
+        with room_for(output_dir), _errors_of_workers():
+            trainer.fit()
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(
@@ -88,8 +90,24 @@ def wants_gpus(device: str, workers: int) -> bool:
 
 
 def device() -> torch.device:
-    """The device that Ray Train gave this worker."""
-    return get_device()
+    """The device that Ray Train gave this worker. Raises UserError for a GPU that torch cannot use."""
+    found = get_device()
+    if found.type == "cuda" and not torch.cuda.is_available():
+        why = "a build for CPUs, or no driver"
+        raise UserError(
+            f"Ray gave this worker a GPU of {socket.gethostname()}, and the torch there knows of none "
+            f"({why}): repair that, or pass --device cpu"
+        )
+    return found
+
+
+class EndAtMessages(UserCallback):
+    """Starts no worker again for what a config, a file or a full disk made fail."""
+
+    def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
+        for error in worker_exceptions.values():
+            if isinstance(cause := _cause(error), UserError):
+                raise cause
 
 
 def _worker_loop(settings: dict[str, Any]) -> None:
@@ -100,11 +118,19 @@ def _worker_loop(settings: dict[str, Any]) -> None:
     work(config)
 
 
+@contextmanager
+def _errors_of_workers() -> Iterator[None]:
+    try:
+        yield
+    except ray.train.TrainingFailedError as error:
+        raise _cause(error) from error
+
+
 def _cause(error: BaseException) -> BaseException:
     """The user's own error inside Ray's wrappers, when it is one that a config or a file can fix."""
     failures = getattr(error, "worker_failures", None) or {}
-    for failure in failures.values():
-        inner = getattr(failure, "cause", failure)
-        if isinstance(inner, UserError | OSError):
+    inside = [*failures.values(), getattr(error, "controller_failure", None), getattr(error, "cause", None)]
+    for inner in (error, *(_cause(one) for one in inside if isinstance(one, BaseException))):
+        if isinstance(inner, UserError | OSError) and not isinstance(inner, ray.exceptions.RayError):
             return inner
     return error

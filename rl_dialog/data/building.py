@@ -20,7 +20,7 @@ import psutil
 from rl_dialog.data.formats import served
 from rl_dialog.data.readers import LogFile
 from rl_dialog.data.shards import MANIFEST, VERSION, load_manifest
-from rl_dialog.errors import UserError
+from rl_dialog.errors import UserError, room_for
 
 RECIPE = "recipe.json"  # in a data directory in the making
 
@@ -31,14 +31,16 @@ def building(out: Path, *, overwrite: bool, recipe: str = "") -> Iterator[Path]:
     half a data directory under the name.
 
     What a killed or interrupted run on this machine left is taken over if its `recipe` was the same, and
-    removed otherwise; an error leaves nothing. Raises UserError when `out` holds something: with `overwrite`
-    a data directory is replaced, and nothing else.
+    removed otherwise; an error leaves nothing. Raises NoRoom on a full disk, UserError when `out` holds
+    something: with `overwrite` a data directory is replaced, and nothing else.
     """
     _check_place(out, overwrite=overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    directory = _take_over(out, recipe)
+    with room_for(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        directory = _take_over(out, recipe)
     try:
-        yield directory
+        with room_for(out):
+            yield directory
     except Exception:
         shutil.rmtree(directory)
         raise
@@ -76,7 +78,11 @@ def _take_over(out: Path, recipe: str) -> Path:
     mine = f"{out.name}.tmp-{platform.node()}-"
     directory = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=out.parent))
     directory.chmod(0o755)  # mkdtemp's 0700 would shut out other users and workers
-    (directory / RECIPE).write_text(recipe, encoding="utf-8")
+    try:
+        (directory / RECIPE).write_text(recipe, encoding="utf-8")
+    except OSError:
+        shutil.rmtree(directory)
+        raise
     has_leftover = False
     for left in sorted(out.parent.glob(f"{glob.escape(mine)}*")):
         if psutil.pid_exists(int(left.name.removeprefix(mine).partition("-")[0])):

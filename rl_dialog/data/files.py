@@ -9,23 +9,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.errors import room_for
+
 
 def write_atomically(directory: Path, fill: Callable[[Path], Any]) -> None:
-    """Calls `fill(temporary directory)` and renames it to `directory`, so that a killed process never leaves
-    half a checkpoint."""
+    """Calls `fill(temporary directory)` and renames it to `directory`, so that nobody ever sees half a
+    checkpoint. What fails leaves nothing; what a killed process left, `claim_output` removes. Raises NoRoom.
+    """
     temporary = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    fill(temporary)
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(temporary, directory)
+    try:
+        with room_for(directory):
+            temporary.mkdir(parents=True)
+            fill(temporary)
+            shutil.rmtree(directory, ignore_errors=True)
+            os.replace(temporary, directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def write_text_atomically(path: Path, text: str) -> None:
     """The same for a small file."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        with room_for(path):
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, values: Any) -> None:

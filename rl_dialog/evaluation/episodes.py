@@ -73,6 +73,11 @@ def play_episodes(
     return played
 
 
+MEASURED = (  # what `env_return` says
+    "eval/return", "eval/return_stderr", "eval/replies_per_dialog", "eval/reply_tokens", "eval/empty_replies"
+)  # fmt: skip
+
+
 def env_return(
     policy: Policy,
     tokenizer: PreTrainedTokenizerFast,
@@ -91,13 +96,14 @@ def env_return(
     )
     replies = [reply for episode in played for reply in episode.replies]
     totals = np.array([episode.total for episode in played])
-    return {
-        "eval/return": float(totals.mean()),
-        "eval/return_stderr": float(totals.std(ddof=1) / np.sqrt(len(totals))) if len(totals) > 1 else 0.0,
-        "eval/replies_per_dialog": len(replies) / len(played),
-        "eval/reply_tokens": float(np.mean([len(reply.tokens) for reply in replies])),
-        "eval/empty_replies": float(np.mean([not reply.text for reply in replies])),
-    }
+    figures = (
+        float(totals.mean()),
+        float(totals.std(ddof=1) / np.sqrt(len(totals))) if len(totals) > 1 else 0.0,
+        len(replies) / len(played),
+        float(np.mean([len(reply.tokens) for reply in replies])),
+        float(np.mean([not reply.text for reply in replies])),
+    )
+    return dict(zip(MEASURED, figures, strict=True))
 
 
 class _Table:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
 
 Log = Callable[[int, Mapping[str, float]], None]
@@ -49,7 +50,7 @@ class Logger:
             if path.exists() and first_step
             else []
         )
-        path.write_text("".join(line + "\n" for line in kept))
+        write_text_atomically(path, "".join(line + "\n" for line in kept))
         self._track, self._close_tracker = _open_tracker(
             report_to, directory, first_step, kept, settings or {}
         )

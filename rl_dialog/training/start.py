@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
-from rl_dialog.errors import UserError
+from rl_dialog.errors import UserError, room_for
 from rl_dialog.methods import BC, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
@@ -103,12 +103,13 @@ def train_run(
     result.json: nobody reads a worker's stderr.
     """
     notes: list[str] = []
-    trainer = load_trainer(run, output_dir, notes, device=device, evaluate=evaluate, report=report)
-    with _noting(notes, output_dir):
-        result = trainer.train()
-    result |= {"notes": notes} if notes else {}
-    if trainer.rank == 0:
-        write_json(output_dir / "result.json", result)
+    with room_for(output_dir):
+        trainer = load_trainer(run, output_dir, notes, device=device, evaluate=evaluate, report=report)
+        with _noting(notes, output_dir):
+            result = trainer.train()
+        result |= {"notes": notes} if notes else {}
+        if trainer.rank == 0:
+            write_json(output_dir / "result.json", result)
     return result
 
 

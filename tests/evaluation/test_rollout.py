@@ -59,7 +59,7 @@ def test_a_killed_worker_is_replaced(cluster, checkpoints):
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
     with Rollouts(SmallTalk, 1) as rollouts:
         before = rollouts.play(checkpoints[0], EPISODES, decoding)
-        ray.kill(rollouts.workers[0], no_restart=False)
+        ray.kill(rollouts.free[0])
         assert rollouts.play(checkpoints[0], EPISODES, decoding) == before
 
 

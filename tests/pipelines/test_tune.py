@@ -77,6 +77,44 @@ def test_a_misspelt_parameter_is_found_before_anything_starts(tmp_path) -> None:
         main(TuneConfig(sweep=written(tmp_path, train="--max_steps 2"), output_dir=str(tmp_path / "other")))
 
 
+ALONE = {"train": "--max_steps 2", "start": None}
+REFUSED = {
+    "misspelt": ({"metric": "eval/retrun"}, r"never measured: .*Did you mean eval/return\?"),
+    "of another method": (
+        ALONE | {"metric": "eval/q_loss", "space": {"method": ["tf_all"]}},
+        "eval/q_loss is never measured: .*tf_all reports .*eval/loss, eval/nll",
+    ),
+    "nothing held out": (
+        ALONE | {"metric": "eval/loss", "prepare": "--validation 0"},
+        "eval/loss is never measured: .*nothing, as --validation 0",
+    ),
+    "methods by their losses": (
+        ALONE | {"metric": "eval/loss", "mode": "min", "evaluate": None},
+        r"compares no two of them \(kl_control, psi\)",
+    ),
+    "halved by their losses": (
+        ALONE | {"metric": "eval/loss", "mode": "min", "halving": {"grace": 1}},
+        "compares no two of them",
+    ),
+    "no environment to earn in": ({"evaluate": "--contexts 4"}, "figure return is never measured: .*--env"),
+    "no candidates": ({"figure": "top/bleu@1"}, "never measured: expected --candidates"),
+    "no texts": (
+        ALONE | {"metric": "eval/loss", "space": {"method": ["psi"]}, "figure": "words",
+                 "evaluate": "--contexts 0"},
+        "words is never measured: expected --env or --contexts",
+    ),
+    "no such figure": ({"figure": "retrun"}, r"never measured: .*Did you mean return\?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_never_measured_is_said_before_anything_starts(tmp_path, why) -> None:
+    changes, message = REFUSED[why]
+    with pytest.raises(ConfigError, match=message):
+        main(TuneConfig(sweep=written(tmp_path, **changes), output_dir=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
 def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
     [point, *_] = find_points(sweep(space={"method": ["psi"], "method.c": [0.5]}))
     first, second = plan_trials(sweep(train="--max_steps 3", seeds=(0, 1)), point, tmp_path)

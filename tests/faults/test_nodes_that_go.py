@@ -1,0 +1,242 @@
+"""A node of the cluster is killed in the middle of each verb: with a CPU to spare and with none. One cluster
+for all, whose head has no CPU to lend, so that what asks for one runs on the nodes that go."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from envs.small_talk import write_logs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+ROOT = Path(__file__).parents[2]
+SLOW = "import time\n\ndef slow(dialog):\n    time.sleep(0.01)\n    return [1.0 for _ in dialog.replies]\n"
+TINY = "--model.layers 1 --model.width 16"
+SWEEP = {
+    "title": "tiny",
+    "about": "Three weights.",
+    "write_logs": {"dialogs": 60, "seed": 1},
+    "prepare": "--vocab_size 400 --max_length 256",
+    "train": f"{TINY} --max_steps 200 --env small_talk --eval_steps 40 --env_episodes 4",
+    "space": {"learning_rate": [0.001, 0.002, 0.003]},
+}
+
+
+@dataclass
+class Nodes:
+    """The cluster, and commands that run on it."""
+
+    cluster: Any
+    folder: Path
+    running: list[Any] = field(default_factory=list)
+
+    def have(self, count: int) -> None:
+        """So many nodes of one CPU."""
+        while len(self.running) < count:
+            self.running.append(self.cluster.add_node(num_cpus=1, object_store_memory=100 << 20))
+        while len(self.running) > count:
+            self.cluster.remove_node(self.running.pop(), allow_graceful=False)
+        self.cluster.wait_for_nodes()
+
+    def start(self, verb: str, *flags: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", f"pipelines.{verb}", *flags, "--address", self.cluster.address]
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def kill_the_one_with(self, work: str, command: subprocess.Popen, *, after: float) -> float:
+        """The node where processes with such names work, so many seconds after the first was seen; when."""
+        deadline = time.monotonic() + 120
+        while not any(self._works(node, work) for node in self.running):
+            assert command.poll() is None and time.monotonic() < deadline, command.communicate()[0][-3000:]
+            time.sleep(0.2)
+        time.sleep(after)
+        assert command.poll() is None, f"over before a node went: {command.communicate()[0][-3000:]}"
+        victim = [node for node in self.running if self._works(node, work)][-1]
+        self.cluster.remove_node(victim, allow_graceful=False)
+        self.running.remove(victim)
+        return time.monotonic()
+
+    @staticmethod
+    def _works(node: Any, work: str) -> bool:
+        for started in (each.process.pid for group in node.all_processes.values() for each in group):
+            try:
+                below = psutil.Process(started).children(recursive=True)
+                if any(re.search(f"^ray::.*({work})", " ".join(each.cmdline())) for each in below):
+                    return True
+            except psutil.Error:
+                continue
+        return False
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory) -> Iterator[Nodes]:
+    from ray.cluster_utils import Cluster
+
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "slow_reward.py").write_text(SLOW)
+    write_logs(folder / "many.jsonl", dialogs=1500, seed=1)
+    write_logs(folder / "few.jsonl", dialogs=150, seed=2)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as short:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(folder))))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        head = {"num_cpus": 0, "object_store_memory": 100 << 20, "temp_dir": short}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        made = Nodes(cluster, folder)
+        made.have(2)
+        try:
+            data = ["--output_dir", str(folder / "data"), "--vocab_size", "400"]
+            ended(made.start("prepare", "--logs", str(folder / "few.jsonl"), *data))
+            policy = ["--data", str(folder / "data"), "--output_dir", str(folder / "policy"), *TINY.split()]
+            ended(made.start("train", *policy, "--max_steps", "3", "--cpus_per_worker", "1"))
+            yield made
+        finally:
+            cluster.shutdown()
+
+
+def ended(command: subprocess.Popen, timeout: float = 240) -> tuple[dict[str, Any], str]:
+    """Its last line, and all of it."""
+    output, _ = command.communicate(timeout=timeout)
+    assert command.returncode == 0, output[-5000:]
+    return json.loads(output.splitlines()[-1]), output
+
+
+def flags_of(verb: str, folder: Path, out: Path) -> list[str]:
+    flags = {
+        "prepare": f"--logs {folder}/many.jsonl --rewards.slow_reward:slow 1 --vocab_size 300",
+        "candidates": f"--data {folder}/data --checkpoint {folder}/policy --shard_contexts 8 --contexts 120",
+        "train": f"--data {folder}/data {TINY} --max_steps 150 --save_steps 10 --num_workers 2 "
+        "--cpus_per_worker 1",
+        "evaluate": f"--checkpoints {folder}/policy --env small_talk --episodes 1500 --num_workers 2",
+        "tune": f"--sweep {folder}/sweep.yaml",
+        "simulate": "--policy ppo --num_workers 2 --epochs 40 --eval_every 20 --batch_size 400 --num_envs 8 "
+        "--eval_episodes 20 --episodes 60 --rule_episodes 60 --mle.epochs 1",
+    }
+    return [*flags[verb].split(), "--output_dir", str(out)]
+
+
+WHOLE: dict[str, tuple[str, float, Callable[[dict[str, Any]], bool]]] = {
+    # what works, how long before the node goes, and whether all is there afterwards
+    "prepare": ("Scorer", 3, lambda result: result["dialogs"] == 1500),
+    "candidates": ("Generator", 4, lambda result: result["generated_contexts"] == result["contexts"] > 120),
+    "evaluate": ("Worker.play", 3, lambda result: result["checkpoints"] == 1),
+    "tune": ("ImplicitFunc", 4, lambda result: result["trials"]["ended"] == 3),
+    "simulate": ("VectorEnvRunner", 4, lambda result: result["episodes"] == 60),
+}
+
+
+@pytest.mark.parametrize("spare", [0, 1], ids=["nothing to spare", "a CPU to spare"])
+@pytest.mark.parametrize("verb", WHOLE)
+def test_the_living_take_over(nodes: Nodes, tmp_path: Path, verb: str, spare: int) -> None:
+    work, after, is_whole = WHOLE[verb]
+    (nodes.folder / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
+    nodes.have(2 + spare)
+    command = nodes.start(verb, *flags_of(verb, nodes.folder, tmp_path / "out"))
+    went = nodes.kill_the_one_with(work, command, after=after)
+    result, _ = ended(command)
+    print(f"{verb}, {spare} to spare: ended {time.monotonic() - went:.0f} s after the node went")
+    assert is_whole(result), result
+
+
+def test_evaluations_are_those_of_nobody_who_went(nodes: Nodes, tmp_path: Path) -> None:
+    """Chunks that were lost are played again as they were."""
+    nodes.have(2)
+    results = []
+    for name, goes in (("whole", False), ("lost", True)):
+        command = nodes.start("evaluate", *flags_of("evaluate", nodes.folder, tmp_path / name))
+        if goes:
+            nodes.kill_the_one_with("Worker.play", command, after=2)
+        results.append(ended(command)[0]["figures"])
+    assert results[0] == results[1]
+
+
+def test_train_says_what_it_waits_for_and_goes_on_when_a_node_comes(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(2)
+    command = nodes.start("train", *flags_of("train", nodes.folder, tmp_path / "out"))
+    nodes.kill_the_one_with("RayTrainWorker", command, after=6)
+    while "waiting for 20 s: no place for a group of 2 processes (1 CPU each)" not in (
+        line := command.stdout.readline()
+    ):
+        assert command.poll() is None
+    assert "1 of 1 CPUs free" in line
+    nodes.have(2)
+    result, output = ended(command)
+    assert "goes on after" in output and result["step"] == 150
+
+
+def test_the_env_runners_all_killed(nodes: Nodes, tmp_path: Path) -> None:
+    """Processes, while Ray makes them again: three times in a row."""
+    nodes.have(2)
+    command = nodes.start("simulate", *flags_of("simulate", nodes.folder, tmp_path / "out"))
+    for _ in range(3):
+        deadline = time.monotonic() + 60
+        while not (runners := _processes("VectorEnvRunner")):
+            assert command.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(1)
+        for each in runners:
+            each.kill()
+    assert ended(command)[0]["episodes"] == 60
+
+
+def _processes(work: str) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        try:
+            found += [each] if re.search(f"^ray::.*{work}", " ".join(each.cmdline())) else []
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("spare", [0, 1], ids=["nothing to spare", "a CPU to spare"])
+def test_a_server_answers_with_the_replica_that_is_left(nodes: Nodes, tmp_path: Path, spare: int) -> None:
+    nodes.have(2 + spare)
+    port = _free_port()
+    flags = ["--models", f"bot={nodes.folder}/policy", "--port", str(port), "--num_replicas", "2"]
+    command = nodes.start("serve", *flags, "--store", f"sqlite:///{tmp_path}/chats.db", "--quiet")
+    try:
+        while not command.stdout.readline().startswith('{"ready"'):
+            assert command.poll() is None, command.communicate()[0][-3000:]
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        assert _asked(url) == 200
+        went = nodes.kill_the_one_with("ServeReplica", command, after=2)
+        found = [(round(time.monotonic() - went, 1), _asked(url)) for _ in range(60)]
+        failed = [each for each in found if each[1] != 200]
+        print(f"serve, {spare} to spare: {len(failed)} of {len(found)} requests failed: {failed}")
+        # what the lost replica was answering is lost; nobody waits for it, and the other one answers
+        assert len(failed) <= 3 and {status for _, status in found[-30:]} == {200}
+    finally:
+        command.send_signal(signal.SIGTERM)
+        command.communicate(timeout=120)
+
+
+def _asked(url: str) -> int:
+    body = {"model": "bot", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+    try:
+        return httpx.post(url, json=body, timeout=30).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
