@@ -26,6 +26,7 @@ from rl_dialog.serving.served import ASSIGNED, Models, Served
 from rl_dialog.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from rl_dialog.data.keys import Key
     from rl_dialog.data.store import Store
 
 
@@ -140,10 +141,10 @@ class Completions:
     def _settings(self) -> ServeSettings:
         return self.models.settings
 
-    async def begin(self, request: ChatRequest, key: str) -> Exchange:
+    async def begin(self, request: ChatRequest, key: Key) -> Exchange:
         """Checks a request and finds the model for it. Raises ApiError."""
         chat, model = await self._model(request, key)
-        return Exchange(request, key, model, chat, await self._ask(request, key, model))
+        return Exchange(request, key.name, model, chat, await self._ask(request, key.name, model))
 
     async def _ask(self, request: ChatRequest, key: str, model: Served) -> Ask:
         decoding = self._decoding(request, generation_settings(request.generation_config), model)
@@ -260,17 +261,12 @@ class Completions:
 
     # A request, checked.
 
-    async def _model(self, request: ChatRequest, key: str) -> tuple[str | None, Served]:
+    async def _model(self, request: ChatRequest, key: Key) -> tuple[str | None, Served]:
         """The chat that a request belongs to, if it says so, and the model that answers."""
-        chat, name = request.chat_id, request.model
-        if chat is not None:
-            try:
-                assigned = await asyncio.to_thread(self.store.model_of, chat, key=key)
-            except KeyError:
-                raise ApiError(
-                    404, f"there is no chat {chat!r} for this API key", param="chat_id", code="chat_not_found"
-                ) from None
-            name = assigned if name == ASSIGNED else name
+        chat, name = None, request.model
+        if request.chat_id is not None or request.completion_id is not None:
+            known = await asyncio.to_thread(self._chat, request, key.name)
+            chat, name = known.id, known.model if name == ASSIGNED else name
         elif name == ASSIGNED:
             raise ApiError(
                 400,
@@ -283,15 +279,27 @@ class Completions:
             name not in served and request.model == ASSIGNED
         ):  # its model was taken out of service: the chat goes on with another
             name = self.models.assign(chat)
-        if name not in served:
-            expected = ", ".join(map(repr, served))
+        blind = key.blind and request.model != ASSIGNED
+        if name not in served or blind:
+            expected = ", ".join(map(repr, [*([] if key.blind else served), ASSIGNED]))
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist; expected one of {expected}",
+                f"the model {request.model!r} does not exist; expected one of {expected}",
                 param="model",
                 code="model_not_found",
             )
         return chat, served[name]
+
+    def _chat(self, request: ChatRequest, key: str) -> Any:
+        """The chat that a request names, by its id or by one of its completions."""
+        try:
+            chat = request.chat_id or self.store.chat_of(request.completion_id or "", key=key)
+            return self.store.known(chat, key=key, user=request.user or "")
+        except KeyError:
+            param = "completion_id" if request.chat_id is None else "chat_id"
+            whose = f"this API key{' and this user' if request.user else ''}"
+            message = f"there is no chat {getattr(request, param)!r} for {whose}"
+            raise ApiError(404, message, param=param, code="chat_not_found") from None
 
     def _decoding(self, request: ChatRequest, config: dict[str, Any], model: Served) -> Decoding:
         """How to draw the reply; a GenerationConfig counts where the request's own fields do not."""

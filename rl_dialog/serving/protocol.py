@@ -144,8 +144,9 @@ class ChatRequest(Drawing):
     """false: this exchange is not stored, so it can be neither voted on nor trained on"""
     # ours
     chat_id: Name | None = None
-    """the chat that this request continues (POST /v1/chats); without it, the server finds it by the
-    messages"""
+    """the chat that this request continues: from POST /v1/chats, or from an earlier answer"""
+    completion_id: Name | None = None
+    """another way to say so: the `id` of any answer of the chat"""
     beta: Annotated[float, Field(ge=-1000, le=1000)] | None = None
     """another strength of the values than the checkpoint's, where its method has one"""
     decoder: Literal["method", "lm"] | None = None
@@ -188,6 +189,8 @@ class ChatRequest(Drawing):
             raise UserError("response_format: only text is supported by this server")
         if self.modalities not in (None, [], ["text"]):
             raise UserError("modalities: only text is supported by this server")
+        if self.chat_id is not None and self.completion_id is not None:
+            raise UserError("completion_id: expected it in place of chat_id, got both")
         if self.top_logprobs is not None and not self.logprobs:
             raise UserError("top_logprobs: expected logprobs true beside it")
         if not self.messages[-1].plain["content"] and self.messages[-1].role == "user":

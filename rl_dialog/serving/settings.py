@@ -89,7 +89,7 @@ def settings_from(
     that others reach.
     """
     with closing(Store(store)) as chats:
-        keys = chats.keys()
+        keys = chats.keys.all()
     needs_key = any(key.revoked is None for key in keys)
     if not needs_key and public_host:
         name = shown_store(store)

@@ -98,8 +98,13 @@ class Served:
     def set(self, **changed) -> None:
         self.models.settings = replace(self.settings, **changed)
 
-    def key(self, requests_per_minute=600) -> str:
-        return self.store.add_key(f"key {time.monotonic_ns()}", requests_per_minute=requests_per_minute)
+    def key(self, requests_per_minute=600, scopes=("participant",)) -> str:
+        given = {"requests_per_minute": requests_per_minute, "scopes": scopes}
+        return self.store.keys.add(f"key {time.monotonic_ns()}", **given)
+
+    def latest_key(self) -> str:
+        """The name of the one that was made last."""
+        return max(self.store.keys.all(), key=lambda key: key.created).name
 
     def use_the_model(self) -> None:
         """The tiny ilql model speaks for itself."""

@@ -204,8 +204,35 @@ def test_turns_of_a_chat_become_one_dialog_with_its_votes(serve, client_of):
             "ann",
             {"quality": 6},
         )
-        assert httpx.delete(f"{url}/v1/users/ann").json() == {"deleted": 1}
+        assert httpx.delete(f"{url}/v1/users/ann").json() == {"deleted": 3}, "each request named no chat"
         assert list(store.dialogs()) == []
+
+
+def test_a_chat_is_known_by_its_id_or_a_completion_and_never_by_its_text(serve, client_of):
+    """Two callers with one key, no user, temperature 0: their first exchanges are equal."""
+    with serve() as (url, _, store):
+        client = client_of(url)
+
+        def ask(messages, **known):
+            return client.chat.completions.create(
+                model="bc", messages=messages, temperature=0, extra_body=known
+            )
+
+        hers, his = ask(TALK), ask(TALK)
+        said = {"role": "assistant", "content": hers.choices[0].message.content}
+        secret = [*TALK, said, {"role": "user", "content": "my secret is 4711"}]
+        assert hers.choices[0].message.content == his.choices[0].message.content
+        answers = [ask(secret), ask(secret, chat_id=hers.chat_id), ask(secret, completion_id=hers.id)]
+        assert [answer.chat_id == hers.chat_id for answer in answers] == [False, True, True]
+        seen = {chat: httpx.get(f"{url}/v1/chats/{chat}").text for chat in (hers.chat_id, his.chat_id)}
+        assert "4711" in seen[hers.chat_id] and "4711" not in seen[his.chat_id]
+        assert len({hers.chat_id, his.chat_id, answers[0].chat_id}) == 3 == store.counts()["chats"]
+        with pytest.raises(openai.NotFoundError, match="no chat 'chatcmpl-none'"):
+            ask(secret, completion_id="chatcmpl-none")
+        with pytest.raises(openai.NotFoundError, match="and this user"):
+            ask(secret, chat_id=hers.chat_id, user="somebody else")
+        with pytest.raises(openai.BadRequestError, match="in place of chat_id"):
+            ask(secret, chat_id=hers.chat_id, completion_id=hers.id)
 
 
 def test_the_pages_routes(serve):
@@ -314,8 +341,8 @@ def test_broken_bodies(serve):
 
 def test_nobody_without_a_key_gets_in(serve, client_of):
     with serve(needs_key=True) as (url, _, store):
-        key = store.add_key("ann", requests_per_minute=1000)
-        other = store.add_key("bob", requests_per_minute=1000)
+        key = store.keys.add("ann", requests_per_minute=1000)
+        other = store.keys.add("bob", requests_per_minute=1000)
         for method, path in (
             ("GET", "/v1/models"), ("GET", "/v1/models/bc"), ("POST", "/v1/chat/completions"),
             ("POST", "/v1/chats"), ("GET", "/v1/chats/x"), ("POST", "/v1/chats/x/ratings"),
@@ -347,7 +374,7 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
             == 404
         )
         assert httpx.delete(f"{url}/v1/users/u", headers=his).json() == {"deleted": 0}
-        store.revoke_key("ann")
+        store.keys.revoke("ann")
         with pytest.raises(openai.AuthenticationError):
             client_of(url, key).models.list()
 
@@ -355,8 +382,8 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
 def test_a_key_has_its_rate(serve, client_of):
     with serve(needs_key=True) as (url, _, store):
         slow, fast = (
-            store.add_key("slow", requests_per_minute=3),
-            store.add_key("fast", requests_per_minute=1000),
+            store.keys.add("slow", requests_per_minute=3),
+            store.keys.add("fast", requests_per_minute=1000),
         )
         client = client_of(url, slow)
         for _ in range(3):
