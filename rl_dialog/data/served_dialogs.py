@@ -39,6 +39,7 @@ class Chat(Protocol):
     user: str
     model: str
     assigned: bool
+    propensity: float | None
     consent: str | None
     ratings: dict[str, float] | None
     comments: str
@@ -159,6 +160,7 @@ def _meta(first: Chat, leaf: Turn, chat: Chat) -> dict[str, Any]:
         "model": leaf.model,
         "assigned": bool(chat.assigned),
         "drawn": chat.model if chat.assigned else None,
+        "propensity": chat.propensity,
         "checkpoint": leaf.checkpoint,
         "method": leaf.method,
         "settings": leaf.settings,

@@ -88,10 +88,17 @@ class Store:
             yield connection
 
     def start_chat(
-        self, *, key: str = "", user: str = "", model: str, assigned: bool = False, consent: str | None = None
+        self,
+        *,
+        key: str = "",
+        user: str = "",
+        model: str,
+        propensity: float | None = None,
+        consent: str | None = None,
     ) -> str:
-        """A chat without turns; its id."""
-        row = _new_chat(key=key, user=user, model=model, assigned=assigned, consent=consent)
+        """A chat without turns; its id. `propensity`: the probability with which the server drew the model;
+        None where it did not."""
+        row = _new_chat(key=key, user=user, model=model, propensity=propensity, consent=consent)
         with self._writing() as connection:
             connection.execute(insert(CHATS).values(row))
         return row["id"]
@@ -105,6 +112,7 @@ class Store:
         key: str = "",
         user: str = "",
         model: str,
+        propensity: float | None = None,
         checkpoint: str,
         method: str,
         settings: dict[str, Any],
@@ -116,7 +124,8 @@ class Store:
 
         In `chat` the turn goes on from the reply that ends the last assistant message of `messages`, if that
         was given in the same conversation, or else begins anew. Without one the request is a new chat with
-        its whole history; what it continues by its text, of this key and user, is noted for `dialogs` alone.
+        its whole history; what it continues by its text, of this key and user, is noted for `dialogs` alone,
+        and `propensity` is of that new chat, as in `start_chat`.
         """
         said = request_messages(messages)
         made = {
@@ -131,7 +140,7 @@ class Store:
         ]
         if not turns:
             raise UserError("expected at least one reply, got none")
-        begun = _new_chat(key=key, user=user, model=model, assigned=False, consent=None)
+        begun = _new_chat(key=key, user=user, model=model, propensity=propensity, consent=None)
         try:
             return self._add(said, turns, chat, begun)
         except IntegrityError:  # another process has just stored this completion
@@ -403,7 +412,9 @@ def _touch(connection: Connection, chat: int) -> None:
     connection.execute(update(CHATS).where(CHATS.c.number == chat).values(updated=time.time()))
 
 
-def _new_chat(*, key: str, user: str, model: str, assigned: bool, consent: str | None) -> dict[str, Any]:
+def _new_chat(
+    *, key: str, user: str, model: str, propensity: float | None, consent: str | None
+) -> dict[str, Any]:
     name_of(key, "key", least=0)
     name_of(user, "user", least=0)
     check_storable([model, consent], "model or consent")
@@ -412,7 +423,8 @@ def _new_chat(*, key: str, user: str, model: str, assigned: bool, consent: str |
     return who | {
         "thread": None,
         "model": model,
-        "assigned": assigned,
+        "assigned": propensity is not None,
+        "propensity": propensity,
         "consent": consent,
         "ratings": None,
         "comments": "",

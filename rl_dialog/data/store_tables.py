@@ -35,6 +35,7 @@ CHATS = Table(
     Column("user", Text, nullable=False),  # the client's own name for its user, "" unknown
     Column("model", Text, nullable=False),
     Column("assigned", Boolean, nullable=False),  # the server drew the model
+    Column("propensity", Double),  # with this probability; null: it did not
     Column("consent", Text),  # the text that the user agreed to
     Column("ratings", JSON(none_as_null=True)),  # {"quality": 5, ...}
     Column("comments", Text, nullable=False),

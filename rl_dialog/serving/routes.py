@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from rl_dialog.data.keys import ANYBODY, Key
 from rl_dialog.data.store import Store
-from rl_dialog.serving.completions import Completions
+from rl_dialog.serving.completions import Completions, participant
 from rl_dialog.serving.metrics import Metrics
 from rl_dialog.serving.protocol import RATINGS, ApiError, ChatRequest, ChatStart, Feedback, Ratings
 from rl_dialog.serving.served import ASSIGNED, Models, Served
@@ -157,11 +158,12 @@ async def start_chat(body: Annotated[ChatStart, Body()], server: Here, key: Talk
     assigned = name == ASSIGNED
     if not assigned:
         _require_model(name, models, key)
-    model = models.draw() if assigned else name
-    about = {"user": body.user or "", "model": model, "assigned": assigned, "consent": body.consent}
+    somebody = participant(key, body.user) or secrets.token_hex(16)
+    model, propensity = models.draw(somebody) if assigned else (name, None)
+    about = {"user": body.user or "", "model": model, "propensity": propensity, "consent": body.consent}
     with _bad_values():
         chat = await asyncio.to_thread(server.store.start_chat, key=key.name, **about)
-    created, has_values = int(time.time()), models.has_values(model)
+    created, has_values = int(time.time()), models.shows_values(model, assigned=assigned)
     return {"id": chat, "object": "chat", "created": created, "model": name, "has_values": has_values}
 
 
@@ -172,7 +174,7 @@ async def read_chat(chat: str, server: Here, key: Talker) -> dict[str, Any]:
     shown = {name: stored[name] for name in ("id", "ratings", "comments")}
     model, has_values = (
         ASSIGNED if stored["assigned"] else stored["model"],
-        server.models.has_values(stored["model"]),
+        server.models.shows_values(stored["model"], assigned=stored["assigned"]),
     )
     about = {"object": "chat", "created": int(stored["created"]), "model": model, "has_values": has_values}
     return shown | about | {"messages": [_message(message) for message in stored["messages"]]}
@@ -214,10 +216,9 @@ async def page_settings(server: Here) -> dict[str, Any]:
         name: getattr(settings, name)
         for name in ("title", "consent", "needs_key", "min_messages", "max_tokens")
     }
-    return shown | {
-        "bots": len(server.models.compared()),
-        "max_message_characters": 4 * settings.max_prompt_length,
-    }
+    compared = server.models.compared()
+    longest = settings.max_prompt_length or min(model.engine.context for model in compared)
+    return shown | {"bots": len(compared), "max_message_characters": 4 * longest}
 
 
 @chats.get("/", include_in_schema=False)

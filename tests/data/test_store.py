@@ -240,7 +240,7 @@ def test_what_the_client_says_for_the_assistant_is_context(store):
 
 
 def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
-    chat = store.start_chat(user="ann", model="bot", assigned=True, consent="I agree.")
+    chat = store.start_chat(user="ann", model="bot", propensity=0.25, consent="I agree.")
     first, _ = add(store, talk("hi"), "Hello", chat=chat)
     last, _ = add(store, talk("hi", "Hello", "joke?"), "No.", chat=chat)
     store.feedback(first, vote=1)
@@ -271,7 +271,7 @@ def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
         "method": "ilql",
         "settings": {"beta": 1.5},
     }
-    about |= {"drawn": "bot", "consent": "I agree."}
+    about |= {"drawn": "bot", "propensity": 0.25, "consent": "I agree."}
     assert dialog.meta == about | {"ratings": {"quality": 3, "fluency": 7}, "comments": "nice"}
     assert edited.id == f"{chat}#edit-{rows(store, TURNS)[1].number}" and edited.meta == about | {
         "started": started

@@ -127,7 +127,7 @@ def test_every_field_of_openais_that_we_have(serve, client_of):
         assert (
             ask(messages=parts).choices[0].message.content == ask(messages=plain).choices[0].message.content
         )
-        assert [model.id for model in client.models.list()] == ["bc", "ilql"]
+        assert [model.id for model in client.models.list()] == ["bc", "ilql", "assigned"]
         assert client.models.retrieve("bc").method == "bc"
 
 
@@ -276,7 +276,11 @@ def test_the_pages_routes(serve):
 @pytest.mark.parametrize(
     "body, status, words",
     [
-        ({"model": "nobody", "messages": TALK}, 404, "'nobody' does not exist; expected one of 'bc', 'ilql'"),
+        (
+            {"model": "nobody", "messages": TALK},
+            404,
+            "'nobody' does not exist; expected one of 'bc', 'ilql', 'assigned'",
+        ),
         ({"model": "bc"}, 400, "messages: Field required"),
         ({"model": "bc", "messages": []}, 400, "messages"),
         (
@@ -287,7 +291,7 @@ def test_the_pages_routes(serve):
         ({"model": "bc", "messages": TALK, "temperature": "hot"}, 400, "temperature"),
         ({"model": "bc", "messages": TALK, "temperature": 1e-9}, 400, "at least 0.01"),
         ({"model": "bc", "messages": TALK, "top_p": 2}, 400, "top_p"),
-        ({"model": "bc", "messages": TALK, "max_tokens": 65}, 400, "at most 64, got 65"),
+        ({"model": "bc", "messages": TALK, "max_tokens": 128}, 400, "at most 127, got 128"),
         ({"model": "bc", "messages": TALK, "n": 99}, 400, "n: "),
         ({"model": "bc", "messages": TALK, "tools": [{}]}, 400, "tools is not supported"),
         ({"model": "bc", "messages": TALK, "response_format": {"type": "json_object"}}, 400, "only text"),
@@ -295,7 +299,8 @@ def test_the_pages_routes(serve):
         ({"model": "bc", "messages": [{"role": "user", "content": "a\0b"}]}, 400, "NUL"),
         ({"model": "bc", "messages": [{"role": "wizard", "content": "a"}]}, 400, "role"),
         ({"model": "bc", "messages": TALK, "chat_id": "chat-none"}, 404, "no chat 'chat-none'"),
-        ({"model": "assigned", "messages": TALK}, 400, "needs a chat_id"),
+        ({"model": "assigned", "messages": TALK, "beta": 1.0}, 400, "beta: models are compared"),
+        ({"model": "assigned", "messages": TALK, "return_values": True}, 400, "return_values: models are"),
         ({"model": "bc", "messages": TALK, "generation_config": "{"}, 400, "JSON object"),
         ({"model": "ilql", "messages": TALK, "beta": float("1e308")}, 400, "beta"),
     ],
