@@ -65,10 +65,13 @@ class Turn(Protocol):
     edit: str | None
 
 
-def chat_dialogs(chats: Sequence[Chat], turns: Sequence[Turn]) -> Iterator[Dialog]:
+def chat_dialogs(
+    chats: Sequence[Chat], turns: Sequence[Turn], repeated: Container[int] = ()
+) -> Iterator[Dialog]:
     """The Dialogs of the chats of one thread, mostly a single one: one per leaf in the order in which the
     leaves were served, then one per edit. Ratings and comments stand in the newest branch of their chat
-    alone: it is the conversation that was rated, and a rating counts once."""
+    alone: it is the conversation that was rated, and a rating counts once. So does what a key and user vote
+    on one conversation: of the turns `repeated` the vote is kept as `repeated_vote`."""
     found, known = {chat.number: chat for chat in chats}, {turn.number: turn for turn in turns}
     inner = {turn.parent for turn in turns}
     of_chat: defaultdict[int, list[Turn]] = defaultdict(list)
@@ -82,7 +85,7 @@ def chat_dialogs(chats: Sequence[Chat], turns: Sequence[Turn]) -> Iterator[Dialo
         leaves[leaf.chat] += 1
         yield Dialog(
             id=chat.id if leaves[leaf.chat] == 1 else f"{chat.id}#{leaves[leaf.chat]}",
-            messages=list(_messages(path, context=trained)),
+            messages=list(_messages(path, context=trained, repeated=repeated)),
             source=SOURCE,
             meta=_meta(found[path[0].chat], leaf, chat)
             | _ratings([found[turn.chat] for turn in path if turn.number in rated]),
@@ -112,18 +115,21 @@ def branch(leaf: Turn, known: dict[int, Turn]) -> list[Turn]:
     return path[::-1]
 
 
-def _messages(path: Sequence[Turn], *, context: Container[int]) -> Iterator[dict[str, Any]]:
+def _messages(
+    path: Sequence[Turn], *, context: Container[int], repeated: Container[int] = ()
+) -> Iterator[dict[str, Any]]:
     """What was said on a path; the replies of the turns `context` are not trained on."""
     said, before = 0, None
     for turn in path:
         prompt = turn.prompt if before in (None, turn.chat) else turn.prompt[said:]
         yield from map(_by_client, prompt)
-        yield _reply(turn, context=turn.number in context)
+        vote = "repeated_vote" if turn.number in repeated else "vote"
+        yield _reply(turn, context=turn.number in context, vote=vote)
         said, before = said + len(prompt) + 1, turn.chat
 
 
-def _reply(turn: Turn, *, context: bool) -> dict[str, Any]:
-    given = {name: value for name, value in (("vote", turn.vote), ("edit", turn.edit)) if value is not None}
+def _reply(turn: Turn, *, context: bool, vote: str) -> dict[str, Any]:
+    given = {name: value for name, value in ((vote, turn.vote), ("edit", turn.edit)) if value is not None}
     return {
         "role": "assistant",
         "content": turn.reply,

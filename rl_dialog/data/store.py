@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, true, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, true, update
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
@@ -80,6 +80,11 @@ class Store:
     def close(self) -> None:
         self._engine.dispose()
         self.keys.close()
+
+    def ping(self) -> None:
+        """Returns once the database has answered. Raises SQLAlchemyError where it cannot."""
+        with self._reader.begin() as connection:
+            connection.execute(select(CHATS.c.number).limit(1)).first()
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -258,14 +263,14 @@ class Store:
     def dialogs(self, first: int | None = None, last: int | None = None) -> Iterator[Dialog]:
         """The Dialogs of the chats numbered `first` to `last`, in the order of the chats; memory stays
         flat."""
-        for chats, turns in self.threads(first, last):
-            yield from chat_dialogs(chats, turns)
+        for thread in self.threads(first, last):
+            yield from chat_dialogs(*thread)
 
     def threads(
         self, first: int | None = None, last: int | None = None, *, last_turn: int | None = None
-    ) -> Iterator[tuple[list[Row], list[Row]]]:
-        """(chats, their turns) for every thread of chats with turns that begins among `first` to `last`, in
-        the order of the numbers; a chat that no other goes on with is one by itself.
+    ) -> Iterator[Thread]:
+        """Every thread of chats with turns that begins among `first` to `last`, in the order of the numbers;
+        a chat that no other goes on with is one by itself.
 
         `last_turn` leaves out later turns, so that several readers see one state of a store in use. No
         transaction is open while the caller works.
@@ -275,7 +280,7 @@ class Store:
             yield from batch
             done = batch[-1][0][0].number
 
-    def _batch(self, done: int, last: int | None, last_turn: int | None) -> list[tuple[list[Row], list[Row]]]:
+    def _batch(self, done: int, last: int | None, last_turn: int | None) -> list[Thread]:
         early = true() if last_turn is None else TURNS.c.number <= last_turn
         limits = [_BEGINS, CHATS.c.number > done] + ([] if last is None else [CHATS.c.number <= last])
         answered = select(TURNS.c.number).where(TURNS.c.chat == CHATS.c.number, early).exists()
@@ -287,8 +292,9 @@ class Store:
             turns = connection.execute(
                 select(TURNS).join(CHATS).where(members, early).order_by(TURNS.c.number)
             ).all()
+            repeated = set(connection.scalars(_repeated(last_turn).where(members, early)))
         thread_of = {chat.number: chat.thread or chat.number for chat in chats}
-        found: dict[int, tuple[list[Row], list[Row]]] = {root: ([], []) for root in roots}
+        found: dict[int, Thread] = {root: ([], [], repeated) for root in roots}
         for chat in chats:
             found[thread_of[chat.number]][0].append(chat)
         for turn in turns:
@@ -326,7 +332,19 @@ class Store:
             return connection.execute(chats).one()._asdict() | connection.execute(turns).one()._asdict()
 
 
+Thread = tuple[list[Row], list[Row], set[int]]  # chats, their turns, and turns whose vote was repeated
 _BEGINS = CHATS.c.thread.is_(None)  # a thread
+
+
+def _repeated(last_turn: int | None) -> Select[tuple[int]]:
+    """The turns whose conversation, word for word, the same key and user voted on again later: of such votes
+    the last one counts."""
+    later, chats = TURNS.alias(), CHATS.alias()
+    same = [later.c.conversation == TURNS.c.conversation, later.c.number > TURNS.c.number]
+    same += [chats.c.key == CHATS.c.key, chats.c.user == CHATS.c.user, later.c.vote.is_not(None)]
+    same += [] if last_turn is None else [later.c.number <= last_turn]
+    again = select(later.c.number).join(chats, chats.c.number == later.c.chat).where(*same).exists()
+    return select(TURNS.c.number).join(CHATS).where(TURNS.c.vote.is_not(None), again)
 
 
 def conversation_hash(messages: Sequence[dict[str, Any]]) -> str:

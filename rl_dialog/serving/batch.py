@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,10 +57,20 @@ class Ask:
         None  # how many alternatives to report per token; None reports no log-probabilities
     )
     values: bool = False  # report Q and V of every token
+    # taken from the logits of tokens that the reply has said, for each time and once; what is added to those
+    # of single ones: (id, how much)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     # Whose turn it is when many wait. What conversations of one key and user left in the slots is never used
     # for another's: how much was there would tell what they said.
     key: str = ""
     user: str = ""
+
+    @property
+    def leans(self) -> bool:
+        """Does it change the logits of single tokens?"""
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -324,6 +335,8 @@ def _draw(logits: Tensor, rows: list[Row]) -> Tensor:
     """(S,) tokens: the likeliest, or a Gumbel-max draw from each row's own stream (as
     evaluation/generation.py draws)."""
 
+    logits = _leaning(logits, rows)
+
     def warped(chosen: Tensor | None, decoding: Decoding) -> Tensor:
         part = logits if chosen is None else logits[chosen]
         for warp in warpers(decoding) if decoding.do_sample else ():
@@ -342,6 +355,21 @@ def _draw(logits: Tensor, rows: list[Row]) -> Tensor:
         if row.ask.decoding.do_sample:
             line.exponential_(generator=row.generator)
     return (scores - noise.log_().to(scores.device)).argmax(1)
+
+
+def _leaning(logits: Tensor, rows: list[Row]) -> Tensor:
+    """The logits with what requests take from and add to those of single tokens, as OpenAI's API defines
+    it."""
+    leaning = [i for i, row in enumerate(rows) if row.ask.leans]
+    logits = logits.float().clone() if leaning else logits
+    for i in leaning:
+        ask, added = rows[i].ask, Counter()
+        for token, times in Counter(rows[i].tokens).items():
+            added[token] = -(ask.frequency_penalty * times + ask.presence_penalty)
+        for token, bias in ask.logit_bias:
+            added[token] += bias
+        logits[i, list(added)] += torch.tensor(list(added.values()), device=logits.device)
+    return logits
 
 
 def _by_kind(

@@ -39,7 +39,16 @@ EVENTS = 200
 REPLY_ROOM = 64  # tokens of a context that older messages of a prompt do not take from the reply
 # What a request may not ask of a model that was drawn while several are compared: one has values or a beta
 # and another has not, one draws several replies to say one.
-TELLING = ("n", "beta", "decoder", "num_generations", "return_values", "logprobs", "top_logprobs")
+TELLING = {
+    "n": [1],
+    "beta": [],
+    "decoder": ["method"],
+    "num_generations": [0],
+    "return_values": [False],
+    "logprobs": [False],
+    "top_logprobs": [0],
+    "logit_bias": [{}],
+}  # -> what each may be all the same
 
 
 @dataclass
@@ -96,7 +105,8 @@ class Exchange:
             "decoder": ask.decoder,
             "num_generations": decoding.num_generations,
         }
-        given |= {"metadata": self.request.metadata} if self.request.metadata else {}
+        leaning = ("metadata", "frequency_penalty", "presence_penalty", "logit_bias")
+        given |= {name: value for name in leaning if (value := getattr(self.request, name))}
         return (
             drawn
             | given
@@ -155,7 +165,7 @@ class Completions:
         """May nothing tell which model answers? Raises ApiError where the request asks for what would."""
         if request.model != ASSIGNED or not self.models.blind():
             return False
-        telling = next((name for name in TELLING if getattr(request, name) not in (None, False, 1)), None)
+        telling = next((n for n, may in TELLING.items() if getattr(request, n) not in (None, *may)), None)
         if telling:
             message = f"{telling}: models are compared, and this would tell which one answers"
             raise ApiError(400, message, param=telling, code="invalid_value")
@@ -179,6 +189,9 @@ class Completions:
             decoder=request.decoder or "method",
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             values=bool(request.return_values),
+            frequency_penalty=request.frequency_penalty or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            logit_bias=tuple((int(name), bias) for name, bias in (request.logit_bias or {}).items()),
             key=key,
             user=request.user or "",
         )
@@ -434,7 +447,7 @@ class Completions:
             "created": exchange.created,
             "model": name,
             "chat_id": chat,
-        }
+        } | ({"unused": unused} if (unused := exchange.request.unused) else {})
 
     def _about(self, exchange: Exchange, index: int, tokens: list[Token]) -> dict[str, Any]:
         """Log-probabilities and values of some tokens, as far as they were asked for."""

@@ -15,6 +15,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Str
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy.exc import SQLAlchemyError
 
 from rl_dialog.data.keys import ANYBODY, Key
 from rl_dialog.data.store import Store
@@ -34,6 +35,7 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+STORE_PATIENCE = 5.0  # seconds that the store has to answer
 EVENTS = {200: {"content": {"text/event-stream": {}}}}
 Take = Callable[[str, int], Awaitable[float]]  # (key, requests per minute) -> seconds to wait, 0 for go on
 bearer = HTTPBearer(auto_error=False)
@@ -233,8 +235,19 @@ operation = APIRouter()
 
 @operation.get("/health", response_model=None)
 async def health(server: Here) -> Response:
-    healthy = server.models.healthy()
-    return JSONResponse({"status": "ok" if healthy else "failing"}, 200 if healthy else 503)
+    """Do the engines step, and does the store answer?"""
+    parts = {"models": server.models.healthy(), "store": await _answers(server.store)}
+    told = {name: "ok" if well else "failing" for name, well in parts.items()}
+    status = 200 if all(parts.values()) else 503
+    return JSONResponse({"status": "ok" if status == 200 else "failing", **told}, status)
+
+
+async def _answers(store: Store) -> bool:
+    try:
+        await asyncio.wait_for(asyncio.to_thread(store.ping), STORE_PATIENCE)
+    except (TimeoutError, SQLAlchemyError):
+        return False
+    return True
 
 
 @operation.get("/metrics", response_class=PlainTextResponse)

@@ -170,7 +170,7 @@ def test_a_chat_that_was_tampered_with_is_quarantined_alone(tmp_path):
     dialogs, [bad] = read(find_logs([str(tmp_path / "chats.db")])[0])
     assert [d.messages[0]["content"] for d in dialogs] == ["hi 0", "hi 2"]
     assert (
-        bad.where == f"chat {[chat.id for (chat,), _ in store.threads()][1]}"
+        bad.where == f"chat {[chat.id for (chat,), *_ in store.threads()][1]}"
         and "`role` to be one of" in bad.reason
     )
     store.close()

@@ -112,7 +112,8 @@ def test_two_callers_who_begin_alike_are_kept_apart(store):
     ]
     dialogs = list(store.dialogs())
     assert {dialog.id for dialog in dialogs} == {secret, other}
-    assert sorted(dialog.messages[1]["feedback"]["vote"] for dialog in dialogs) == [-1, 1]
+    votes = [dialog.messages[1]["feedback"] for dialog in dialogs]
+    assert sorted(votes, key=str) == [{"repeated_vote": 1}, {"vote": -1}], "nothing tells them apart"
     assert [trained(dialog) for dialog in dialogs] == [["Hello", "Good day."], ["Hello", "I see."]]
 
 
@@ -152,6 +153,17 @@ def test_a_chat_is_found_by_its_completions(store):
     for wrong in (lambda: store.chat_of(completion), lambda: store.chat_of("chatcmpl-none", key="ann")):
         with pytest.raises(KeyError, match="of this API key"):
             wrong()
+
+
+def test_repeated_votes_of_one_key_count_once(store):
+    """The same conversation again and again, as a key may have it at temperature 0."""
+    for number, (vote, user) in enumerate([(1, "ann"), (1, "ann"), (-1, "ann"), (1, "bob"), (1, "ann")]):
+        add(store, talk("hi"), "Hello" if number < 4 else "Hey", completion=f"c{number}", user=user)
+        store.feedback(f"c{number}", vote=vote)
+    add(store, talk("hi"), "Hello", completion="other", key="app", user="ann")
+    store.feedback("other", key="app", vote=1)
+    feedback = [dialog.messages[1]["feedback"] for dialog in store.dialogs()]
+    assert feedback == [{"repeated_vote": 1}] * 2 + [{"vote": -1}, {"vote": 1}, {"vote": 1}, {"vote": 1}]
 
 
 def test_ratings_of_conversations_without_an_id(store):
@@ -720,7 +732,7 @@ def test_every_reply_is_trained_on_exactly_once(steps):
     edit, vote. And every conversation that was had is the beginning of a Dialog."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(f"sqlite:///{folder}/chats.db")
-        had, edits, votes = replay(store, steps)
+        had, choices, edits, votes = replay(store, steps)
         dialogs = list(store.dialogs())
         store.close()
     marks = [(d, d.messages[i]) for d in dialogs for i in d.replies]
@@ -728,7 +740,12 @@ def test_every_reply_is_trained_on_exactly_once(steps):
         completion for completion, _, _ in had
     )
     assert sum("completion" not in m for _, m in marks) == len(edits)
-    assert sum(m.get("feedback", {}).get("vote") == -1 for _, m in marks) == len(votes)
+    voted = {
+        str(said)
+        for number, (completion, _, said) in enumerate(had)
+        if (completion, choices[number]) in votes
+    }
+    assert sum(m.get("feedback", {}).get("vote") == -1 for _, m in marks) == len(voted)
     found = [[(m["role"], m["content"]) for m in dialog.messages] for dialog in dialogs]
     for _, _, conversation in had:
         told = [(m["role"], m["content"]) for m in conversation]
@@ -738,8 +755,8 @@ def test_every_reply_is_trained_on_exactly_once(steps):
 
 
 def replay(store, steps):
-    """Does the steps; ([(completion, chat, conversation with its reply)], the edited and the voted
-    (completion, choice))."""
+    """Does the steps; ([(completion, chat, conversation with its reply)], the choice of each, the edited and
+    the voted (completion, choice))."""
     had, choices, edits, votes = [], [], set(), set()
     for step, pick, text, replies, named in steps:
         completion, chat, conversation = had[pick % len(had)] if had else ("", None, [])
@@ -761,4 +778,4 @@ def replay(store, steps):
         for choice, reply in enumerate(replies):
             had.append((completion, chat, [*messages, {"role": "assistant", "content": reply}]))
             choices.append(choice)
-    return had, edits, votes
+    return had, choices, edits, votes

@@ -40,6 +40,13 @@ def test_keys_come_and_go(url):
     assert store.keys.find(made["key"]) is None
     with pytest.raises(UserError, match="got 'bob'; there are ann"):
         main(ServeConfig(store=url, revoke_key="bob"))
+    links = main(ServeConfig(store=url, new_key="p", number=2, scopes=("participant",), port=8123))["keys"]
+    assert [link["name"] for link in links] == ["p-1", "p-2"]
+    for made in links:
+        assert made["link"] == f"http://127.0.0.1:8123/#key={made['key']}"
+        assert store.keys.find(made["key"]).scopes == ("participant",)
+    with pytest.raises(UserError, match="expected scopes of a key .*, got admin"):
+        main(ServeConfig(store=url, new_key="q", scopes=("admin",)))
     store.close()
 
 
@@ -67,6 +74,13 @@ def test_keys_come_and_go(url):
 def test_what_cannot_be_served_is_refused(url, given, words):
     with pytest.raises(UserError, match=words):
         main(ServeConfig(**{"store": url} | given))
+
+
+def test_pickled_weights_are_refused_in_words(url, checkpoint):
+    """Reading them might run what they say."""
+    (Path(checkpoint) / "model.safetensors").rename(Path(checkpoint) / "pytorch_model.bin")
+    with pytest.raises(UserError, match="weights in model.safetensors, got pytorch_model.bin, a pickle"):
+        main(ServeConfig(models=(f"a={checkpoint}",), store=url, backend="local"))
 
 
 def test_a_password_does_not_reach_rays_dashboard(monkeypatch):

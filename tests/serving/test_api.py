@@ -131,6 +131,40 @@ def test_every_field_of_openais_that_we_have(serve, client_of):
         assert client.models.retrieve("bc").method == "bc"
 
 
+def test_what_clients_send_by_habit(serve, client_of):
+    """Penalties and biases are honoured, the rest is taken and said to be unused."""
+    with serve() as (url, models, _):
+        client = client_of(url)
+
+        def ask(**fields):
+            return client.chat.completions.create(**{"model": "bc", "messages": TALK, "seed": 3} | fields)
+
+        def tokens(text):
+            return models.served["bc"].tokenizer.encode(text, add_special_tokens=False)
+
+        plain = ask(temperature=0).choices[0].message.content
+        banned = {str(token): -100 for token in tokens(plain)}
+        assert not set(tokens(ask(temperature=0, logit_bias=banned).choices[0].message.content)) & set(
+            map(int, banned)
+        )
+        likely = ask(temperature=0, logit_bias={"40": 100, "41": 100}).choices[0].message.content
+        assert set(tokens(likely)) == {40} or set(tokens(likely)) == {41}
+        for name in ("frequency_penalty", "presence_penalty"):
+            given = {name: 2.0, "logit_bias": {"40": 100, "41": 99}, "temperature": 0, "max_tokens": 4}
+            assert {40, 41} <= set(tokens(ask(**given).choices[0].message.content)), name
+        assert "unused" not in ask().model_extra
+        habit = {"parallel_tool_calls": False, "reasoning_effort": "low", "verbosity": "low"}
+        answer = ask(**habit, service_tier="auto", frequency_penalty=0, logit_bias={}, tool_choice="none")
+        assert answer.model_extra["unused"] == [
+            "parallel_tool_calls",
+            "reasoning_effort",
+            "service_tier",
+            "verbosity",
+        ]
+        chunks = list(ask(reasoning_effort="low", stream=True))
+        assert all(chunk.model_extra["unused"] == ["reasoning_effort"] for chunk in chunks)
+
+
 def test_our_own_fields(serve, client_of):
     with serve() as (url, models, _):
         client = client_of(url)
@@ -293,6 +327,35 @@ def test_the_pages_routes(serve):
         ({"model": "bc", "messages": TALK, "top_p": 2}, 400, "top_p"),
         ({"model": "bc", "messages": TALK, "max_tokens": 128}, 400, "at most 127, got 128"),
         ({"model": "bc", "messages": TALK, "n": 99}, 400, "n: "),
+        (
+            {"model": "bc", "messages": TALK, "stop": list("abcde")},
+            400,
+            "stop: expected at most 4 texts, got 5",
+        ),
+        ({"model": "bc", "messages": TALK, "stop": 5}, 400, "stop: expected a text or a list of them"),
+        ({"model": "bc", "messages": TALK, "stop": ["a", ""]}, 400, "stop.1: "),
+        (
+            {"model": "bc", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            'messages.0.content: expected parts {"type": "text", "text": ...}, got \'image_url\'',
+        ),
+        (
+            {"model": "bc", "messages": [{"role": "user", "content": 5}]},
+            400,
+            "messages.0.content: expected a",
+        ),
+        (
+            {"model": "bc", "messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            400,
+            "0.text: Field",
+        ),
+        (
+            {"model": "bc", "messages": TALK, "logit_bias": {"x": 1}},
+            400,
+            "logit_bias: expected ids of tokens",
+        ),
+        ({"model": "bc", "messages": TALK, "logit_bias": {"99999": 1}}, 400, "logit_bias: expected ids"),
+        ({"model": "bc", "messages": TALK, "presence_penalty": 3}, 400, "presence_penalty: "),
         ({"model": "bc", "messages": TALK, "tools": [{}]}, 400, "tools is not supported"),
         ({"model": "bc", "messages": TALK, "response_format": {"type": "json_object"}}, 400, "only text"),
         ({"model": "bc", "messages": [{"role": "user", "content": "long " * 400}]}, 400, "at most 96 tokens"),
@@ -340,6 +403,12 @@ def test_broken_bodies(serve):
         assert httpx.post(f"{url}/v1/chat/completions", content=chunks()).status_code == 413, (
             "without a Content-Length too"
         )
+        content = json.dumps({"model": "bc", "messages": TALK}).encode()
+        for headers in ({}, {"Content-Type": "text/plain"}):
+            told = httpx.post(f"{url}/v1/chat/completions", content=content, headers=headers).json()["error"]
+            assert "with the header Content-Type: application/json" in told["message"]
+        told = httpx.post(f"{url}/v1/chats", json=[1]).json()["error"]["message"]
+        assert told == "expected a JSON object as the body, got list"
         assert httpx.get(f"{url}/v1/nowhere").json()["error"]["message"] == "Not Found"
         assert httpx.get(f"{url}/v1/chat/completions").status_code == 405
 
