@@ -127,7 +127,7 @@ def test_transformers_chat(serve, friend, terminal, with_key):
     with serve(models={"friend": friend}, max_tokens=40, needs_key=with_key) as (url, _, store):
         key = store.keys.add("ann") if with_key else ""
         command = [program, "chat", "friend", f"{url}/v1", "do_sample=False", "max_new_tokens=200"]
-        chat = terminal(*command, "--user", "ann", environment={"OPENAI_API_KEY": key} if with_key else {})
+        chat = terminal(*command, "--user", "ann", environment={"HF_TOKEN": key} if with_key else {})
         assert "friend was already loaded" in chat.read_until("<ann>:")
         chat.type("hello")
         assert "fine, thank you" in chat.read_until("<ann>:", times=2, seconds=20)
