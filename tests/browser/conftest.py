@@ -174,11 +174,11 @@ def served(server):
 
 @pytest.fixture
 def open_page(chromium):
-    """open_page(address, width, height): a page of a new browser profile. What it complains about or asks of
-    other hosts fails the test."""
+    """open_page(address, width, height): a page of a new browser profile; `watch` is called with every
+    response. What it complains about or asks of other hosts fails the test."""
     contexts, wrong = [], []
 
-    def start(address, *, width=1000, height=800, clock=False, **options):
+    def start(address, *, width=1000, height=800, clock=False, watch=None, **options):
         contexts.append(chromium.new_context(viewport={"width": width, "height": height}, **options))
         page = contexts[-1].new_page()
         page.set_default_timeout(15_000)
@@ -200,6 +200,8 @@ def open_page(chromium):
         )
         if clock:
             page.clock.install()
+        if watch:
+            page.on("response", watch)
         page.goto(address)
         return page
 
