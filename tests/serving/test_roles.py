@@ -62,11 +62,11 @@ REQUESTS = int(os.environ.get("RL_DIALOG_FUZZ_REQUESTS", "2000"))
 CLIENTS = 4
 STRANGE = ["", "\0", "\ud800", "a" * 3000, "..", "%00", "é", -1, 2**70, 1e308, float("nan"), None, True]
 STRANGE += [[], {}, [[[]]], {"a": {"b": []}}, ["x"] * 40]
-FIELDS = (
-    "model messages stream n stop user chat_id completion_id metadata store beta temperature top_p max_tokens "
-    "seed logit_bias frequency_penalty reasoning_effort vote index edit consent quality comments return_values "
-    "logprobs nonsense"
-).split()
+FIELDS = [
+    *("model", "messages", "stream", "n", "stop", "user", "chat_id", "completion_id", "metadata", "store"),
+    *("temperature", "top_p", "max_tokens", "seed", "beta", "logit_bias", "frequency_penalty", "logprobs"),
+    *("reasoning_effort", "return_values", "vote", "index", "edit", "consent", "quality", "nonsense"),
+]
 
 
 def routes(routed):
