@@ -47,7 +47,8 @@ def main(config: ABConfig, *, known: Known | None = None) -> dict[str, Any]:
     comparison = compare_served(chats, baseline=config.baseline, known=known, **resampled)
     paths = write_ab_report(comparison, out)
     if not config.quiet:
-        print_tables(sections(comparison), ("Votes", "Difference", "Ratings"), wrapped=("Votes",), notes=True)
+        shown = ("Votes", "Difference", "Ratings", "Not part of the comparison")
+        print_tables(sections(comparison), shown, wrapped=shown[::3], notes=True)
     return {
         **{kind: str(path) for kind, path in paths.items()},
         **headline(comparison, ("vote", *(known or ()))),

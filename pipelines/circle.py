@@ -145,7 +145,7 @@ def serving(url: str, models: dict[str, Path]) -> Iterator[tuple[Server, Callabl
     """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends
     with the block."""
     with closing(Store(url)) as store:
-        key = store.add_key(KEY, requests_per_minute=1_000_000)
+        key = store.keys.add(KEY, requests_per_minute=1_000_000)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -58,7 +58,10 @@ class LabelConfig(Quiet, OnCluster):
     open: bool = False
     """the page asks for no token; for one person at this machine"""
     new_token: str = ""
-    """make a token for this labeller, print it and return"""
+    """make a token of this name, print it with a link to the page (they are shown only now) and return"""
+    scopes: tuple[str, ...] = ("labeller",)
+    """what a new token may do: labeller, operator (the run's page, everybody's statistics), metrics (the
+    run's page), or several of them"""
     revoke: str = ""
     """revoke a labeller: their token and all their labels, whose pairs others get; then return"""
     lease: float = 60.0
@@ -85,7 +88,7 @@ def main(config: LabelConfig) -> dict[str, Any]:
     log = LabelLog(url)
     try:
         if config.new_token:
-            return {"labeller": config.new_token, "token": log.add_labeller(config.new_token)}
+            return _new_token(config, log)
         if config.revoke:
             return {"labeller": config.revoke, "revoked": log.revoke_labeller(config.revoke)}
         return (
@@ -97,6 +100,20 @@ def main(config: LabelConfig) -> dict[str, Any]:
         raise UserError(error.args[0]) from None
     finally:
         log.close()
+
+
+def _new_token(config: LabelConfig, log: LabelLog) -> dict[str, Any]:
+    from rl_dialog.web_server import url_of
+
+    name = config.new_token
+    token = (
+        log.add_labeller(name, scopes=config.scopes)
+        if "labeller" in config.scopes
+        else log.keys.add(name, scopes=config.scopes)
+    )
+    page = url_of(config.host, config.port) + ("/labels" if config.backend == "ray" else "")
+    path = "/" if "labeller" in config.scopes else "/run"
+    return {"labeller": name, "token": token, "link": f"{page}{path}#token={token}"}
 
 
 def drawing(settings: dict[str, Any]) -> Draw:

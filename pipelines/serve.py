@@ -2,7 +2,8 @@
 
     python -m pipelines.serve --models ilql=runs/ilql
     python -m pipelines.serve --models bc=runs/bc ilql=runs/ilql --split bc=1 ilql=1
-    python -m pipelines.serve --new_key ann      # an API key, shown once
+    python -m pipelines.serve --new_key app                                  # an API key, shown once
+    python -m pipelines.serve --new_key p --number 20 --scopes participant   # links for 20 people of a study
     python -m pipelines.prepare --logs sqlite:///chats.db --output_dir data/served --rewards.vote 1
 
 Chats and votes are stored: the next round's training data. The same command on a cluster where it
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
-from rl_dialog.run import OnCluster, Quiet, is_loopback, run, told_to_end
+from rl_dialog.run import OnCluster, Quiet, at_least, is_loopback, run, told_to_end
 from rl_dialog.serving.settings import (
     ServerOptions,
     ServeSettings,
@@ -61,7 +62,11 @@ class ServeConfig(ServerOptions, Quiet, OnCluster):
     build: str = ""
     """write a config for `serve deploy` to this file and return"""
     new_key: str = ""
-    """make an API key of this name, print it (it is shown only now) and return"""
+    """make an API key of this name, print it with a link to the page (they are shown only now) and return"""
+    number: int = 1
+    """so many keys at once, called NAME-1, NAME-2, ..."""
+    scopes: tuple[str, ...] = ("chat",)
+    """what a new key may do: chat, participant, labeller, operator, metrics, or several of them"""
     requests_per_minute: int = 60
     """requests per minute that a new key may send"""
     revoke_key: str = ""
@@ -155,12 +160,23 @@ def _change_keys(config: ServeConfig) -> dict[str, Any]:
     with closing(Store(config.store)) as store:
         try:
             if config.new_key:
-                key = store.add_key(config.new_key, requests_per_minute=config.requests_per_minute)
-                return {"name": config.new_key, "key": key}
-            store.revoke_key(config.revoke_key)
+                return _new_keys(config, store)
+            store.keys.revoke(config.revoke_key)
         except KeyError as error:
             raise UserError(error.args[0]) from None
     return {"revoked": config.revoke_key}
+
+
+def _new_keys(config: ServeConfig, store: Store) -> dict[str, Any]:
+    """{"name", "key", "link"} of the new key, {"keys": [those]} of several."""
+    at_least(config, number=1)
+    numbered = [f"{config.new_key}-{n}" for n in range(1, config.number + 1)]
+    names = numbered if config.number > 1 else [config.new_key]
+    given = {"scopes": config.scopes, "requests_per_minute": config.requests_per_minute}
+    made = {name: store.keys.add(name, **given) for name in names}
+    page = url_of(config.host, config.port)
+    found = [{"name": name, "key": key, "link": f"{page}/#key={key}"} for name, key in made.items()]
+    return {"keys": found} if config.number > 1 else found[0]
 
 
 def _say_ready(config: ServeConfig, settings: ServeSettings, cluster: str | None = None) -> None:

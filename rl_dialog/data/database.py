@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
 from rl_dialog.errors import UserError
 
@@ -200,6 +201,23 @@ def _create_tables(connection: Connection, metadata: MetaData) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
     metadata.create_all(connection)
+    for table in metadata.tables.values():
+        _add_columns(connection, table)
+
+
+def _add_columns(connection: Connection, table: Table) -> None:
+    """Columns that an earlier version did not have, where rows without them mean something."""
+    found = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    missing = [column for column in table.columns if column.name not in found]
+    if any(not column.nullable and column.server_default is None for column in missing):
+        return  # another program's table: `_check_tables` says so
+    name = connection.dialect.identifier_preparer.format_table(table)
+    for column in missing:
+        definition = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {definition}"))
+        for index in table.indexes:
+            if list(index.columns) == [column]:
+                index.create(connection)
 
 
 def _check_tables(connection: Connection, metadata: MetaData, name: str, what: str) -> None:
@@ -213,7 +231,8 @@ def _check_tables(connection: Connection, metadata: MetaData, name: str, what: s
         if missing := [column.name for column in table.columns if column.name not in columns]:
             raise UserError(
                 f"expected a {what}, missing the columns {', '.join(missing)} of the table {table.name} in "
-                f"{name}: it is another program's, or another version's; name another database"
+                f"{name}: it is another program's, which needs another name, or an earlier version's, which "
+                "opens once a server or a labeller has been started on it"
             )
 
 

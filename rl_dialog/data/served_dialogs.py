@@ -1,4 +1,4 @@
-"""The turns of a served chat to Dialogs.
+"""The turns of served chats to Dialogs.
 
 A turn is what was said since its parent's reply (`prompt`) and the `reply` to it. Regenerated replies, edited
 messages and n > 1 choices make the turns of a chat a tree:
@@ -8,29 +8,38 @@ messages and n > 1 choices make the turns of a chat a tree:
                                                                                Knock knock
 
 Every leaf is a Dialog, and every reply is trained on once: in the first Dialog that holds it. Assistant
-messages of a prompt are the client's words (weight 0). An edit, a human's better reply, makes one more
-Dialog, in which it is the only reply.
+messages of a prompt are the client's words (weight 0, `"said_by": "client"`): a reply that was stopped
+half-way, or one that no model ever said. An edit, a human's better reply, makes one more Dialog, in which it
+is the only reply.
+
+A request that names no chat is a chat of its own with its whole history. Those of one key and user that
+continue each other by their text are a thread, which is read as one tree: its Dialogs are the longest of
+them, with the votes that the shorter ones got.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from rl_dialog.data.schema import Dialog
 
 SOURCE = "served"
+CLIENT = "client"  # who said an assistant message that no model of ours did
 
 
 class Chat(Protocol):
     """A row of the table of chats, as far as it is read here."""
 
+    number: int
     id: str
     key: str
     user: str
     model: str
     assigned: bool
+    propensity: float | None
     consent: str | None
     ratings: dict[str, float] | None
     comments: str
@@ -41,6 +50,7 @@ class Turn(Protocol):
     """A row of the table of turns, as far as it is read here."""
 
     number: int  # a parent's is lower than its children's
+    chat: int
     parent: int | None
     completion: str
     choice: int
@@ -55,26 +65,34 @@ class Turn(Protocol):
     edit: str | None
 
 
-def chat_dialogs(chat: Chat, turns: Sequence[Turn]) -> Iterator[Dialog]:
-    """One Dialog per leaf in the order in which the leaves were served, then one per edit. Ratings and
-    comments stand in the newest branch alone: it is the conversation that was rated, and a rating counts
-    once."""
-    known = {turn.number: turn for turn in turns}
+def chat_dialogs(
+    chats: Sequence[Chat], turns: Sequence[Turn], repeated: Container[int] = ()
+) -> Iterator[Dialog]:
+    """The Dialogs of the chats of one thread, mostly a single one: one per leaf in the order in which the
+    leaves were served, then one per edit. Ratings and comments stand in the newest branch of their chat
+    alone: it is the conversation that was rated, and a rating counts once. So does what a key and user vote
+    on one conversation: of the turns `repeated` the vote is kept as `repeated_vote`."""
+    found, known = {chat.number: chat for chat in chats}, {turn.number: turn for turn in turns}
     inner = {turn.parent for turn in turns}
-    newest = [turn.number for turn in newest_branch(turns)[-1:]]
+    of_chat: defaultdict[int, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        of_chat[turn.chat].append(turn)
+    rated = {newest_branch(own)[-1].number for own in of_chat.values()}
     trained: set[int] = set()
-    for count, leaf in enumerate((turn for turn in turns if turn.number not in inner), 1):
-        path = branch(leaf, known)
+    leaves: Counter[int] = Counter()  # of each chat, so far
+    for leaf in (turn for turn in turns if turn.number not in inner):
+        path, chat = branch(leaf, known), found[leaf.chat]
+        leaves[leaf.chat] += 1
         yield Dialog(
-            id=chat.id if count == 1 else f"{chat.id}#{count}",
-            messages=[
-                message for turn in path for message in _exchange(turn, context=turn.number in trained)
-            ],
+            id=chat.id if leaves[leaf.chat] == 1 else f"{chat.id}#{leaves[leaf.chat]}",
+            messages=list(_messages(path, context=trained, repeated=repeated)),
             source=SOURCE,
-            meta=_meta(chat, leaf, rated=leaf.number in newest),
+            meta=_meta(found[path[0].chat], leaf, chat)
+            | _ratings([found[turn.chat] for turn in path if turn.number in rated]),
         )
         trained.update(turn.number for turn in path)
-    yield from (_edited(chat, turn, known) for turn in turns if turn.edit is not None)
+        rated.difference_update(trained)
+    yield from (_edited(found, turn, known) for turn in turns if turn.edit is not None)
 
 
 def newest_branch(turns: Sequence[Turn]) -> list[Turn]:
@@ -90,17 +108,29 @@ def newest_branch(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def branch(leaf: Turn, known: dict[int, Turn]) -> list[Turn]:
-    """A turn and those before it, oldest first."""
+    """A turn and those of the `known` before it, oldest first."""
     path = [leaf]
-    while path[-1].parent is not None:
+    while path[-1].parent in known:
         path.append(known[path[-1].parent])
     return path[::-1]
 
 
-def _exchange(turn: Turn, *, context: bool) -> Iterator[dict[str, Any]]:
-    yield from _prompt(turn)
-    given = {name: value for name, value in (("vote", turn.vote), ("edit", turn.edit)) if value is not None}
-    yield {
+def _messages(
+    path: Sequence[Turn], *, context: Container[int], repeated: Container[int] = ()
+) -> Iterator[dict[str, Any]]:
+    """What was said on a path; the replies of the turns `context` are not trained on."""
+    said, before = 0, None
+    for turn in path:
+        prompt = turn.prompt if before in (None, turn.chat) else turn.prompt[said:]
+        yield from map(_by_client, prompt)
+        vote = "repeated_vote" if turn.number in repeated else "vote"
+        yield _reply(turn, context=turn.number in context, vote=vote)
+        said, before = said + len(prompt) + 1, turn.chat
+
+
+def _reply(turn: Turn, *, context: bool, vote: str) -> dict[str, Any]:
+    given = {name: value for name, value in ((vote, turn.vote), ("edit", turn.edit)) if value is not None}
+    return {
         "role": "assistant",
         "content": turn.reply,
         **({"feedback": given} if given else {}),
@@ -112,38 +142,42 @@ def _exchange(turn: Turn, *, context: bool) -> Iterator[dict[str, Any]]:
     }
 
 
-def _prompt(turn: Turn) -> list[dict[str, Any]]:
-    return [
-        {**message, "weight": 0} if message["role"] == "assistant" else message for message in turn.prompt
-    ]
+def _by_client(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of a request. What it says for the assistant was not served as it stands there."""
+    return {**message, "weight": 0, "said_by": CLIENT} if message["role"] == "assistant" else message
 
 
-def _edited(chat: Chat, turn: Turn, known: dict[int, Turn]) -> Dialog:
-    *before, _ = branch(turn, known)
-    context = [message for earlier in before for message in _exchange(earlier, context=True)]
+def _edited(found: dict[int, Chat], turn: Turn, known: dict[int, Turn]) -> Dialog:
+    path, chat = branch(turn, known), found[turn.chat]
+    *before, _ = _messages(path, context=known)
     reply = {"role": "assistant", "content": turn.edit, "feedback": {"vote": 1, "edited": True}}
-    meta = _meta(chat, turn, rated=False)
     return Dialog(
         id=f"{chat.id}#edit-{turn.number}",
-        messages=[*context, *_prompt(turn), reply],
+        messages=[*before, reply],
         source=SOURCE,
-        meta=meta,
+        meta=_meta(found[path[0].chat], turn, chat),
     )
 
 
-def _meta(chat: Chat, leaf: Turn, *, rated: bool) -> dict[str, Any]:
+def _meta(first: Chat, leaf: Turn, chat: Chat) -> dict[str, Any]:
     known = {
         "user": chat.user,
         "key": chat.key,
         "model": leaf.model,
         "assigned": bool(chat.assigned),
         "drawn": chat.model if chat.assigned else None,
+        "propensity": chat.propensity,
         "checkpoint": leaf.checkpoint,
         "method": leaf.method,
         "settings": leaf.settings,
-        "ratings": chat.ratings if rated else None,
-        "comments": chat.comments if rated else "",
         "consent": chat.consent,
-        "started": datetime.fromtimestamp(chat.created, UTC).isoformat(timespec="seconds"),
+        "started": datetime.fromtimestamp(first.created, UTC).isoformat(timespec="seconds"),
     }
     return {name: value for name, value in known.items() if value not in (None, "", {})}
+
+
+def _ratings(chats: Sequence[Chat]) -> dict[str, Any]:
+    """What was said of these chats, the last word where several say something."""
+    ratings = {name: value for chat in chats for name, value in (chat.ratings or {}).items()}
+    comments = [chat.comments for chat in chats if chat.comments]
+    return ({"ratings": ratings} if ratings else {}) | ({"comments": comments[-1]} if comments else {})

@@ -9,10 +9,11 @@ of it.
 
 A function that changes something has committed when it returns: what it acknowledged is there after a kill or
 a power cut. Threads and processes may use one database at once, each process with a Store of its own. Clients
-see only the chats of their own API key.
+see only the chats of their own API key, and a chat is known by its id or by the id of a completion in it,
+never by what was said: of two callers who share a key and begin alike neither joins the other's chat.
 
-store_tables.py has the columns, database.py opens the database, storable.py says which values it takes,
-served_dialogs.py how turns become Dialogs.
+store_tables.py has the columns, keys.py the keys; database.py opens the database, storable.py says which
+values it takes, served_dialogs.py how turns become Dialogs.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, true, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, true, update
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
 from rl_dialog.data.database import database_url, open_database, shown_url, truncate_wal
+from rl_dialog.data.keys import Keys
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.served_dialogs import chat_dialogs, newest_branch
 from rl_dialog.data.storable import (
@@ -43,23 +44,13 @@ from rl_dialog.data.storable import (
     request_messages,
     vote_of,
 )
-from rl_dialog.data.store_tables import CHATS, KEYS, METADATA, TURNS
+from rl_dialog.data.store_tables import CHATS, METADATA, TURNS
 from rl_dialog.errors import UserError
 
 UNSET: Any = object()  # an argument that was not given, where None means "take it away"
 ANSWERS_SEARCHED = 8  # assistant messages of a request, from its end, that are looked up as replies of ours
+ALIKE = 20  # earlier conversations of the same texts among which one is chosen that nothing continues yet
 CHATS_AT_ONCE = 100  # read in one transaction
-REQUESTS_PER_MINUTE = 60  # of a new key
-
-
-@dataclass(frozen=True)
-class Key:
-    """An API key, as far as the store knows it."""
-
-    name: str
-    requests_per_minute: int
-    created: float
-    revoked: float | None = None
 
 
 class Store:
@@ -74,6 +65,7 @@ class Store:
         url = database_url(url)
         self.name = shown_url(url)  # without passwords
         self._engine = open_database(url, METADATA, create=create)
+        self.keys = Keys(url, create=create)
         self._writer = self._engine.execution_options(writes=True)
         # Threads that wait for SQLite's own lock sleep in ever longer steps: sixteen of them take five times
         # as long as one after the other.
@@ -87,6 +79,12 @@ class Store:
 
     def close(self) -> None:
         self._engine.dispose()
+        self.keys.close()
+
+    def ping(self) -> None:
+        """Returns once the database has answered. Raises SQLAlchemyError where it cannot."""
+        with self._reader.begin() as connection:
+            connection.execute(select(CHATS.c.number).limit(1)).first()
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -95,10 +93,17 @@ class Store:
             yield connection
 
     def start_chat(
-        self, *, key: str = "", user: str = "", model: str, assigned: bool = False, consent: str | None = None
+        self,
+        *,
+        key: str = "",
+        user: str = "",
+        model: str,
+        propensity: float | None = None,
+        consent: str | None = None,
     ) -> str:
-        """A chat without turns; its id."""
-        row = _new_chat(key=key, user=user, model=model, assigned=assigned, consent=consent)
+        """A chat without turns; its id. `propensity`: the probability with which the server drew the model;
+        None where it did not."""
+        row = _new_chat(key=key, user=user, model=model, propensity=propensity, consent=consent)
         with self._writing() as connection:
             connection.execute(insert(CHATS).values(row))
         return row["id"]
@@ -112,6 +117,7 @@ class Store:
         key: str = "",
         user: str = "",
         model: str,
+        propensity: float | None = None,
         checkpoint: str,
         method: str,
         settings: dict[str, Any],
@@ -121,9 +127,10 @@ class Store:
         """Stores a request's messages and its replies, (text, finish_reason, tokens) per choice; the id of
         the chat. A completion that is there already is left as it is, so a call may be repeated.
 
-        The turn goes on from the reply that ends the last assistant message of `messages`, if the same key
-        was given it in the same conversation: in `chat`, or without one in the latest chat of this key and
-        user, which then continues. Otherwise it begins anew, in `chat` or in a new chat.
+        In `chat` the turn goes on from the reply that ends the last assistant message of `messages`, if that
+        was given in the same conversation, or else begins anew. Without one the request is a new chat with
+        its whole history; what it continues by its text, of this key and user, is noted for `dialogs` alone,
+        and `propensity` is of that new chat, as in `start_chat`.
         """
         said = request_messages(messages)
         made = {
@@ -138,7 +145,7 @@ class Store:
         ]
         if not turns:
             raise UserError("expected at least one reply, got none")
-        begun = _new_chat(key=key, user=user, model=model, assigned=False, consent=None)
+        begun = _new_chat(key=key, user=user, model=model, propensity=propensity, consent=None)
         try:
             return self._add(said, turns, chat, begun)
         except IntegrityError:  # another process has just stored this completion
@@ -150,20 +157,12 @@ class Store:
         with self._writing() as connection:
             if stored := _chat_of(connection, turns[0]["completion"], begun["key"]):
                 return stored
-            into = None if chat is None else _own_chat(connection, chat, begun["key"])
+            into = None if chat is None else _own_chat(connection, chat, begun["key"], begun["user"])
             parent, known = _parent(connection, said, into, begun)
-            if into is None and parent is not None:
-                into = connection.execute(
-                    select(CHATS).where(CHATS.c.number == parent.chat).with_for_update()
-                ).first()  # None: deleted meanwhile
             if into is None:
-                parent = None
+                begun, known = begun | {"thread": parent and (parent.thread or parent.chat)}, 0
                 into = connection.execute(insert(CHATS).values(begun).returning(CHATS)).one()
-            place = {
-                "chat": into.number,
-                "parent": parent and parent.number,
-                "prompt": said[known:] if parent else said,
-            }
+            place = {"chat": into.number, "parent": parent and parent.number, "prompt": said[known:]}
             connection.execute(insert(TURNS), [turn | place for turn in turns])
             _touch(connection, into.number)
             return into.id
@@ -183,10 +182,16 @@ class Store:
             "messages": [message for turn in newest_branch(turns) for message in (*turn.prompt, _reply(turn))]
         }
 
-    def model_of(self, chat: str, *, key: str = "") -> str:
-        """The model that a chat was given."""
+    def known(self, chat: str, *, key: str = "", user: str = "") -> Row:
+        """What is known of a chat: its id, model, user, ... With `user`, of a chat of this user."""
         with self._reader.begin() as connection:
-            return _own_chat(connection, chat, key, lock=False).model
+            return _own_chat(connection, chat, key, user, lock=False)
+
+    def chat_of(self, completion: str, *, key: str = "") -> str:
+        """The id of the chat that a completion is in."""
+        with self._reader.begin() as connection:
+            turn = _own_turn(connection, completion, 0, key, lock=False)
+            return connection.scalar(select(CHATS.c.id).where(CHATS.c.number == turn.chat))
 
     def feedback(
         self,
@@ -223,19 +228,20 @@ class Store:
             _touch(connection, found.number)
         return stored
 
-    def delete_user(self, user: str, *, key: str = "") -> int:
-        """Deletes a user's chats with their turns; how many chats. An SQLite file's text is overwritten,
-        PostgreSQL's goes with the next VACUUM."""
-        if not user:
+    def delete_user(self, user: str | None, *, key: str | None = "") -> int:
+        """Deletes the chats of a user of a key with their turns; how many chats. `user` None: of all users of
+        the key, `key` None: of this user with any key. An SQLite file's text is overwritten, PostgreSQL's
+        goes with the next VACUUM."""
+        if user == "" or user is key is None:
             raise UserError(
                 "expected the name of a user, got none: chats without a user cannot be told apart"
             )
-        if not is_storable(user):
+        if not is_storable([user, key]):
             return 0
+        given = [(CHATS.c.key, key), (CHATS.c.user, user)]
+        whose = [column == name for column, name in given if name is not None]
         with self._writing() as connection:
-            deleted = connection.execute(
-                delete(CHATS).where(CHATS.c.key == key, CHATS.c.user == user)
-            ).rowcount
+            deleted = connection.execute(delete(CHATS).where(*whose)).rowcount
         truncate_wal(self._engine)
         return deleted
 
@@ -257,13 +263,14 @@ class Store:
     def dialogs(self, first: int | None = None, last: int | None = None) -> Iterator[Dialog]:
         """The Dialogs of the chats numbered `first` to `last`, in the order of the chats; memory stays
         flat."""
-        for chat, turns in self.chats(first, last):
-            yield from chat_dialogs(chat, turns)
+        for thread in self.threads(first, last):
+            yield from chat_dialogs(*thread)
 
-    def chats(
+    def threads(
         self, first: int | None = None, last: int | None = None, *, last_turn: int | None = None
-    ) -> Iterator[tuple[Row, list[Row]]]:
-        """(chat, its turns) for every chat with turns among `first` to `last`, in the order of the numbers.
+    ) -> Iterator[Thread]:
+        """Every thread of chats with turns that begins among `first` to `last`, in the order of the numbers;
+        a chat that no other goes on with is one by itself.
 
         `last_turn` leaves out later turns, so that several readers see one state of a store in use. No
         transaction is open while the caller works.
@@ -271,41 +278,43 @@ class Store:
         done = (first or 0) - 1
         while batch := self._batch(done, last, last_turn):
             yield from batch
-            done = batch[-1][0].number
+            done = batch[-1][0][0].number
 
-    def _batch(self, done: int, last: int | None, last_turn: int | None) -> list[tuple[Row, list[Row]]]:
+    def _batch(self, done: int, last: int | None, last_turn: int | None) -> list[Thread]:
         early = true() if last_turn is None else TURNS.c.number <= last_turn
-        limits = [early, TURNS.c.chat > done] + ([] if last is None else [TURNS.c.chat <= last])
-        numbers = select(TURNS.c.chat).where(*limits).distinct().order_by(TURNS.c.chat).limit(CHATS_AT_ONCE)
-        chats = select(CHATS).where(CHATS.c.number.in_(numbers)).order_by(CHATS.c.number)
+        limits = [_BEGINS, CHATS.c.number > done] + ([] if last is None else [CHATS.c.number <= last])
+        answered = select(TURNS.c.number).where(TURNS.c.chat == CHATS.c.number, early).exists()
+        begun = select(CHATS.c.number).where(*limits, answered).order_by(CHATS.c.number).limit(CHATS_AT_ONCE)
         with self._reader.begin() as connection:
-            found: dict[int, tuple[Row, list[Row]]] = {
-                chat.number: (chat, []) for chat in connection.execute(chats)
-            }
-            if found:
-                turns = (
-                    select(TURNS)
-                    .where(TURNS.c.chat.between(min(found), max(found)), early)
-                    .order_by(TURNS.c.number)
-                )
-                for turn in connection.execute(turns):
-                    found[turn.chat][1].append(turn)
+            roots = list(connection.scalars(begun))
+            members = CHATS.c.number.in_(roots) | CHATS.c.thread.in_(roots)
+            chats = connection.execute(select(CHATS).where(members).order_by(CHATS.c.number)).all()
+            turns = connection.execute(
+                select(TURNS).join(CHATS).where(members, early).order_by(TURNS.c.number)
+            ).all()
+            repeated = set(connection.scalars(_repeated(last_turn).where(members, early)))
+        thread_of = {chat.number: chat.thread or chat.number for chat in chats}
+        found: dict[int, Thread] = {root: ([], [], repeated) for root in roots}
+        for chat in chats:
+            found[thread_of[chat.number]][0].append(chat)
+        for turn in turns:
+            found[thread_of[turn.chat]][1].append(turn)
         return list(found.values())
 
     def ranges(self, size: int) -> tuple[list[tuple[int, int]], int]:
-        """The numbers of the chats with turns as (first, last) of `size` chats each, and the last turn's
-        number (0 without any)."""
-        chats = (
-            select(TURNS.c.chat, func.row_number().over(order_by=TURNS.c.chat).label("position"))
-            .group_by(TURNS.c.chat)
-            .subquery()
+        """The numbers of the chats with turns that begin a thread as (first, last) of `size` each, and the
+        last turn's number (0 without any)."""
+        begun = select(CHATS.c.number).where(
+            _BEGINS, select(TURNS.c.number).where(TURNS.c.chat == CHATS.c.number).exists()
         )
-        starts = select(chats.c.chat).where((chats.c.position - 1) % size == 0).order_by(chats.c.chat)
+        chats = begun.add_columns(
+            func.row_number().over(order_by=CHATS.c.number).label("position")
+        ).subquery()
+        starts = select(chats.c.number).where((chats.c.position - 1) % size == 0).order_by(chats.c.number)
         with self._reader.begin() as connection:
             firsts = list(connection.scalars(starts))
-            last, last_turn = connection.execute(
-                select(func.max(TURNS.c.chat), func.max(TURNS.c.number))
-            ).one()
+            last = connection.scalar(select(func.max(chats.c.number)))
+            last_turn = connection.scalar(select(func.max(TURNS.c.number)))
         return (
             list(zip(firsts, [*(first - 1 for first in firsts[1:]), last], strict=bool(firsts))),
             last_turn or 0,
@@ -322,68 +331,20 @@ class Store:
         with self._reader.begin() as connection:
             return connection.execute(chats).one()._asdict() | connection.execute(turns).one()._asdict()
 
-    def add_key(self, name: str, *, requests_per_minute: int = REQUESTS_PER_MINUTE) -> str:
-        """A new API key, shown here and never again. The name of a revoked key may be given anew: the new key
-        sees the chats of the old one."""
-        name_of(name, "name of a key")
-        if (
-            isinstance(requests_per_minute, bool)
-            or not isinstance(requests_per_minute, int)
-            or requests_per_minute < 1
-        ):
-            raise UserError(
-                f"expected a whole number of at least 1 as requests_per_minute, got {requests_per_minute!r}"
-            )
-        key = "sk-rl-" + secrets.token_urlsafe(32)
-        row = {
-            "name": name,
-            "hash": _key_hash(key),
-            "requests_per_minute": requests_per_minute,
-            "created": time.time(),
-            "revoked": None,
-        }
-        try:
-            with self._writing() as connection:
-                connection.execute(delete(KEYS).where(KEYS.c.name == name, KEYS.c.revoked.is_not(None)))
-                connection.execute(insert(KEYS).values(row))
-        except IntegrityError:
-            raise UserError(
-                f"expected a new name for the key, got {name!r}, which there is: revoke that key first, or "
-                "choose another name"
-            ) from None
-        return key
 
-    def find_key(self, plaintext: str) -> Key | None:
-        """The key that a client sent; None for an unknown and for a revoked one."""
-        with self._reader.begin() as connection:
-            row = connection.execute(
-                _KEY.where(KEYS.c.hash == _key_hash(plaintext), KEYS.c.revoked.is_(None))
-            ).first()
-        return row and Key(*row)
-
-    def revoke_key(self, name: str) -> None:
-        """From now on `find_key` does not know it; its chats stay."""
-        with self._writing() as connection:
-            revoked = func.coalesce(KEYS.c.revoked, time.time())
-            known = (
-                is_storable(name)
-                and connection.execute(
-                    update(KEYS).where(KEYS.c.name == name).values(revoked=revoked)
-                ).rowcount
-            )
-        if not known:
-            raise KeyError(
-                f"expected the name of a key, got {name!r}; there are "
-                f"{', '.join(key.name for key in self.keys()) or 'none'}"
-            )
-
-    def keys(self) -> list[Key]:
-        """All keys by name, the revoked ones too."""
-        with self._reader.begin() as connection:
-            return [Key(*row) for row in connection.execute(_KEY.order_by(KEYS.c.name))]
+Thread = tuple[list[Row], list[Row], set[int]]  # chats, their turns, and turns whose vote was repeated
+_BEGINS = CHATS.c.thread.is_(None)  # a thread
 
 
-_KEY = select(KEYS.c.name, KEYS.c.requests_per_minute, KEYS.c.created, KEYS.c.revoked)
+def _repeated(last_turn: int | None) -> Select[tuple[int]]:
+    """The turns whose conversation, word for word, the same key and user voted on again later: of such votes
+    the last one counts."""
+    later, chats = TURNS.alias(), CHATS.alias()
+    same = [later.c.conversation == TURNS.c.conversation, later.c.number > TURNS.c.number]
+    same += [chats.c.key == CHATS.c.key, chats.c.user == CHATS.c.user, later.c.vote.is_not(None)]
+    same += [] if last_turn is None else [later.c.number <= last_turn]
+    again = select(later.c.number).join(chats, chats.c.number == later.c.chat).where(*same).exists()
+    return select(TURNS.c.number).join(CHATS).where(TURNS.c.vote.is_not(None), again)
 
 
 def conversation_hash(messages: Sequence[dict[str, Any]]) -> str:
@@ -401,21 +362,25 @@ def _parent(
 ) -> tuple[Row | None, int]:
     """The turn that the messages go on from, and how many of them it knows: the latest of our replies among
     them. Behind it there may be assistant messages that are not ours: a reply that was stopped half-way, or
-    that the client changed."""
-    place = CHATS.c.id == into.id if into else CHATS.c.user == begun["user"]
+    that the client changed.
+
+    Outside of a chat several conversations may have begun alike: the latest that nothing continues yet.
+    """
+    place = CHATS.c.number == into.number if into else CHATS.c.user == begun["user"]
+    child = TURNS.alias()
+    continued = select(child.c.number).where(child.c.parent == TURNS.c.number).exists()
     turns = (
-        select(TURNS.c.number, TURNS.c.chat)
+        select(TURNS.c.number, TURNS.c.chat, CHATS.c.thread, continued.label("continued"))
         .join(CHATS)
         .where(CHATS.c.key == begun["key"], place)
         .order_by(TURNS.c.number.desc())
-        .limit(1)
+        .limit(1 if into else ALIKE)
     )
     answered = [end for end, message in enumerate(said, 1) if message["role"] == "assistant"]
     for end in reversed(answered[-ANSWERS_SEARCHED:]):
-        if parent := connection.execute(
-            turns.where(TURNS.c.conversation == conversation_hash(said[:end]))
-        ).first():
-            return parent, end
+        found = connection.execute(turns.where(TURNS.c.conversation == conversation_hash(said[:end]))).all()
+        if found:
+            return next((turn for turn in found if not turn.continued), found[0]), end
     return None, 0
 
 
@@ -431,18 +396,19 @@ def _chat_of(connection: Connection, completion: str, key: str) -> str | None:
     return row and row.id
 
 
-def _own_chat(connection: Connection, chat: str, key: str, *, lock: bool = True) -> Row:
+def _own_chat(connection: Connection, chat: str, key: str, user: str = "", *, lock: bool = True) -> Row:
     """Locked against deletion until the transaction ends."""
     query = select(CHATS).where(CHATS.c.id == chat, CHATS.c.key == key)
+    query = query.where(CHATS.c.user == user) if user else query
     row = (
         connection.execute(query.with_for_update() if lock else query).first() if is_storable(chat) else None
     )
     if row is None:
-        raise KeyError(f"expected the id of a chat of this API key, got {chat!r}")
+        raise KeyError(f"expected the id of a chat of this API key and user, got {chat!r}")
     return row
 
 
-def _own_turn(connection: Connection, completion: str, choice: int, key: str) -> Row:
+def _own_turn(connection: Connection, completion: str, choice: int, key: str, *, lock: bool = True) -> Row:
     """Its chat is locked against deletion until the transaction ends."""
     query = (
         select(TURNS.c.number, TURNS.c.chat)
@@ -450,7 +416,8 @@ def _own_turn(connection: Connection, completion: str, choice: int, key: str) ->
         .where(TURNS.c.completion == completion, TURNS.c.choice == choice, CHATS.c.key == key)
     )
     known = is_storable(completion) and isinstance(choice, int) and 0 <= choice < 2**31
-    row = connection.execute(query.with_for_update(of=CHATS)).first() if known else None
+    query = query.with_for_update(of=CHATS) if lock else query
+    row = connection.execute(query).first() if known else None
     if row is None:
         raise KeyError(
             f"expected the id of a completion of this API key and one of its choices, got {completion!r}, "
@@ -463,15 +430,19 @@ def _touch(connection: Connection, chat: int) -> None:
     connection.execute(update(CHATS).where(CHATS.c.number == chat).values(updated=time.time()))
 
 
-def _new_chat(*, key: str, user: str, model: str, assigned: bool, consent: str | None) -> dict[str, Any]:
+def _new_chat(
+    *, key: str, user: str, model: str, propensity: float | None, consent: str | None
+) -> dict[str, Any]:
     name_of(key, "key", least=0)
     name_of(user, "user", least=0)
     check_storable([model, consent], "model or consent")
     now = time.time()
     who = {"id": "chat-" + secrets.token_hex(12), "key": key, "user": user}
     return who | {
+        "thread": None,
         "model": model,
-        "assigned": assigned,
+        "assigned": propensity is not None,
+        "propensity": propensity,
         "consent": consent,
         "ratings": None,
         "comments": "",
@@ -512,7 +483,3 @@ def _reply(turn: Row) -> dict[str, Any]:
     return message | {
         name: value for name, value in (("vote", turn.vote), ("edit", turn.edit)) if value is not None
     }
-
-
-def _key_hash(key: str) -> str:
-    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()

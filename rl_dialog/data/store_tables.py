@@ -1,4 +1,4 @@
-"""The tables of the store: chats, their turns, and the API keys that made them."""
+"""The tables of the store: chats and their turns. Those of keys.py stand beside them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ CHATS = Table(
     METADATA,
     Column("number", NUMBER, primary_key=True),
     Column("id", Text, nullable=False, unique=True),  # "chat-" and 24 hex digits
+    # the chat whose conversation a request without an id goes on with, as far as its text tells: for
+    # `prepare` alone; null: none
+    Column("thread", NUMBER, ForeignKey("chats.number", ondelete="SET NULL"), index=True),
     Column("key", Text, nullable=False),  # name of the API key that made it, "" where the server is open
     Column("user", Text, nullable=False),  # the client's own name for its user, "" unknown
     Column("model", Text, nullable=False),
     Column("assigned", Boolean, nullable=False),  # the server drew the model
+    Column("propensity", Double),  # with this probability; null: it did not
     Column("consent", Text),  # the text that the user agreed to
     Column("ratings", JSON(none_as_null=True)),  # {"quality": 5, ...}
     Column("comments", Text, nullable=False),
@@ -47,9 +51,9 @@ TURNS = Table(
     Column("completion", Text, nullable=False),  # "chatcmpl-..."
     Column("choice", Integer, nullable=False),
     Column("chat", NUMBER, ForeignKey("chats.number", ondelete="CASCADE"), nullable=False, index=True),
-    Column(
-        "parent", NUMBER, ForeignKey("turns.number"), index=True
-    ),  # the turn whose reply `prompt` answers, null: `prompt` begins the conversation
+    # the turn that this one goes on from; null: none. In the same chat `prompt` is what was said since its
+    # reply; from another chat of the thread, or from none, `prompt` is the whole history
+    Column("parent", NUMBER, ForeignKey("turns.number", ondelete="SET NULL"), index=True),
     Column("model", Text, nullable=False),
     Column("checkpoint", Text, nullable=False),
     Column("method", Text, nullable=False),
@@ -73,13 +77,4 @@ TURNS = Table(
         postgresql_where=text("vote IS NOT NULL"),
     ),  # to count them
     sqlite_autoincrement=True,
-)
-KEYS = Table(
-    "keys",
-    METADATA,
-    Column("name", Text, primary_key=True),
-    Column("hash", Text, nullable=False, unique=True),  # SHA-256; the key itself is never stored
-    Column("requests_per_minute", Integer, nullable=False),
-    Column("created", Double, nullable=False),
-    Column("revoked", Double),
 )

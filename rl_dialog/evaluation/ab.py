@@ -1,7 +1,7 @@
 """Served models compared by what their users said of them: an A/B test, read from the chats of a store.
 
-The server draws a model for each new chat, so chats, not replies, are what intervals draw again. What counts
-for which model:
+The server draws a model for each participant (a key and its `user`), so participants, not chats or replies,
+are what intervals draw again; a chat of nobody in particular is one. What counts for which model:
 
     chat 1   drawn bc      bc: Hi! (up)     bc: Why? (down)      everything counts for bc
     chat 2   drawn ilql    ilql: Hi! (up)   bc: Why? (down)      ilql was taken out of service meanwhile: its
@@ -61,8 +61,14 @@ class Chat:
     user: str
     started: str  # UTC in ISO form, so that the order of the texts is that of the times
     drawn: str  # the model that the server drew for it; "" where the client chose
+    key: str = ""
     ratings: dict[str, float] = field(default_factory=dict)
     replies: list[Said] = field(default_factory=list)
+
+    @property
+    def participant(self) -> tuple[str, ...]:
+        """Whose chat it is; of nobody in particular it is its own."""
+        return (self.key, self.user) if self.key or self.user else (self.id,)
 
     @property
     def counted(self) -> list[Said]:
@@ -123,7 +129,7 @@ def read_chats(dialogs: Iterable[Dialog]) -> list[Chat]:
         name, _, branch = dialog.id.partition("#")
         if branch.startswith("edit-"):
             continue
-        about = [str(dialog.meta.get(key, "")) for key in ("user", "started", "drawn")]
+        about = [str(dialog.meta.get(name, "")) for name in ("user", "started", "drawn", "key")]
         chat = found.setdefault(name, Chat(name, *about))
         chat.ratings |= dialog.meta.get("ratings", {})
         chat.replies += _said(dialog)
@@ -202,9 +208,10 @@ def _arms(chats: Sequence[Chat], known: Known, replicates: int, seed: int) -> li
 
 
 def measures(chats: Sequence[Chat], known: Known) -> dict[str, Measure]:
-    """Every figure as a ratio of sums; one unit per chat. A chat whose model changed has neither a rating nor
-    anything else that is of the whole."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Every figure as a ratio of sums; one unit per participant. A chat whose model changed has neither a
+    rating nor anything else that is of the whole."""
+    places = {who: place for place, who in enumerate(dict.fromkeys(chat.participant for chat in chats))}
+    found: dict[str, np.ndarray] = {}  # (participants, 2); 0 and 0 where it does not apply to one
     for chat in chats:
         said, whole = chat.counted, len(chat.counted) == len(chat.replies)
         votes, seconds = (
@@ -229,16 +236,9 @@ def measures(chats: Sequence[Chat], known: Known) -> dict[str, Measure]:
         of_whole |= {name: values[chat.id] for name, values in known.items() if chat.id in values}
         pairs |= {name: (value, 1) for name, value in of_whole.items() if whole}
         for name, pair in pairs.items():
-            found.setdefault(name, []).append(pair)
-    units = {
-        name: pairs + [(0.0, 0.0)] * (len(chats) - len(pairs)) for name, pairs in found.items()
-    }  # those that it does not apply to
-    return {name: _measure(pairs) for name, pairs in units.items()}
-
-
-def _measure(pairs: Sequence[tuple[float, float]]) -> Measure:
-    numerator, denominator = np.array(pairs, dtype=float).T
-    return Measure(numerator, denominator)
+            sums = found.setdefault(name, np.zeros((len(places), 2)))
+            sums[places[chat.participant]] += pair
+    return {name: Measure(sums[:, 0], sums[:, 1]) for name, sums in found.items()}
 
 
 def _difference(arm: Arm, baseline: Arm, known: Known, replicates: int, seed: int) -> Difference:
@@ -283,13 +283,26 @@ def _notes(chats: Sequence[Chat], arms: Sequence[Arm], differences: Sequence[Dif
             f"{len(switched)} chats were not answered by one model alone: {lost} replies from the change on, "
             "and their ratings, do not count"
         )
-    named = [chat.user for arm in arms for chat in arm.chats if chat.user]
-    if len(set(named)) < len(named):
-        notes.append(
-            f"{len(named)} chats are by {len(set(named))} users: the intervals take a user's chats for those "
-            "of different people"
-        )
-    return notes
+    counted = [chat.participant for arm in arms for chat in arm.chats]
+    if len(set(counted)) < len(counted):
+        notes.append(f"{len(counted)} chats are by {len(set(counted))} participants, whom the intervals draw")
+    return notes + _nothing(chats, arms)
+
+
+def _nothing(chats: Sequence[Chat], arms: Sequence[Arm]) -> list[str]:
+    """Why nothing is compared, if so."""
+    asked = [chat for chat in chats if not chat.drawn]
+    votes = sum(said.vote is not None for chat in asked for said in chat.replies)
+    if asked and not arms:
+        return [
+            f"no chat counts: in all {len(asked)}, with {votes} votes, the client named the model. Only "
+            'chats whose model the server drew are compared: clients ask for `model: "assigned"` and say who '
+            "talks (`user`, or a participant's key)"
+        ]
+    if arms and not any("vote" in arm.group.estimates for arm in arms):
+        elsewhere = f"; {votes} are in chats whose client named the model" if votes else ""
+        return [f"no vote counts: nobody voted in a chat whose model the server drew{elsewhere}"]
+    return []
 
 
 def sections(comparison: Comparison) -> list[Section]:
@@ -433,4 +446,4 @@ def headline(comparison: Comparison, names: Sequence[str]) -> dict[str, Any]:
         }
         for change in comparison.differences
     }
-    return {"models": models, "differences": differences}
+    return {"models": models, "differences": differences, "notes": comparison.notes}

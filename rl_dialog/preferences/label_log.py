@@ -22,19 +22,19 @@ chooses the pairs.
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, text, update
+from sqlalchemy import Connection, delete, insert, inspect, select, text, update
 from sqlalchemy.engine import URL
 
 from rl_dialog.data.database import WAIT, database_url, open_database, shown_url
+from rl_dialog.data.keys import REQUESTS_PER_MINUTE, Keys
 from rl_dialog.data.storable import name_of
 from rl_dialog.errors import UserError
 from rl_dialog.preferences import label_statements as sql
@@ -59,6 +59,13 @@ LOCK = 0x726C_6C61_6265_6C  # of PostgreSQL, held by the one who writes
 _TAKE_TURN = text(
     "SELECT set_config('lock_timeout', :wait, true), pg_advisory_xact_lock(:lock)"
 )  # as long as SQLite waits, and no longer
+
+
+_TAKE_OVER = text(
+    "INSERT INTO keys (name, hash, scopes, requests_per_minute, created, revoked) SELECT name, hash, "
+    "'labeller', :rate, created, revoked FROM labellers WHERE hash IS NOT NULL AND name NOT IN (SELECT name "
+    "FROM keys)"
+)
 
 
 class LabelLog:
@@ -91,6 +98,7 @@ class LabelLog:
         url = database_url(url)
         self.name = shown_url(url)  # without passwords
         self._engine = open_database(url, METADATA, create=create, what="log of labels")
+        self._url = url
         self._sqlite = url.drivername == "sqlite"
         # A transaction must see what was committed while it waited for its turn.
         self._writer = self._engine.execution_options(
@@ -103,6 +111,17 @@ class LabelLog:
 
     def close(self) -> None:
         self._engine.dispose()
+        if "keys" in vars(self):
+            self.keys.close()
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The keys of the labellers, and of those who look after the run."""
+        keys = Keys(self._url)
+        if "hash" in {column["name"] for column in inspect(self._engine).get_columns("labellers")}:
+            with self._writing() as (connection, _):  # an earlier version's tokens
+                connection.execute(_TAKE_OVER, {"rate": REQUESTS_PER_MINUTE})
+        return keys
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[Connection, float]]:
@@ -345,37 +364,24 @@ class LabelLog:
 
     # Labellers
 
-    def add_labeller(self, name: str) -> str:
-        """An access token for a labeller, shown here and never again. Who was revoked may come back: their
-        earlier answers stay revoked.
+    def add_labeller(self, name: str, *, scopes: Iterable[str] = ("labeller",)) -> str:
+        """A key for a labeller, shown here and never again. Who was revoked may come back: their earlier
+        answers stay revoked.
 
-        Raises UserError for a name that has a token.
+        Raises UserError for a name that has a key.
         """
-        name_of(name, "name of a labeller")
-        token = "rl-" + secrets.token_urlsafe(24)
+        key = self.keys.add(name, scopes=scopes)
         with self._writing() as (connection, now):
-            known = connection.execute(select(LABELLERS).where(LABELLERS.c.name == name)).first()
-            if known and known.hash and known.revoked is None:
-                raise UserError(
-                    f"expected the name of somebody without a token, got {name!r}: choose another name"
-                )
+            known = connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.name == name))
             if known is None:
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
-            connection.execute(
-                update(LABELLERS)
-                .where(LABELLERS.c.name == name)
-                .values(hash=_token_hash(token), revoked=None)
-            )
-        return token
+            connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(revoked=None))
+        return key
 
-    def labeller_of(self, token: str) -> str | None:
-        """Whose token it is; None: nobody's, or a revoked labeller's."""
-        with self._engine.begin() as connection:
-            return connection.scalar(
-                select(LABELLERS.c.name).where(
-                    LABELLERS.c.hash == _token_hash(token), LABELLERS.c.revoked.is_(None)
-                )
-            )
+    def labeller_of(self, key: str) -> str | None:
+        """Whose key it is; None: no labeller's, or a revoked one's."""
+        found = self.keys.find(key)
+        return found.name if found and found.may("labeller") else None
 
     def labellers(self) -> dict[str, dict[str, Any]]:
         """What each labeller did and how well: see labeller_statistics.py."""
@@ -400,8 +406,6 @@ class LabelLog:
             ).rowcount
             connection.execute(delete(LEASES).where(LEASES.c.labeller == name))
             sql.count_missing(connection, QUERIES.c.number.in_(answered))
+        with suppress(KeyError):  # who never had a key
+            self.keys.revoke(name)
         return revoked
-
-
-def _token_hash(token: str) -> str:
-    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()

@@ -94,10 +94,7 @@ Index("answers_revoked", ANSWERS.c.revoked, sqlite_where=~STANDS, postgresql_whe
 LABELLERS = Table(
     "labellers",
     METADATA,
-    Column("name", Text, primary_key=True),
-    Column(
-        "hash", Text, unique=True
-    ),  # SHA-256 of the access token, which itself is never stored; null: none was given
+    Column("name", Text, primary_key=True),  # of the labeller's key too, where there is one
     Column("created", Double, nullable=False),
     Column("revoked", Double),
 )

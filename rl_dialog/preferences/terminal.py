@@ -175,9 +175,10 @@ class TerminalLabeller:
                 self.asked = now
 
     def _take(self, pair: Query) -> None:
+        self.pair = pair  # first: whatever comes now, it goes back
         left, right = self.segments[pair.left], self.segments[pair.right]
         self.view = self._clips(left, right) if isinstance(left, Clip) else self._replies(left, right)
-        self.pair, self.renewed, self.began, self.asked = pair, time.monotonic(), time.monotonic(), 0.0
+        self.renewed, self.began, self.asked = time.monotonic(), time.monotonic(), 0.0
 
     def _give_back(self) -> None:
         if self.pair:

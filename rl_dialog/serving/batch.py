@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,10 +57,24 @@ class Ask:
         None  # how many alternatives to report per token; None reports no log-probabilities
     )
     values: bool = False  # report Q and V of every token
-    # what one key's conversations left in the slots is never used for another's: how much was there would
-    # tell what they said
+    # taken from the logits of tokens that the reply has said, for each time and once; what is added to those
+    # of single ones: (id, how much)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    # Whose turn it is when many wait. What conversations of one key and user left in the slots is never used
+    # for another's: how much was there would tell what they said.
     key: str = ""
-    user: str = ""  # whose turn it is when many wait
+    user: str = ""
+
+    @property
+    def leans(self) -> bool:
+        """Does it change the logits of single tokens?"""
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        return self.key, self.user
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class RunningBatch:
         self.held: list[list[int]] = [
             [] for _ in range(slots + kept)
         ]  # the tokens whose keys and values each slot has
-        self.keys = [""] * (slots + kept)  # whose they are
+        self.owners = [("", "")] * (slots + kept)  # whose they are
         self.prompted = [0] * (slots + kept)  # how many of them were the prompt, the reply behind them
         self.used = [0] * (slots + kept)  # the step in which each was last used
         _require_plain_attention(policy)
@@ -130,7 +145,7 @@ class RunningBatch:
         many tokens those are."""
         place, prompt = len(self), list(row.ask.prompt)
         self.prompts.append(row)
-        source, length = self._longest_beginning(prompt, row.ask.key)
+        source, length = self._longest_beginning(prompt, row.ask.owner)
         filled = self._slot_to_fill(place, source, length)
         self._swap(place, filled)
         source = {place: filled, filled: place}.get(source, source)
@@ -138,7 +153,11 @@ class RunningBatch:
             self.used[source] = self.steps
         if length and source != place:
             self.slots.copy(source, place, length)
-        self.held[place], self.keys[place], self.prompted[place] = prompt[:length], row.ask.key, len(prompt)
+        self.held[place], self.owners[place], self.prompted[place] = (
+            prompt[:length],
+            row.ask.owner,
+            len(prompt),
+        )
         row.read = length
         return length
 
@@ -166,12 +185,12 @@ class RunningBatch:
         self.replies, self.prompts = [], []
         self.held = [[] for _ in self.held]
 
-    def _longest_beginning(self, prompt: list[int], key: str) -> tuple[int, int]:
-        """The slot of this key that shares the longest beginning with the prompt, and its length; the
+    def _longest_beginning(self, prompt: list[int], owner: tuple[str, str]) -> tuple[int, int]:
+        """The slot of this owner that shares the longest beginning with the prompt, and its length; the
         prompt's last token is always read anew."""
         shared = [
-            _common(held, prompt) if owner == key else 0
-            for held, owner in zip(self.held, self.keys, strict=True)
+            _common(held, prompt) if whose == owner else 0
+            for held, whose in zip(self.held, self.owners, strict=True)
         ]
         best = int(np.argmax(shared))
         length = min(shared[best], len(prompt) - 1)
@@ -190,7 +209,7 @@ class RunningBatch:
         if one == other:
             return
         self.slots.swap(one, other)
-        for values in (self.held, self.keys, self.prompted, self.used):
+        for values in (self.held, self.owners, self.prompted, self.used):
             values[one], values[other] = values[other], values[one]
 
     # Reading and speaking.
@@ -316,6 +335,8 @@ def _draw(logits: Tensor, rows: list[Row]) -> Tensor:
     """(S,) tokens: the likeliest, or a Gumbel-max draw from each row's own stream (as
     evaluation/generation.py draws)."""
 
+    logits = _leaning(logits, rows)
+
     def warped(chosen: Tensor | None, decoding: Decoding) -> Tensor:
         part = logits if chosen is None else logits[chosen]
         for warp in warpers(decoding) if decoding.do_sample else ():
@@ -334,6 +355,21 @@ def _draw(logits: Tensor, rows: list[Row]) -> Tensor:
         if row.ask.decoding.do_sample:
             line.exponential_(generator=row.generator)
     return (scores - noise.log_().to(scores.device)).argmax(1)
+
+
+def _leaning(logits: Tensor, rows: list[Row]) -> Tensor:
+    """The logits with what requests take from and add to those of single tokens, as OpenAI's API defines
+    it."""
+    leaning = [i for i, row in enumerate(rows) if row.ask.leans]
+    logits = logits.float().clone() if leaning else logits
+    for i in leaning:
+        ask, added = rows[i].ask, Counter()
+        for token, times in Counter(rows[i].tokens).items():
+            added[token] = -(ask.frequency_penalty * times + ask.presence_penalty)
+        for token, bias in ask.logit_bias:
+            added[token] += bias
+        logits[i, list(added)] += torch.tensor(list(added.values()), device=logits.device)
+    return logits
 
 
 def _by_kind(

@@ -10,22 +10,23 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rl_dialog.data.storable import request_messages
 from rl_dialog.data.tokenize import TemplateError, encode_prompt
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.serving.batch import Ask, Token
-from rl_dialog.serving.engine import Closed, Piece, QueueFull, Refused
+from rl_dialog.serving.engine import MOST_SCORED, Closed, Piece, QueueFull, Refused
 from rl_dialog.serving.metrics import Metrics
 from rl_dialog.serving.protocol import ApiError, ChatRequest, generation_settings
 from rl_dialog.serving.served import ASSIGNED, Models, Served
 from rl_dialog.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from rl_dialog.data.keys import Key
     from rl_dialog.data.store import Store
 
 
@@ -33,6 +34,21 @@ STREAM_INTERVAL = 0.03  # seconds between two events of a stream, but for its fi
 # a second at most, of all streams together: on their way to the clients they take processor time from the
 # engine
 EVENTS = 200
+
+
+REPLY_ROOM = 64  # tokens of a context that older messages of a prompt do not take from the reply
+# What a request may not ask of a model that was drawn while several are compared: one has values or a beta
+# and another has not, one draws several replies to say one.
+TELLING = {
+    "n": [1],
+    "beta": [],
+    "decoder": ["method"],
+    "num_generations": [0],
+    "return_values": [False],
+    "logprobs": [False],
+    "top_logprobs": [0],
+    "logit_bias": [{}],
+}  # -> what each may be all the same
 
 
 @dataclass
@@ -44,6 +60,8 @@ class Exchange:
     model: Served
     chat: str | None
     ask: Ask
+    propensity: float | None = None  # with which its model was drawn, where it begins a chat
+    blind: bool = False  # nothing of the answer may tell which model it is
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
     began: float = field(default_factory=time.monotonic)
@@ -72,11 +90,6 @@ class Exchange:
         self.finish[piece.choice] = piece.finish
         self.reused = piece.reused
 
-    def usage(self) -> dict[str, Any]:
-        prompt, reply = len(self.ask.prompt), sum(map(len, self.tokens))
-        details = {"prompt_tokens_details": {"cached_tokens": self.reused}}
-        return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply} | details
-
     def settings(self) -> dict[str, Any]:
         """How the replies were drawn, for the store: with these and the checkpoint they can be drawn
         again."""
@@ -92,7 +105,8 @@ class Exchange:
             "decoder": ask.decoder,
             "num_generations": decoding.num_generations,
         }
-        given |= {"metadata": self.request.metadata} if self.request.metadata else {}
+        leaning = ("metadata", "frequency_penalty", "presence_penalty", "logit_bias")
+        given |= {name: value for name in leaning if (value := getattr(self.request, name))}
         return (
             drawn
             | given
@@ -140,16 +154,34 @@ class Completions:
     def _settings(self) -> ServeSettings:
         return self.models.settings
 
-    async def begin(self, request: ChatRequest, key: str) -> Exchange:
+    async def begin(self, request: ChatRequest, key: Key) -> Exchange:
         """Checks a request and finds the model for it. Raises ApiError."""
-        chat, model = await self._model(request, key)
-        return Exchange(request, key, model, chat, await self._ask(request, key, model))
+        chat, model, propensity = await self._model(request, key)
+        blind = self._blind(request)
+        ask = await self._ask(request, key.name, model, blind)
+        return Exchange(request, key.name, model, chat, ask, propensity, blind)
 
-    async def _ask(self, request: ChatRequest, key: str, model: Served) -> Ask:
-        decoding = self._decoding(request, generation_settings(request.generation_config), model)
+    def _blind(self, request: ChatRequest) -> bool:
+        """May nothing tell which model answers? Raises ApiError where the request asks for what would."""
+        if request.model != ASSIGNED or not self.models.blind():
+            return False
+        telling = next((n for n, may in TELLING.items() if getattr(request, n) not in (None, *may)), None)
+        if telling:
+            message = f"{telling}: models are compared, and this would tell which one answers"
+            raise ApiError(400, message, param=telling, code="invalid_value")
+        return True
+
+    async def _ask(self, request: ChatRequest, key: str, model: Served, blind: bool) -> Ask:
+        """What the engine is asked. Of models that are compared each must be able to answer: what one of them
+        refuses is refused whoever was drawn."""
+        models = self.models.compared() if blind else [model]
+        decoding = self._decoding(request, generation_settings(request.generation_config), models)
+        every = {each.name: each for each in (*models, model)}
+        asked = await asyncio.to_thread(self._prompts, request, decoding, every)
+        left = min(_left(m, decoding, request, prompt) for m, prompt in asked)
         return Ask(
-            prompt=await asyncio.to_thread(self._prompt, request, decoding, model),
-            decoding=decoding,
+            prompt=next(prompt for m, prompt in asked if m is model),
+            decoding=replace(decoding, max_new_tokens=min(decoding.max_new_tokens, left)),
             seed=(secrets.randbits(63) if request.seed is None else request.seed) % 2**63,
             choices=request.n or 1,
             stop=tuple(request.stop or ()),
@@ -157,6 +189,9 @@ class Completions:
             decoder=request.decoder or "method",
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             values=bool(request.return_values),
+            frequency_penalty=request.frequency_penalty or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            logit_bias=tuple((int(name), bias) for name, bias in (request.logit_bias or {}).items()),
             key=key,
             user=request.user or "",
         )
@@ -208,7 +243,10 @@ class Completions:
                 "finish_reason": exchange.finish[index],
             }
             choices.append(choice | self._about(exchange, index, exchange.tokens[index]))
-        return self._head(exchange, "chat.completion", chat) | {"choices": choices, "usage": exchange.usage()}
+        return self._head(exchange, "chat.completion", chat) | {
+            "choices": choices,
+            "usage": self._usage(exchange),
+        }
 
     async def stream(self, exchange: Exchange, pieces: AsyncIterator[list[Piece]]) -> AsyncIterator[str]:
         """The answer as server-sent events, the reason why it ended only once the exchange is stored. Errors
@@ -253,71 +291,67 @@ class Completions:
             chat = await self._store(exchange)
             yield event(last)
             if wants_usage:
-                yield event([], usage=exchange.usage())
+                yield event([], usage=self._usage(exchange))
             yield "data: [DONE]\n\n"
         except ApiError as error:
             yield f"data: {json.dumps(error.body)}\n\n"
 
     # A request, checked.
 
-    async def _model(self, request: ChatRequest, key: str) -> tuple[str | None, Served]:
-        """The chat that a request belongs to, if it says so, and the model that answers."""
-        chat, name = request.chat_id, request.model
-        if chat is not None:
-            try:
-                assigned = await asyncio.to_thread(self.store.model_of, chat, key=key)
-            except KeyError:
-                raise ApiError(
-                    404, f"there is no chat {chat!r} for this API key", param="chat_id", code="chat_not_found"
-                ) from None
-            name = assigned if name == ASSIGNED else name
+    async def _model(self, request: ChatRequest, key: Key) -> tuple[str | None, Served, float | None]:
+        """The chat that a request belongs to, if it says so, the model that answers, and the probability
+        with which it was drawn just now."""
+        chat, name, propensity, served = None, request.model, None, self.models.served
+        somebody = participant(key, request.user)
+        if request.chat_id is not None or request.completion_id is not None:
+            known = await asyncio.to_thread(self._chat, request, key.name)
+            chat, name = known.id, known.model if name == ASSIGNED else name
         elif name == ASSIGNED:
-            raise ApiError(
-                400,
-                f"model {ASSIGNED!r} needs a chat_id: POST /v1/chats gives one",
-                param="model",
-                code="invalid_value",
-            )
-        served = self.models.served
-        if (
-            name not in served and request.model == ASSIGNED
-        ):  # its model was taken out of service: the chat goes on with another
-            name = self.models.assign(chat)
-        if name not in served:
-            expected = ", ".join(map(repr, served))
+            name, propensity = self.models.draw(somebody)
+        if name not in served and request.model == ASSIGNED:  # taken out of service: the chat goes on
+            name, _ = self.models.draw(somebody)
+        blind = key.blind and request.model != ASSIGNED
+        if name not in served or blind:
+            expected = ", ".join(map(repr, [*([] if key.blind else served), ASSIGNED]))
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist; expected one of {expected}",
+                f"the model {request.model!r} does not exist; expected one of {expected}",
                 param="model",
                 code="model_not_found",
             )
-        return chat, served[name]
+        return chat, served[name], propensity
 
-    def _decoding(self, request: ChatRequest, config: dict[str, Any], model: Served) -> Decoding:
+    def _chat(self, request: ChatRequest, key: str) -> Any:
+        """The chat that a request names, by its id or by one of its completions."""
+        try:
+            chat = request.chat_id or self.store.chat_of(request.completion_id or "", key=key)
+            return self.store.known(chat, key=key, user=request.user or "")
+        except KeyError:
+            param = "completion_id" if request.chat_id is None else "chat_id"
+            whose = f"this API key{' and this user' if request.user else ''}"
+            message = f"there is no chat {getattr(request, param)!r} for {whose}"
+            raise ApiError(404, message, param=param, code="chat_not_found") from None
+
+    def _decoding(self, request: ChatRequest, config: dict[str, Any], models: Sequence[Served]) -> Decoding:
         """How to draw the reply; a GenerationConfig counts where the request's own fields do not."""
 
         def given(name: str, default: Any) -> Any:
             value = getattr(request, name)
             return config.get(name, default) if value is None else value
 
-        most = model.most_tokens(self._settings)
-        wanted = (
-            request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        )
+        most = min(model.most_tokens(self._settings) for model in models)
+        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        wanted = getattr(request, name)
         if wanted is not None and wanted > most:
-            raise ApiError(
-                400,
-                f"max_tokens: expected at most {most}, got {wanted}",
-                param="max_tokens",
-                code="invalid_value",
-            )
+            message = f"{name}: expected at most {most}, got {wanted}"
+            raise ApiError(400, message, param=name, code="invalid_value")
         try:
-            wanted = wanted or min(most, int(config.get("max_tokens", self._settings.max_tokens)))
+            wanted = wanted or min(most, int(config.get("max_tokens", self._settings.max_tokens or most)))
             temperature = float(given("temperature", Decoding.temperature))
             top_p = float(given("top_p", Decoding.top_p))
             decoding = Decoding(
                 max_new_tokens=wanted,
-                max_prompt_length=self._settings.max_prompt_length,
+                max_prompt_length=self._settings.max_prompt_length or most,
                 do_sample=temperature > 0,
                 temperature=temperature or Decoding.temperature,
                 top_p=max(top_p, 1e-6),
@@ -329,38 +363,14 @@ class Completions:
             raise ApiError(400, str(error), code="invalid_value") from None
         return decoding
 
-    def _prompt(self, request: ChatRequest, decoding: Decoding, model: Served) -> list[int]:
-        """The token ids to continue. Older messages are left out where they do not fit, as in training; the
-        last one must fit."""
-        tokenizer, room = (
-            model.tokenizer,
-            min(decoding.max_prompt_length, model.engine.context - decoding.max_new_tokens),
-        )
-        try:
-            messages = request_messages([message.plain for message in request.messages])
-            lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
-            messages = (
-                messages[:lead] + messages[max(lead, len(messages) - room) :]
-            )  # each message takes a token at least
-            prompt = encode_prompt(messages, tokenizer, max_length=room)
-            if len(prompt) == room:
-                kept = messages[:lead] + messages[max(lead, len(messages) - 1) :]
-                if (length := len(encode_prompt(kept, tokenizer, max_length=2**31))) > room:
-                    message = (
-                        f"expected at most {room} tokens in the system prompt and the last message, got "
-                        f"{length}"
-                    )
-                    raise ApiError(400, message, param="messages", code="context_length_exceeded")
-        except TemplateError as error:
-            raise ApiError(
-                400,
-                f"messages: the model's chat template refuses them: {error}",
-                param="messages",
-                code="invalid_value",
-            ) from None
-        except ValueError as error:
-            raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from None
-        return prompt
+    def _prompts(
+        self, request: ChatRequest, decoding: Decoding, models: dict[str, Served]
+    ) -> list[tuple[Served, list[int]]]:
+        """The token ids that each model is to continue, and room for a reply behind them."""
+        context = min(model.engine.context for model in models.values())
+        reply = min(decoding.max_new_tokens, REPLY_ROOM, context // 2)
+        room = min(decoding.max_prompt_length, context - reply)
+        return [(model, _prompt(request, room, model)) for model in models.values()]
 
     async def _submit(self, exchange: Exchange, deliver: Any) -> Any:
         """The request in the engine of its model: something that can be cancelled."""
@@ -375,7 +385,7 @@ class Completions:
             ):  # replaced a moment ago
                 exchange.model, exchange.ask = (
                     model,
-                    await self._ask(exchange.request, exchange.key, model),
+                    await self._ask(exchange.request, exchange.key, model, exchange.blind),
                 )  # its tokens may be others
                 return await self._submit(exchange, deliver)
             raise _refusal(error) from None
@@ -399,6 +409,7 @@ class Completions:
                 model=exchange.model.name,
                 checkpoint=exchange.model.checkpoint,
                 method=exchange.model.method,
+                propensity=exchange.propensity,
                 settings=exchange.settings(),
                 completion=exchange.id,
                 seconds=time.monotonic() - exchange.began,
@@ -416,6 +427,18 @@ class Completions:
                 500, "the reply could not be stored; the server's log has the reason", code="not_stored"
             ) from None
 
+    def _usage(self, exchange: Exchange) -> dict[str, Any]:
+        """Tokens read and said. Where they would tell which of the compared models it is, all are counted as
+        the first of them counts."""
+        first = self.models.compared()[0]
+        cached, prompt, reply = exchange.reused, len(exchange.ask.prompt), sum(map(len, exchange.tokens))
+        if exchange.blind and len({model.words for model in self.models.compared()}) > 1:
+            count = first.tokenizer.encode
+            cached, prompt = 0, sum(len(count(message["content"])) for message in exchange.messages)
+            reply = sum(len(count(text)) for text in exchange.texts)
+        details = {"prompt_tokens_details": {"cached_tokens": cached}}
+        return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply} | details
+
     def _head(self, exchange: Exchange, kind: str, chat: str | None) -> dict[str, Any]:
         name = ASSIGNED if exchange.request.model == ASSIGNED else exchange.model.name
         return {
@@ -424,7 +447,7 @@ class Completions:
             "created": exchange.created,
             "model": name,
             "chat_id": chat,
-        }
+        } | ({"unused": unused} if (unused := exchange.request.unused) else {})
 
     def _about(self, exchange: Exchange, index: int, tokens: list[Token]) -> dict[str, Any]:
         """Log-probabilities and values of some tokens, as far as they were asked for."""
@@ -442,6 +465,46 @@ class Completions:
         tokenizer = exchange.model.tokenizer
         top = [_text(tokenizer.decode([other])) | {"logprob": logprob} for other, logprob in token.top]
         return _text(tokenizer.decode([token.id])) | {"logprob": token.logprob, "top_logprobs": top}
+
+
+def _prompt(request: ChatRequest, room: int, model: Served) -> list[int]:
+    """The token ids to continue, at most `room`. Older messages are left out where they do not fit, as in
+    training; the last one must fit."""
+    try:
+        messages = request_messages([message.plain for message in request.messages])
+        lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
+        # each message takes a token at least
+        messages = messages[:lead] + messages[max(lead, len(messages) - room) :]
+        prompt = encode_prompt(messages, model.tokenizer, max_length=room)
+        if len(prompt) == room:
+            kept = messages[:lead] + messages[max(lead, len(messages) - 1) :]
+            length = len(encode_prompt(kept, model.tokenizer, max_length=2**31))
+            if length > room:
+                message = f"expected at most {room} tokens in the system prompt and the last message"
+                message += f", got {length}"
+                raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    except TemplateError as error:
+        message = f"messages: the model's chat template refuses them: {error}"
+        raise ApiError(400, message, param="messages", code="invalid_value") from None
+    except ValueError as error:
+        raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from None
+    return prompt
+
+
+def _left(model: Served, decoding: Decoding, request: ChatRequest, prompt: list[int]) -> int:
+    """The longest reply in tokens for which the model has room behind a prompt, where several are drawn to
+    say the best in each of them."""
+    own = model.engine.method.num_generations if request.decoder != "lm" else 1
+    draws = (decoding.num_generations or own) if decoding.do_sample else 1
+    room = model.engine.context if draws == 1 else min(model.engine.context, MOST_SCORED // draws)
+    return max(1, room - len(prompt))
+
+
+def participant(key: Key, user: str | None) -> str:
+    """Whose chats are one person's, as far as the server can tell: those of a participant's key, else those
+    of a key and user; "" for nobody it knows."""
+    whose = key.name if key.blind else f"{key.name}\n{user or ''}"
+    return whose.strip("\n")
 
 
 def _refusal(error: Exception) -> ApiError:

@@ -241,6 +241,9 @@ class Engine:
                 f"expected at most {context} tokens, prompt and reply together, got {len(ask.prompt)} + "
                 f"{ask.decoding.max_new_tokens}"
             )
+        known = self.policy.get_input_embeddings().num_embeddings
+        if wrong := [token for token, _ in ask.logit_bias if not 0 <= token < known]:
+            raise UserError(f"logit_bias: expected ids of tokens below {known}, got {wrong[0]}")
         method = self.policy.method
         if ask.beta is not None and not method.acts_with_beta:
             raise UserError(f"this model was trained with {type(method).__name__}, which has no beta to set")

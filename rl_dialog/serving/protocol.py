@@ -24,6 +24,7 @@ from pydantic import (
 from rl_dialog.errors import UserError
 
 MAX_CHOICES = 16
+MAX_STOPS = 4
 RATINGS = ("quality", "fluency", "diversity", "contingency", "empathy")
 LONGEST_ERROR = 1000  # characters of an error's text; it may quote what was sent
 
@@ -92,6 +93,21 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _reads_text(cls, content: Any) -> Any:
+        """Says it in one sentence, where pydantic would name both of the forms that it is not."""
+        if content is not None and not isinstance(content, str | list):
+            raise UserError("expected a text or a list of parts")
+        kinds = [part.get("type") if isinstance(part, dict) else part for part in content or () if part]
+        other = next((kind for kind in kinds if kind != "text"), None) if isinstance(content, list) else None
+        if other is not None:
+            raise UserError(
+                f'expected parts {{"type": "text", "text": ...}}, got {str(other)[:60]!r}: the '
+                "models of this server read text only"
+            )
+        return content
+
     @property
     def plain(self) -> dict[str, str]:
         """The message as a Dialog holds it."""
@@ -135,17 +151,26 @@ class ChatRequest(Drawing):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: list[Stop] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     user: Name | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """taken from the logit of a token for each time that the reply has said it"""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """taken once from the logits of all tokens that the reply has said"""
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1000)] | None
+    ) = None
+    """token id -> what is added to its logit"""
     metadata: dict[MetaKey, MetaValue] | None = None
     store: bool | None = None
     """false: this exchange is not stored, so it can be neither voted on nor trained on"""
     # ours
     chat_id: Name | None = None
-    """the chat that this request continues (POST /v1/chats); without it, the server finds it by the
-    messages"""
+    """the chat that this request continues: from POST /v1/chats, or from an earlier answer"""
+    completion_id: Name | None = None
+    """another way to say so: the `id` of any answer of the chat"""
     beta: Annotated[float, Field(ge=-1000, le=1000)] | None = None
     """another strength of the values than the checkpoint's, where its method has one"""
     decoder: Literal["method", "lm"] | None = None
@@ -154,45 +179,81 @@ class ChatRequest(Drawing):
     """draw so many replies per choice and say the best; 0 is what the method wants"""
     return_values: bool | None = None
     """report Q, V and Q - V of every token"""
-    # accepted because common clients send them; they do not change a reply here
     generation_config: Annotated[str, Field(max_length=20_000)] | None = None
     """JSON of a transformers GenerationConfig (`transformers chat` sends one): what it sets counts where the
     fields above do not"""
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    # what clients send by habit: accepted, without effect here, and reported in the answer's `unused`
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    verbosity: Any = None
     # refused when they ask for something
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
+    function_call: Any = None
     response_format: Any = None
-    logit_bias: dict[str, float] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    web_search_options: Any = None
     modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
     audio: Any = None
 
-    @field_validator("stop")
+    @field_validator("stop", mode="before")
     @classmethod
     def _stops(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        found = [value] if isinstance(value, str) else value
+        if found is not None and not isinstance(found, list):
+            raise UserError("expected a text or a list of them")
+        if found and len(found) > MAX_STOPS:
+            raise UserError(f"expected at most {MAX_STOPS} texts, got {len(found)}")
+        return found
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if wrong := next((name for name in value or {} if not (name.isascii() and name.isdigit())), None):
+            raise UserError(f"expected ids of tokens as names, got {wrong[:40]!r}")
+        return value
 
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
-        for name in ("tools", "functions", "logit_bias", "frequency_penalty", "presence_penalty", "audio"):
+        for name in ("tools", "functions", "audio", "web_search_options"):
             if getattr(self, name):
                 raise UserError(f"{name} is not supported by this server: leave it out")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise UserError("tool_choice is not supported by this server: leave it out")
+        for name in ("tool_choice", "function_call"):
+            if getattr(self, name) not in (None, "none", "auto"):
+                raise UserError(f"{name} is not supported by this server: leave it out")
         if self.response_format not in (None, {"type": "text"}):
             raise UserError("response_format: only text is supported by this server")
         if self.modalities not in (None, [], ["text"]):
             raise UserError("modalities: only text is supported by this server")
+        if self.chat_id is not None and self.completion_id is not None:
+            raise UserError("completion_id: expected it in place of chat_id, got both")
         if self.top_logprobs is not None and not self.logprobs:
             raise UserError("top_logprobs: expected logprobs true beside it")
         if not self.messages[-1].plain["content"] and self.messages[-1].role == "user":
             raise UserError("messages: expected text in the last message, got none")
         return self
+
+    @property
+    def unused(self) -> list[str]:
+        """The fields that were sent and have no effect."""
+        return [name for name in UNUSED if getattr(self, name) is not None]
+
+
+UNUSED = (
+    "parallel_tool_calls",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "safety_identifier",
+    "service_tier",
+    "verbosity",
+)
 
 
 class ChatStart(_Body):
@@ -233,6 +294,8 @@ def explain(errors: list[dict[str, Any]]) -> ApiError:
             code="invalid_value",
         )
     place = [str(part)[:100] for part in error["loc"] if part not in ("body", "query", "path")]
+    if not place:
+        return ApiError(400, _no_object(error.get("input")), code="invalid_value")
     if (
         error["type"] != "extra_forbidden"
     ):  # pydantic's own names for the parts of a union say nothing to a client
@@ -251,6 +314,15 @@ def explain(errors: list[dict[str, Any]]) -> ApiError:
     message = error["msg"].removeprefix("Value error, ")
     where = "" if param is None or message.startswith(place[0]) else f"{param}: "
     return ApiError(400, f"{where}{message}", param=param, code="invalid_value")
+
+
+def _no_object(body: Any) -> str:
+    """What is wrong with a body that is no JSON object."""
+    if isinstance(body, bytes | str):
+        return (
+            "expected a JSON object with the header Content-Type: application/json, got another type or none"
+        )
+    return f"expected a JSON object as the body, got {'none' if body is None else type(body).__name__}"
 
 
 def generation_settings(text: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -9,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy.exc import SQLAlchemyError
 
-from rl_dialog.data.store import Key, Store
-from rl_dialog.serving.completions import Completions
+from rl_dialog.data.keys import ANYBODY, Key
+from rl_dialog.data.store import Store
+from rl_dialog.serving.completions import Completions, participant
 from rl_dialog.serving.metrics import Metrics
 from rl_dialog.serving.protocol import RATINGS, ApiError, ChatRequest, ChatStart, Feedback, Ratings
 from rl_dialog.serving.served import ASSIGNED, Models, Served
@@ -32,6 +35,7 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+STORE_PATIENCE = 5.0  # seconds that the store has to answer
 EVENTS = {200: {"content": {"text/event-stream": {}}}}
 Take = Callable[[str, int], Awaitable[float]]  # (key, requests per minute) -> seconds to wait, 0 for go on
 bearer = HTTPBearer(auto_error=False)
@@ -60,8 +64,8 @@ async def key_of(
     request: Request,
     server: Here,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
-) -> Key | None:
-    """Who is asking; None where the server is open to all. Raises ApiError for nobody known."""
+) -> Key:
+    """Who is asking; anybody where the server is open. Raises ApiError for nobody known."""
     needs_key = server.models.settings.needs_key
     if (
         not needs_key and request.url.hostname not in LOOPBACK
@@ -69,7 +73,7 @@ async def key_of(
         hosts = ", ".join(LOOPBACK)
         message = f"without keys this server answers to {hosts} only, not to {request.url.hostname}"
         raise ApiError(403, message, code="wrong_host")
-    key = await asyncio.to_thread(server.store.find_key, credentials.credentials) if credentials else None
+    key = await asyncio.to_thread(server.store.keys.find, credentials.credentials) if credentials else None
     if key is None and needs_key:
         unknown, missing = (
             "this API key is not known or was revoked",
@@ -77,22 +81,31 @@ async def key_of(
         )
         message = unknown if credentials else missing
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-    return key
+    return key or ANYBODY
 
 
-async def caller(server: Here, key: Annotated[Any, Depends(key_of)]) -> str:
-    """The name of the key that asks, once its rate allows another request; "" where the server is open."""
-    if key is None:
-        return ""
-    wait = await server.take(key.name, key.requests_per_minute)
-    if wait:
-        message = f"this key may send {key.requests_per_minute} requests per minute; try again in {wait:g} s"
-        headers = {"Retry-After": f"{wait:g}"}
-        raise ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
-    return key.name
+def having(*scopes: str) -> Callable[..., Awaitable[Key]]:
+    """The dependency that lets keys with one of these scopes in, once their rate allows another request."""
+
+    async def key_with_scope(server: Here, key: Annotated[Key, Depends(key_of)]) -> Key:
+        if not key.may(*scopes):
+            has, wanted = " and ".join(key.scopes), " or ".join(scopes)
+            message = f"expected an API key of scope {wanted}, got one of scope {has}"
+            raise ApiError(403, message, code="missing_scope")
+        wait = await server.take(key.name, key.requests_per_minute) if key is not ANYBODY else 0
+        if wait:
+            rate = f"this key may send {key.requests_per_minute} requests per minute"
+            headers = {"Retry-After": f"{wait:g}"}
+            message = f"{rate}; try again in {wait:g} s"
+            raise ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+        return key
+
+    return key_with_scope
 
 
-Caller = Annotated[str, Depends(caller)]
+Talker = Annotated[Key, Depends(having("chat", "participant"))]
+Owner = Annotated[Key, Depends(having("participant", "operator"))]
+Watcher = Annotated[Key, Depends(having("operator", "metrics"))]
 
 # OpenAI's routes.
 
@@ -100,19 +113,22 @@ openai = APIRouter()
 
 
 @openai.get("/v1/models")
-async def list_models(server: Here, _: Caller) -> dict[str, Any]:
-    return {"object": "list", "data": [_described(model) for model in server.models.served.values()]}
+async def list_models(server: Here, key: Talker) -> dict[str, Any]:
+    named = [] if key.blind else [_described(model) for model in server.models.served.values()]
+    return {"object": "list", "data": [*named, _DRAWN]}
 
 
 @openai.get("/v1/models/{name:path}")
-async def one_model(name: str, server: Here, _: Caller) -> dict[str, Any]:
-    _require_model(name, server.models)
+async def one_model(name: str, server: Here, key: Talker) -> dict[str, Any]:
+    if name == ASSIGNED:
+        return _DRAWN
+    _require_model(name, server.models, key)
     return _described(server.models.served[name])
 
 
 @openai.post("/v1/chat/completions", response_model=None, responses=EVENTS)
 async def chat_completions(
-    body: Annotated[ChatRequest, Body()], request: Request, server: Here, key: Caller
+    body: Annotated[ChatRequest, Body()], request: Request, server: Here, key: Talker
 ) -> Response:
     completions = server.completions
     exchange = await completions.begin(body, key)
@@ -128,8 +144,8 @@ async def chat_completions(
 
 
 @openai.post("/load_model", response_model=None, responses=EVENTS)
-async def load_model(_: Caller) -> Response:
-    """`transformers chat` asks for this before it starts; the models are loaded already."""
+async def load_model() -> Response:
+    """`transformers chat` asks for this before it starts, without its key; the models are loaded already."""
     return Response('data: {"status": "ready", "cached": true}\n\n', media_type="text/event-stream")
 
 
@@ -139,54 +155,60 @@ chats = APIRouter()
 
 
 @chats.post("/v1/chats")
-async def start_chat(body: Annotated[ChatStart, Body()], server: Here, key: Caller) -> dict[str, Any]:
+async def start_chat(body: Annotated[ChatStart, Body()], server: Here, key: Talker) -> dict[str, Any]:
     models, name = server.models, body.model or ASSIGNED
     assigned = name == ASSIGNED
     if not assigned:
-        _require_model(name, models)
-    model = models.draw() if assigned else name
-    about = {"user": body.user or "", "model": model, "assigned": assigned, "consent": body.consent}
+        _require_model(name, models, key)
+    somebody = participant(key, body.user) or secrets.token_hex(16)
+    model, propensity = models.draw(somebody) if assigned else (name, None)
+    about = {"user": body.user or "", "model": model, "propensity": propensity, "consent": body.consent}
     with _bad_values():
-        chat = await asyncio.to_thread(server.store.start_chat, key=key, **about)
-    created, has_values = int(time.time()), models.has_values(model)
+        chat = await asyncio.to_thread(server.store.start_chat, key=key.name, **about)
+    created, has_values = int(time.time()), models.shows_values(model, assigned=assigned)
     return {"id": chat, "object": "chat", "created": created, "model": name, "has_values": has_values}
 
 
 @chats.get("/v1/chats/{chat}")
-async def read_chat(chat: str, server: Here, key: Caller) -> dict[str, Any]:
+async def read_chat(chat: str, server: Here, key: Talker) -> dict[str, Any]:
     with _bad_values():
-        stored = await asyncio.to_thread(server.store.chat, chat, key=key)
+        stored = await asyncio.to_thread(server.store.chat, chat, key=key.name)
     shown = {name: stored[name] for name in ("id", "ratings", "comments")}
     model, has_values = (
         ASSIGNED if stored["assigned"] else stored["model"],
-        server.models.has_values(stored["model"]),
+        server.models.shows_values(stored["model"], assigned=stored["assigned"]),
     )
     about = {"object": "chat", "created": int(stored["created"]), "model": model, "has_values": has_values}
     return shown | about | {"messages": [_message(message) for message in stored["messages"]]}
 
 
 @chats.post("/v1/chats/{chat}/ratings")
-async def rate_chat(chat: str, body: Annotated[Ratings, Body()], server: Here, key: Caller) -> dict[str, Any]:
+async def rate_chat(chat: str, body: Annotated[Ratings, Body()], server: Here, key: Talker) -> dict[str, Any]:
     given = {name: value for name in RATINGS if (value := getattr(body, name)) is not None}
     with _bad_values():
-        stored = await asyncio.to_thread(server.store.rate, chat, given, body.comments, key=key)
+        stored = await asyncio.to_thread(server.store.rate, chat, given, body.comments, key=key.name)
     return {"id": chat, **stored}
 
 
 @chats.post("/v1/feedback")
-async def feedback(body: Annotated[Feedback, Body()], server: Here, key: Caller) -> dict[str, Any]:
+async def feedback(body: Annotated[Feedback, Body()], server: Here, key: Talker) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in ("vote", "edit") if name in body.model_fields_set}
     if not given:
         raise ApiError(400, "expected a vote, an edit or both", code="invalid_value")
     with _bad_values():
-        await asyncio.to_thread(server.store.feedback, body.completion_id, body.index, key=key, **given)
+        await asyncio.to_thread(server.store.feedback, body.completion_id, body.index, key=key.name, **given)
     return {"completion_id": body.completion_id, "index": body.index, **given}
 
 
 @chats.delete("/v1/users/{user:path}")
-async def delete_user(user: str, server: Here, key: Caller) -> dict[str, Any]:
+async def delete_user(
+    user: str, server: Here, owner: Owner, key: Annotated[str | None, Query(max_length=256)] = None
+) -> dict[str, Any]:
+    """An operator deletes everything of a user, or of one key's user; a participant all that is theirs."""
+    own = user if owner.may("chat") else None
+    whose = (user, key) if owner.may("operator") else (own, owner.name)
     with _bad_values():
-        return {"deleted": await asyncio.to_thread(server.store.delete_user, user, key=key)}
+        return {"deleted": await asyncio.to_thread(server.store.delete_user, whose[0], key=whose[1])}
 
 
 @chats.get("/page.json")
@@ -196,10 +218,9 @@ async def page_settings(server: Here) -> dict[str, Any]:
         name: getattr(settings, name)
         for name in ("title", "consent", "needs_key", "min_messages", "max_tokens")
     }
-    return shown | {
-        "bots": len(server.models.compared()),
-        "max_message_characters": 4 * settings.max_prompt_length,
-    }
+    compared = server.models.compared()
+    longest = settings.max_prompt_length or min(model.engine.context for model in compared)
+    return shown | {"bots": len(compared), "max_message_characters": 4 * longest}
 
 
 @chats.get("/", include_in_schema=False)
@@ -214,17 +235,31 @@ operation = APIRouter()
 
 @operation.get("/health", response_model=None)
 async def health(server: Here) -> Response:
-    healthy = server.models.healthy()
-    return JSONResponse({"status": "ok" if healthy else "failing"}, 200 if healthy else 503)
+    """Do the engines step, and does the store answer?"""
+    parts = {"models": server.models.healthy(), "store": await _answers(server.store)}
+    told = {name: "ok" if well else "failing" for name, well in parts.items()}
+    status = 200 if all(parts.values()) else 503
+    return JSONResponse({"status": "ok" if status == 200 else "failing", **told}, status)
+
+
+async def _answers(store: Store) -> bool:
+    try:
+        await asyncio.wait_for(asyncio.to_thread(store.ping), STORE_PATIENCE)
+    except (TimeoutError, SQLAlchemyError):
+        return False
+    return True
 
 
 @operation.get("/metrics", response_class=PlainTextResponse)
-async def prometheus(server: Here, _: Caller) -> Response:
+async def prometheus(server: Here, _: Watcher) -> Response:
     return Response(server.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _require_model(name: str, models: Models) -> None:
-    if name not in models.served:
+_DRAWN = {"id": ASSIGNED, "object": "model", "created": 0, "owned_by": "rl_dialog"}
+
+
+def _require_model(name: str, models: Models, key: Key) -> None:
+    if name not in models.served or key.blind:
         raise ApiError(404, f"the model {name!r} does not exist", param="model", code="model_not_found")
 
 

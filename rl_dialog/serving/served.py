@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import secrets
 import sys
 import threading
 import time
@@ -46,8 +45,14 @@ class Served:
         heads = self.engine.method.heads
         return bool(heads.q and heads.v)
 
+    @property
+    def words(self) -> str:
+        """Its tokenizer, to see whether another model's is the same."""
+        return self.tokenizer.backend_tokenizer.to_str()
+
     def most_tokens(self, settings: ServeSettings) -> int:
-        return min(settings.most_tokens, self.engine.context // 2)
+        """The longest reply that a request may ask for."""
+        return min(settings.most_tokens or self.engine.context, self.engine.context - 1)
 
 
 class Models:
@@ -94,31 +99,35 @@ class Models:
                     daemon=True,
                 ).start()
 
-    def draw(self) -> str:
-        """A model for a new chat, at random by the split's weights."""
-        return self.assign(secrets.token_hex(16))
+    def draw(self, participant: str) -> tuple[str, float]:
+        """The model that a participant gets, and the probability that it had: random among participants by
+        the split's weights, and for each always the same one as long as models and split stay."""
+        shares = self._shares()
+        hashed = hashlib.sha256("\n".join([*shares, participant]).encode(errors="surrogatepass")).digest()
+        drawn, sums = int.from_bytes(hashed[:8]) / 2**64, itertools.accumulate(shares.values())
+        found = (name for name, upper in zip(shares, sums, strict=True) if drawn < upper)
+        name = next(found, next(iter(shares)))
+        return name, shares[name]
 
-    def assign(self, chat: str) -> str:
-        """The model that a chat gets by its id: always the same one as long as the split stays."""
-        weights = {
-            name: self.settings.split.get(name, 0.0 if self.settings.split else 1.0) for name in self.served
-        }
-        draw = int.from_bytes(hashlib.sha256(chat.encode()).digest()[:8]) / 2**64 * sum(weights.values())
-        sums = itertools.accumulate(weights.values())
-        return next(
-            (name for name, upper in zip(weights, sums, strict=True) if draw < upper), next(iter(weights))
-        )
+    def compared(self) -> list[Served]:
+        """The models that may be drawn."""
+        return [self.served[name] for name in self._shares()]
 
-    def has_values(self, name: str) -> bool:
-        return name in self.served and self.served[name].has_values
+    def blind(self) -> bool:
+        """Are models compared? Then nothing may tell which of them answers."""
+        return len(self._shares()) > 1
 
-    def compared(self) -> list[str]:
-        """The models that new chats may get."""
-        return [
-            name
-            for name in self.served
-            if self.settings.split.get(name, 0.0 if self.settings.split else 1.0) > 0
-        ]
+    def shows_values(self, name: str, *, assigned: bool) -> bool:
+        """Whether the page may offer the values of a chat with this model."""
+        return name in self.served and self.served[name].has_values and not (assigned and self.blind())
+
+    def _shares(self) -> dict[str, float]:
+        """The probability of each model that may be drawn."""
+        split = self.settings.split
+        weights = {name: split.get(name, 0.0) if split else 1.0 for name in self.served}
+        total = sum(weights.values())
+        shares = {name: weight / total for name, weight in weights.items() if weight > 0}
+        return shares or dict.fromkeys(list(self.served)[:1], 1.0)
 
     def healthy(self) -> bool:
         return all(model.engine.healthy() for model in self.served.values())

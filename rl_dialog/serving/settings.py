@@ -11,7 +11,6 @@ from typing import Any
 from rl_dialog.data.database import SECRET, database_url, shown_url
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
 
 
@@ -28,12 +27,12 @@ class ServerOptions:
     """what a user of the page agrees to before the first message; it is stored with the chat"""
     min_messages: int = 3
     """messages of a user before the page asks for ratings"""
-    max_tokens: int = Decoding.max_new_tokens
-    """longest reply in tokens unless the request says otherwise"""
-    most_tokens: int = 512
-    """longest reply a request may ask for; never more than half of the model's context"""
-    max_prompt_length: int = Decoding.max_prompt_length
-    """longest prompt in tokens; older messages are left out first"""
+    max_tokens: int = 0
+    """longest reply in tokens unless the request says otherwise; 0 is what the model's context leaves"""
+    most_tokens: int = 0
+    """longest reply in tokens that a request may ask for; 0 is what the model's context leaves"""
+    max_prompt_length: int = 0
+    """longest prompt in tokens, older messages are left out first; 0 is the model's context"""
     slots: int = 16
     """replies in one running batch, per model and replica"""
     kept: int = 16
@@ -89,7 +88,7 @@ def settings_from(
     that others reach.
     """
     with closing(Store(store)) as chats:
-        keys = chats.keys()
+        keys = chats.keys.all()
     needs_key = any(key.revoked is None for key in keys)
     if not needs_key and public_host:
         name = shown_store(store)
@@ -110,6 +109,9 @@ def check_settings(settings: ServeSettings) -> None:
     """Raises UserError for what cannot be served, before anything is loaded."""
     if not settings.models:
         raise UserError("expected at least one model, e.g. --models ilql=runs/ilql")
+    for name in ("max_tokens", "most_tokens", "max_prompt_length"):
+        if getattr(settings, name) < 0:
+            raise UserError(f"{name}: expected at least 0, got {getattr(settings, name)}")
     for name, weight in settings.split.items():
         if name not in settings.models:
             raise UserError(f"split: expected names of models ({', '.join(settings.models)}), got {name!r}")

@@ -98,8 +98,13 @@ class Served:
     def set(self, **changed) -> None:
         self.models.settings = replace(self.settings, **changed)
 
-    def key(self, requests_per_minute=600) -> str:
-        return self.store.add_key(f"key {time.monotonic_ns()}", requests_per_minute=requests_per_minute)
+    def key(self, requests_per_minute=600, scopes=("participant",)) -> str:
+        given = {"requests_per_minute": requests_per_minute, "scopes": scopes}
+        return self.store.keys.add(f"key {time.monotonic_ns()}", **given)
+
+    def latest_key(self) -> str:
+        """The name of the one that was made last."""
+        return max(self.store.keys.all(), key=lambda key: key.created).name
 
     def use_the_model(self) -> None:
         """The tiny ilql model speaks for itself."""
@@ -169,11 +174,11 @@ def served(server):
 
 @pytest.fixture
 def open_page(chromium):
-    """open_page(address, width, height): a page of a new browser profile. What it complains about or asks of
-    other hosts fails the test."""
+    """open_page(address, width, height): a page of a new browser profile; `watch` is called with every
+    response. What it complains about or asks of other hosts fails the test."""
     contexts, wrong = [], []
 
-    def start(address, *, width=1000, height=800, clock=False, **options):
+    def start(address, *, width=1000, height=800, clock=False, watch=None, **options):
         contexts.append(chromium.new_context(viewport={"width": width, "height": height}, **options))
         page = contexts[-1].new_page()
         page.set_default_timeout(15_000)
@@ -195,6 +200,8 @@ def open_page(chromium):
         )
         if clock:
             page.clock.install()
+        if watch:
+            page.on("response", watch)
         page.goto(address)
         return page
 

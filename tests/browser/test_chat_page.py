@@ -1,5 +1,6 @@
 """The chat page in a real browser, talking to the real application."""
 
+import json
 import re
 import time
 
@@ -395,7 +396,7 @@ def test_a_wrong_key_is_asked_for_again(served, open_page):
     key.press("Enter")
     me.page.get_by_role("heading", name="Say hello").wait_for()
     me.send("hello")
-    served.store.revoke_key(next(known.name for known in reversed(served.store.keys()) if not known.revoked))
+    served.store.keys.revoke(served.latest_key())
     me.send("still there?", wait=False)
     me.page.get_by_text("The server does not accept this key.").wait_for()
     me.page.keyboard.press("Escape")
@@ -525,11 +526,11 @@ def test_a_chat_that_is_gone_and_one_page_in_two_tabs(served, chat):
     other = Chat(me.page.context.new_page())
     other.page.goto(served.url)
     other.text("That sounds lovely.").wait_for()
-    served.store.delete_user(me.kept("user"), key=next(known.name for known in reversed(served.store.keys())))
+    served.store.delete_user(me.kept("user"), key=served.latest_key())
     me.send("are you there?")
     me.button("New chat").click()
     me.page.get_by_role("heading", name="Say hello").wait_for()
-    served.store.delete_user(me.kept("user"), key=next(known.name for known in reversed(served.store.keys())))
+    served.store.delete_user(me.kept("user"), key=served.latest_key())
     other.page.reload()
     other.page.get_by_text("Your earlier chat is not on this server any more.").wait_for()
 
@@ -590,3 +591,67 @@ def test_events_are_read_wherever_the_network_cuts_them(served, open_page, end):
         end.join(stream) + end,
     )
     assert found == [['{"text": "grüße 👋"}', "one\ntwo", "[DONE]"]]
+
+
+IDS = re.compile(r"(chat|chatcmpl|user)-[0-9a-f]{24}|\b1\d{9}\b|sk-rl-[\w-]+")
+
+
+def shape(value):
+    """A JSON value without its numbers and ids: names, kinds and texts stay."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value]
+    return IDS.sub("ID", value) if isinstance(value, str) else type(value).__name__
+
+
+def traffic(response):
+    """All of a request and its response but for ids, numbers and when it came."""
+    request, dated = response.request, ("date", "content-length", "authorization", "last-modified", "etag")
+    sent, got = (
+        sorted((name, IDS.sub("ID", value)) for name, value in headers.items() if name not in dated)
+        for headers in (request.all_headers(), response.all_headers())
+    )
+    body = response.text()
+    events = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: {")]
+    shapes = {str(shape(json.loads(event))) for event in events}  # how many pieces a text comes in is timing
+    kind = response.headers.get("content-type", "")
+    told = shapes if events else shape(json.loads(body)) if kind == "application/json" else body
+    asked = shape(json.loads(request.post_data)) if request.post_data else None
+    return request.method, IDS.sub("ID", request.url), sent, asked, response.status, got, told
+
+
+@pytest.mark.slow
+def test_no_arm_of_a_comparison_can_be_told_from_another(served, open_page):
+    """Somebody with each of the two, who does all there is to do: the same page and the same traffic."""
+    served.set(split={"bc": 1, "ilql": 1})
+    seen = {}
+    while len(seen) < 2:
+        key = served.key()
+        arm, _ = served.models.draw(served.latest_key())
+        if arm in seen:
+            continue
+        served.script.lines.clear()
+        for text in ("A", "B"):  # of one piece each: where a longer one is cut is timing
+            served.script.say(text)
+        found = []
+        page = open_page(f"{served.url}/#key={key}", watch=found.append)
+        me = Chat(page).begin()
+        assert not page.locator("#values-bar").is_visible()
+        me.send("Hello there")
+        me.send("And you?")
+        me.button("Good reply").click()
+        me.button("Better reply", 1).click()
+        page.get_by_role("textbox", name="What should it have said?").fill("Well.")
+        me.button("Save").click()
+        me.text("Well.").wait_for()
+        page.reload()
+        me.text("Well.").wait_for()
+        page.wait_for_load_state("networkidle")
+        names, html = sorted(page.evaluate("Object.keys(localStorage)")), IDS.sub("ID", page.content())
+        assert served.store.chat(me.kept("chat"), key=served.latest_key())["model"] == arm
+        seen[arm] = html, [traffic(response) for response in found], names
+    assert len(seen["bc"][1]) > 12 and any(event for *_, event in seen["bc"][1] if "assigned" in str(event))
+    for one, other in zip(seen["bc"][1], seen["ilql"][1], strict=True):
+        assert one == other
+    assert seen["bc"] == seen["ilql"]

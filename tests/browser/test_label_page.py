@@ -122,10 +122,11 @@ class Person:
 
 @pytest.fixture
 def sit_down(labels, open_page):
-    """sit_down(name, url, **options of the browser): somebody with a token at the page."""
+    """sit_down(name, url, scopes, **options of the browser): somebody with a token at the page."""
 
-    def start(name, url, **options):
-        return Person(open_page(f"{url}/#token={labels.log.add_labeller(name)}", **options), labels)
+    def start(name, url, scopes=("labeller",), **options):
+        token = labels.log.add_labeller(name, scopes=scopes)
+        return Person(open_page(f"{url}/#token={token}", **options), labels)
 
     return start
 
@@ -525,7 +526,11 @@ def test_the_live_page_of_the_run(labels, sit_down):
         with (labels.folder / "metrics.jsonl").open(mode) as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
-    ann = sit_down("ann", labels.url())
+    bob = sit_down("bob", labels.url())
+    with bob.page.expect_response("**/v1/status"):
+        pass
+    assert not bob.page.get_by_role("link", name="The run").is_visible(), "what it learns is no labeller's"
+    ann = sit_down("ann", labels.url(), scopes=["labeller", "operator"])
     ann.page.get_by_role("link", name="The run").click()
     ann.says("No metrics yet.")
     say()

@@ -78,7 +78,7 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
         open_to_all.returncode != 0
         and "expected API keys before others can reach the server" in open_to_all.stdout
     )
-    key = store.add_key("ann", requests_per_minute=1000)
+    key = store.keys.add("ann", requests_per_minute=1000)
     started = submit(*models)
     assert started.returncode == 0, started.stdout[-3000:] + started.stderr[-3000:]
     headers = {"Authorization": f"Bearer {key}"}

@@ -87,7 +87,7 @@ def test_the_fingerprint_tells_every_change(store_url):
     found = [fingerprint(log)[log.path]]
     changes = [
         lambda: store.feedback("c0", vote=-1),
-        lambda: store.rate(store.chats().__next__()[0].id, {"quality": 1}),
+        lambda: store.rate(next(store.threads())[0][0].id, {"quality": 1}),
         lambda: store.delete_user("u1"),
     ]
     changes += [lambda: fill(store_url, 1, first=5).close()]
@@ -147,7 +147,7 @@ def test_what_is_no_store_or_an_empty_one(tmp_path):
     (tmp_path / "packed.db.gz").write_bytes(gzip.compress(whole))
     for name, reason in (
         ("songs.db", "no reader recognises this file: .*an SQLite database with the tables songs"),
-        ("old.db", "missing the tables keys"),
+        ("old.db", "missing the columns id, thread"),
         ("empty.db", "a store without a reply"),
         ("cut.db", "malformed"),
         ("packed.db.gz", "unpack it"),
@@ -170,7 +170,7 @@ def test_a_chat_that_was_tampered_with_is_quarantined_alone(tmp_path):
     dialogs, [bad] = read(find_logs([str(tmp_path / "chats.db")])[0])
     assert [d.messages[0]["content"] for d in dialogs] == ["hi 0", "hi 2"]
     assert (
-        bad.where == f"chat {[chat.id for chat, _ in store.chats()][1]}"
+        bad.where == f"chat {[chat.id for (chat,), *_ in store.threads()][1]}"
         and "`role` to be one of" in bad.reason
     )
     store.close()

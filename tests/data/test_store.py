@@ -4,6 +4,7 @@ survives."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import random
@@ -22,9 +23,10 @@ import sqlalchemy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_dialog.data.keys import KEYS
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.store import Store, conversation_hash
-from rl_dialog.data.store_tables import CHATS, KEYS, TURNS
+from rl_dialog.data.store_tables import CHATS, TURNS
 from rl_dialog.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +60,11 @@ def add(store, messages, *replies, completion=None, **given):
 
 
 def said(dialog):
-    return [message["content"] for message in dialog.messages]
+    """The texts of a Dialog, or of a chat as its user sees it."""
+    return [
+        message["content"]
+        for message in (dialog["messages"] if isinstance(dialog, dict) else dialog.messages)
+    ]
 
 
 def trained(dialog):
@@ -70,39 +76,54 @@ def rows(store, table):
         return connection.execute(sqlalchemy.select(table).order_by(next(iter(table.primary_key)))).all()
 
 
-def test_a_conversation_is_linked_without_chat_ids(store):
-    _, first = add(store, talk("hi"), "Hello")
-    _, other = add(store, talk("hi"), "Hey")  # nothing says that it is the same conversation
-    _, again = add(store, talk("hi", "Hello", "joke?"), "No.")
-    _, last = add(store, talk("hi", "Hello", "joke?", "No.", "please"), "Fine.")
-    assert first == again == last != other
+def test_requests_without_an_id_are_chats_of_their_own_and_one_dialog(store):
+    chats = [
+        add(store, talk("hi"), "Hello")[1],
+        add(store, talk("hi"), "Hey")[1],
+        add(store, talk("hi", "Hello", "joke?"), "No.")[1],
+        add(store, talk("hi", "Hello", "joke?", "No.", "please"), "Fine.")[1],
+    ]
+    assert len(set(chats)) == 4
+    assert [said(store.chat(chat)) for chat in chats] == [
+        ["hi", "Hello"],
+        ["hi", "Hey"],
+        ["hi", "Hello", "joke?", "No."],
+        ["hi", "Hello", "joke?", "No.", "please", "Fine."],
+    ]
     turns = rows(store, TURNS)
     assert [turn.parent for turn in turns] == [None, None, turns[0].number, turns[2].number]
-    assert [[m["content"] for m in turn.prompt] for turn in turns] == [["hi"], ["hi"], ["joke?"], ["please"]]
+    assert [said(dialog) for dialog in store.dialogs()] == [said(store.chat(chats[3])), ["hi", "Hey"]]
+    assert [dialog.id for dialog in store.dialogs()] == [chats[3], chats[1]], "the longest of each"
+
+
+def test_two_callers_who_begin_alike_are_kept_apart(store):
+    """One key, no user, temperature 0: the first exchanges are equal. Neither reads the other's words, each
+    conversation is a Dialog, and each gets the vote that was given to its own reply."""
+    (hers, _), (his, _) = add(store, talk("hi"), "Hello"), add(store, talk("hi"), "Hello")
+    store.feedback(hers, vote=1)
+    store.feedback(his, vote=-1)
+    _, secret = add(store, talk("hi", "Hello", "my secret is 4711"), "I see.")
+    _, other = add(store, talk("hi", "Hello", "good day"), "Good day.")
+    for chat in {chat.id for chat in rows(store, CHATS)} - {secret}:
+        assert "4711" not in str(store.chat(chat))
     assert [said(dialog) for dialog in store.dialogs()] == [
-        ["hi", "Hello", "joke?", "No.", "please", "Fine."],
-        ["hi", "Hey"],
+        ["hi", "Hello", "good day", "Good day."],
+        ["hi", "Hello", "my secret is 4711", "I see."],
     ]
-    assert [dialog.id for dialog in store.dialogs()] == [first, other]
+    dialogs = list(store.dialogs())
+    assert {dialog.id for dialog in dialogs} == {secret, other}
+    votes = [dialog.messages[1]["feedback"] for dialog in dialogs]
+    assert sorted(votes, key=str) == [{"repeated_vote": 1}, {"vote": -1}], "nothing tells them apart"
+    assert [trained(dialog) for dialog in dialogs] == [["Hello", "Good day."], ["Hello", "I see."]]
 
 
 def test_only_roles_and_texts_link(store):
-    _, first = add(
-        store,
-        [
-            {
-                "role": "developer",
-                "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}],
-            },
-            *talk("hi"),
-        ],
-        "Hello",
-    )
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}]
+    add(store, [{"role": "developer", "content": parts}, *talk("hi")], "Hello")
     told = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "hi", "name": "Ann"}]
-    _, again = add(
-        store, [*told, {"role": "assistant", "content": "Hello", "refusal": None}, *talk("so?")], "So."
-    )
-    assert first == again
+    hello = {"role": "assistant", "content": "Hello", "refusal": None}
+    _, again = add(store, [*told, hello, *talk("so?")], "So.")
+    assert [dialog.id for dialog in store.dialogs()] == [again]
     assert (
         conversation_hash(talk("a", "b"))
         != conversation_hash(talk("ab"))
@@ -110,14 +131,49 @@ def test_only_roles_and_texts_link(store):
     )
 
 
-def test_the_latest_chat_of_the_same_user_continues(store):
+def test_conversations_of_one_user_continue_each_other(store):
     _, ann = add(store, talk("hi"), "Hello", user="ann")
     _, bob = add(store, talk("hi"), "Hello", user="bob")
-    _, newer = add(store, talk("hi"), "Hello", user="ann")
-    assert add(store, talk("hi", "Hello", "a"), "A", user="ann")[1] == newer
-    assert add(store, talk("hi", "Hello", "b"), "B", user="bob")[1] == bob
+    _, more = add(store, talk("hi", "Hello", "a"), "A", user="ann")
+    _, other = add(store, talk("hi", "Hello", "b"), "B", user="bob")
+    _, again = add(store, talk("hi", "Hello", "a"), "Aha", user="ann")  # the same asked anew
+    _, eve = add(store, talk("hi", "Hello", "d"), "D", user="eve")
     assert add(store, talk("hi", "Hello", "c"), "C", user="ann", chat=ann)[1] == ann
-    assert len({ann, bob, newer, add(store, talk("hi", "Hello", "d"), "D", user="eve")[1]}) == 4
+    dialogs = {dialog.id: dialog for dialog in store.dialogs()}
+    assert set(dialogs) == {ann, more, again, other, eve} and bob not in dialogs
+    assert [trained(dialogs[chat]) for chat in (more, again, ann)] == [["Hello", "A"], ["Aha"], ["C"]]
+    assert trained(dialogs[eve]) == ["D"] and dialogs[eve].messages[1]["said_by"] == "client"
+    with pytest.raises(KeyError, match="of this API key and user"):
+        add(store, talk("x"), "y", user="bob", chat=ann)
+
+
+def test_a_chat_is_found_by_its_completions(store):
+    completion, chat = add(store, talk("hi"), "Hello", key="ann")
+    assert store.chat_of(completion, key="ann") == chat == store.known(chat, key="ann").id
+    for wrong in (lambda: store.chat_of(completion), lambda: store.chat_of("chatcmpl-none", key="ann")):
+        with pytest.raises(KeyError, match="of this API key"):
+            wrong()
+
+
+def test_repeated_votes_of_one_key_count_once(store):
+    """The same conversation again and again, as a key may have it at temperature 0."""
+    for number, (vote, user) in enumerate([(1, "ann"), (1, "ann"), (-1, "ann"), (1, "bob"), (1, "ann")]):
+        add(store, talk("hi"), "Hello" if number < 4 else "Hey", completion=f"c{number}", user=user)
+        store.feedback(f"c{number}", vote=vote)
+    add(store, talk("hi"), "Hello", completion="other", key="app", user="ann")
+    store.feedback("other", key="app", vote=1)
+    feedback = [dialog.messages[1]["feedback"] for dialog in store.dialogs()]
+    assert feedback == [{"repeated_vote": 1}] * 2 + [{"vote": -1}, {"vote": 1}, {"vote": 1}, {"vote": 1}]
+
+
+def test_ratings_of_conversations_without_an_id(store):
+    """Whichever of the records was rated, it is the conversation that was."""
+    _, first = add(store, talk("hi"), "Hello")
+    _, last = add(store, talk("hi", "Hello", "joke?"), "No.")
+    store.rate(first, {"quality": 2, "fluency": 3}, "so far")
+    store.rate(last, {"quality": 5})
+    (dialog,) = store.dialogs()
+    assert dialog.meta["ratings"] == {"quality": 5, "fluency": 3} and dialog.meta["comments"] == "so far"
 
 
 def test_regenerated_replies_branch_and_are_each_trained_on_once(store):
@@ -138,16 +194,19 @@ def test_regenerated_replies_branch_and_are_each_trained_on_once(store):
     assert [m["content"] for m in store.chat(chat)["messages"]] == ["hey", "Yes?"]
 
 
-def test_a_reply_that_was_stopped_half_way_is_context_and_the_chat_goes_on(store):
+@pytest.mark.parametrize("known", [True, False], ids=["by its id", "by none"])
+def test_a_reply_that_was_stopped_half_way_is_context_and_the_chat_goes_on(store, known):
     """The client shows what it got and sends it along; no turn of ours ends with it."""
     first, chat = add(store, talk("hi"), "Hello")
     store.feedback(first, vote=1)
-    assert add(store, talk("hi", "Hello", "joke?", "Kno", "what?"), "Knock knock.")[1] == chat
-    assert add(store, talk("hi", "Hello", "joke?", "Kno", "what?", "Knock knock.", "ha"), "Yes.")[1] == chat
+    given = {"chat": chat} if known else {}
+    add(store, talk("hi", "Hello", "joke?", "Kno", "what?"), "Knock knock.", **given)
+    add(store, talk("hi", "Hello", "joke?", "Kno", "what?", "Knock knock.", "ha"), "Yes.", **given)
     (dialog,) = store.dialogs()
     assert said(dialog) == ["hi", "Hello", "joke?", "Kno", "what?", "Knock knock.", "ha", "Yes."]
     assert trained(dialog) == ["Hello", "Knock knock.", "Yes."]
-    assert store.chat(chat)["messages"][1]["vote"] == 1
+    assert [message.get("said_by") for message in dialog.messages] == [*[None] * 3, "client", *[None] * 4]
+    assert dialog.messages[1]["feedback"] == {"vote": 1} == {"vote": store.chat(chat)["messages"][1]["vote"]}
 
 
 def test_choices_are_leaves_and_the_first_one_is_shown(store):
@@ -167,7 +226,7 @@ def test_choices_are_leaves_and_the_first_one_is_shown(store):
         "completion": completion,
         "choice": 0,
     }
-    add(store, talk("hi", "b", "and?"), "d")
+    add(store, talk("hi", "b", "and?"), "d", chat=chat)
     assert [m["content"] for m in store.chat(chat)["messages"]] == ["hi", "b", "and?", "d"]
     assert [trained(dialog) for dialog in store.dialogs()] == [["a"], ["c"], ["b", "d"]]
 
@@ -183,12 +242,17 @@ def test_what_the_client_says_for_the_assistant_is_context(store):
         "Indeed",
     )
     [dialog] = store.dialogs()
-    assert dialog.messages[1] == {"role": "assistant", "content": "I am a teapot", "weight": 0}
+    assert dialog.messages[1] == {
+        "role": "assistant",
+        "content": "I am a teapot",
+        "weight": 0,
+        "said_by": "client",
+    }
     assert trained(dialog) == ["Indeed"]
 
 
 def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
-    chat = store.start_chat(user="ann", model="bot", assigned=True, consent="I agree.")
+    chat = store.start_chat(user="ann", model="bot", propensity=0.25, consent="I agree.")
     first, _ = add(store, talk("hi"), "Hello", chat=chat)
     last, _ = add(store, talk("hi", "Hello", "joke?"), "No.", chat=chat)
     store.feedback(first, vote=1)
@@ -219,7 +283,7 @@ def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
         "method": "ilql",
         "settings": {"beta": 1.5},
     }
-    about |= {"drawn": "bot", "consent": "I agree."}
+    about |= {"drawn": "bot", "propensity": 0.25, "consent": "I agree."}
     assert dialog.meta == about | {"ratings": {"quality": 3, "fluency": 7}, "comments": "nice"}
     assert edited.id == f"{chat}#edit-{rows(store, TURNS)[1].number}" and edited.meta == about | {
         "started": started
@@ -257,9 +321,11 @@ def test_texts_come_back_as_they_were(store, text):
     completion, chat = add(store, talk(text), text + "!", user="Ünï:%s", settings={"stop": [text]})
     store.feedback(completion, edit=text + "?")
     dialog, edited = Store(store._engine.url, create=False).dialogs()
+    assert dialog.id == chat
     assert said(dialog) == [text, text + "!"] and said(edited) == [text, text + "?"]
     assert dialog.meta["settings"] == {"stop": [text]} and dialog.meta["user"] == "Ünï:%s"
-    assert add(store, talk(text, text + "!", "x"), "y", user="Ünï:%s")[1] == chat
+    _, more = add(store, talk(text, text + "!", "x"), "y", user="Ünï:%s")
+    assert [found.id for found in store.dialogs()] == [more, edited.id]
 
 
 @pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
@@ -275,7 +341,7 @@ def test_what_one_of_the_databases_cannot_hold_is_refused(store, text):
         lambda: store.rate(chat, {text: 1}),
         lambda: store.rate(chat, {}, text),
         lambda: store.start_chat(model="bot", consent=text),
-        lambda: store.add_key(text),
+        lambda: store.keys.add(text),
     ]
     for attempt in attempts:
         with pytest.raises(UserError, match="expected"):
@@ -283,12 +349,12 @@ def test_what_one_of_the_databases_cannot_hold_is_refused(store, text):
     for attempt in (
         lambda: store.chat(text),
         lambda: store.feedback(text, vote=1),
-        lambda: store.revoke_key(text),
+        lambda: store.keys.revoke(text),
         lambda: add(store, talk("x"), "x", chat=text),
     ):
         with pytest.raises(KeyError, match="expected"):
             attempt()
-    assert store.delete_user(text) == 0 and store.find_key(text) is None
+    assert store.delete_user(text) == 0 and store.keys.find(text) is None
     assert store.counts() == {"chats": 1, "turns": 1, "votes": 0, "ratings": 0}
 
 
@@ -308,13 +374,13 @@ def test_values_of_the_wrong_kind_are_refused(store):
         (lambda: store.rate(chat, {"quality": "good"}), "{name: number}"),
         (lambda: store.rate(chat, {"quality": float("inf")}), "{name: number}"),
         (lambda: store.delete_user(""), "name of a user"),
-        (lambda: store.add_key(""), "1 to 256 characters"),
-        (lambda: store.add_key("a", requests_per_minute=0), "at least 1"),
+        (lambda: store.keys.add(""), "1 to 256 characters"),
+        (lambda: store.keys.add("a", requests_per_minute=0), "at least 1"),
     ]
     for attempt, message in attempts:
         with pytest.raises(UserError, match=message):
             attempt()
-    assert store.counts() == {"chats": 1, "turns": 1, "votes": 0, "ratings": 0} and store.keys() == []
+    assert store.counts() == {"chats": 1, "turns": 1, "votes": 0, "ratings": 0} and store.keys.all() == []
 
 
 def test_a_repeated_call_stores_nothing_twice(store):
@@ -392,23 +458,70 @@ def test_deleting_a_user_leaves_nothing_of_the_text(store, store_url, tmp_path):
 
 
 def test_keys_are_shown_once_stored_as_hashes_and_revoked(store):
-    key = store.add_key("app", requests_per_minute=7)
-    other = store.add_key("web")
+    key = store.keys.add("app", requests_per_minute=7)
+    other = store.keys.add("web")
     assert key.startswith("sk-rl-") and len(key) >= 48 and key != other
-    assert (store.find_key(key).name, store.find_key(key).requests_per_minute) == ("app", 7)
-    assert store.find_key(key[:-1]) is None and store.find_key("") is None and store.find_key("app") is None
+    assert (store.keys.find(key).name, store.keys.find(key).requests_per_minute) == ("app", 7)
+    assert (
+        store.keys.find(key[:-1]) is None and store.keys.find("") is None and store.keys.find("app") is None
+    )
     assert key not in str(rows(store, KEYS)) and key[6:] not in str(rows(store, KEYS))
     with pytest.raises(UserError, match="expected a new name for the key, got 'app'"):
-        store.add_key("app")
-    store.revoke_key("app")
-    [app, web] = store.keys()
-    assert store.find_key(key) is None and store.find_key(other) == web and app.revoked and not web.revoked
-    store.revoke_key("app")
-    assert store.keys()[0].revoked == app.revoked
-    again = store.add_key("app")
-    assert store.find_key(key) is None and store.find_key(again).name == "app"
+        store.keys.add("app")
+    store.keys.revoke("app")
+    [app, web] = store.keys.all()
+    assert store.keys.find(key) is None and store.keys.find(other) == web and app.revoked and not web.revoked
+    store.keys.revoke("app")
+    assert store.keys.all()[0].revoked == app.revoked
+    again = store.keys.add("app")
+    assert store.keys.find(key) is None and store.keys.find(again).name == "app"
     with pytest.raises(KeyError, match="there are app, web"):
-        store.revoke_key("apq")
+        store.keys.revoke("apq")
+
+
+def test_a_key_has_scopes(store):
+    key = store.keys.find(store.keys.add("p", scopes=["participant", "metrics"]))
+    assert key.scopes == ("participant", "metrics") and key.may("chat", "metrics") and not key.may("chat")
+    assert key.blind and not store.keys.find(store.keys.add("app")).blind
+    for wrong in ([], ["chat", "admin"], "chat"):
+        with pytest.raises(UserError, match="expected scopes of a key .chat, participant, labeller"):
+            store.keys.add("x", scopes=wrong)
+
+
+OLD = """
+CREATE TABLE chats (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT NOT NULL,
+    user TEXT NOT NULL, model TEXT NOT NULL, assigned BOOLEAN NOT NULL, consent TEXT, ratings JSON,
+    comments TEXT NOT NULL, created DOUBLE NOT NULL, updated DOUBLE NOT NULL);
+CREATE TABLE turns (number INTEGER PRIMARY KEY AUTOINCREMENT, completion TEXT NOT NULL,
+    choice INTEGER NOT NULL, chat INTEGER NOT NULL REFERENCES chats (number) ON DELETE CASCADE,
+    parent INTEGER REFERENCES turns (number), model TEXT NOT NULL, checkpoint TEXT NOT NULL,
+    method TEXT NOT NULL, settings JSON NOT NULL, prompt JSON NOT NULL, reply TEXT NOT NULL,
+    finish_reason TEXT NOT NULL, tokens JSON NOT NULL, seconds DOUBLE NOT NULL, conversation TEXT NOT NULL,
+    vote INTEGER, edit TEXT, created DOUBLE NOT NULL);
+CREATE TABLE keys (name TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, requests_per_minute INTEGER NOT NULL,
+    created DOUBLE NOT NULL, revoked DOUBLE);
+INSERT INTO chats VALUES (1, 'chat-1', 'ann', 'u', 'm', 0, NULL, NULL, '', 1.0, 1.0);
+INSERT INTO turns VALUES (1, 'c', 0, 1, NULL, 'm', 'p', 'bc', '{}', '[{"role": "user", "content": "hi"}]',
+    'Hello', 'stop', '{}', 0.1, '{said}', 1, NULL, 1.0);
+INSERT INTO keys VALUES ('ann', '{hash}', 7, 1.0, NULL);
+"""
+
+
+def test_a_store_of_an_earlier_version_goes_on(tmp_path):
+    """Its chats are there, its keys may chat, and it takes what this version stores."""
+    url = f"sqlite:///{tmp_path}/old.db"
+    with contextlib.closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        hashed = OLD.replace("{hash}", hashlib.sha256(b"sk-rl-old").hexdigest())
+        connection.executescript(hashed.replace("{said}", conversation_hash(talk("hi", "Hello"))))
+    with pytest.raises(UserError, match="earlier version's, which opens once a server"):
+        Store(url, create=False)
+    store = Store(url)
+    assert store.keys.find("sk-rl-old").scopes == ("chat",)
+    _, chat = add(store, talk("hi", "Hello", "so?"), "So.", key="ann", user="u", chat="chat-1")
+    add(store, talk("hey"), "Yes?", key="ann", user="u")
+    assert chat == "chat-1" and store.counts()["chats"] == 2
+    assert [len(dialog.messages) for dialog in Store(url, create=False).dialogs()] == [4, 2]
+    store.close()
 
 
 def test_dialogs_of_a_range_of_chats(store):
@@ -457,7 +570,7 @@ def test_four_processes_write_at_once(store_url):
     assert [process.returncode for process in writers] == [0] * 4
     assert [out.split() for out in outs] == [[str(i) for i in range(30)]] * 4
     store = Store(store_url, create=False)
-    assert store.counts() == {"chats": 40, "turns": 120, "votes": 120, "ratings": 0}
+    assert store.counts() == {"chats": 120, "turns": 120, "votes": 120, "ratings": 0}
     assert Counter(len(dialog.replies) for dialog in store.dialogs()) == {3: 40}
     store.close()
 
@@ -564,11 +677,9 @@ def test_files_that_are_no_store(tmp_path, monkeypatch):
         connection = sqlite3.connect(name)
         connection.execute(statement)
         connection.close()
-    with pytest.raises(
-        UserError, match="missing the tables chats, turns, keys; .*other.db holds the tables songs"
-    ):
+    with pytest.raises(UserError, match="missing the tables chats, turns; .*other.db holds the tables songs"):
         Store("sqlite:///other.db", create=False)
-    with pytest.raises(UserError, match="missing the columns id, key, .* of the table chats"):
+    with pytest.raises(UserError, match="missing the columns id, thread, key, .* of the table chats"):
         Store("sqlite:///old.db")
     Store("sqlite:///new.db")
     monkeypatch.chdir("/")
@@ -621,7 +732,7 @@ def test_every_reply_is_trained_on_exactly_once(steps):
     edit, vote. And every conversation that was had is the beginning of a Dialog."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(f"sqlite:///{folder}/chats.db")
-        had, edits, votes = replay(store, steps)
+        had, choices, edits, votes = replay(store, steps)
         dialogs = list(store.dialogs())
         store.close()
     marks = [(d, d.messages[i]) for d in dialogs for i in d.replies]
@@ -629,20 +740,23 @@ def test_every_reply_is_trained_on_exactly_once(steps):
         completion for completion, _, _ in had
     )
     assert sum("completion" not in m for _, m in marks) == len(edits)
-    assert sum(m.get("feedback", {}).get("vote") == -1 for _, m in marks) == len(votes)
-    for _, chat, conversation in had:
-        of_chat = [
-            [(m["role"], m["content"]) for m in d.messages] for d in dialogs if d.id.partition("#")[0] == chat
-        ]
+    voted = {
+        str(said)
+        for number, (completion, _, said) in enumerate(had)
+        if (completion, choices[number]) in votes
+    }
+    assert sum(m.get("feedback", {}).get("vote") == -1 for _, m in marks) == len(voted)
+    found = [[(m["role"], m["content"]) for m in dialog.messages] for dialog in dialogs]
+    for _, _, conversation in had:
         told = [(m["role"], m["content"]) for m in conversation]
-        assert any(found[: len(told)] == told for found in of_chat)
+        assert any(each[: len(told)] == told for each in found)
     assert len({d.id for d in dialogs}) == len(dialogs)
     assert all(Dialog.from_json(d.to_json()) == d for d in dialogs)
 
 
 def replay(store, steps):
-    """Does the steps; ([(completion, chat, conversation with its reply)], the edited and the voted
-    (completion, choice))."""
+    """Does the steps; ([(completion, chat, conversation with its reply)], the choice of each, the edited and
+    the voted (completion, choice))."""
     had, choices, edits, votes = [], [], set(), set()
     for step, pick, text, replies, named in steps:
         completion, chat, conversation = had[pick % len(had)] if had else ("", None, [])
@@ -664,4 +778,4 @@ def replay(store, steps):
         for choice, reply in enumerate(replies):
             had.append((completion, chat, [*messages, {"role": "assistant", "content": reply}]))
             choices.append(choice)
-    return had, edits, votes
+    return had, choices, edits, votes

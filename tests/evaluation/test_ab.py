@@ -184,15 +184,21 @@ def test_ratings_repetitions_users_and_what_else_is_known():
         known={"return": {"a": -0.5, "b": 1.5}},
     )
     figures = found.arms[0].group.estimates
-    assert figures["repeated"].value == 1 / 4 and triple(figures["return"]) == (0.5, -0.5, 1.5)
+    assert figures["repeated"].value == 1 / 4 and figures["return"].value == 0.5
+    assert figures["return"].low is None, "one person"
     assert (figures["rating/quality"].value, figures["rating/fluency"].value) == (2.0, 7.0)
-    assert found.notes == [
-        "2 chats are by 1 users: the intervals take a user's chats for those of different people"
-    ]
+    assert found.notes == ["2 chats are by 1 participants, whom the intervals draw"]
     assert "return per dialog" in to_markdown("", sections(found))
 
 
 def test_nothing_to_compare_is_said():
+    named = compared(chat("a", "bc", 1, drawn=""), chat("b", "ilql", -1, None, drawn=""))
+    assert named.arms == [] and "no chat counts: in all 2, with 2 votes, the client named" in named.notes[0]
+    silent = compared(chat("a", "bc", None), chat("b", "ilql", 1, drawn=""))
+    assert silent.notes == [
+        "no vote counts: nobody voted in a chat whose model the server drew; 1 are in chats whose client "
+        "named the model"
+    ]
     with pytest.raises(UserError, match="expected served chats with replies, found none"):
         compared()
     with pytest.raises(UserError, match="expected a model that the server drew, bc, got 'ilql'"):
@@ -214,7 +220,7 @@ def filled(tmp_path, monkeypatch):
             "settings": {},
             "seconds": 0.25,
         }
-        name = store.start_chat(model=model, assigned=True, user=f"u{number}")
+        name = store.start_chat(model=model, propensity=0.5, user=f"u{number}")
         for turn in range(1 + (number == 0)):  # the first chat's reply is regenerated
             store.add_turns(
                 hi, [(f"hello {turn}", "stop", {})], chat=name, completion=f"{number}-{turn}", **made

@@ -166,8 +166,8 @@ class Clients:
 
 def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, store, checkpoints):
     ample, tight = (
-        store.add_key("ample", requests_per_minute=100_000),
-        store.add_key("tight", requests_per_minute=7),
+        store.keys.add("ample", requests_per_minute=100_000),
+        store.keys.add("tight", requests_per_minute=7),
     )
     models = ["--models", f"ilql={checkpoints['ilql']}", f"bc={checkpoints['bc']}"]
     with serve(
@@ -239,7 +239,7 @@ def _stored(store):
 
 
 def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints):
-    key = store.add_key("ann", requests_per_minute=1_000_000)
+    key = store.keys.add("ann", requests_per_minute=1_000_000)
     flags = [
         "--models",
         f"ilql={checkpoints['ilql']}",
@@ -316,7 +316,7 @@ def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints)
 def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
     """At capacity: more clients than slots and queue, a third of which vanish, send garbage or read
     slowly."""
-    key = store.add_key("ann", requests_per_minute=10_000_000)
+    key = store.keys.add("ann", requests_per_minute=10_000_000)
     headers = {"Authorization": f"Bearer {key}"}
     flags = [
         "--models",

@@ -322,7 +322,7 @@ def test_how_observations_look():
 def test_tokens_and_the_page(folder):
     folder.ask(2)
     made = main(LabelConfig(run=str(folder.path), new_token="ann"))
-    with pytest.raises(UserError, match="without a token"):
+    with pytest.raises(UserError, match="a new name for the key"):
         main(LabelConfig(run=str(folder.path), new_token="ann"))
     with subprocess.Popen(
         command(folder, "--page", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -83,7 +83,7 @@ def test_votes_on_served_chats_become_rewards(running, database, request, tmp_pa
         and headline["replies"] == 61
         and headline["quarantined"] == 0
     )
-    for chat, _ in store.chats():
+    for (chat,), *_ in store.threads():
         first, second = dialogs[chat.id], dialogs[f"{chat.id}#2"]
         assert [m.get("reward") for m in first.messages] == [None, None, None, -1.0]  # no vote is no 0
         assert second.messages[1]["weight"] == 0 and "reward" not in second.messages[1]

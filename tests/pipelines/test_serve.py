@@ -33,13 +33,20 @@ def url(tmp_path):
 def test_keys_come_and_go(url):
     made = main(ServeConfig(store=url, new_key="ann", requests_per_minute=7))
     store = Store(url)
-    assert store.find_key(made["key"]).requests_per_minute == 7
+    assert store.keys.find(made["key"]).requests_per_minute == 7
     with pytest.raises(UserError, match="'ann', which there is"):
         main(ServeConfig(store=url, new_key="ann"))
     assert main(ServeConfig(store=url, revoke_key="ann")) == {"revoked": "ann"}
-    assert store.find_key(made["key"]) is None
+    assert store.keys.find(made["key"]) is None
     with pytest.raises(UserError, match="got 'bob'; there are ann"):
         main(ServeConfig(store=url, revoke_key="bob"))
+    links = main(ServeConfig(store=url, new_key="p", number=2, scopes=("participant",), port=8123))["keys"]
+    assert [link["name"] for link in links] == ["p-1", "p-2"]
+    for made in links:
+        assert made["link"] == f"http://127.0.0.1:8123/#key={made['key']}"
+        assert store.keys.find(made["key"]).scopes == ("participant",)
+    with pytest.raises(UserError, match="expected scopes of a key .*, got admin"):
+        main(ServeConfig(store=url, new_key="q", scopes=("admin",)))
     store.close()
 
 
@@ -69,6 +76,13 @@ def test_what_cannot_be_served_is_refused(url, given, words):
         main(ServeConfig(**{"store": url} | given))
 
 
+def test_pickled_weights_are_refused_in_words(url, checkpoint):
+    """Reading them might run what they say."""
+    (Path(checkpoint) / "model.safetensors").rename(Path(checkpoint) / "pytorch_model.bin")
+    with pytest.raises(UserError, match="weights in model.safetensors, got pytorch_model.bin, a pickle"):
+        main(ServeConfig(models=(f"a={checkpoint}",), store=url, backend="local"))
+
+
 def test_a_password_does_not_reach_rays_dashboard(monkeypatch):
     opened = []
     monkeypatch.setattr("rl_dialog.serving.settings.Store", lambda found: opened.append(found) or _Closed())
@@ -78,7 +92,11 @@ def test_a_password_does_not_reach_rays_dashboard(monkeypatch):
 
 
 class _Closed:
+    @property
     def keys(self):
+        return self
+
+    def all(self):
         return []
 
     def close(self):

@@ -606,7 +606,7 @@ def test_tokens(log, store_url):
         and log.labeller_of(token + "x") is None
         and log.labeller_of("\0\ud800") is None
     )
-    with pytest.raises(UserError, match="expected the name of somebody without a token, got 'ann'"):
+    with pytest.raises(UserError, match="expected a new name for the key, got 'ann'"):
         log.add_labeller("ann")
     log.revoke_labeller("ann")
     assert log.labeller_of(token) is None and log.labeller_of(log.add_labeller("ann")) == "ann"

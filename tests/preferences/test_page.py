@@ -179,7 +179,8 @@ def test_without_a_pair_the_page_waits(page, labelled_run):
     assert lease(ann) is None
     status = ann.get("/v1/status").json()
     assert status["labeller"] == "ann" and status["counts"]["labels"] == 0 and status["labels_wanted"] is None
-    assert ann.get("/v1/metrics").json() == {"lines": [], "cursor": "", "more": False, "reset": False}
+    watcher = page(token=labelled_run.log.keys.add("kim", scopes=["metrics"]))
+    assert watcher.get("/v1/metrics").json() == {"lines": [], "cursor": "", "more": False, "reset": False}
     (query,) = labelled_run.ask(1)
     assert lease(ann)["id"] == query and lease(ann) is None
 
@@ -355,7 +356,7 @@ def test_answers_that_are_none(page, labelled_run, body, status):
     assert labelled_run.log.state() == (0, 0)
 
 
-def test_requests_that_are_none(page):
+def test_requests_that_are_none(page, labelled_run):
     ann = page("ann")
     send = lambda content, **headers: ann.post("/v1/answers", content=content, headers=headers)  # noqa: E731
     assert send(b"{", **{"Content-Type": "application/json"}).status_code == 400
@@ -368,7 +369,8 @@ def test_requests_that_are_none(page):
     assert ann.post("/v1/renew", json={"queries": ["x"] * 9}).status_code == 400
     assert ann.post("/v1/renew", json={"queries": ["unknown"]}).json() == {"held": []}
     assert ann.get("/v1/lease").status_code == 405 and ann.get("/nothing").status_code == 404
-    assert ann.get("/v1/metrics", params={"cursor": "x" * 50}).status_code == 400
+    watcher = page(token=labelled_run.log.keys.add("kim", scopes=["operator"]))
+    assert watcher.get("/v1/metrics", params={"cursor": "x" * 50}).status_code == 400
 
 
 def test_a_segment_that_is_gone_costs_one_pair_only(page, labelled_run):

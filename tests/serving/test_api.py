@@ -127,8 +127,42 @@ def test_every_field_of_openais_that_we_have(serve, client_of):
         assert (
             ask(messages=parts).choices[0].message.content == ask(messages=plain).choices[0].message.content
         )
-        assert [model.id for model in client.models.list()] == ["bc", "ilql"]
+        assert [model.id for model in client.models.list()] == ["bc", "ilql", "assigned"]
         assert client.models.retrieve("bc").method == "bc"
+
+
+def test_what_clients_send_by_habit(serve, client_of):
+    """Penalties and biases are honoured, the rest is taken and said to be unused."""
+    with serve() as (url, models, _):
+        client = client_of(url)
+
+        def ask(**fields):
+            return client.chat.completions.create(**{"model": "bc", "messages": TALK, "seed": 3} | fields)
+
+        def tokens(text):
+            return models.served["bc"].tokenizer.encode(text, add_special_tokens=False)
+
+        plain = ask(temperature=0).choices[0].message.content
+        banned = {str(token): -100 for token in tokens(plain)}
+        assert not set(tokens(ask(temperature=0, logit_bias=banned).choices[0].message.content)) & set(
+            map(int, banned)
+        )
+        likely = ask(temperature=0, logit_bias={"40": 100, "41": 100}).choices[0].message.content
+        assert set(tokens(likely)) == {40} or set(tokens(likely)) == {41}
+        for name in ("frequency_penalty", "presence_penalty"):
+            given = {name: 2.0, "logit_bias": {"40": 100, "41": 99}, "temperature": 0, "max_tokens": 4}
+            assert {40, 41} <= set(tokens(ask(**given).choices[0].message.content)), name
+        assert "unused" not in ask().model_extra
+        habit = {"parallel_tool_calls": False, "reasoning_effort": "low", "verbosity": "low"}
+        answer = ask(**habit, service_tier="auto", frequency_penalty=0, logit_bias={}, tool_choice="none")
+        assert answer.model_extra["unused"] == [
+            "parallel_tool_calls",
+            "reasoning_effort",
+            "service_tier",
+            "verbosity",
+        ]
+        chunks = list(ask(reasoning_effort="low", stream=True))
+        assert all(chunk.model_extra["unused"] == ["reasoning_effort"] for chunk in chunks)
 
 
 def test_our_own_fields(serve, client_of):
@@ -204,8 +238,35 @@ def test_turns_of_a_chat_become_one_dialog_with_its_votes(serve, client_of):
             "ann",
             {"quality": 6},
         )
-        assert httpx.delete(f"{url}/v1/users/ann").json() == {"deleted": 1}
+        assert httpx.delete(f"{url}/v1/users/ann").json() == {"deleted": 3}, "each request named no chat"
         assert list(store.dialogs()) == []
+
+
+def test_a_chat_is_known_by_its_id_or_a_completion_and_never_by_its_text(serve, client_of):
+    """Two callers with one key, no user, temperature 0: their first exchanges are equal."""
+    with serve() as (url, _, store):
+        client = client_of(url)
+
+        def ask(messages, **known):
+            return client.chat.completions.create(
+                model="bc", messages=messages, temperature=0, extra_body=known
+            )
+
+        hers, his = ask(TALK), ask(TALK)
+        said = {"role": "assistant", "content": hers.choices[0].message.content}
+        secret = [*TALK, said, {"role": "user", "content": "my secret is 4711"}]
+        assert hers.choices[0].message.content == his.choices[0].message.content
+        answers = [ask(secret), ask(secret, chat_id=hers.chat_id), ask(secret, completion_id=hers.id)]
+        assert [answer.chat_id == hers.chat_id for answer in answers] == [False, True, True]
+        seen = {chat: httpx.get(f"{url}/v1/chats/{chat}").text for chat in (hers.chat_id, his.chat_id)}
+        assert "4711" in seen[hers.chat_id] and "4711" not in seen[his.chat_id]
+        assert len({hers.chat_id, his.chat_id, answers[0].chat_id}) == 3 == store.counts()["chats"]
+        with pytest.raises(openai.NotFoundError, match="no chat 'chatcmpl-none'"):
+            ask(secret, completion_id="chatcmpl-none")
+        with pytest.raises(openai.NotFoundError, match="and this user"):
+            ask(secret, chat_id=hers.chat_id, user="somebody else")
+        with pytest.raises(openai.BadRequestError, match="in place of chat_id"):
+            ask(secret, chat_id=hers.chat_id, completion_id=hers.id)
 
 
 def test_the_pages_routes(serve):
@@ -249,7 +310,11 @@ def test_the_pages_routes(serve):
 @pytest.mark.parametrize(
     "body, status, words",
     [
-        ({"model": "nobody", "messages": TALK}, 404, "'nobody' does not exist; expected one of 'bc', 'ilql'"),
+        (
+            {"model": "nobody", "messages": TALK},
+            404,
+            "'nobody' does not exist; expected one of 'bc', 'ilql', 'assigned'",
+        ),
         ({"model": "bc"}, 400, "messages: Field required"),
         ({"model": "bc", "messages": []}, 400, "messages"),
         (
@@ -260,15 +325,45 @@ def test_the_pages_routes(serve):
         ({"model": "bc", "messages": TALK, "temperature": "hot"}, 400, "temperature"),
         ({"model": "bc", "messages": TALK, "temperature": 1e-9}, 400, "at least 0.01"),
         ({"model": "bc", "messages": TALK, "top_p": 2}, 400, "top_p"),
-        ({"model": "bc", "messages": TALK, "max_tokens": 65}, 400, "at most 64, got 65"),
+        ({"model": "bc", "messages": TALK, "max_tokens": 128}, 400, "at most 127, got 128"),
         ({"model": "bc", "messages": TALK, "n": 99}, 400, "n: "),
+        (
+            {"model": "bc", "messages": TALK, "stop": list("abcde")},
+            400,
+            "stop: expected at most 4 texts, got 5",
+        ),
+        ({"model": "bc", "messages": TALK, "stop": 5}, 400, "stop: expected a text or a list of them"),
+        ({"model": "bc", "messages": TALK, "stop": ["a", ""]}, 400, "stop.1: "),
+        (
+            {"model": "bc", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            'messages.0.content: expected parts {"type": "text", "text": ...}, got \'image_url\'',
+        ),
+        (
+            {"model": "bc", "messages": [{"role": "user", "content": 5}]},
+            400,
+            "messages.0.content: expected a",
+        ),
+        (
+            {"model": "bc", "messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            400,
+            "0.text: Field",
+        ),
+        (
+            {"model": "bc", "messages": TALK, "logit_bias": {"x": 1}},
+            400,
+            "logit_bias: expected ids of tokens",
+        ),
+        ({"model": "bc", "messages": TALK, "logit_bias": {"99999": 1}}, 400, "logit_bias: expected ids"),
+        ({"model": "bc", "messages": TALK, "presence_penalty": 3}, 400, "presence_penalty: "),
         ({"model": "bc", "messages": TALK, "tools": [{}]}, 400, "tools is not supported"),
         ({"model": "bc", "messages": TALK, "response_format": {"type": "json_object"}}, 400, "only text"),
         ({"model": "bc", "messages": [{"role": "user", "content": "long " * 400}]}, 400, "at most 96 tokens"),
         ({"model": "bc", "messages": [{"role": "user", "content": "a\0b"}]}, 400, "NUL"),
         ({"model": "bc", "messages": [{"role": "wizard", "content": "a"}]}, 400, "role"),
         ({"model": "bc", "messages": TALK, "chat_id": "chat-none"}, 404, "no chat 'chat-none'"),
-        ({"model": "assigned", "messages": TALK}, 400, "needs a chat_id"),
+        ({"model": "assigned", "messages": TALK, "beta": 1.0}, 400, "beta: models are compared"),
+        ({"model": "assigned", "messages": TALK, "return_values": True}, 400, "return_values: models are"),
         ({"model": "bc", "messages": TALK, "generation_config": "{"}, 400, "JSON object"),
         ({"model": "ilql", "messages": TALK, "beta": float("1e308")}, 400, "beta"),
     ],
@@ -308,18 +403,24 @@ def test_broken_bodies(serve):
         assert httpx.post(f"{url}/v1/chat/completions", content=chunks()).status_code == 413, (
             "without a Content-Length too"
         )
+        content = json.dumps({"model": "bc", "messages": TALK}).encode()
+        for headers in ({}, {"Content-Type": "text/plain"}):
+            told = httpx.post(f"{url}/v1/chat/completions", content=content, headers=headers).json()["error"]
+            assert "with the header Content-Type: application/json" in told["message"]
+        told = httpx.post(f"{url}/v1/chats", json=[1]).json()["error"]["message"]
+        assert told == "expected a JSON object as the body, got list"
         assert httpx.get(f"{url}/v1/nowhere").json()["error"]["message"] == "Not Found"
         assert httpx.get(f"{url}/v1/chat/completions").status_code == 405
 
 
 def test_nobody_without_a_key_gets_in(serve, client_of):
     with serve(needs_key=True) as (url, _, store):
-        key = store.add_key("ann", requests_per_minute=1000)
-        other = store.add_key("bob", requests_per_minute=1000)
+        key = store.keys.add("ann", requests_per_minute=1000)
+        other = store.keys.add("bob", requests_per_minute=1000)
         for method, path in (
             ("GET", "/v1/models"), ("GET", "/v1/models/bc"), ("POST", "/v1/chat/completions"),
             ("POST", "/v1/chats"), ("GET", "/v1/chats/x"), ("POST", "/v1/chats/x/ratings"),
-            ("POST", "/v1/feedback"), ("DELETE", "/v1/users/x"), ("GET", "/metrics"), ("POST", "/load_model"),
+            ("POST", "/v1/feedback"), ("DELETE", "/v1/users/x"), ("GET", "/metrics"),
         ):  # fmt: skip
             for headers in (
                 {},
@@ -346,8 +447,7 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
             ).status_code
             == 404
         )
-        assert httpx.delete(f"{url}/v1/users/u", headers=his).json() == {"deleted": 0}
-        store.revoke_key("ann")
+        store.keys.revoke("ann")
         with pytest.raises(openai.AuthenticationError):
             client_of(url, key).models.list()
 
@@ -355,8 +455,8 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
 def test_a_key_has_its_rate(serve, client_of):
     with serve(needs_key=True) as (url, _, store):
         slow, fast = (
-            store.add_key("slow", requests_per_minute=3),
-            store.add_key("fast", requests_per_minute=1000),
+            store.keys.add("slow", requests_per_minute=3),
+            store.keys.add("fast", requests_per_minute=1000),
         )
         client = client_of(url, slow)
         for _ in range(3):

@@ -70,14 +70,19 @@ def friend(make_policy, tokenizer, tmp_path):
 class Terminal:
     """A program in a terminal of its own."""
 
-    def __init__(self, *command):
+    def __init__(self, *command, environment):
         self.end, inner = pty.openpty()
         offline = {
             "TERM": "dumb",
             "HF_HUB_OFFLINE": "0",
         }  # offline, huggingface_hub refuses to talk even to this machine
         self.process = subprocess.Popen(
-            command, stdin=inner, stdout=inner, stderr=inner, env=os.environ | offline, start_new_session=True
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env=os.environ | offline | environment,
+            start_new_session=True,
         )
         os.close(inner)
         self.text = ""
@@ -107,8 +112,8 @@ class Terminal:
 def terminal():
     opened = []
 
-    def start(*command):
-        opened.append(Terminal(*command))
+    def start(*command, environment):
+        opened.append(Terminal(*command, environment=environment))
         return opened[-1]
 
     yield start
@@ -116,12 +121,13 @@ def terminal():
         each.close()
 
 
-def test_transformers_chat(serve, friend, terminal):
+@pytest.mark.parametrize("with_key", [False, True], ids=["open", "key"])
+def test_transformers_chat(serve, friend, terminal, with_key):
     program = str(Path(sys.executable).parent / "transformers")
-    with serve(models={"friend": friend}, max_tokens=40) as (url, _, store):
-        chat = terminal(
-            program, "chat", "friend", f"{url}/v1", "do_sample=False", "max_new_tokens=200", "--user", "ann"
-        )
+    with serve(models={"friend": friend}, max_tokens=40, needs_key=with_key) as (url, _, store):
+        key = store.keys.add("ann") if with_key else ""
+        command = [program, "chat", "friend", f"{url}/v1", "do_sample=False", "max_new_tokens=200"]
+        chat = terminal(*command, "--user", "ann", environment={"HF_TOKEN": key} if with_key else {})
         assert "friend was already loaded" in chat.read_until("<ann>:")
         chat.type("hello")
         assert "fine, thank you" in chat.read_until("<ann>:", times=2, seconds=20)

@@ -23,11 +23,30 @@ DEFAULTS = {"max_tokens": Decoding.max_new_tokens, "max_prompt_length": Decoding
 def test_one_set_of_defaults(serve, tmp_path):
     with serve(**DEFAULTS) as (_, models, store):
         request = ChatRequest(model="bc", messages=TALK)
-        served = Completions(models, store, None)._decoding(request, {}, models.served["bc"])
+        served = Completions(models, store, None)._decoding(request, {}, [models.served["bc"]])
     assert served == decoding_of(ChatConfig()) == Decoding.of(EvaluateConfig()) == Decoding()
     assert inspect.signature(env_return).parameters["decoding"].default is None  # which is Decoding()
     told = settings_of(ServeConfig(models=("bc=runs/bc",), store=f"sqlite:///{tmp_path}/chats.db"))
-    assert {name: getattr(told, name) for name in DEFAULTS} == DEFAULTS
+    assert {getattr(told, name) for name in (*DEFAULTS, "most_tokens")} == {0}, "what the context leaves"
+
+
+def test_the_limits_are_those_of_the_models_context(serve):
+    """Without flags a reply may fill what the prompt leaves of the context (128 tokens here), and older
+    messages go only where not even a short reply would fit."""
+    with serve(max_tokens=0, max_prompt_length=0) as (url, models, _):
+        models.served["bc"].engine.batch.stops = frozenset()  # it never ends by itself
+
+        def ask(messages, **more):
+            body = {"model": "bc", "messages": messages, "seed": 1} | more
+            return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+
+        usage = ask(TALK)["usage"]
+        assert usage["total_tokens"] == 128 and usage["completion_tokens"] > 64
+        long = [{"role": role, "content": "well " * 10} for role in ("user", "assistant", "user")]
+        usage, whole = ask(long)["usage"], ask(long, max_tokens=127)["usage"]
+        assert usage == whole and usage["total_tokens"] == 128 and usage["prompt_tokens"] <= 64
+        told = ask([{"role": "user", "content": "word " * 200}])["error"]
+        assert told["code"] == "context_length_exceeded" and "at most 64 tokens" in told["message"]
 
 
 @pytest.fixture

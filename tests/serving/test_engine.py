@@ -457,17 +457,17 @@ def test_interleaved_chats_with_one_system_prompt_keep_their_own_history(make_po
             chats[i] = [*chat, {"role": "assistant", "content": text}, {"role": "user", "content": "you?"}]
 
 
-def test_nothing_of_one_key_is_reused_for_another(make_policy, engine_of, ask_of):
-    """How many tokens were there already would tell a key what another one's users wrote."""
+def test_nothing_of_one_key_or_user_is_reused_for_another(make_policy, engine_of, ask_of):
+    """How many tokens were there already would tell them what the other one wrote."""
     engine = engine_of(make_policy(BC()), slots=2, kept=4)
     talk = [{"role": "user", "content": "hello there, my word is tangerine"}]
     reused = []
-    for key in ("alice", "bob", "alice"):
+    for key, user in (("alice", ""), ("bob", ""), ("alice", "ann"), ("alice", "")):
         client = Client()
-        ticket = engine.submit(ask_of(talk, 0, key=key), client)
+        ticket = engine.submit(ask_of(talk, 0, key=key, user=user), client)
         client.replies()
         reused.append(ticket.reused)
-    assert reused[:2] == [0, 0] and reused[2] == len(ticket.ask.prompt) - 1
+    assert reused[:3] == [0, 0, 0] and reused[3] == len(ticket.ask.prompt) - 1
 
 
 def test_a_key_cannot_jump_the_queue_by_naming_new_users(make_policy, engine_of, ask_of):

@@ -62,6 +62,22 @@ def test_an_engine_that_was_idle_for_long_is_not_late_with_its_first_request(ser
             assert httpx.get(f"{url}/health").status_code == 503
 
 
+def test_health_knows_the_store(serve, tmp_path):
+    with serve() as (url, _, store):
+        assert httpx.get(f"{url}/health").json() == {"status": "ok", "models": "ok", "store": "ok"}
+        store.close()
+        (tmp_path / "chats.db").rename(tmp_path / "elsewhere.db")
+        (tmp_path / "chats.db").mkdir()
+        answer = httpx.get(f"{url}/health")
+        assert (answer.status_code, answer.json()) == (
+            503,
+            {"status": "failing", "models": "ok", "store": "failing"},
+        )
+        (tmp_path / "chats.db").rmdir()
+        (tmp_path / "elsewhere.db").rename(tmp_path / "chats.db")
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
 def test_a_request_that_breaks_the_server_is_counted(serve, monkeypatch):
     with serve() as (url, _, store):
         monkeypatch.setattr(store, "start_chat", lambda **_: (_ for _ in ()).throw(RuntimeError("no disk")))

@@ -49,8 +49,8 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
         raise ConnectionError(str(error)) from None
     with closing(store):
         found = (
-            Record(chat, f"chat {chat[0].id}", chat[0].number)
-            for chat in store.chats(first, last, last_turn=last_turn)
+            Record(thread, f"chat {thread[0][0].id}", thread[0][0].number)
+            for thread in store.threads(first, last, last_turn=last_turn)
         )
         try:
             yield from dialogs(log, found, lambda record: chat_dialogs(*record.value))

@@ -12,7 +12,7 @@ GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +26,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from rl_dialog.data.keys import ANYBODY, Key
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
@@ -51,7 +52,7 @@ bearer, routes = HTTPBearer(auto_error=False), APIRouter()
 
 QueryId = Annotated[str, Field(min_length=1, max_length=200)]
 SegmentId = Annotated[str, InPath(pattern="^[0-9a-f]{64}$")]
-Key = Annotated[str, Header(max_length=100)]
+Idempotency = Annotated[str, Header(max_length=100)]
 
 
 class _Asked(BaseModel):
@@ -116,7 +117,7 @@ def create_page(
     """The application.
 
     draw: how observations of clips look; needed for clips. labeller: whoever sits at this machine needs no
-    token and is called so; by default everybody needs one of `log.add_labeller`. run: the folder with
+    token and is called so; by default everybody needs one of `log.keys`. run: the folder with
     status.json and metrics.jsonl. lease: seconds that a pair is kept for somebody after the last sign of
     life. idle: seconds without a key or a touch after which nobody counts as there.
     """
@@ -164,26 +165,48 @@ Here = Annotated[Page, Depends(page_of)]
 
 def somebody(
     request: Request, page: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
-) -> str:
-    """The labeller who asks."""
+) -> Key:
+    """Who asks."""
     if page.labeller is not None:
         if request.url.hostname not in LOOPBACK:  # a web page whose name was pointed to this machine
             hosts = ", ".join(LOOPBACK)
             raise HTTPException(
                 403, f"without tokens this page answers to {hosts} only, not to {request.url.hostname}"
             )
-        return page.labeller
-    name = page.desk.log.labeller_of(credentials.credentials) if credentials else None
-    if name is None:
+        return replace(ANYBODY, name=page.labeller)
+    key = page.desk.log.keys.find(credentials.credentials) if credentials else None
+    if key is None:
         unknown, missing = (
             "this token is not known or was revoked",
-            "expected a token: Authorization: Bearer rl-...",
+            "expected a token: Authorization: Bearer sk-rl-...",
         )
         raise HTTPException(401, unknown if credentials else missing, {"WWW-Authenticate": "Bearer"})
-    return name
+    return key
 
 
-Labeller = Annotated[str, Depends(somebody)]
+Somebody = Annotated[Key, Depends(somebody)]
+
+
+def having(*scopes: str) -> Callable[[Key], Key]:
+    """The dependency that lets keys with one of these scopes in."""
+
+    def key_with_scope(key: Somebody) -> Key:
+        if not key.may(*scopes):
+            has, wanted = " and ".join(key.scopes), " or ".join(scopes)
+            raise HTTPException(403, f"expected a token of scope {wanted}, got one of scope {has}")
+        return key
+
+    return key_with_scope
+
+
+def labeller_name(key: Annotated[Key, Depends(having("labeller"))]) -> str:
+    """The labeller who asks."""
+    return key.name
+
+
+Labeller = Annotated[str, Depends(labeller_name)]
+LabellerOrOperator = Annotated[Key, Depends(having("labeller", "operator"))]
+Watcher = Annotated[Key, Depends(having("operator", "metrics"))]
 
 # Pairs and answers.
 
@@ -206,7 +229,7 @@ def release(body: Annotated[Held, Body()], page: Here, who: Labeller) -> dict[st
 
 @routes.post("/v1/answers")
 def answer(
-    body: Annotated[Answer, Body()], page: Here, who: Labeller, idempotency_key: Key = ""
+    body: Annotated[Answer, Body()], page: Here, who: Labeller, idempotency_key: Idempotency = ""
 ) -> dict[str, Any]:
     desk = page.desk
     return desk.once(
@@ -215,7 +238,7 @@ def answer(
 
 
 @routes.post("/v1/undo")
-def undo(page: Here, who: Labeller, idempotency_key: Key = "") -> dict[str, Any]:
+def undo(page: Here, who: Labeller, idempotency_key: Idempotency = "") -> dict[str, Any]:
     return page.desk.once(who, idempotency_key, "undo", lambda: page.described(page.desk.undo(who)))
 
 
@@ -232,19 +255,22 @@ def picture(id: SegmentId, page: Here, _: Labeller) -> Response:
 
 
 @routes.get("/v1/status")
-def status(page: Here, who: Labeller) -> dict[str, Any]:
+def status(page: Here, key: Annotated[Key, Depends(having("labeller"))]) -> dict[str, Any]:
     run = page.files.status() if page.files else {}
     labels = {name: run.get(name) for name in ("labels_wanted", "label_budget")}
-    return {"labeller": who, "counts": page.desk.log.counts(), **labels}
+    sees_run = page.files is not None and key.may("operator", "metrics")
+    return {"labeller": key.name, "sees_run": sees_run, "counts": page.desk.log.counts(), **labels}
 
 
 @routes.get("/v1/labellers")
-def labellers(page: Here, _: Labeller) -> dict[str, Any]:
-    return {"labellers": page.desk.log.labellers()}
+def labellers(page: Here, key: LabellerOrOperator) -> dict[str, Any]:
+    everybody = page.desk.log.labellers()
+    seen = everybody if key.may("operator") else {key.name} & everybody.keys()
+    return {"labellers": {name: everybody[name] for name in seen}}
 
 
 @routes.get("/v1/run")
-def run_status(page: Here, _: Labeller) -> dict[str, Any]:
+def run_status(page: Here, _: Watcher) -> dict[str, Any]:
     files = page.files
     run = (
         {"name": files.folder.absolute().name, "status": files.status()}
@@ -255,7 +281,7 @@ def run_status(page: Here, _: Labeller) -> dict[str, Any]:
 
 
 @routes.get("/v1/metrics")
-def metrics(page: Here, _: Labeller, cursor: Annotated[str, Query(max_length=40)] = "") -> dict[str, Any]:
+def metrics(page: Here, _: Watcher, cursor: Annotated[str, Query(max_length=40)] = "") -> dict[str, Any]:
     return (
         page.files.metrics(cursor)
         if page.files

@@ -45,7 +45,7 @@ function show(view) {
 
 function welcome(notice = "") {
   const { consent, bots } = state.page;
-  $("welcome-lead").textContent = bots > 1 ? `You will talk to one of ${bots} bots. Which one is drawn at random for every chat.` : "You will talk to a bot.";
+  $("welcome-lead").textContent = bots > 1 ? `You will talk to one of ${bots} bots. Which one is drawn at random.` : "You will talk to a bot.";
   $("welcome-notice").textContent = notice;
   $("welcome-notice").hidden = !notice;
   $("consent").hidden = $("decline").hidden = !consent;

@@ -31,7 +31,7 @@ export const kept = {
   },
 };
 
-/** Moves the token of an address like /#token=rl-... into the window's store, so that it is neither shown nor bookmarked. */
+/** Moves the token of an address like /#token=sk-rl-... into the window's store, so that it is neither shown nor bookmarked. */
 export function takeTokenFromAddress() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (!token) return;

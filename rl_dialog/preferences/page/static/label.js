@@ -46,7 +46,6 @@ async function begin() {
     }
   }
   document.title = $("title").textContent = state.settings.title;
-  $("run-link").hidden = !state.settings.run;
   $("leave").hidden = !state.settings.needs_token;
   await takeBack(kept.get("queue") ?? []);
   outbox.send();
@@ -288,6 +287,7 @@ async function watch() {
   for (;;) {
     if (!document.hidden) {
       await get("v1/status").then((status) => (state.status = status), () => {});
+      $("run-link").hidden = !state.status?.sees_run;
       tell();
     }
     await pause(4);
