@@ -33,7 +33,6 @@ from rl_dialog.evaluation.scoring import WAYS, all_rankings
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prefill import read_prompts
-from rl_dialog.models.slots import CACHE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -297,7 +296,7 @@ def _continue(
     produced = policy.generate(
         input_ids=ids[rows],
         attention_mask=mask[rows],
-        **{CACHE: read_prompts(policy, ids, mask, rows, room=decoding.max_new_tokens)},
+        past_key_values=read_prompts(policy, ids, mask, rows, room=decoding.max_new_tokens),
         do_sample=False,
         logits_processor=sampler(decoding, [seed for of_prompt in seeds for seed in of_prompt]),
         streamer=streamer,

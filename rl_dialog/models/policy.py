@@ -36,7 +36,7 @@ from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Linear
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
-from rl_dialog.models.slots import CACHE, Slots
+from rl_dialog.models.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -268,24 +268,26 @@ class Policy(PreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        past_key_values: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **others: Any,
+        **_: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the method's policy; `logits_to_keep=1` computes the last position only, as
         decoding does."""
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
-        cache = others.get(CACHE)
-        wants_cache = cache is not None or (self.config.use_cache if use_cache is None else use_cache)
+        wants_cache = past_key_values is not None or (
+            self.config.use_cache if use_cache is None else use_cache
+        )
         reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
         trunks = self._trunks(value=reads_value)
         if trunks and wants_cache:
-            cache = TrunkCaches.around(cache, len(trunks))
+            past_key_values = TrunkCaches.around(past_key_values, len(trunks))
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        found, cache = self._run(input_ids, cache, trunks, **inputs)
+        found, cache = self._run(input_ids, past_key_values, trunks, **inputs)
         hidden = [each[:, keep] for each in found]
         logits = self.method.decode(self._outputs(*(each.flatten(0, 1) for each in hidden), training=False))
-        return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden[0].shape[:2]), **{CACHE: cache})
+        return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden[0].shape[:2]), past_key_values=cache)
 
     # What a server asks of a model.
 
@@ -331,10 +333,10 @@ class Policy(PreTrainedModel, GenerationMixin):
     ) -> tuple[list[Tensor], Any]:
         """The hidden states (B, T, H) of the LM, and those that values and targets are read from; and the
         cache that the LM returned."""
-        result = self.lm.base_model(input_ids=input_ids, **{CACHE: cache}, **inputs)
+        result = self.lm.base_model(input_ids=input_ids, past_key_values=cache, **inputs)
         caches = [None] * len(trunks) if cache is None else cache.others if trunks else []
         found = {
-            id(trunk): trunk(input_ids=input_ids, **{CACHE: own}, **inputs)
+            id(trunk): trunk(input_ids=input_ids, past_key_values=own, **inputs)
             for trunk, own in zip(trunks, caches, strict=True)
         }
         states = {trunk: output.last_hidden_state for trunk, output in found.items()}
@@ -343,7 +345,7 @@ class Policy(PreTrainedModel, GenerationMixin):
             result.last_hidden_state,
             value,
             states.get(id(self.target_trunk), value),
-        ], result.get(CACHE)
+        ], result.past_key_values
 
     # What methods ask of a model.
 

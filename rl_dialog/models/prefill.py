@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rl_dialog.models.slots import CACHE
-
 
 def read_prompts(model: nn.Module, ids: Tensor, mask: Tensor, rows: Tensor, *, room: int) -> Any:
     """The cache of all but the last token of the prompts (C, T), padded on the left, one row for each of
@@ -28,7 +26,7 @@ def read_prompts(model: nn.Module, ids: Tensor, mask: Tensor, rows: Tensor, *, r
         position_ids=positions,
         use_cache=True,
         logits_to_keep=1,
-    ).get(CACHE)
+    ).past_key_values
     if not isinstance(cache, Cache):
         return None
     cache.batch_select_indices(rows)

@@ -14,7 +14,6 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.models.policy import Policy, hidden_states, lm_scores, running_means
 from rl_dialog.models.prefill import read_prompts
-from rl_dialog.models.slots import CACHE
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,9 @@ def _sample(
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,
     }
-    out = policy.lm.generate(input_ids=prompts[rows], attention_mask=mask[rows], **{CACHE: cache}, **settings)
+    out = policy.lm.generate(
+        input_ids=prompts[rows], attention_mask=mask[rows], past_key_values=cache, **settings
+    )
     replies = out[:, width:].cpu().numpy()
     ends = np.where((replies == eos_id).any(1), (replies == eos_id).argmax(1) + 1, replies.shape[1])
     return [reply[:end] for reply, end in zip(replies, ends, strict=True)]

@@ -8,21 +8,14 @@ to each other, so attention sees views and nothing is gathered.
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, GenerationMixin
+from transformers import Cache
 
 from rl_dialog.errors import UserError
 
-# What transformers calls a model's cache, in its arguments and outputs: `cache` since 5.24.
-CACHE = (
-    "cache"
-    if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    else "past_key_values"
-)
 SMALLEST = 64  # tokens a slot has room for at first; doubled when a conversation outgrows it
 
 

@@ -18,7 +18,6 @@ from rl_dialog.methods.scores import Dense
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
-from rl_dialog.models.slots import CACHE
 
 PLAIN = [("bc", "mlp", "shared"), ("way_off_policy", "mlp", "shared")]
 STEERED = [
@@ -281,10 +280,10 @@ def test_a_returned_cache_continues(policy, explicit):
     with torch.no_grad():
         full = policy(PROMPT).logits
         out = policy(PROMPT[:, :4], **options)
-        cache = out[CACHE]
+        cache = out.past_key_values
         assert cache.get_seq_length() == 4
         for t in (4, 5):
-            out = policy(PROMPT[:, t : t + 1], **{CACHE: cache}, **options)
+            out = policy(PROMPT[:, t : t + 1], past_key_values=cache, **options)
             torch.testing.assert_close(out.logits[:, -1], full[:, t], rtol=1e-4, atol=1e-4)
 
 
@@ -300,17 +299,17 @@ def test_a_cropped_cache_forgets_all_trunks(policy):
     follow."""
     with torch.no_grad():
         full = policy(PROMPT).logits
-        cache = policy(PROMPT, use_cache=True)[CACHE]
+        cache = policy(PROMPT, use_cache=True).past_key_values
         assert isinstance(cache, TrunkCaches)
         cache.crop(-2)
         trunks = [
             trunk for trunk in (policy.lm, policy.value_trunk, policy.target_trunk) if trunk is not None
         ]
         assert [each.get_seq_length() for each in (cache, *cache.others)] == [4] * len(trunks)
-        out = policy(PROMPT[:, 4:], **{CACHE: cache})
+        out = policy(PROMPT[:, 4:], past_key_values=cache)
         torch.testing.assert_close(out.logits, full[:, 4:], rtol=1e-4, atol=1e-4)
         cache.reset()
-        torch.testing.assert_close(policy(PROMPT, **{CACHE: cache}).logits, full, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(policy(PROMPT, past_key_values=cache).logits, full, rtol=1e-4, atol=1e-4)
 
 
 @every(
@@ -336,12 +335,12 @@ def test_prompt_lookup_decoding_is_greedy_decoding(policy):
 def test_a_foreign_cache_is_refused(policy):
     """The LM's own cache lacks that of the value trunk."""
     cache = DynamicCache()
-    policy.lm(PROMPT, **{CACHE: cache})
+    policy.lm(PROMPT, past_key_values=cache)
     with pytest.raises(
         UserError,
         match="expected an empty cache or one that this policy returned, got a DynamicCache with 6 tokens",
     ):
-        policy(PROMPT[:, :1], **{CACHE: cache})
+        policy(PROMPT[:, :1], past_key_values=cache)
 
 
 @every(COMBINATIONS)
@@ -735,7 +734,7 @@ def test_decoding_runs_the_trunks_that_it_reads_only(make_policy, top_k):
     uncached either way."""
     policy = make_policy(ILQL(beta=2.0, top_k=top_k), trunk="separate", target="separate")
     with torch.no_grad():
-        cache = policy(PROMPT, use_cache=True)[CACHE]
+        cache = policy(PROMPT, use_cache=True).past_key_values
     assert len(cache.others) == (1 if top_k else 2)
     assert torch.equal(greedy(policy, PROMPT, use_cache=True), greedy(policy, PROMPT, use_cache=False))
 
