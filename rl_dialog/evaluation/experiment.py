@@ -166,7 +166,9 @@ def digest(path: Path) -> str:
 
 def digest_of_weights(folder: Path) -> str:
     """Of the checkpoint that other runs start from."""
-    return digest(Path(resolve(folder)) / "model.safetensors")
+    place = Path(resolve(folder))
+    adapters = place / "adapter_model.safetensors"
+    return digest(adapters if adapters.is_file() else place / "model.safetensors")
 
 
 def line_of(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_dialog.errors import UserError
+from rl_dialog.models.causal_lm import is_model
 from rl_dialog.models.checkpoint import resolve
 
 
@@ -64,7 +65,7 @@ def _without_copies(entries: list[Entry]) -> list[Entry]:
 
 
 def _entries_of(path: Path, name: str) -> list[Entry]:
-    if (path / "config.json").is_file():
+    if is_model(path):
         inside = re.fullmatch(r"checkpoint-\d+", path.name)
         folder = path.absolute().parent if inside else path.absolute()
         group, run_name = _group_of(folder)

@@ -96,13 +96,19 @@ class Dense(Scores):
 class Linear(Scores):
     """scores = features @ weight.T + bias + level, never built for more than a chunk of states.
 
-    features (S, F), weight (V, F), bias (V,) or None, level (S,) of each state or None.
+    features (S, F), weight (V, F), bias (V,) or None, level (S,) of each state or None. With a cap c, what
+    the level is added to is c tanh(x / c) of the rest x.
     """
 
     def __init__(
-        self, features: Tensor, weight: Tensor, bias: Tensor | None = None, level: Tensor | None = None
+        self,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        level: Tensor | None = None,
+        cap: float | None = None,
     ) -> None:
-        self.features, self.weight, self.bias, self.level = features, weight, bias, level
+        self.features, self.weight, self.bias, self.level, self.cap = features, weight, bias, level, cap
         self._lse: Tensor | None = None  # of the first states, without their level, once something needed it
         self._dense: Tensor | None = (
             None  # decoding asks for logits several times: once for the LM, once for each low-rank head
@@ -111,7 +117,7 @@ class Linear(Scores):
     def at(self, actions: Tensor) -> Tensor:
         rows = F.embedding(actions, self.weight)  # (N, F)
         score = (self.features[: len(actions)].float() * rows).sum(1)
-        score = score if self.bias is None else score + self.bias[actions]
+        score = _capped(score if self.bias is None else score + self.bias[actions], self.cap)
         return score if self.level is None else score + self.level[: len(actions)]
 
     def at_each(self, tokens: Tensor) -> Tensor:
@@ -119,17 +125,22 @@ class Linear(Scores):
             return self._dense.gather(1, tokens)
         rows = F.embedding(tokens, self.weight)  # (S, K, F)
         scores = torch.einsum("skf,sf->sk", rows, self.features.to(rows.dtype))
-        scores = scores if self.bias is None else scores + self.bias[tokens]
+        scores = _capped(scores if self.bias is None else scores + self.bias[tokens], self.cap)
         return scores if self.level is None else scores + self.level[:, None]
 
     def scaled(self, factor: float) -> Linear:
-        bias, level = (None if part is None else part * factor for part in (self.bias, self.level))
-        return self if factor == 1 else Linear(self.features * factor, self.weight, bias, level)
+        bias, level, cap = (
+            None if part is None else part * factor for part in (self.bias, self.level, self.cap)
+        )
+        return self if factor == 1 else Linear(self.features * factor, self.weight, bias, level, cap)
+
+    def capped(self, cap: float) -> Linear:
+        """These scores, softly held within +-cap."""
+        return Linear(self.features, self.weight, self.bias, self.level, cap)
 
     def rows(self, part: slice) -> Linear:
-        return Linear(
-            self.features[part], self.weight, self.bias, None if self.level is None else self.level[part]
-        )
+        level = None if self.level is None else self.level[part]
+        return Linear(self.features[part], self.weight, self.bias, level, self.cap)
 
     def parts(self) -> list[slice]:
         step = _chunk(len(self.weight))
@@ -138,7 +149,7 @@ class Linear(Scores):
     def dense(self) -> Tensor:
         if not torch.is_grad_enabled() and self._dense is not None:
             return self._dense
-        scores = F.linear(self.features, self.weight, self.bias).float()
+        scores = _capped(F.linear(self.features, self.weight, self.bias).float(), self.cap)
         scores = scores if self.level is None else scores + self.level[:, None]
         if not torch.is_grad_enabled():
             self._dense = scores
@@ -153,7 +164,7 @@ class Linear(Scores):
             return torch.cat([part.amax(1) if how == "max" else _logsumexp(part) for part in parts])
         parts = []
         for part in self.features.split(_chunk(len(self.weight))):
-            scores = F.linear(part, self.weight, self.bias).float()
+            scores = _capped(F.linear(part, self.weight, self.bias).float(), self.cap)
             parts.append(scores.amax(1) if how == "max" else _logsumexp(scores))
         reduced = torch.cat(parts)
         if how == "logsumexp":
@@ -163,7 +174,7 @@ class Linear(Scores):
     def lse(self, count: int) -> Tensor:
         """(count,) the log-sum-exp of the first states, without gradient; free after `nll`."""
         if self._lse is None or len(self._lse) < count:
-            unlevelled = Linear(self.features[:count].detach(), self.weight, self.bias)
+            unlevelled = Linear(self.features[:count].detach(), self.weight, self.bias, cap=self.cap)
             self._lse = unlevelled.reduce("logsumexp")
         return self._raised(self._lse[:count])
 
@@ -361,10 +372,14 @@ def _fused(
         not torch.is_grad_enabled()
     ):  # an autograd.Function cannot see this, and would work out gradients for nothing
         inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
-    lse, *found = _NLL.apply(actions, base_weights, weights, *inputs)
+    lse, *found = _NLL.apply(actions, base_weights, weights, base.cap, *inputs)
     if base_weights is not None:
         base._lse = lse
     return list(zip(found[::2], found[1::2], strict=True))
+
+
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
 def _chunk(vocabulary: int) -> int:
@@ -393,8 +408,8 @@ def _softmax_(scores: Tensor, actions: Tensor, weight: Tensor) -> tuple[Tensor, 
 
 
 class _NLL(torch.autograd.Function):
-    """Weighted cross-entropies of base = features @ weight.T + bias, and of corrections of it, scale * base +
-    features @ weight.T.
+    """Weighted cross-entropies of base = features @ weight.T + bias (softly held within +-cap, where there is
+    one), and of corrections of it, scale * base + features @ weight.T.
 
     Gradients are taken in the same pass over a chunk, so no (N, V) tensor is kept and base is computed once
     for all. A correction sends no gradient into base; its state's offset cancels in a softmax. Returns base's
@@ -402,10 +417,10 @@ class _NLL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, actions, base_weights, weights, features, weight, bias, *corrections):  # noqa: ANN001, ANN205
+    def forward(ctx, actions, base_weights, weights, cap, features, weight, bias, *corrections):  # noqa: ANN001, ANN205
         wanted = [
-            need and (base_weights is not None or i > 5) for i, need in enumerate(ctx.needs_input_grad)
-        ][3:]
+            need and (base_weights is not None or i > 6) for i, need in enumerate(ctx.needs_input_grad)
+        ][4:]
         inputs = (features, weight, bias, *corrections)
         matrices = torch.empty_like if len(actions) else torch.zeros_like  # the first chunk writes them whole
         gradients = [
@@ -422,6 +437,7 @@ class _NLL(torch.autograd.Function):
             base = (
                 base if bias is None else base.add_(bias.to(base.dtype))
             ).float()  # faster than a product that starts from the bias
+            base = _capped(base, cap)
             for i in range(0, len(corrections), 3):
                 scale, own, rows = corrections[i : i + 3]
                 grad_scale, grad_own, grad_rows = gradients[3 + i : 6 + i]
@@ -434,7 +450,9 @@ class _NLL(torch.autograd.Function):
                 _add_gradients(scores, own, rows, grad_own, grad_rows, part)
                 del scores  # so that the next one gets the same memory, which is in cache
             if base_weights is not None:  # last, because it overwrites base
+                slope = None if cap is None else 1 - (base / cap) ** 2  # d(cap tanh(x / cap)) / dx
                 each[0][part], lse[part] = _softmax_(base, actions[part], base_weights[part])
+                base = base if slope is None else base.mul_(slope)
                 _add_gradients(base, features, table, gradients[0], gradients[1], part)
                 if gradients[2] is not None:
                     gradients[2] += base.sum(0)
@@ -450,6 +468,7 @@ class _NLL(torch.autograd.Function):
     def backward(ctx, _, *outer):  # noqa: ANN001, ANN205
         saved = ctx.saved_tensors  # three for each sum
         return (
+            None,
             None,
             None,
             None,

@@ -1,6 +1,7 @@
 """The checkpoint directory *is* the LM's `from_pretrained` directory; what is ours stands beside it.
 
-    config.json model.safetensors generation_config.json     the LM (LoRA adapters merged in)
+    config.json model.safetensors generation_config.json     the LM, or with LoRA instead of it
+    adapter_config.json adapter_model.safetensors             its adapters, as peft writes and loads them
     tokenizer.json ... chat_template.jinja                    the tokenizer
     rl_dialog.yaml                                            method, heads, where the frozen prior is
     heads.safetensors                                         Q, target and V heads, separate value and target
@@ -27,13 +28,15 @@ import torch
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
 
 from rl_dialog.config import choice_class, choice_name, from_dict
 from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.methods import METHODS, Method
+from rl_dialog.models.causal_lm import BASE, base_of_adapter, is_model, open_causal_lm
 from rl_dialog.models.policy import ModelConfig, Policy
 from rl_dialog.models.prior import Prior
 
@@ -51,9 +54,13 @@ def method_name(method: Method) -> str:
 
 def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) -> None:
     """Writes the LM, the heads and the method into `directory` (made if needed). `prior` is the path of the
-    frozen prior, relative to it."""
+    frozen prior, relative to it. Of a policy with LoRA the adapters are written; the model below them too
+    unless `keep_base` did."""
     directory.mkdir(parents=True, exist_ok=True)
-    _save_lm(policy.lm, directory)
+    if policy.has_adapters:
+        _save_adapters(policy, directory)
+    else:
+        _save_lm(policy.lm, directory)
     tensors = {
         name: value.detach().contiguous().cpu()
         for name, value in policy.state_dict().items()
@@ -65,6 +72,8 @@ def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) ->
     shape = {
         name: getattr(policy.model_config, name) for name in ("heads", "rank", "value_trunk", "target_trunk")
     }
+    if prior is None and policy.has_adapters and policy.method.uses_prior:
+        prior = BASE
     description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
     description |= {"value_unit": policy.value_unit, "pretrained": policy.start == "pretrained"}
     (directory / "rl_dialog.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
@@ -109,13 +118,7 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
             "checkpoint of that method, or train one"
         )
     method = method or stored
-    try:
-        lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(
-            f"cannot load a policy from {str(directory)!r}: expected a checkpoint directory or a hub name "
-            f"({error})"
-        ) from error
+    lm = open_causal_lm(directory, what="a policy", expected="a checkpoint directory or a hub name")
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
     policy.value_unit = float(describe(directory).get("value_unit", 1.0))
@@ -137,13 +140,15 @@ def load_prior(directory: str | Path) -> Prior | None:
     prior = describe(directory).get("prior")
     if prior is None:
         return None
+    if prior == BASE and (base := base_of_adapter(directory)):
+        return _load_frozen(base)
     path = (Path(directory) / prior).resolve()
     if not path.is_dir():
         raise UserError(
             f"{directory}/rl_dialog.yaml: expected the frozen prior at {path}, found nothing; copy the run's "
             "`prior` folder beside its checkpoints"
         )
-    return _load_frozen(path)
+    return _load_frozen(str(path))
 
 
 def freeze_prior(
@@ -164,24 +169,46 @@ def freeze_prior(
     its adapters off gives the prior without a second model. Raises UserError for checkpoints of another
     vocabulary, or weights that do not fit.
     """
-    switch_off = getattr(policy.lm, "_hf_peft_config_loaded", False) and not checkpoints
-    lms = [
-        AutoModelForCausalLM.from_pretrained(resolve(path), dtype=torch.float32, attn_implementation="sdpa")
-        for path in checkpoints
-    ]
-    prior = None if switch_off else Prior(lms or [copy.deepcopy(policy.lm)], weights)
+    if policy.has_adapters and not checkpoints:
+        keep_base(policy, directory, tokenizer, started=started)
+        return None
+    lms = [open_causal_lm(resolve(path)) for path in checkpoints]
+    prior = Prior(lms or [copy.deepcopy(policy.lm)], weights)
     ours = policy.get_output_embeddings().weight.shape[0]
-    if prior is not None and prior.vocabulary != ours:
+    if prior.vocabulary != ours:
         raise UserError(
             f"expected a prior with the policy's {ours} tokens, got {prior.vocabulary} in "
             f"{', '.join(checkpoints)}"
         )
     if int(os.environ.get("RANK", "0")) == 0:
-        frozen = [policy.lm] if prior is None else [member.lm for member in prior.members]
-        _keep_prior(
-            directory, frozen, (1.0,) if prior is None else prior.weights, tokenizer, checkpoints, started
-        )
+        frozen = [member.lm for member in prior.members]
+        _keep_prior(directory, frozen, prior.weights, tokenizer, checkpoints, started)
     return prior
+
+
+def keep_base(policy: Policy, directory: Path, tokenizer: Any, *, started: bool = False) -> None:
+    """Sees to it that the model below a policy's adapters stands somewhere once, for all checkpoints of a
+    run: where it was loaded from if that is the very same, else in `directory`.
+
+    Raises UserError where another model is there and the run has checkpoints (`started`).
+    """
+    policy.base = _place_of_base(policy)
+    if policy.base is None:
+        if int(os.environ.get("RANK", "0")) == 0:
+            _keep_prior(directory, [policy.lm], (1.0,), tokenizer, (), started)
+        policy.base = str(directory.absolute())
+
+
+def _place_of_base(policy: Policy) -> str | None:
+    """The hub name or directory of the model below the adapters. None for a new model, one that got more
+    tokens, part of another, and a checkpoint of ours, which its run may remove."""
+    name = policy.model_config.model_name_or_path
+    if not name or describe(name) or base_of_adapter(name):
+        return None
+    stored, ours = AutoConfig.from_pretrained(name), policy.lm.config
+    if type(stored) is not type(ours) or stored.vocab_size != ours.vocab_size:
+        return None
+    return str(Path(name).absolute()) if Path(name).is_dir() else name
 
 
 def _keep_prior(
@@ -200,13 +227,13 @@ def _keep_prior(
         ours = "the model as it is before training" if not checkpoints else " and ".join(checkpoints)
         if started:
             raise UserError(
-                f"{directory}: expected the prior of this run, {ours}, found {found}, with which the run's "
-                "checkpoints were trained: resume with the same --model, --prior and --prior_weights (and "
-                "--seed, where the model is new), or start a run in another --output_dir"
+                f"{directory}: expected the {directory.name} of this run, {ours}, found {found}, with which "
+                "the run's checkpoints were trained: resume with the same --model, --prior and "
+                "--prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
             )
         warnings.warn(
-            f"{directory} held another prior ({found}) of a run that wrote no checkpoint: it is replaced by "
-            f"{ours}",
+            f"{directory} held another {directory.name} ({found}) of a run that wrote no checkpoint: it is "
+            f"replaced by {ours}",
             stacklevel=4,
         )
 
@@ -224,7 +251,7 @@ def _difference(directory: Path, lms: Sequence[PreTrainedModel], weights: Sequen
     """What the prior in `directory` is instead of these models with these weights; nothing where it is the
     same, to the last bit."""
     try:
-        stored = _load_frozen(directory)
+        stored = _load_frozen(str(directory))
     except (OSError, ValueError, SafetensorError) as error:
         return f"one that cannot be read: {str(error)[:120]}"
     if len(stored.members) != len(lms):
@@ -248,11 +275,7 @@ def _difference(directory: Path, lms: Sequence[PreTrainedModel], weights: Sequen
 
 def _same_tensors(stored: PreTrainedModel, lm: PreTrainedModel) -> bool:
     """Adapters aside."""
-    ours = {
-        name.replace(".base_layer", ""): value
-        for name, value in lm.state_dict().items()
-        if "lora_" not in name
-    }
+    ours = _without_adapters(lm)
     theirs = stored.state_dict()
     return ours.keys() == theirs.keys() and all(
         torch.equal(value.cpu(), ours[name].cpu()) for name, value in theirs.items()
@@ -262,7 +285,7 @@ def _same_tensors(stored: PreTrainedModel, lm: PreTrainedModel) -> bool:
 def resolve(directory: str | Path) -> str:
     """A checkpoint, or the one that a run folder's `best` (else `latest`) names; hub names pass through."""
     path = Path(directory)
-    if path.is_dir() and not (path / "config.json").exists():
+    if path.is_dir() and not is_model(path):
         for pointer in ("best", "latest"):
             if (path / pointer).is_file():
                 return str(path / (path / pointer).read_text(encoding="utf-8").strip())
@@ -273,50 +296,46 @@ def resolve(directory: str | Path) -> str:
     return str(directory)
 
 
-def _load_frozen(directory: Path) -> Prior:
-    weights = (
-        json.loads((directory / PRIOR_WEIGHTS).read_text(encoding="utf-8"))
-        if (directory / PRIOR_WEIGHTS).is_file()
-        else ()
-    )
-    folders = [directory / f"member-{i}" for i in range(len(weights))] or [directory]
-    return Prior(
-        [
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-            for folder in folders
-        ],
-        weights,
-    )
+def _load_frozen(place: str) -> Prior:
+    """place: a directory, or a hub name of a single model."""
+    path = Path(place) / PRIOR_WEIGHTS
+    weights = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ()
+    folders = [f"{place}/member-{i}" for i in range(len(weights))] or [place]
+    return Prior([open_causal_lm(folder) for folder in folders], weights)
 
 
 def _save_lm(lm: PreTrainedModel, directory: Path) -> None:
+    """The LM without adapters."""
     if not getattr(lm, "_hf_peft_config_loaded", False):
         lm.save_pretrained(directory)
         return
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
-    frozen = [layer.get_base_layer().weight.detach().clone() for layer in layers]
-    state, copies = {}, {}
-    for layer in layers:
-        layer.merge()
-    for name, value in lm.state_dict().items():
-        if "lora_" not in name:  # tied weights stay tied: one copy for both names
-            state[name.replace(".base_layer", "")] = copies.setdefault(
-                value.data_ptr(), value.detach().clone()
-            )
-    for layer, weight in zip(layers, frozen, strict=True):
-        layer.unmerge()
-        layer.get_base_layer().weight.data.copy_(
-            weight
-        )  # w + d - d is not w in floating point, and w is the frozen prior
-    lm._hf_peft_config_loaded = (
-        False  # save_pretrained would write the adapter alone, which needs the base model's path to load
-    )
+    lm._hf_peft_config_loaded = False  # with it save_pretrained would write the adapters alone
     try:
-        lm.save_pretrained(directory, state_dict=state)
+        lm.save_pretrained(directory, state_dict=_without_adapters(lm))
     finally:
         lm._hf_peft_config_loaded = True
+
+
+def _without_adapters(lm: PreTrainedModel) -> dict[str, Tensor]:
+    """Every tensor of a model under the name that it has without LoRA."""
+    state = lm.state_dict().items()
+    return {name.replace(".base_layer", ""): value for name, value in state if "lora_" not in name}
+
+
+def _save_adapters(policy: Policy, directory: Path) -> None:
+    """What `peft` loads: the adapters, and where the model is that they belong to."""
+    from peft import get_peft_model_state_dict
+
+    base = policy.base
+    if base is None:
+        base = str((directory / BASE).absolute())
+        _save_lm(policy.lm, directory / BASE)
+    config = copy.copy(policy.lm.peft_config["default"])
+    config.base_model_name_or_path, config.inference_mode = base, True
+    config.save_pretrained(str(directory))
+    adapters = get_peft_model_state_dict(policy.lm, save_embedding_layers=False)
+    tensors = {f"base_model.model.{name}": value.contiguous().cpu() for name, value in adapters.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _load_heads(policy: Policy, path: Path) -> None:

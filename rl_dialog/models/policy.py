@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,11 +30,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.methods import Method
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Linear
+from rl_dialog.models.causal_lm import OutputLayer, keeps_states_only, open_causal_lm, run_trunk
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.slots import Slots
@@ -93,20 +94,9 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
     """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises UserError
     when it cannot be loaded."""
     if config.model_name_or_path:
-        require_hub_name_or_directory(config.model_name_or_path)
-        try:
-            lm = AutoModelForCausalLM.from_pretrained(
-                config.model_name_or_path, dtype=torch.float32, attn_implementation="sdpa"
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"cannot load a causal LM from {config.model_name_or_path!r}: "
-                f"expected a hub name, or a directory with config.json and model.safetensors ({error})"
-            ) from error
+        lm = open_causal_lm(config.model_name_or_path)
     else:
-        lm = AutoModelForCausalLM.from_config(
-            _new_lm_config(config, len(tokenizer)), dtype=torch.float32, attn_implementation="sdpa"
-        )
+        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, len(tokenizer)), dtype=torch.float32)
     if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
         lm.resize_token_embeddings(len(tokenizer))
     lm.generation_config = GenerationConfig(
@@ -158,25 +148,31 @@ def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
 
 
 class TrunkCaches(DynamicCache):
-    """The LM's KV cache with those of the value and target trunks beside it: what beams do to one, they do to
-    all."""
+    """The LM's cache with those of the value and target trunks beside it: what beams do to one, they do to
+    all. It counts the tokens, which layers that keep states do not."""
 
-    def __init__(self, others: int) -> None:
-        super().__init__()
-        self.others = [DynamicCache() for _ in range(others)]
+    is_compileable = False  # or `generate` would make masks of another kind for it
+
+    def __init__(self, config: Any, others: int) -> None:
+        super().__init__(config=config)
+        self.others = [DynamicCache(config=config) for _ in range(others)]
+        self.read = 0
 
     @classmethod
-    def around(cls, cache: Any, others: int) -> TrunkCaches:
+    def around(cls, cache: Any, config: Any, others: int) -> TrunkCaches:
         """`cache` itself when it is one of ours, a new one when it is still empty. Raises UserError
         otherwise."""
         if isinstance(cache, cls):
             return cache
-        if cache is not None and cache.get_seq_length():
+        if cache is not None and (read := _tokens_read(cache)):
             raise UserError(
                 f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with"
-                f" {cache.get_seq_length()} tokens"
+                f" {read}"
             )
-        return cls(others)
+        return cls(config, others)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.read if keeps_states_only(self) else super().get_seq_length(layer_idx)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
@@ -200,8 +196,16 @@ class TrunkCaches(DynamicCache):
 
     def reset(self) -> None:
         super().reset()
+        self.read = 0
         for cache in self.others:
             cache.reset()
+
+
+def _tokens_read(cache: Any) -> str:
+    """What a foreign cache holds; "" where it is empty."""
+    if keeps_states_only(cache):
+        return "states" if cache.has_previous_state() else ""
+    return f"{count} tokens" if (count := cache.get_seq_length()) else ""
 
 
 class Policy(PreTrainedModel, GenerationMixin):
@@ -220,7 +224,7 @@ class Policy(PreTrainedModel, GenerationMixin):
     def __init__(self, lm: PreTrainedModel, method: Method, config: ModelConfig | None = None) -> None:
         config = config or ModelConfig()
         super().__init__(lm.config)
-        _require_plain_head(lm)
+        self.output_layer = OutputLayer.of(lm)
         speed_up(lm)
         wanted = method.heads.q or method.heads.v or method.heads.utterance_q
         if (
@@ -250,12 +254,17 @@ class Policy(PreTrainedModel, GenerationMixin):
             else None
         )
         self.lm_target: PreTrainedModel | None = None  # made by `start_training`
+        self.base: str | None = None  # where the LM below its adapters stands (models/checkpoint.py)
         self.value_unit = 1.0  # units of reward in one unit of what the heads say; set by training
         self.start: Literal["new", "made", "pretrained"] = (
             "pretrained" if config.model_name_or_path else "new"
         )  # where the LM comes from
 
     # What transformers asks of a model.
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # transformers looks for experts in this file, but they are in the LM's
 
     def get_input_embeddings(self) -> nn.Module:
         return self.lm.get_input_embeddings()
@@ -281,22 +290,33 @@ class Policy(PreTrainedModel, GenerationMixin):
         )
         reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
         trunks = self._trunks(value=reads_value)
-        if trunks and wants_cache:
-            past_key_values = TrunkCaches.around(past_key_values, len(trunks))
+        if wants_cache and (trunks or self._keeps_states_only):
+            past_key_values = TrunkCaches.around(past_key_values, self.config, len(trunks))
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         found, cache = self._run(input_ids, past_key_values, trunks, **inputs)
+        if isinstance(cache, TrunkCaches):
+            cache.read += input_ids.shape[1]
         hidden = [each[:, keep] for each in found]
         logits = self.method.decode(self._outputs(*(each.flatten(0, 1) for each in hidden), training=False))
         return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden[0].shape[:2]), past_key_values=cache)
+
+    def generate(self, *args: Any, past_key_values: Any = None, **settings: Any) -> Any:
+        """transformers' `generate`, which makes caches for keys and values only."""
+        if past_key_values is None and self.config.use_cache and self._keeps_states_only:
+            past_key_values = TrunkCaches(self.config, len(self._trunks()))
+        return super().generate(*args, past_key_values=past_key_values, **settings)
+
+    @cached_property
+    def _keeps_states_only(self) -> bool:
+        kinds = getattr(self.config, "layer_types", None)  # never left out by models with states
+        return kinds is not None and keeps_states_only(DynamicCache(config=self.config))
 
     # What a server asks of a model.
 
     def new_slots(self, slots: int, context: int) -> Slots:
         """Room for the keys and values of so many conversations, in the LM and in the trunks beside it."""
-        layers = [trunk.config.num_hidden_layers for trunk in (self.lm, *self._trunks())]
-        return Slots(
-            layers[0], slots, context, others=tuple(Slots(count, slots, context) for count in layers[1:])
-        )
+        others = tuple(Slots(trunk.config, slots, context) for trunk in self._trunks())
+        return Slots(self.config, slots, context, others=others)
 
     @torch.inference_mode()
     def read(
@@ -333,19 +353,14 @@ class Policy(PreTrainedModel, GenerationMixin):
     ) -> tuple[list[Tensor], Any]:
         """The hidden states (B, T, H) of the LM, and those that values and targets are read from; and the
         cache that the LM returned."""
-        result = self.lm.base_model(input_ids=input_ids, past_key_values=cache, **inputs)
+        hidden, returned = run_trunk(self.lm.base_model, input_ids, cache, **inputs)
         caches = [None] * len(trunks) if cache is None else cache.others if trunks else []
-        found = {
-            id(trunk): trunk(input_ids=input_ids, past_key_values=own, **inputs)
+        states = {
+            id(trunk): run_trunk(trunk, input_ids, own, **inputs)[0]
             for trunk, own in zip(trunks, caches, strict=True)
         }
-        states = {trunk: output.last_hidden_state for trunk, output in found.items()}
-        value = states.get(id(self.value_trunk), result.last_hidden_state)
-        return [
-            result.last_hidden_state,
-            value,
-            states.get(id(self.target_trunk), value),
-        ], result.past_key_values
+        value = states.get(id(self.value_trunk), hidden)
+        return [hidden, value, states.get(id(self.target_trunk), value)], returned
 
     # What methods ask of a model.
 
@@ -369,7 +384,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         out = self._outputs(*_at(batch.states, every, value_every, target_every), training=True)
         out.lm = None if idle else out.lm
         if self.method.learns_context:
-            out.context = lm_scores(
+            out.context = self.output_layer.scores(
                 self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context]
             )
         if self.method.heads.utterance_q:
@@ -380,7 +395,7 @@ class Policy(PreTrainedModel, GenerationMixin):
                     hidden_states(self.lm_target.base_model, batch)[batch.states]
                     for _ in range(self.method.target_passes)
                 ]
-            out.lm_target = tuple(lm_scores(self.lm_target, hidden) for hidden in passes)
+            out.lm_target = tuple(self.output_layer.scores(self.lm_target, hidden) for hidden in passes)
         return out
 
     @torch.no_grad()
@@ -390,7 +405,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         training = self.lm.training
         self.lm.eval()
         with self.without_adapters():
-            scores = lm_scores(self.lm, hidden_states(self.lm.base_model, batch)[batch.states])
+            scores = self.output_layer.scores(self.lm, hidden_states(self.lm.base_model, batch)[batch.states])
         self.lm.train(training)
         return scores
 
@@ -402,7 +417,7 @@ class Policy(PreTrainedModel, GenerationMixin):
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
         """The LM as loaded: LoRA adapters off."""
-        if not getattr(self.lm, "_hf_peft_config_loaded", False):
+        if not self.has_adapters:
             yield
             return
         self.lm.disable_adapters()
@@ -436,6 +451,17 @@ class Policy(PreTrainedModel, GenerationMixin):
         if self.method.heads.lm_target and self.lm_target is None:
             self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
         return self
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether LoRA adapters lie above the LM's weights."""
+        return getattr(self.lm, "_hf_peft_config_loaded", False)
+
+    def state_that_changes(self) -> dict[str, Tensor]:
+        """All tensors but those below adapters, which stay as they were loaded."""
+        frozen = ("lm.", "lm_target.") if self.has_adapters else ()
+        state = self.state_dict().items()
+        return {name: value for name, value in state if not name.startswith(frozen) or "lora_" in name}
 
     @property
     def context(self) -> int | None:
@@ -518,7 +544,7 @@ class Policy(PreTrainedModel, GenerationMixin):
     ) -> Outputs:
         """hidden, value_hidden, target_hidden (S, H)."""
         config = self.model_config
-        lm = lm_scores(self.lm, hidden.detach() if config.detach_lm else hidden)
+        lm = self.output_layer.scores(self.lm, hidden.detach() if config.detach_lm else hidden)
         if self.heads is None:
             return Outputs(lm)
         q_hidden, v_hidden = (
@@ -551,7 +577,7 @@ class Policy(PreTrainedModel, GenerationMixin):
 
 def hidden_states(trunk: nn.Module, batch: Batch) -> Tensor:
     """(B*T, H). Rows are padded on the right, so causal attention needs no padding mask."""
-    return trunk(input_ids=batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+    return run_trunk(trunk, batch.input_ids, use_cache=False)[0].flatten(0, 1)
 
 
 def running_means(hidden: Tensor) -> Tensor:
@@ -566,42 +592,24 @@ def _at(positions: Any, *hidden: Tensor) -> list[Tensor]:
     return [gathered[id(each)] for each in hidden]
 
 
-def lm_scores(lm: PreTrainedModel, hidden: Tensor) -> Linear:
-    head = lm.get_output_embeddings()
-    return Linear(hidden, head.weight, getattr(head, "bias", None))
-
-
-def _require_plain_head(lm: PreTrainedModel) -> None:
-    """Logits must be the output embedding times the last hidden state; soft caps and logit scales would
-    silently change every loss."""
-    ids = torch.arange(1, 4, device=lm.device)[None] % lm.get_input_embeddings().num_embeddings
-    training = lm.training
-    lm.eval()
-    with torch.no_grad():
-        expected = lm(input_ids=ids, use_cache=False).logits
-        hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        got = lm_scores(lm, hidden.flatten(0, 1)).dense().view_as(expected)
-    lm.train(training)
-    if not torch.allclose(expected.float(), got.float(), atol=1e-3, rtol=1e-3):
-        raise UserError(
-            f"{type(lm).__name__}: expected logits = output embedding x last hidden state, got something else"
-            " (a soft cap or a logit scale?); models with such a head are not supported"
-        )
-
-
 def _add_lora(lm: PreTrainedModel, config: ModelConfig) -> None:
     from peft import LoraConfig
 
     names = config.lora_target_modules
-    lm.add_adapter(
-        LoraConfig(
-            r=config.lora_r,
-            lora_alpha=config.lora_alpha,
-            lora_dropout=config.lora_dropout,
-            target_modules=names if names == "all-linear" else [name.strip() for name in names.split(",")],
-            fan_in_fan_out=any(
-                isinstance(module, Conv1D) for module in lm.modules()
-            ),  # GPT-2 stores weights as (in, out)
-            task_type="CAUSAL_LM",
-        )
+    adapters = LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=names if names == "all-linear" else [name.strip() for name in names.split(",")],
+        fan_in_fan_out=any(
+            isinstance(module, Conv1D) for module in lm.modules()
+        ),  # GPT-2 stores weights as (in, out)
+        task_type="CAUSAL_LM",
     )
+    try:
+        lm.add_adapter(adapters)
+    except ValueError as error:
+        raise UserError(
+            f"--model.lora_target_modules {names}: expected layers of a {type(lm).__name__} that LoRA can "
+            f"adapt ({error})"
+        ) from error

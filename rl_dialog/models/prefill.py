@@ -9,27 +9,30 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from rl_dialog.models.causal_lm import keeps_states_only
+
 
 def read_prompts(model: nn.Module, ids: Tensor, mask: Tensor, rows: Tensor, *, room: int) -> Any:
     """The cache of all but the last token of the prompts (C, T), padded on the left, one row for each of
     `rows` (R,), with room for the replies.
 
     None for prompts of one token, which leave nothing to read, and for models without a cache of keys and
-    values.
+    values in any layer.
     """
     if ids.shape[1] == 1:
         return None
     positions = (mask[:, :-1].cumsum(1) - 1).clamp(min=0)
-    cache = model(
+    read = model(
         input_ids=ids[:, :-1],
         attention_mask=mask[:, :-1],
         position_ids=positions,
         use_cache=True,
         logits_to_keep=1,
-    ).past_key_values
-    if not isinstance(cache, Cache):
+    )
+    cache = getattr(read, "past_key_values", None)
+    if not isinstance(cache, Cache) or keeps_states_only(cache):
         return None
-    cache.batch_select_indices(rows)
+    cache.reorder_cache(rows)  # every kind of layer can, where not all can select
     if type(cache) is DynamicCache:
         cache.layers = [
             RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer for layer in cache.layers

@@ -12,7 +12,7 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
-from rl_dialog.models.policy import Policy, hidden_states, lm_scores, running_means
+from rl_dialog.models.policy import Policy, hidden_states, running_means
 from rl_dialog.models.prefill import read_prompts
 
 
@@ -58,7 +58,7 @@ def propose(
             else hidden
         )
         features[chosen] = read[batch.reply_ends].view(len(chosen), count, -1).float().cpu().numpy()
-        each = -lm_scores(policy.lm, hidden[batch.states]).nll(batch.actions)[1]
+        each = -policy.output_layer.scores(policy.lm, hidden[batch.states]).nll(batch.actions)[1]
         sums = each.new_zeros(len(proposed)).index_add(0, batch.rows, each)
         logp[chosen] = sums.view(len(chosen), count).cpu().numpy()
     ends = np.cumsum([len(row.reply_ends) for row in rows])[:-1]

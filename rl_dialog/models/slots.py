@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from rl_dialog.errors import UserError
 
+LOWEST = torch.finfo(torch.float32).min  # added to the score of what may not be seen
 SMALLEST = 64  # tokens a slot has room for at first; doubled when a conversation outgrows it
 
 
@@ -23,21 +25,31 @@ class Slots(Cache):
     """A cache of `slots` conversations of up to `context` tokens. `others` hold the same conversations in the
     value and target trunks."""
 
-    def __init__(self, layers: int, slots: int, context: int, *, others: tuple[Slots, ...] = ()) -> None:
+    def __init__(self, config: Any, slots: int, context: int, *, others: tuple[Slots, ...] = ()) -> None:
+        """config: of the model whose keys and values these are. Raises UserError for one whose layers keep
+        something else, or see other tokens than those before them."""
         super().__init__(layers=[])
+        self.kinds = frozenset(get_layer_types_and_kwargs(config)[0])
+        if unknown := sorted(self.kinds - {"full_attention", "sliding_attention"}):
+            raise UserError(
+                f"{config.model_type}: expected layers that attend to the conversation or to a window of it, "
+                f"got {', '.join(unknown)}"
+            )
+        self.window = config.sliding_window if "sliding_attention" in self.kinds else None
+        self.adds_masks = not config._attn_implementation.startswith("sdpa")
         self.count, self.context, self.others = slots, context, list(others)
         self.capacity = min(SMALLEST, context)
-        self.stores: list[tuple[Tensor, Tensor] | None] = [
-            None
-        ] * layers  # (slots, heads, capacity + 1, size); padding is written to the last column
+        # of each layer, (slots, heads, capacity + 1, size); padding is written to the last column
+        self.stores: list[tuple[Tensor, Tensor] | None] = [None] * config.num_hidden_layers
         self.first, self.width = 0, 0
         self.columns = torch.empty(0, 0, dtype=torch.int64)
 
-    def aim(self, first: int, positions: Tensor, real: Tensor) -> Tensor:
+    def aim(self, first: int, positions: Tensor, real: Tensor) -> Tensor | dict[str, Tensor]:
         """Says where the next pass writes: rows `first`, `first` + 1, ... at `positions` (B, T); where `real`
         (B, T) is false stands padding.
 
-        Returns the mask (B, 1, T, width) of what each position may see: everything of its row up to itself.
+        Returns the mask (B, 1, T, width) of what each position may see, everything of its row up to itself or
+        the last of it; where layers differ, a mask for each kind.
         """
         self.width = int(positions[real].max()) + 1
         if self.width > self.context:
@@ -46,7 +58,13 @@ class Slots(Cache):
             slots._grow(self.width)
             slots.first, slots.width = first, self.width
             slots.columns = positions.where(real, slots.capacity)
-        return (torch.arange(self.width, device=positions.device) <= positions[:, :, None])[:, None]
+        back = (positions[:, :, None] - torch.arange(self.width, device=positions.device))[:, None]
+        masks = {kind: back >= 0 for kind in self.kinds}
+        if self.window is not None:
+            masks["sliding_attention"] &= back < self.window
+        if self.adds_masks:  # eager attention adds them to its scores, where sdpa takes truth values
+            masks = {kind: torch.where(seen, 0.0, LOWEST) for kind, seen in masks.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any

@@ -400,19 +400,28 @@ def _finite(value: float, otherwise: float | None = None) -> float | None:
 
 
 def _require_plain_attention(policy: Policy) -> None:
-    """Raises UserError for a model that the slots cannot carry: sliding windows, states that are not keys and
-    values, masks of its own."""
-    config = policy.config
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if kinds or (window and window < (getattr(config, "max_position_embeddings", None) or math.inf)):
-        raise UserError(
-            f"{config.model_type}: expected layers that attend to the whole conversation, got "
-            f"{sorted(kinds) or 'a sliding window'}"
-        )
+    """Raises UserError for a model that the slots cannot carry: it needs more than positions and a mask."""
     tokens = torch.randint(
         0, policy.get_input_embeddings().num_embeddings, (2, 9), generator=torch.Generator().manual_seed(0)
     ).to(policy.device)
+    try:
+        got, expected = _said_from_slots(policy, tokens), _said_at_once(policy, tokens)
+    except Exception as error:  # whatever it is, it is this architecture that does not fit
+        raise UserError(
+            f"{policy.config.model_type}: cannot be served, its attention needs more than positions and a "
+            f"mask ({type(error).__name__}: {error})"
+        ) from error
+    if not torch.allclose(
+        got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2
+    ):
+        raise UserError(
+            f"{policy.config.model_type}: cannot be served, its logits with keys and values kept in slots "
+            "are not those it has without"
+        )
+
+
+def _said_from_slots(policy: Policy, tokens: Tensor) -> Tensor:
+    """(B, V) behind tokens (B, 9), read in two pieces into the slots from 1 on."""
     slots, positions, real = (
         policy.new_slots(3, 16),
         torch.arange(9, device=tokens.device).expand(2, 9),
@@ -424,14 +433,10 @@ def _require_plain_attention(policy: Policy) -> None:
             tokens[:, part], slots, first=1, positions=positions[:, part], real=real[:, part], wanted=wanted
         )
     with torch.inference_mode():
-        got, expected = (
-            policy.method.decode(out),
-            policy(tokens, use_cache=False, logits_to_keep=1).logits[:, 0],
-        )
-    if not torch.allclose(
-        got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2
-    ):
-        raise UserError(
-            f"{config.model_type}: cannot be served, its logits with keys and values kept in slots are not "
-            "those it has without"
-        )
+        return policy.method.decode(out)
+
+
+@torch.inference_mode()
+def _said_at_once(policy: Policy, tokens: Tensor) -> Tensor:
+    """The same without slots."""
+    return policy(tokens, use_cache=False, logits_to_keep=1).logits[:, 0]

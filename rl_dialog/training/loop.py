@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,7 +37,8 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Heads, Method
 from rl_dialog.methods.scores import kl_divergence, kl_divergences
-from rl_dialog.models.checkpoint import save_policy
+from rl_dialog.models.causal_lm import BASE, base_of_adapter
+from rl_dialog.models.checkpoint import keep_base, save_policy
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose
@@ -189,6 +190,9 @@ class Trainer:
         )
         self.device = torch.device(device)
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if policy.has_adapters and policy.base is None:
+            started = (self.output_dir / "latest").is_file()
+            keep_base(policy, self.output_dir / BASE, tokenizer, started=started)
         self.policy = policy.start_training().to(self.device)
         by_default = policy.method.learning_rate_share * default_learning_rate(
             policy.config.hidden_size, policy.start
@@ -648,7 +652,11 @@ class Trainer:
         (directory / "README.md").write_text(self.describe, encoding="utf-8")
         state = directory / "trainer"
         state.mkdir()
-        save_model(self.policy, str(state / "policy.safetensors"))
+        if self.policy.has_adapters:
+            tensors = {name: value.contiguous() for name, value in self.policy.state_that_changes().items()}
+            save_file(tensors, state / "policy.safetensors")
+        else:
+            save_model(self.policy, str(state / "policy.safetensors"))
         save_optimizer(self.optimizer, state / "optimizer.safetensors")
         progress = {
             "step": self.step,
@@ -673,9 +681,31 @@ class Trainer:
                 f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and "
                 "global batch size, or start anew"
             )
-        load_model(self.policy, str(state / "policy.safetensors"), device=str(self.device))
+        self._load_weights(state)
         load_optimizer(self.optimizer, state / "optimizer.safetensors")
         self.step, self.best = progress["step"], progress["best"]
+
+    def _load_weights(self, state: Path) -> None:
+        """Of a policy with LoRA all but the model below the adapters, which has to be the one they are of."""
+        path = state / "policy.safetensors"
+        if not self.policy.has_adapters:
+            load_model(self.policy, str(path), device=str(self.device))
+            return
+        base = base_of_adapter(state.parent)
+        if base is not None and Path(base).absolute() != Path(self.policy.base).absolute():
+            raise UserError(
+                f"{state.parent}: expected to resume adapters of {base}, got those of {self.policy.base}: "
+                "resume with the same model, or start a run in another --output_dir"
+            )
+        missing, unexpected = self.policy.load_state_dict(
+            load_file(path, device=str(self.device)), strict=False
+        )
+        missing = set(missing) & self.policy.state_that_changes().keys()
+        if missing or unexpected:
+            raise UserError(
+                f"{path}: expected the weights of this policy, missing {sorted(missing)[:3]}, unexpected "
+                f"{unexpected[:3]}: resume with the same method, heads and adapters"
+            )
 
     def _selection_metric(self) -> tuple[str | None, int]:
         """What `best` means: the return in an environment, for cloning the held-out loss, else the latest (a

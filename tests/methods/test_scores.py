@@ -38,9 +38,10 @@ class Case:
         self.kind = kind
         self.base = {"base_features": leaf(S, H), "base_weight": leaf(V, H), "base_bias": leaf(V)}
         self.own = {"features": leaf(S, H), "weight": leaf(V, H)}
-        if kind == "linear":
+        self.cap = 2.0 if "capped" in kind else None  # half the spread of the scores
+        if kind in ("linear", "capped"):
             self.own["bias"] = leaf(V)
-        if kind == "lowrank":
+        if "lowrank" in kind:
             self.own = {
                 "scale": torch.tensor(0.7).requires_grad_(),
                 "features": leaf(S, R),
@@ -52,21 +53,22 @@ class Case:
         }
 
     def scores(self):
-        if self.kind != "lowrank":
-            return Linear(self.own["features"], self.own["weight"], self.own.get("bias"))
-        base = Linear(self.base["base_features"], self.base["base_weight"], self.base["base_bias"])
+        if "lowrank" not in self.kind:
+            return Linear(self.own["features"], self.own["weight"], self.own.get("bias"), cap=self.cap)
+        base = Linear(*self.base.values(), cap=self.cap)
         return LowRank(base, **self.own)
 
     def table(self):
         """(S, V) in float64, with gradients into `exact`."""
         e = self.exact
         linear = e["features"] @ e["weight"].T
-        if self.kind == "linear":
-            return linear + e["bias"]
-        if self.kind == "no bias":
-            return linear
-        base = F.linear(e["base_features"], e["base_weight"], e["base_bias"]).detach()
+        if "lowrank" not in self.kind:
+            return self.squashed(linear + e.get("bias", 0))
+        base = self.squashed(F.linear(e["base_features"], e["base_weight"], e["base_bias"])).detach()
         return e["scale"] * base.log_softmax(1) + linear + e["offset"][:, None]
+
+    def squashed(self, table):
+        return table if self.cap is None else self.cap * torch.tanh(table / self.cap)
 
     def check_gradients(self):
         for name, tensor in self.own.items():
@@ -82,7 +84,7 @@ class Case:
             assert tensor.grad is None, f"{name} got a gradient"
 
 
-@pytest.fixture(params=["linear", "no bias", "lowrank"])
+@pytest.fixture(params=["linear", "no bias", "lowrank", "capped", "lowrank on capped"])
 def case(request):
     torch.manual_seed(1)
     return Case(request.param)

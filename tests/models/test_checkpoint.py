@@ -169,9 +169,9 @@ def test_decoding_can_be_replaced(saved):
     ("family", "method", "heads", "trunk"),
     [("gpt2", WayOffPolicy(), "mlp", "shared"), ("llama", ILQL(), "lowrank", "separate")],
 )
-def test_lora_is_merged(make_policy, tmp_path, family, method, heads, trunk):
-    """The checkpoint is a whole model with the adapters in; the policy that wrote it goes on with its
-    adapters on and its base untouched."""
+def test_adapters_come_back_merged(make_policy, tmp_path, family, method, heads, trunk):
+    """The checkpoint is the adapters beside their model, opened they are one; the policy that wrote it goes
+    on with its adapters on and its base untouched."""
     policy = make_policy(method, family, heads=heads, trunk=trunk, peft=True)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     steered = logits(policy)
@@ -194,7 +194,8 @@ def test_tied_weights_are_written_once(make_policy, tmp_path, family, peft):
     """The output layer is the input embedding: one tensor of vocabulary x width in the file."""
     policy = make_policy(BC(), family, peft=peft)
     policy.save_pretrained(tmp_path)
-    shapes = [tuple(value.shape) for value in load_file(tmp_path / "model.safetensors").values()]
+    path = tmp_path / ("base/model.safetensors" if peft else "model.safetensors")
+    shapes = [tuple(value.shape) for value in load_file(path).values()]
     assert shapes.count((policy.config.vocab_size, 32)) == 1
 
 

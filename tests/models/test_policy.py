@@ -9,7 +9,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, TextIteratorStreamer, TextStreamer
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    BertConfig,
+    CohereConfig,
+    DynamicCache,
+    Gemma2Config,
+    GraniteConfig,
+    T5Config,
+    TextIteratorStreamer,
+    TextStreamer,
+)
 
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
@@ -873,25 +884,71 @@ def test_training_lowers_the_loss(policy, rows):
 # --- loading ------------------------------------------------------------------------------------------------
 
 
-def test_a_soft_capped_model_is_refused():
-    """Gemma 2 squashes its logits; every loss and every decoding here would silently leave that out."""
-    sizes = {
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=0.5),
+        GraniteConfig(**SIZES, logits_scaling=8.0),
+        CohereConfig(**SIZES, logit_scale=0.25),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_logits_that_are_capped_or_scaled_are_so_in_every_loss(config, make_row):
+    """Gemma 2 squashes its logits, Granite and Cohere scale them."""
     torch.manual_seed(0)
-    capped = AutoModelForCausalLM.from_config(Gemma2Config(**sizes, head_dim=8, final_logit_softcapping=0.1))
+    lm = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        capped.lm_head.weight.mul_(20)
-    with pytest.raises(UserError) as error:
-        Policy(capped, BC())
-    assert "Gemma2ForCausalLM: expected logits = output embedding x last hidden state" in str(
-        error.value
-    ) and "soft cap" in str(error.value)
+        lm.get_output_embeddings().weight.mul_(20)
+    policy = Policy(lm, BC()).eval()
+    ids = torch.tensor([[3, 17, 18, 19, 1, 4, 20]])
+    torch.testing.assert_close(policy(ids).logits, lm(ids).logits, rtol=1e-4, atol=1e-4)
+    batch = collate([make_row(ids[0].tolist(), [(2, 6, 1.0)])])
+    loss = policy.outputs(batch).lm.nll(batch.actions)[0]
+    plain = torch.nn.functional.cross_entropy(lm(ids).logits[0, 1:6], ids[0, 2:7], reduction="sum")
+    torch.testing.assert_close(loss, plain, rtol=1e-4, atol=1e-4)
+    ours, theirs = (torch.autograd.grad(each, lm.get_input_embeddings().weight) for each in (loss, plain))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (BertConfig(**SIZES), "BertLMHeadModel: expected a model that reads from left to right"),
+        (
+            BertConfig(**SIZES, is_decoder=True),
+            "BertLMHeadModel: expected logits = output embedding x last hidden state, times a number",
+        ),
+        (
+            BartConfig(vocab_size=50, d_model=16, decoder_layers=1, decoder_attention_heads=2),
+            "BartForCausalLM: expected a model that leaves out padding",
+        ),
+    ],
+    ids=["not causal", "head of its own", "positions of its own"],
+)
+def test_models_that_no_method_fits_are_refused_by_name(config, reason):
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    with pytest.raises(UserError, match=reason):
+        Policy(lm, BC())
+
+
+def test_a_model_that_continues_nothing_is_refused_by_name(tokenizer, tmp_path):
+    T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16, vocab_size=50).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="expected a model that continues texts, got a t5"):
+        load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer)
 
 
 def test_the_check_for_a_plain_head_leaves_the_mode_alone(make_policy):

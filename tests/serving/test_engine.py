@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig
 
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
@@ -421,10 +422,18 @@ def test_what_it_cannot_do_it_says(make_policy, engine_of, ask_of):
         engine_of(make_policy(BC()), slots=0)
 
 
-def test_models_whose_attention_the_slots_cannot_carry_are_refused(make_policy, engine_of):
-    policy = make_policy(BC(), "llama")
-    policy.config.sliding_window = 32
-    with pytest.raises(UserError, match="attend to the whole conversation, got a sliding window"):
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4), "mamba: .*, got linear_attention"),
+        (BloomConfig(hidden_size=16, n_layer=1, n_head=2), "bloom: .* needs more than positions and a mask"),
+    ],
+    ids=["states", "positions in its mask"],
+)
+def test_models_whose_attention_the_slots_cannot_carry_are_refused(tokenizer, engine_of, config, reason):
+    config.vocab_size = len(tokenizer)
+    policy = Policy(AutoModelForCausalLM.from_config(config), BC())
+    with pytest.raises(UserError, match=reason):
         engine_of(policy)
 
 

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 import os
+import shutil
 import socket
 import warnings
 from dataclasses import replace
@@ -17,14 +18,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.methods import ILQL, METHODS, Method, Psi, WayOffPolicy
+from rl_dialog.methods import BC, ILQL, METHODS, Method, Psi, WayOffPolicy
 from rl_dialog.methods.scores import kl_divergence
+from rl_dialog.models.checkpoint import freeze_prior, load_prior
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import (
@@ -44,6 +48,7 @@ VARIANTS = {  # settings that take another way through the loop
     "base policy": ILQL(reg_to="base_policy", double_q=False),
     "context": ILQL(transition_weight=0.5, mc_returns=True),
     "target trunk": ILQL(),
+    "lora": ILQL(),
 }
 
 
@@ -91,9 +96,8 @@ def make_trainer(
     tokenizer = how.extend_tokenizer(make_tokenizer())
     torch.manual_seed(0)
     lm = load_lm(MODEL, tokenizer)
-    policy = Policy(
-        lm, how, replace(MODEL, target_trunk="separate" if method == "target trunk" else "shared")
-    )
+    target = "separate" if method == "target trunk" else "shared"
+    policy = Policy(lm, how, replace(MODEL, target_trunk=target, use_peft=method == "lora"))
     if policy.heads is not None:
         for parameter in policy.heads.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
@@ -337,10 +341,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     resumed = make_trainer(tmp_path / "stopped", method, config)
-    for (
-        parameter
-    ) in resumed.policy.lm.parameters():  # whatever the process starts with is replaced by the checkpoint
-        torch.nn.init.constant_(parameter, 0.5)
+    for parameter in resumed.policy.lm.parameters():
+        if parameter.requires_grad:  # whatever learns starts with what is in the checkpoint
+            torch.nn.init.constant_(parameter, 0.5)
     resumed.train()
     for name, expected in parameters(whole).items():
         assert torch.equal(parameters(resumed)[name], expected), name
@@ -350,6 +353,80 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp
     ]
     timeless = [[{k: v for k, v in line.items() if "per_s" not in k} for line in run] for run in lines]
     assert timeless[0] == timeless[1]
+
+
+def lora_trainer(directory: Path, model: str, *, steps: int, method: Method | None = None) -> Trainer:
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = replace(MODEL, model_name_or_path=model, use_peft=True, lora_r=2)
+    settings = {"max_steps": steps, "save_steps": 1, "learning_rate": 0.1, "report_to": "none"}
+    policy = Policy(load_lm(config, tokenizer), method or BC(), config)
+    rows = make_rows(tokenizer)
+    run = TrainerConfig(per_device_train_batch_size=4, **settings)
+    prior = freeze_prior(policy, directory / "prior", tokenizer) if policy.method.uses_prior else None
+    return Trainer(policy, tokenizer, rows, rows[:5], run, directory, prior=prior)
+
+
+def whole_models(directory: Path) -> list[str]:
+    """Files under a folder with as many numbers as the model has."""
+    found = [path for path in directory.rglob("*.safetensors") if path.name != "optimizer.safetensors"]
+    most = 0.5 * sum(tensor.numel() for tensor in load_lm(MODEL, make_tokenizer()).parameters())
+    large = [path for path in found if sum(tensor.numel() for tensor in load_file(path).values()) > most]
+    return sorted(str(path.relative_to(directory)) for path in large)
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> str:
+    load_lm(MODEL, make_tokenizer()).save_pretrained(tmp_path / "pretrained")
+    return str(tmp_path / "pretrained")
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    return model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits
+
+
+@pytest.mark.parametrize("method", [BC(), WayOffPolicy()], ids=["bc", "with a prior"])
+def test_adapters_are_written_alone_and_open_in_plain_peft(
+    tmp_path: Path, pretrained: str, method: Method
+) -> None:
+    lora_trainer(tmp_path / "run", pretrained, steps=2, method=method).train()
+    assert whole_models(tmp_path / "run") == []
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    policy = Policy.from_pretrained(checkpoint)
+    opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(pretrained), checkpoint)
+    for plain in (opened, AutoPeftModelForCausalLM.from_pretrained(checkpoint)):
+        torch.testing.assert_close(logits(plain), logits(policy.lm), rtol=1e-4, atol=1e-4)
+        with plain.disable_adapter():
+            assert not torch.allclose(logits(plain), logits(policy.lm), atol=0.01)
+    if method.uses_prior:
+        stored = AutoModelForCausalLM.from_pretrained(pretrained)
+        assert torch.equal(logits(load_prior(checkpoint).members[0].lm), logits(stored))
+
+
+def test_a_new_model_below_adapters_is_written_once_and_moves_with_its_run(tmp_path: Path) -> None:
+    lora_trainer(tmp_path / "run", "", steps=2).train()
+    assert whole_models(tmp_path / "run") == ["base/model.safetensors"]
+    expected = logits(Policy.from_pretrained(tmp_path / "run" / "checkpoint-2"))
+    plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-2")
+    torch.testing.assert_close(logits(plain), expected, rtol=1e-4, atol=1e-4)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    checkpoint = tmp_path / "elsewhere" / "checkpoint-2"
+    assert torch.equal(logits(Policy.from_pretrained(checkpoint)), expected)
+    second = lora_trainer(tmp_path / "second", str(checkpoint), steps=1)  # which the first run may remove
+    assert torch.equal(logits(second.policy), expected)
+    second.train()
+    assert whole_models(tmp_path / "second") == ["base/model.safetensors"]
+    (tmp_path / "elsewhere" / "base").rename(tmp_path / "elsewhere" / "lost")
+    with pytest.raises(UserError, match="adapter_config.json: expected the model that these adapters belong"):
+        Policy.from_pretrained(checkpoint)
+
+
+def test_adapters_are_not_resumed_on_another_model(tmp_path: Path, pretrained: str) -> None:
+    lora_trainer(tmp_path / "run", pretrained, steps=1).train()
+    shutil.copytree(pretrained, tmp_path / "other")
+    with pytest.raises(UserError, match="expected to resume adapters of .*pretrained, got those of .*other"):
+        lora_trainer(tmp_path / "run", str(tmp_path / "other"), steps=2).train()
 
 
 def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
