@@ -519,13 +519,13 @@ def _end_of_turn(ids: np.ndarray, start: int, end: int, eos: int | None) -> int:
 
 def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
     if not text.startswith(prefix):
-        char = next(
+        at = next(
             (i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b),
             min(len(prefix), len(text)),
         )
         raise TemplateError(
             f"dialog {dialog!r}: the chat template changes earlier text when message {number} is added: "
-            f"expected {prefix[char : char + 40]!r} at character {char}, got {text[char : char + 40]!r}. Training "
+            f"expected {prefix[at : at + 40]!r} at character {at}, got {text[at : at + 40]!r}. Training "
             "masks need a template that only appends; set `tokenizer.chat_template` to one that does "
             "(rl_dialog.data.tokenize.CHAT_TEMPLATE is such a template)."
         )
