@@ -150,19 +150,19 @@ def collate(
                 "(render a generation prompt first)"
             )
         act[b, : length - 1] = row.assistant[1:]
-        where = np.flatnonzero(act[b])
+        places = np.flatnonzero(act[b])
         ends = row.reply_ends - 1  # the decision that wrote a reply's last token
         turn_end[b, ends] = True
-        reply = np.searchsorted(ends, where)  # a decision belongs to the first reply that ends at or after it
-        known = ~np.isnan(row.rewards)
-        rated[b, where] = known[reply]
+        reply = np.searchsorted(ends, places)  # a decision belongs to the first reply ending at or after it
+        is_rated = ~np.isnan(row.rewards)
+        rated[b, places] = is_rated[reply]
         if spread == "every_token":
-            reward[b, where] = np.where(known, row.rewards, 0)[reply]
+            reward[b, places] = np.where(is_rated, row.rewards, 0)[reply]
         else:
-            reward[b, ends] = np.where(known, row.rewards, 0)
-        if len(where):
-            nxt[b, where] = np.append(where[1:], length - 1 if row.truncated else 0)
-            done[b, where[-1]] = not row.truncated
+            reward[b, ends] = np.where(is_rated, row.rewards, 0)
+        if len(places):
+            nxt[b, places] = np.append(places[1:], length - 1 if row.truncated else 0)
+            done[b, places[-1]] = not row.truncated
             tail[b, length - 1] = row.truncated
     arrays = (ids, mask, act, reward, nxt, done, turn_end, tail, rated)
     return _gathered(*map(torch.from_numpy, arrays), prior_logp)

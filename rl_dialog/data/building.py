@@ -84,18 +84,18 @@ def _take_over(out: Path, recipe: str) -> Path:
         shutil.rmtree(directory)
         raise
     has_leftover = False
-    for left in sorted(out.parent.glob(f"{glob.escape(mine)}*")):
-        if psutil.pid_exists(int(left.name.removeprefix(mine).partition("-")[0])):
+    for leftover in sorted(out.parent.glob(f"{glob.escape(mine)}*")):
+        if psutil.pid_exists(int(leftover.name.removeprefix(mine).partition("-")[0])):
             continue
-        noted = left / RECIPE
+        noted = leftover / RECIPE
         if recipe and not has_leftover and noted.is_file() and noted.read_text(encoding="utf-8") == recipe:
             shutil.rmtree(directory)
-            left.rename(directory)
+            leftover.rename(directory)
             has_leftover = True
         else:
-            shutil.rmtree(left)
-    for part in directory.rglob("*.part"):  # half written
-        part.unlink()
+            shutil.rmtree(leftover)
+    for unfinished in directory.rglob("*.part"):  # half written
+        unfinished.unlink()
     return directory
 
 
@@ -114,11 +114,13 @@ def recipe_of(
     stores = {
         log.path: log for log in logs if log.reader == "served"
     }  # reading one may tidy its file, which changes the file's time
-    read = {path: _stamps(Path(path)) for path in [*(log.path for log in logs), *paths] if path not in stores}
+    stamps = {
+        path: _stamps(Path(path)) for path in [*(log.path for log in logs), *paths] if path not in stores
+    }
     for log in stores.values():
-        read |= fingerprint(log)
+        stamps |= fingerprint(log)
     return json.dumps(
-        {"version": VERSION, "settings": settings, "weights": weights, "files": read}, default=str
+        {"version": VERSION, "settings": settings, "weights": weights, "files": stamps}, default=str
     )
 
 

@@ -21,9 +21,9 @@ def shuffled_batches(
     itself."""
     order = list(range(len(lengths)))
     rng.shuffle(order)
-    parts = []
+    shuffled = []
     for start in range(0, len(order), pool * size):
         run = order[start : start + pool * size]
-        parts += [[run[i] for i in places] for places in batches([lengths[i] for i in run], size)]
-    rng.shuffle(parts)
-    return parts
+        shuffled += [[run[i] for i in places] for places in batches([lengths[i] for i in run], size)]
+    rng.shuffle(shuffled)
+    return shuffled

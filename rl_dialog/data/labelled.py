@@ -51,14 +51,14 @@ def labelled_turns(
     """
     sides = {"user": "user", "assistant": "system"}
     for dialog in dialogs:
-        before: list[str] = []
+        earlier: list[str] = []
         for message in dialog.messages:
             if message["role"] not in sides:
                 continue
             text, acts = message["content"] or "", acts_of(message)
             if acts is not None and not without.search(text):
-                yield LabelledTurn(text, sides[message["role"]], tuple(before), tuple(acts), dialog.id)
-            before.append(text)
+                yield LabelledTurn(text, sides[message["role"]], tuple(earlier), tuple(acts), dialog.id)
+            earlier.append(text)
 
 
 def located(text: str, acts: Iterable[Act]) -> tuple[list[Span], list[Act]]:
@@ -69,20 +69,20 @@ def located(text: str, acts: Iterable[Act]) -> tuple[list[Span], list[Act]]:
     span then covers.
     """
     spans: list[Span] = []
-    whole: list[Act] = []
+    sentence_acts: list[Act] = []
     for act in sorted(acts, key=lambda act: -len(act[3])):
         place = None if act[3].lower() in NO_TEXT else _place(text, act[3], spans)
         if place is None:
-            whole.append((*act[:3], act[3].lower()))
+            sentence_acts.append((*act[:3], act[3].lower()))
         else:
             spans.append((*place, act[:3]))
-    return sorted(spans), whole
+    return sorted(spans), sentence_acts
 
 
-def _place(text: str, value: str, taken: Sequence[Span]) -> tuple[int, int] | None:
+def _place(text: str, value: str, spans: Sequence[Span]) -> tuple[int, int] | None:
     words = r"\s+".join(map(re.escape, value.split()))
     for pattern in (rf"(?<!\w){words}(?!\w)", rf"(?<!\w){words}\w*"):
-        for found in re.finditer(pattern, text, re.IGNORECASE):
-            if all(found.end() <= start or found.start() >= end for start, end, _ in taken):
-                return found.span()
+        for match in re.finditer(pattern, text, re.IGNORECASE):
+            if all(match.end() <= start or match.start() >= end for start, end, _ in spans):
+                return match.span()
     return None

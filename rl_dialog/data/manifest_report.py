@@ -125,11 +125,11 @@ def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator
 def _unrated(manifest: dict[str, Any]) -> Iterator[str]:
     """How many replies have no reward."""
     replies = sum(split["replies"] for split in manifest["splits"].values())
-    missing = round(replies * (1 - manifest["rewards"]["sum"]["coverage"]))
-    if missing == replies:
+    unrated = round(replies * (1 - manifest["rewards"]["sum"]["coverage"]))
+    if unrated == replies:
         yield "no reply has a reward: enough for behaviour cloning, nothing for other methods to learn from"
-    elif missing:
-        yield f"{missing:,} of {replies:,} replies have no reward: no component with a weight applies"
+    elif unrated:
+        yield f"{unrated:,} of {replies:,} replies have no reward: no component with a weight applies"
 
 
 def _split_notes(manifest: dict[str, Any]) -> Iterator[str]:
@@ -137,13 +137,13 @@ def _split_notes(manifest: dict[str, Any]) -> Iterator[str]:
     if manifest["split_why"]:
         yield f"split by dialog: {manifest['split_why']}; --split_by first_turn does that"
     if manifest["shared_contexts"]:
-        what = "first user turns" if by_dialog else "contexts"
+        shared = "first user turns" if by_dialog else "contexts"
         splits = "splits" if settings["split"] == "hash" else "the declared splits"
-        yield f"{manifest['shared_contexts']:,} {what} are in more than one of {splits}"
+        yield f"{manifest['shared_contexts']:,} {shared} are in more than one of {splits}"
     if manifest["largest_context"] > LARGE_CONTEXT and not by_dialog:
         share = f"{manifest['largest_context']:.0%} of the dialogs begin with the same user turn"
-        others = "--split_by dialog parts them, --split declared takes the data's own splits instead"
-        yield f"{share} and are therefore in one split; {others}"
+        remedies = "--split_by dialog parts them, --split declared takes the data's own splits instead"
+        yield f"{share} and are therefore in one split; {remedies}"
     for split in ("validation", "test"):
         if settings[split] and not manifest["splits"][split]["dialogs"]:
             yield f"no dialog fell into {split}: more logs, a larger --{split} or another --seed may fill it"

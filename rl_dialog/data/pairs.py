@@ -37,16 +37,16 @@ def mine_pairs(
     dialog. Replies whose reward (or all rewards from there on) is missing are left out.
     """
     count = Counter(keys[i] for dialog in read() for keys in (context_keys(dialog),) for i in dialog.replies)
-    at: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(
+    by_context: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(
         dict
     )  # context -> text -> the first reply of that text
     for dialog in read():
         keys = context_keys(dialog)
-        for i, earned in _earned(dialog, by):
+        for i, reward in _earned(dialog, by):
             if count[key := keys[i]] > 1:
-                at[key].setdefault(dialog.messages[i]["content"] or "", (earned, dialog, i))
-    for found in at.values():
-        for better, worse in widest_pairs(list(found.values()), margin=margin, most=most_per_context):
+                by_context[key].setdefault(dialog.messages[i]["content"] or "", (reward, dialog, i))
+    for replies in by_context.values():
+        for better, worse in widest_pairs(list(replies.values()), margin=margin, most=most_per_context):
             yield _as_trl(better, worse)
 
 
@@ -61,44 +61,47 @@ def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tupl
         order = sorted(replies, key=lambda reply: -reply[0])
         replies = order[:most] + order[-most:]
     pairs = ((one, other) if one[0] >= other[0] else (other, one) for one, other in combinations(replies, 2))
-    apart = [pair for pair in pairs if pair[0][0] - pair[1][0] > margin]
-    return sorted(apart, key=lambda pair: pair[1][0] - pair[0][0])[:most]
+    wide_pairs = [pair for pair in pairs if pair[0][0] - pair[1][0] > margin]
+    return sorted(wide_pairs, key=lambda pair: pair[1][0] - pair[0][0])[:most]
 
 
 def context_keys(dialog: Dialog) -> dict[int, bytes]:
     """Reply -> the messages before it, as 16 bytes; the dialog's length stands for a reply that is still to
     come."""
-    digest, found = hashlib.sha256(), {}
+    digest, keys = hashlib.sha256(), {}
     replies = {*dialog.replies, len(dialog.messages)}
     for i, message in enumerate([*dialog.messages, None]):
         if i in replies:
-            found[i] = digest.digest()[:16]
+            keys[i] = digest.digest()[:16]
         if message is not None:
             digest.update(json.dumps((message["role"], message["content"])).encode())
-    return found
+    return keys
 
 
 def _earned(dialog: Dialog, by: str) -> Iterator[tuple[int, float]]:
     """(message, what it earned) of the replies of which that is known."""
     rewards = np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None becomes NaN
     values = rewards if by == "reply" else to_go(rewards)
-    for i, earned in zip(dialog.replies, values.tolist(), strict=True):
-        if not math.isnan(earned):
-            yield i, earned
+    for i, reward in zip(dialog.replies, values.tolist(), strict=True):
+        if not math.isnan(reward):
+            yield i, reward
 
 
 def _as_trl(better: tuple[float, Dialog, int], worse: tuple[float, Dialog, int]) -> dict[str, Any]:
-    (high, one, i), (low, other, j) = better, worse
-    plain = [{"role": message["role"], "content": message["content"] or ""} for message in one.messages[:i]]
+    (high, better_dialog, i), (low, worse_dialog, j) = better, worse
+    prompt = [
+        {"role": message["role"], "content": message["content"] or ""}
+        for message in better_dialog.messages[:i]
+    ]
     chosen, rejected = (
         [{"role": "assistant", "content": dialog.messages[k]["content"] or ""}]
-        for dialog, k in ((one, i), (other, j))
+        for dialog, k in ((better_dialog, i), (worse_dialog, j))
     )
     return {
-        "prompt": plain,
+        "prompt": prompt,
         "chosen": chosen,
         "rejected": rejected,
         "chosen_reward": high,
         "rejected_reward": low,
-        "ids": [one.id, other.id],
+        "ids": [better_dialog.id, worse_dialog.id],
     }

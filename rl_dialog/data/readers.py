@@ -128,9 +128,9 @@ def find_logs(
     logs: list[LogFile] = []
     bad: list[Bad] = []
     skipped: list[Skipped] = []
-    seen: dict[Path, str] = {}
+    names: dict[Path, str] = {}
     for path in paths:
-        results = [piece for result in _judged(path, reader, seen) for piece in _pieces(result)]
+        results = [piece for result in _judged(path, reader, names) for piece in _pieces(result)]
         logs += [result for result in results if isinstance(result, LogFile)]
         bad += [result for result in results if isinstance(result, Bad)]
         skipped += [result for result in results if isinstance(result, Skipped)]
@@ -173,12 +173,14 @@ def _reader(name: str) -> Any:
     if name in READERS:
         return READERS[name]
     if ":" not in name:
-        known = f"{', '.join(READERS)}, or module:function for one of your own"
-        raise UserError(f"expected one of the readers {known}, got {name!r}{_suggestion(name, READERS)}")
-    read = own(name, "reader")
-    if not callable(read):
-        raise UserError(f"reader {name!r}: expected a function that takes an open text file, got {read!r}")
-    return _Own(read)
+        expected = f"{', '.join(READERS)}, or module:function for one of your own"
+        raise UserError(f"expected one of the readers {expected}, got {name!r}{_suggestion(name, READERS)}")
+    function = own(name, "reader")
+    if not callable(function):
+        raise UserError(
+            f"reader {name!r}: expected a function that takes an open text file, got {function!r}"
+        )
+    return _Own(function)
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,11 @@ class _Own:
 
     def read(self, log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
         with open_log(log.path, log.member) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as file:
-            given = (
+            file_records = (
                 Record(record, f"record {number}", number)
                 for number, record in enumerate(self.function(file), 1)
             )
-            yield from dialogs(log, given, lambda record: [self._dialog(log, record)])
+            yield from dialogs(log, file_records, lambda record: [self._dialog(log, record)])
 
     def _dialog(self, log: LogFile, record: Record) -> Dialog:
         if not isinstance(record.value, dict):
@@ -232,7 +234,7 @@ def dialogs_of_logs(paths: Sequence[str]) -> Iterator[Dialog]:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _File:
     """A file on the way to being judged."""
 
     path: str
@@ -249,22 +251,22 @@ class _Found:
         return full_name(self.path, self.member).replace("\\", "/")
 
 
-def _judged(path: str, reader: str | None, seen: dict[Path, str]) -> list[LogFile | Bad | Skipped]:
+def _judged(path: str, reader: str | None, names: dict[Path, str]) -> list[LogFile | Bad | Skipped]:
     """What there is at a path or a URL."""
     if "://" not in path:
-        return [_judge(found, reader, seen) for found in _search(Path(path))]
+        return [_judge(file, reader, names) for file in _search(Path(path))]
     url = database_url(path)
     if url.drivername == "sqlite":
-        return _judged(str(url.database), reader, seen)
+        return _judged(str(url.database), reader, names)
     name = shown_url(url)
     if reader not in (None, "served"):
         raise UserError(
             f"expected --reader served for the store {name}, got {reader!r}: leave --reader out to read "
             "stores and files together"
         )
-    if Path(name) in seen:
-        return [Skipped(name, f"also given as {seen[Path(name)]}")]
-    seen[Path(name)] = name
+    if Path(name) in names:
+        return [Skipped(name, f"also given as {names[Path(name)]}")]
+    names[Path(name)] = name
     return [LogFile(name, "served", corpus=served.SOURCE, url=url.render_as_string(hide_password=False))]
 
 
@@ -272,7 +274,7 @@ def _pieces(result: LogFile | Bad | Skipped) -> Sequence[LogFile | Bad | Skipped
     return served.pieces(result) if isinstance(result, LogFile) and result.reader == "served" else [result]
 
 
-def _search(path: Path) -> Iterator[_Found]:
+def _search(path: Path) -> Iterator[_File]:
     if path.is_dir():
         files = sorted(_files(path))
         names = frozenset(file.as_posix() for file in files)
@@ -280,10 +282,10 @@ def _search(path: Path) -> Iterator[_Found]:
             corpus = (
                 PurePosixPath(path.resolve().name) / file.parent.relative_to(path).as_posix()
             ).as_posix()
-            yield from _unpacked(_Found(str(file), None, corpus, names))
+            yield from _unpacked(_File(str(file), None, corpus, names))
     elif path.exists():
         stem = LogFile(str(path), "").stem
-        yield from _unpacked(_Found(str(path), None, stem, named=True))
+        yield from _unpacked(_File(str(path), None, stem, named=True))
     else:
         nearby = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"expected a file or folder, found nothing at {path}{_suggestion(path.name, nearby)}")
@@ -292,31 +294,31 @@ def _search(path: Path) -> Iterator[_Found]:
 def _files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Every file below a folder that is not hidden; links to folders are followed, except back to one we came
     from."""
-    here = os.path.realpath(folder)
-    for entry in sorted(folder.iterdir()) if here not in above else ():
+    real_folder = os.path.realpath(folder)
+    for entry in sorted(folder.iterdir()) if real_folder not in above else ():
         if _hidden([entry.name]):
             continue
         if entry.is_dir():
-            yield from _files(entry, above | {here})
+            yield from _files(entry, above | {real_folder})
         elif entry.is_file():
             yield entry
 
 
-def _unpacked(found: _Found) -> Iterator[_Found]:
+def _unpacked(file: _File) -> Iterator[_File]:
     """The members of a zip as files of their own; every other file as it is."""
-    if DOCUMENTS.fullmatch(Path(found.path).name.lower()) or _repeated(found) or not _is_zip(found.path):
-        yield found
+    if DOCUMENTS.fullmatch(Path(file.path).name.lower()) or _repeated(file) or not _is_zip(file.path):
+        yield file
         return
     try:
-        with zipfile.ZipFile(found.path) as archive:
+        with zipfile.ZipFile(file.path) as archive:
             members = sorted(info.filename for info in archive.infolist() if not info.is_dir())
     except (zipfile.BadZipFile, OSError) as error:
-        yield replace(found, problem=f"expected a whole zip file, got a truncated or damaged one: {error}")
+        yield replace(file, problem=f"expected a whole zip file, got a truncated or damaged one: {error}")
         return
-    names = frozenset(f"{found.name}/{member}" for member in members)
+    names = frozenset(f"{file.name}/{member}" for member in members)
     for member in members:
         if not _hidden(PurePosixPath(member).parts):
-            yield replace(found, member=member, siblings=names, named=False)
+            yield replace(file, member=member, siblings=names, named=False)
 
 
 def _is_zip(path: str) -> bool:
@@ -327,57 +329,62 @@ def _is_zip(path: str) -> bool:
         return False
 
 
-def _judge(found: _Found, reader: str | None, seen: dict[Path, str]) -> LogFile | Bad | Skipped:
-    place = Path(found.path).resolve() / (found.member or "")
-    if place in seen:
-        return Skipped(found.name, f"also given as {seen[place]}")
-    seen[place] = found.name
-    if DOCUMENTS.fullmatch(PurePosixPath(found.name).name.lower()):
-        return Skipped(found.name, "documentation or code")
-    if other := _repeated(found):
-        return Skipped(found.name, f"repeats records of {other}")
-    if found.problem:
-        return Bad(found.name, "", found.problem, found.corpus)
+def _judge(file: _File, reader: str | None, names: dict[Path, str]) -> LogFile | Bad | Skipped:
+    place = Path(file.path).resolve() / (file.member or "")
+    if place in names:
+        return Skipped(file.name, f"also given as {names[place]}")
+    names[place] = file.name
+    if DOCUMENTS.fullmatch(PurePosixPath(file.name).name.lower()):
+        return Skipped(file.name, "documentation or code")
+    if other := _repeated(file):
+        return Skipped(file.name, f"repeats records of {other}")
+    if file.problem:
+        return Bad(file.name, "", file.problem, file.corpus)
     try:
-        head = look(found.path, found.member)
+        head = look(file.path, file.member)
         recognised = (
             None
             if head.problem
             else next((name for name, form in READERS.items() if form.matches(head)), None)
         )
-        return _by_content(found, head, recognised, reader)
+        return _by_content(file, head, recognised, reader)
     except Exception as error:
-        return Bad(found.name, "", _plain(error), found.corpus)
+        return Bad(file.name, "", _plain(error), file.corpus)
 
 
 def _by_content(
-    found: _Found, head: Head, recognised: str | None, forced: str | None
+    file: _File, head: Head, recognised: str | None, forced: str | None
 ) -> LogFile | Bad | Skipped:
-    known = next(
-        (what for pattern, what in AUXILIARY if re.search(f"(?:^|/)(?:{pattern})$", found.name.lower())), None
+    auxiliary = next(
+        (
+            description
+            for pattern, description in AUXILIARY
+            if re.search(f"(?:^|/)(?:{pattern})$", file.name.lower())
+        ),
+        None,
     )
-    if known and (recognised is None and forced is None or forced and not found.named):
-        return Skipped(found.name, known)
+    if auxiliary and (recognised is None and forced is None or forced and not file.named):
+        return Skipped(file.name, auxiliary)
     if name := forced or recognised:
-        return LogFile(found.path, name, found.member, _reader(name).corpus(head) or found.corpus)
+        return LogFile(file.path, name, file.member, _reader(name).corpus(head) or file.corpus)
     if set(head.columns) >= neural_chat.RATINGS_ONLY:
         return Skipped(
-            found.name, "conversation ratings without messages; the export of the chats carries them too"
+            file.name, "conversation ratings without messages; the export of the chats carries them too"
         )
-    return Bad(found.name, "", head.problem or _unrecognised(head), found.corpus, shown(head.text))
+    return Bad(file.name, "", head.problem or _unrecognised(head), file.corpus, shown(head.text))
 
 
-def _repeated(found: _Found) -> str:
+def _repeated(file: _File) -> str:
     """The other file of the same folder or zip that holds this file's records as well; "" for none."""
-    path = PurePosixPath(found.name)
-    if path.suffix.lower() in (".gz", ".zip") and path.with_suffix("").as_posix() in found.siblings:
+    path = PurePosixPath(file.name)
+    if path.suffix.lower() in (".gz", ".zip") and path.with_suffix("").as_posix() in file.siblings:
         return path.with_suffix("").as_posix()
     for pattern, others in REPEATS:
-        match = re.search(f"(?:^|/)(?:{pattern})$", found.name)
-        folder = found.name[: match.start()] if match else ""
+        match = re.search(f"(?:^|/)(?:{pattern})$", file.name)
+        folder = file.name[: match.start()] if match else ""
         for other in others if match else ():
             candidate = f"{folder}/{other}" if folder else other
-            if candidate in found.siblings:
+            if candidate in file.siblings:
                 return candidate
     return ""
 
@@ -412,8 +419,8 @@ def _distinct(logs: list[LogFile]) -> list[LogFile]:
     ]
 
 
-def _suggestion(word: str, known: Sequence[str] | dict) -> str:
-    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+def _suggestion(word: str, names: Sequence[str] | dict) -> str:
+    close = difflib.get_close_matches(word, list(names), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 

@@ -131,19 +131,19 @@ class Dialog:
     def from_record(cls, record: Any) -> Dialog:
         """A parsed JSON object to a Dialog; keys that are not Dialog fields go to `meta`."""
         _expect(isinstance(record, dict), "record", "a JSON object", record)
-        known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
-        missing = [key for key in ("id", "messages") if key not in known]
+        fields = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
+        missing = [key for key in ("id", "messages") if key not in fields]
         _expect(
             not missing, f"record {record.get('id', '?')!r}", "the keys `id` and `messages`", list(record)
         )
-        extra = {key: value for key, value in record.items() if key not in known}
+        extra = {key: value for key, value in record.items() if key not in fields}
         _expect(
-            isinstance(known.get("meta", {}), dict),
-            f"dialog {known['id']!r}",
+            isinstance(fields.get("meta", {}), dict),
+            f"dialog {fields['id']!r}",
             "an object as `meta`",
-            known.get("meta"),
+            fields.get("meta"),
         )
-        return cls(**{**known, "meta": known.get("meta", {}) | extra})
+        return cls(**{**fields, "meta": fields.get("meta", {}) | extra})
 
     def to_row(self) -> dict[str, Any]:
         """A Parquet row of `ARROW_SCHEMA`."""
@@ -193,9 +193,9 @@ def to_table(dialogs: Sequence[Dialog]) -> pa.Table:
         "content": [message["content"] for message in messages],
         "extra": [_extra(message) for message in messages],
     }
-    told = ARROW_SCHEMA.field("messages").type
+    message_type = ARROW_SCHEMA.field("messages").type
     structs = pa.StructArray.from_arrays(
-        [pa.array(column, pa.string()) for column in columns.values()], fields=list(told.value_type)
+        [pa.array(column, pa.string()) for column in columns.values()], fields=list(message_type.value_type)
     )
     starts = pa.array(
         itertools.accumulate((len(dialog.messages) for dialog in dialogs), initial=0), pa.int32()
@@ -205,7 +205,7 @@ def to_table(dialogs: Sequence[Dialog]) -> pa.Table:
     }
     values |= {name: [_dump(getattr(dialog, name)) for dialog in dialogs] for name in ("goal", "meta")}
     arrays = {name: pa.array(column, ARROW_SCHEMA.field(name).type) for name, column in values.items()}
-    arrays["messages"] = pa.ListArray.from_arrays(starts, structs, type=told)
+    arrays["messages"] = pa.ListArray.from_arrays(starts, structs, type=message_type)
     return pa.table([arrays[name] for name in ARROW_SCHEMA.names], schema=ARROW_SCHEMA)
 
 

@@ -51,9 +51,9 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        what = "no manifest.json in it" if Path(data_dir).is_dir() else "no such directory"
+        problem = "no manifest.json in it" if Path(data_dir).is_dir() else "no such directory"
         raise UserError(
-            f"{data_dir}: expected a directory written by `python -m pipelines.prepare`, got {what}"
+            f"{data_dir}: expected a directory written by `python -m pipelines.prepare`, got {problem}"
         ) from None
     except ValueError as error:
         raise UserError(
@@ -63,10 +63,10 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected a manifest of format {FORMAT!r}, got one of another program")
     if manifest.get("version") != VERSION:
         version = manifest.get("version")
-        why = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
+        reason = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
         raise UserError(
             f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare`"
-            f" again{why}"
+            f" again{reason}"
         )
     return manifest
 

@@ -36,8 +36,8 @@ def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
 def _folded(text: str) -> str:
     """Without case and punctuation: an apostrophe joins, other marks part words."""
     plain = unicodedata.normalize("NFKC", text).casefold()
-    kept = "".join("" if c in "'’" else " " if unicodedata.category(c)[0] == "P" else c for c in plain)
-    return " ".join(kept.split()) or " ".join(plain.split())
+    bare = "".join("" if c in "'’" else " " if unicodedata.category(c)[0] == "P" else c for c in plain)
+    return " ".join(bare.split()) or " ".join(plain.split())
 
 
 def assign_split(

@@ -26,10 +26,10 @@ def request_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A request's messages as they are stored. Raises UserError (a DialogError) for those that no Dialog
     could hold."""
     checked = Dialog(id="request", messages=chat_messages(messages, "request")).messages
-    said = [{name: message[name] for name in KEPT if name in message} for message in checked]
-    for number, message in enumerate(said):
+    stored = [{name: message[name] for name in KEPT if name in message} for message in checked]
+    for number, message in enumerate(stored):
         check_storable(message, f"message {number}")
-    return said
+    return stored
 
 
 def vote_of(vote: Any) -> int | None:

@@ -176,8 +176,8 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
 def require_hub_name_or_directory(name_or_path: str | Path) -> None:
     """Raises UserError for what is meant as a path and is not there: a hub would be asked for it, and without
     network only after a minute."""
-    first, *others = str(name_or_path).split("/")
-    hub_name = len(others) < 2 and first not in ("", ".", "..", "~") and not (others and Path(first).is_dir())
+    owner, *rest = str(name_or_path).split("/")
+    hub_name = len(rest) < 2 and owner not in ("", ".", "..", "~") and not (rest and Path(owner).is_dir())
     if not hub_name and not Path(name_or_path).exists():
         raise UserError(
             f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found "
@@ -227,8 +227,8 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
     if not replies:
         return []
     rendered = _render(dialog, replies, tokenizer)
-    earned = {i: dialog.messages[i].get("reward") for i in replies}
-    rewards = {i: math.nan if reward is None else float(reward) for i, reward in earned.items()}
+    logged = {i: dialog.messages[i].get("reward") for i in replies}
+    rewards = {i: math.nan if reward is None else float(reward) for i, reward in logged.items()}
     if len(rendered.input_ids) <= max_length:
         return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length, later=None)]
     rendered = rendered if rendered.starts else _render(dialog, replies, tokenizer, every=True)
@@ -240,23 +240,25 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
     while done < len(replies):
         system, start = _context_start(dialog, rendered, replies[done], max_length // 2)
         fitting = bisect_right(states_after, start + max_length - system) - done
-        taken = replies[done : done + max(1, fitting)]
-        done += len(taken)
+        window_replies = replies[done : done + max(1, fitting)]
+        done += len(window_replies)
         later = replies[done] if done < len(replies) else None
         rows.append(
-            _window(dialog, rendered, system, start, taken, rewards, max_length=max_length, later=later)
+            _window(
+                dialog, rendered, system, start, window_replies, rewards, max_length=max_length, later=later
+            )
         )
     return rows
 
 
 def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> int:
     """How many replies of these rows lost their tail because they alone were longer than a window."""
-    end = tokenizer.eos_token_id
+    eos = tokenizer.eos_token_id
     return sum(
         1
         for row in rows
-        for last in row.reply_ends
-        if row.truncated and last == len(row.input_ids) - 1 and row.input_ids[last] != end
+        for end in row.reply_ends
+        if row.truncated and end == len(row.input_ids) - 1 and row.input_ids[end] != eos
     )
 
 
@@ -271,8 +273,8 @@ def encode_prompt(
     Raises TemplateError where the template cannot ask for that.
     """
     if not messages:  # transformers renders no empty conversation
-        first = {"role": "assistant", "content": "\ue000"}
-        return _encode(tokenizer, _opening(_text(tokenizer, [first]), first, tokenizer))[-max_length:]
+        opening = {"role": "assistant", "content": "\ue000"}
+        return _encode(tokenizer, _opening(_text(tokenizer, [opening]), opening, tokenizer))[-max_length:]
     return _latest(messages, tokenizer, max_length=max_length, prompt=True)
 
 
@@ -306,10 +308,10 @@ def _latest(
         )
     least = least if least and len(without(least)) > max_length else 0
     fits = not least and len(without(0)) <= max_length
-    first = (
+    drop_count = (
         0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= max_length)
     )
-    return without(min(first, drops[-1]))[-max_length:]
+    return without(min(drop_count, drops[-1]))[-max_length:]
 
 
 def _render(
@@ -318,13 +320,15 @@ def _render(
     """`every` asks for the starts of all messages (a dialog that must be cut needs them); of a long dialog
     they are known anyway."""
     messages = _defused(dialog.messages, _any_of(tuple(tokenizer.all_special_tokens)))
-    whole = _text(tokenizer, messages)
-    found = _lengths(messages, replies, whole, tokenizer) if len(messages) >= LONG_DIALOG else None
-    ends, prompts = found or _lengths_by_prefixes(messages, replies, whole, tokenizer, dialog.id, every=every)
+    text = _text(tokenizer, messages)
+    lengths = _lengths(messages, replies, text, tokenizer) if len(messages) >= LONG_DIALOG else None
+    ends, prompts = lengths or _lengths_by_prefixes(
+        messages, replies, text, tokenizer, dialog.id, every=every
+    )
     final = (
         _text(tokenizer, messages, prompt=True)
         if dialog.truncated and messages[-1]["role"] != "assistant"
-        else whole
+        else text
     )
     encoded = tokenizer(final, add_special_tokens=False, return_offsets_mapping=True)
     ids = np.asarray(encoded["input_ids"], dtype=np.int32)
@@ -343,7 +347,7 @@ def _render(
     action_ends = {
         n: _end_of_turn(ids, start, stops[n], tokenizer.eos_token_id) for n, start in actions.items()
     }
-    starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or found else []
+    starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or lengths else []
     return _Rendered(ids, starts, actions, action_ends)
 
 
@@ -355,7 +359,7 @@ Lengths = tuple[
 def _lengths_by_prefixes(
     messages: list[dict[str, Any]],
     replies: list[int],
-    whole: str,
+    full: str,
     tokenizer: PreTrainedTokenizerFast,
     dialog: str,
     *,
@@ -365,30 +369,30 @@ def _lengths_by_prefixes(
     Raises TemplateError."""
     ends: dict[int, int] = {}
     prompts: dict[int, int] = {}
-    trained, last = set(replies), ""
+    trained, previous = set(replies), ""
     for n in range(len(messages)):
         if n not in trained and not every and n < len(messages) - 1:
             continue
-        text = _text(tokenizer, messages[: n + 1]) if n < len(messages) - 1 else whole
+        text = _text(tokenizer, messages[: n + 1]) if n < len(messages) - 1 else full
         if n in trained:
             prompt = (
                 _text(tokenizer, messages[:n], prompt=True) if n else _opening(text, messages[n], tokenizer)
             )
             _require_prefix(prompt, text, n, dialog)
             prompts[n] = len(prompt)
-        _require_prefix(last, text, n, dialog)
-        ends[n], last = len(text), text
+        _require_prefix(previous, text, n, dialog)
+        ends[n], previous = len(text), text
     return ends, prompts
 
 
 def _lengths(
-    messages: list[dict[str, Any]], replies: list[int], whole: str, tokenizer: PreTrainedTokenizerFast
+    messages: list[dict[str, Any]], replies: list[int], full: str, tokenizer: PreTrainedTokenizerFast
 ) -> Lengths | None:
     """The same of every message, in linear time; None where the template needs the long way (which may find
     that it cannot be masked).
 
     What message n adds is its text behind the assistant message before it, the user message before that and
-    the leading system messages (roles that alternate go on alternating), less the text without it. `whole`
+    the leading system messages (roles that alternate go on alternating), less the text without it. `full`
     must be these pieces and nothing else, each reply's piece must begin with the generation prompt behind the
     same messages, and prefixes as they are must end there too at the powers of two and at the last reply.
     """
@@ -399,26 +403,28 @@ def _lengths(
             tokenizer, [[*context, message] for context, message in zip(near, messages, strict=True)]
         )
         alone = ["", *_texts(tokenizer, near[1:])]
-        asked = dict(zip(trained, _texts(tokenizer, [near[n] for n in trained], prompt=True), strict=True))
-        ends, prompts, at = {}, {}, 0
-        for n, (before, text) in enumerate(zip(alone, behind, strict=True)):
-            prompt = asked.get(n, before)
+        reply_prompts = dict(
+            zip(trained, _texts(tokenizer, [near[n] for n in trained], prompt=True), strict=True)
+        )
+        ends, prompts, position = {}, {}, 0
+        for n, (context_text, text) in enumerate(zip(alone, behind, strict=True)):
+            prompt = reply_prompts.get(n, context_text)
             if not (
                 text.startswith(prompt)
-                and prompt.startswith(before)
-                and whole.startswith(text[len(before) :], at)
+                and prompt.startswith(context_text)
+                and full.startswith(text[len(context_text) :], position)
             ):
                 return None
-            prompts |= {n: at + len(prompt) - len(before)} if n in asked else {}
-            at = ends[n] = at + len(text) - len(before)
+            prompts |= {n: position + len(prompt) - len(context_text)} if n in reply_prompts else {}
+            position = ends[n] = position + len(text) - len(context_text)
         if 0 in replies:
             prompts[0] = len(_opening(behind[0], messages[0], tokenizer))
         checked = {2**k for k in range(len(messages).bit_length())} | {replies[-1]}
-        agrees = at == len(whole) and all(
-            _text(tokenizer, messages[: n + 1]) == whole[: ends[n]] for n in checked if n < len(messages)
+        agrees = position == len(full) and all(
+            _text(tokenizer, messages[: n + 1]) == full[: ends[n]] for n in checked if n < len(messages)
         )
         agrees = agrees and all(
-            _text(tokenizer, messages[:n], prompt=True) == whole[: prompts[n]] for n in checked & set(trained)
+            _text(tokenizer, messages[:n], prompt=True) == full[: prompts[n]] for n in checked & set(trained)
         )
     except TemplateError:  # of a few messages on their own; all of them together it may render
         return None
@@ -429,14 +435,14 @@ def _contexts(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Of each message the few before it that decide what it adds: see `_lengths`. The first messages have all
     of them."""
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    found: list[list[dict[str, Any]]] = []
+    contexts: list[list[dict[str, Any]]] = []
     user, asked, spoke = (
         lead,
         lead,
         lead,
     )  # the latest user message; that before the latest assistant message; the latter
     for n, message in enumerate(messages):
-        found.append(
+        contexts.append(
             [
                 *messages[: min(n, lead)],
                 *(messages[asked : asked + 1] if asked < spoke else ()),
@@ -447,7 +453,7 @@ def _contexts(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
             user = n
         elif message["role"] == "assistant":
             asked, spoke = user, n
-    return found
+    return contexts
 
 
 def _window(
@@ -469,18 +475,18 @@ def _window(
     stop = min(
         stop, max(r.action_ends[replies[-1]], start + max_length - system)
     )  # a long user turn after the last reply may not fit
-    whole = np.concatenate([r.input_ids[:system], r.input_ids[start:stop]])
-    ids = whole[:max_length]
+    window = np.concatenate([r.input_ids[:system], r.input_ids[start:stop]])
+    ids = window[:max_length]
     assistant = np.zeros(len(ids), dtype=bool)
     for i in replies:
         assistant[r.actions[i] + shift : r.action_ends[i] + shift] = True
-    last = np.asarray([min(r.action_ends[i] + shift, len(ids)) - 1 for i in replies], dtype=np.int32)
+    reply_ends = np.asarray([min(r.action_ends[i] + shift, len(ids)) - 1 for i in replies], dtype=np.int32)
     return Row(
         ids,
         assistant,
-        last,
+        reply_ends,
         np.asarray([rewards[i] for i in replies], dtype=np.float32),
-        len(whole) > len(ids) or not ends_here,
+        len(window) > len(ids) or not ends_here,
     )
 
 
@@ -507,8 +513,8 @@ def _opening(text: str, message: dict[str, Any], tokenizer: PreTrainedTokenizerF
 def _end_of_turn(ids: np.ndarray, start: int, end: int, eos: int | None) -> int:
     """One past the last end-of-turn token in ids[start:end]; what follows it (a newline in ChatML) is the
     template's, not the policy's."""
-    found = np.flatnonzero(ids[start:end] == eos) if eos is not None else ()
-    return start + int(found[-1]) + 1 if len(found) else end
+    ends = np.flatnonzero(ids[start:end] == eos) if eos is not None else ()
+    return start + int(ends[-1]) + 1 if len(ends) else end
 
 
 def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
@@ -537,13 +543,13 @@ def _texts(
     """The rendering of each."""
     from jinja2 import TemplateError as JinjaError
 
-    shown = [
+    renderable = [
         [{key: m[key] for key in TEMPLATE_KEYS if key in m} for m in messages] for messages in conversations
     ]
     try:
         return (
-            tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=prompt)
-            if shown
+            tokenizer.apply_chat_template(renderable, tokenize=False, add_generation_prompt=prompt)
+            if renderable
             else []
         )
     except JinjaError as error:
@@ -563,7 +569,7 @@ def _defused(value: Any, special: re.Pattern[str]) -> Any:
     <|end|> must not end the turn."""
     if isinstance(value, str):
         return (
-            special.sub(lambda found: f"{found[0][0]}\u2060{found[0][1:]}", value)
+            special.sub(lambda match: f"{match[0][0]}\u2060{match[0][1:]}", value)
             if special.search(value)
             else value
         )

@@ -74,28 +74,28 @@ def labelled_replies(dialogs: Iterable[Dialog], names: Sequence[str]) -> Labelle
         replies = [dialog.messages[i] for i in dialog.replies]
         context_of.append(contexts.setdefault(opening(dialog), len(contexts)))
         for reply in replies:
-            given, rewards = (reply.get("feedback") or {}).get("vote") or 0, reply.get("rewards") or {}
-            earned = rewards.get("logged")
-            if given or earned is not None:
-                vote.append(given)
-                logged.append(np.nan if earned is None else earned)
+            liked, rewards = (reply.get("feedback") or {}).get("vote") or 0, reply.get("rewards") or {}
+            logged_reward = rewards.get("logged")
+            if liked or logged_reward is not None:
+                vote.append(liked)
+                logged.append(np.nan if logged_reward is None else logged_reward)
                 source.append(sources.setdefault(dialog.source, len(sources)))
                 number.append(n)
                 values.extend(np.nan if (value := rewards.get(name)) is None else value for name in names)
     of_source, dialog = np.array(source, dtype=np.int64), np.array(number, dtype=np.int64)
-    good, known, kinds = _labels(np.array(vote), np.array(logged), of_source, len(sources))
-    if not (good & known).any() or not (~good & known).any():
+    good, is_labelled, kinds = _labels(np.array(vote), np.array(logged), of_source, len(sources))
+    if not (good & is_labelled).any() or not (~good & is_labelled).any():
         return None
-    table = np.array(values).reshape(len(vote), len(names))[known]
-    unit = _units(np.array(context_of, dtype=np.int64))[dialog[known]]
-    told, place = np.unique(
-        np.array([name or "(no source)" for name in sources])[of_source[known]], return_inverse=True
+    table = np.array(values).reshape(len(vote), len(names))[is_labelled]
+    unit = _units(np.array(context_of, dtype=np.int64))[dialog[is_labelled]]
+    source_names, place = np.unique(
+        np.array([name or "(no source)" for name in sources])[of_source[is_labelled]], return_inverse=True
     )
     return Labelled(
         kinds,
-        good[known],
+        good[is_labelled],
         place,
-        tuple(told.tolist()),
+        tuple(source_names.tolist()),
         unit,
         {name: table[:, k] for k, name in enumerate(names) if name not in kinds},
     )
@@ -118,24 +118,24 @@ def _labels(
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """(good (R,), known (R,), which rewards say so). One logged value says which it is if all sources of at
     most two values have two together."""
-    good, known = vote > 0, np.zeros(len(vote), bool)
-    found = {s: np.unique(logged[(source == s) & ~np.isnan(logged)]) for s in range(sources)}
+    good, is_labelled = vote > 0, np.zeros(len(vote), bool)
+    logged_values = {s: np.unique(logged[(source == s) & ~np.isnan(logged)]) for s in range(sources)}
     common = np.unique(
-        np.concatenate([np.empty(0), *(values for values in found.values() if len(values) <= 2)])
+        np.concatenate([np.empty(0), *(values for values in logged_values.values() if len(values) <= 2)])
     )
     kinds = []
-    for s, values in found.items():
-        here = source == s
-        if (vote[here] != 0).any():
+    for s, values in logged_values.items():
+        in_source = source == s
+        if (vote[in_source] != 0).any():
             kinds.append("vote")
-            known |= here & (vote != 0)
+            is_labelled |= in_source & (vote != 0)
             continue
         values = common if len(values) == 1 else values
         if len(values) == 2:
             kinds.append("logged")
-            known |= here & ~np.isnan(logged)
-            good = np.where(here, logged == values[1], good)
-    return good, known, tuple(dict.fromkeys(kinds))
+            is_labelled |= in_source & ~np.isnan(logged)
+            good = np.where(in_source, logged == values[1], good)
+    return good, is_labelled, tuple(dict.fromkeys(kinds))
 
 
 def agreement(labelled: Labelled, name: str) -> RewardAgreement | None:
@@ -147,23 +147,25 @@ def agreement(labelled: Labelled, name: str) -> RewardAgreement | None:
     if len(set(good.tolist())) < 2:
         return None
     value, influence = _influence(scores, good)
-    whole = Agreement(*_interval(value, influence, unit), len(scores))
+    overall = Agreement(*_interval(value, influence, unit), len(scores))
     of_source, middle, pairs, within = {}, 0.0, 0, np.zeros(len(scores))
-    for s, told in enumerate(labelled.sources):
-        here = source == s
-        if not (weight := int(good[here].sum()) * int((~good[here]).sum())):
+    for s, source_name in enumerate(labelled.sources):
+        in_source = source == s
+        if not (weight := int(good[in_source].sum()) * int((~good[in_source]).sum())):
             continue
-        one, its = _influence(scores[here], good[here])
-        of_source[told] = Agreement(*_interval(one, its, unit[here]), int(here.sum()))
-        middle, pairs = middle + weight * one, pairs + weight
-        within[here] = weight * its
+        source_value, source_influence = _influence(scores[in_source], good[in_source])
+        of_source[source_name] = Agreement(
+            *_interval(source_value, source_influence, unit[in_source]), int(in_source.sum())
+        )
+        middle, pairs = middle + weight * source_value, pairs + weight
+        within[in_source] = weight * source_influence
     if not pairs:
-        return RewardAgreement(whole, None, {}, separates=True)
+        return RewardAgreement(overall, None, {}, separates=True)
     middle, within = middle / pairs, within / pairs
     change = abs(value - middle)
     separates = change > APART and change > Z95 * _spread(influence - within, unit)
     return RewardAgreement(
-        whole, Agreement(*_interval(middle, within, unit), len(scores)), of_source, bool(separates)
+        overall, Agreement(*_interval(middle, within, unit), len(scores)), of_source, bool(separates)
     )
 
 

@@ -69,15 +69,15 @@ class Candidates:
 def read_similarities(names: Sequence[str], path: str = "") -> dict[str, Similarity]:
     """Name -> function. `path` is the model of those that need one, unless a name brings its own:
     `bleurt=models/bleurt`. Raises UserError."""
-    found: dict[str, Similarity] = {}
-    for given in names:
-        name, _, own = given.partition("=")
-        if name in found:
+    similarities: dict[str, Similarity] = {}
+    for flag in names:
+        name, _, own_path = flag.partition("=")
+        if name in similarities:
             raise UserError(f"--similarities: expected each name once, got {name} twice")
-        found[name] = similarity(name, path=own or ("" if name in WORDS else path))
-    if not found:
+        similarities[name] = similarity(name, path=own_path or ("" if name in WORDS else path))
+    if not similarities:
         raise UserError(f"--similarities: expected at least one, such as {' '.join(WORDS)}")
-    return found
+    return similarities
 
 
 def make_candidates(
@@ -151,7 +151,7 @@ def candidate_replies(
         return list(greedy)
     search = replace(decoding, num_beams=max(count - 1, decoding.num_beams))
     beams = beams_of(policy, tokenizer, prompts, search, batch_size=batch_size)
-    return [[*first, *others[: count - 1]] for first, others in zip(greedy, beams, strict=True)]
+    return [[*likeliest, *beam[: count - 1]] for likeliest, beam in zip(greedy, beams, strict=True)]
 
 
 def similarity_table(
@@ -189,12 +189,12 @@ def reward_table(
     reward_model: ReplyReward, conversations: Sequence[list[Message]], replies: Sequence[Sequence[Reply]]
 ) -> np.ndarray:
     """(C, N) score of each candidate behind its context."""
-    said = [
+    dialogs = [
         [*messages, {"role": "assistant", "content": reply.text}]
         for messages, row in zip(conversations, replies, strict=True)
         for reply in row
     ]
-    return np.asarray(reward_model.score(said)).reshape(len(replies), -1)
+    return np.asarray(reward_model.score(dialogs)).reshape(len(replies), -1)
 
 
 def top_k(scores: np.ndarray) -> np.ndarray:
@@ -207,7 +207,7 @@ def ranked(scores: np.ndarray, by: np.ndarray) -> np.ndarray:
     return np.take_along_axis(scores, np.argsort(-by, axis=1, kind="stable"), axis=1)
 
 
-def candidate_measures(found: Candidates) -> dict[str, Measure]:
+def candidate_measures(candidates: Candidates) -> dict[str, Measure]:
     """Every figure of the candidates; one unit per held-out dialog, so that several contexts of one dialog do
     not pass for independent.
 
@@ -215,47 +215,48 @@ def candidate_measures(found: Candidates) -> dict[str, Measure]:
     second minus the first. Ways besides the critic's own have k = 1 only.
     """
     names = {
-        dialog.id: n for n, dialog in enumerate({dialog.id: dialog for dialog, _ in found.contexts}.values())
+        dialog.id: n
+        for n, dialog in enumerate({dialog.id: dialog for dialog, _ in candidates.contexts}.values())
     }
-    owner = np.array([names[dialog.id] for dialog, _ in found.contexts])
+    owner = np.array([names[dialog.id] for dialog, _ in candidates.contexts])
 
     def mean(values: np.ndarray) -> Measure:
         return Measure(np.bincount(owner, values), np.bincount(owner).astype(float))
 
-    tables = dict(found.similarity)
+    tables = dict(candidates.similarity)
     if tables:  # a click is judged by the first similarity
-        tables[CLICK] = (next(iter(tables.values())) > found.click_threshold).astype(float)
-    different = [len({reply.text for reply in row}) / len(row) for row in found.replies]
+        tables[CLICK] = (next(iter(tables.values())) > candidates.click_threshold).astype(float)
+    different = [len({reply.text for reply in row}) / len(row) for row in candidates.replies]
     measures = {"candidates_different": mean(np.array(different))}
     for name, table in tables.items():
-        first = top_k(table)
-        measures |= {f"top/{name}@{k + 1}": mean(first[:, k]) for k in range(found.count)}
-        for way, by in found.critic.items():
-            second = top_k(ranked(table, by))
-            ks = range(found.count) if way == found.own_way else range(1)
-            measures |= {f"ranked/{way}/{name}@{k + 1}": mean(second[:, k]) for k in ks}
-            measures |= {f"gain/{way}/{name}@{k + 1}": mean(second[:, k] - first[:, k]) for k in ks}
+        generated = top_k(table)
+        measures |= {f"top/{name}@{k + 1}": mean(generated[:, k]) for k in range(candidates.count)}
+        for way, way_scores in candidates.critic.items():
+            reranked = top_k(ranked(table, way_scores))
+            ks = range(candidates.count) if way == candidates.own_way else range(1)
+            measures |= {f"ranked/{way}/{name}@{k + 1}": mean(reranked[:, k]) for k in ks}
+            measures |= {f"gain/{way}/{name}@{k + 1}": mean(reranked[:, k] - generated[:, k]) for k in ks}
     return measures
 
 
-def write_candidates(path: Path, found: Candidates) -> None:
+def write_candidates(path: Path, candidates: Candidates) -> None:
     """The paper's CSV: index, context, true_response, then for r = 1..N response_r and <metric>_r for every
     similarity."""
     columns = [
         column
-        for r in range(1, found.count + 1)
-        for column in (f"response_{r}", *(f"{name}_{r}" for name in found.similarity))
+        for r in range(1, candidates.count + 1)
+        for column in (f"response_{r}", *(f"{name}_{r}" for name in candidates.similarity))
     ]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["index", "context", "true_response", *columns])
-        for c, ((dialog, i), replies) in enumerate(zip(found.contexts, found.replies, strict=True)):
+        for c, ((dialog, i), replies) in enumerate(zip(candidates.contexts, candidates.replies, strict=True)):
             context = "\n".join(
                 f"{message['role']}: {message['content'] or ''}" for message in dialog.messages[:i]
             )
             cells = [
                 cell
                 for n, reply in enumerate(replies)
-                for cell in (reply.text, *(float(t[c, n]) for t in found.similarity.values()))
+                for cell in (reply.text, *(float(t[c, n]) for t in candidates.similarity.values()))
             ]
             writer.writerow([c, context, dialog.messages[i]["content"] or "", *cells])

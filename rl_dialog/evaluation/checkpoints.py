@@ -60,8 +60,8 @@ class CheckpointConfig(HeldOutConfig):
 def check_measures(config: CheckpointConfig) -> None:
     """What can be known to fail before anything is loaded. Raises UserError."""
     if not config.env and not config.data:
-        where = "--env (an environment to talk in), --data (a directory that `prepare` wrote), or both"
-        raise UserError(f"nothing to evaluate on: expected {where}")
+        expected = "--env (an environment to talk in), --data (a directory that `prepare` wrote), or both"
+        raise UserError(f"nothing to evaluate on: expected {expected}")
     Decoding.of(config).check()
     check_held_out(config)
     choose_rewards(list(config.rewards))  # unknown names now, not after the first checkpoint
@@ -80,9 +80,9 @@ def play_here(config: CheckpointConfig, make_env: MakeEnv | None) -> Player | No
     """How episodes are played in this process; None without an environment."""
     if make_env is None:
         return None
-    what = {"episodes": range(config.episodes), "seed": config.seed, "batch_size": config.batch_size}
+    settings = {"episodes": range(config.episodes), "seed": config.seed, "batch_size": config.batch_size}
     return lambda policy, tokenizer, _, __, decoding: play_episodes(
-        policy, tokenizer, make_env, decoding=decoding, **what
+        policy, tokenizer, make_env, decoding=decoding, **settings
     )
 
 
@@ -106,12 +106,12 @@ def evaluate_checkpoint(
         score_held_out(result, policy, tokenizer, held_out, config)
     trained = [name for name in held_out.trained if name in REWARDS] if held_out else []
     scorers = make_scorers([f"reward_model={config.reward_model}"] if config.reward_model else [])
-    asked = ["learned"] if config.reward_model else []
-    if "learned" in trained and not asked:
+    reward_names = ["learned"] if config.reward_model else []
+    if "learned" in trained and not reward_names:
         result.notes["learned"] = (
             "the reward model that the data was prepared with is not known here: --reward_model"
         )
-    result.score(choose_rewards([*trained, *config.rewards, *asked], scorers=scorers))
+    result.score(choose_rewards([*trained, *config.rewards, *reward_names], scorers=scorers))
     return result
 
 
@@ -120,9 +120,11 @@ def _other_ways(policy: Policy, config: CheckpointConfig) -> dict[str, Decoding]
 
     What says the best of several replies has no likeliest one.
     """
-    asked, ways = Decoding.of(config), {}
-    if config.greedy and config.do_sample and generations(policy, asked) == 1:
-        ways["return_greedy"] = replace(asked, do_sample=False)
+    decoding, decodings = Decoding.of(config), {}
+    if config.greedy and config.do_sample and generations(policy, decoding) == 1:
+        decodings["return_greedy"] = replace(decoding, do_sample=False)
     if config.best_of > 1 and policy.method.heads.q:
-        ways["return_best_of"] = replace(asked, do_sample=True, num_beams=1, num_generations=config.best_of)
-    return ways
+        decodings["return_best_of"] = replace(
+            decoding, do_sample=True, num_beams=1, num_generations=config.best_of
+        )
+    return decodings

@@ -59,15 +59,15 @@ class ComparedTask:
     metrics: Mapping[str, Any] | None = None  # metrics.json; None where nothing was evaluated
     problem: str = ""  # why the whole task is missing
 
-    def estimate(self, method: str, which: str, figure: str) -> Estimate | None:
+    def estimate(self, method: str, checkpoint: str, figure: str) -> Estimate | None:
         """The figure of a method at its `best` or `last` checkpoint; where those are the same one, of
         that."""
-        group = self._group(method, which)
+        group = self._group(method, checkpoint)
         return None if group is None else _estimate(group["figures"].get(figure))
 
-    def difference(self, method: str, which: str, figure: str) -> Estimate | None:
+    def difference(self, method: str, checkpoint: str, figure: str) -> Estimate | None:
         """The same minus that of bc, paired by unit."""
-        group = self._group(method, which)
+        group = self._group(method, checkpoint)
         change = None if group is None else self.metrics["differences"].get(group["label"])
         return None if change is None else _estimate(change["figures"].get(figure))
 
@@ -76,9 +76,9 @@ class ComparedTask:
         group = self._group(method, "last")
         return group is not None and group["which"] == ""
 
-    def _group(self, method: str, which: str) -> Mapping[str, Any] | None:
+    def _group(self, method: str, checkpoint: str) -> Mapping[str, Any] | None:
         groups = self.metrics["groups"] if self.metrics else ()
-        return next((g for g in groups if g["group"] == method and g["which"] in (which, "")), None)
+        return next((g for g in groups if g["group"] == method and g["which"] in (checkpoint, "")), None)
 
 
 def to_markdown(tasks: Sequence[ComparedTask], methods: Sequence[str], header: str) -> str:
@@ -107,15 +107,15 @@ def to_markdown(tasks: Sequence[ComparedTask], methods: Sequence[str], header: s
 def _cells(task: ComparedTask, method: str) -> list[str]:
     """The headline at the best and the last checkpoint with its difference to bc, then the other figures at
     the last one."""
-    headline, *others = task.figures
+    headline, *other_figures = task.figures
     cells = []
-    for which in ("best", "last"):
-        value = shown(task.estimate(method, which, headline), figure_of(headline))
-        if change := task.difference(method, which, headline):
+    for checkpoint in ("best", "last"):
+        value = shown(task.estimate(method, checkpoint, headline), figure_of(headline))
+        if change := task.difference(method, checkpoint, headline):
             value += f"<br>Δ {shown(change, figure_of(headline), signed=True)}"
             value = f"**{value}**" if _better(change, headline) else value
-        cells.append("as last" if which == "best" and task.one_checkpoint(method) else value)
-    for name in others:
+        cells.append("as last" if checkpoint == "best" and task.one_checkpoint(method) else value)
+    for name in other_figures:
         change = task.difference(method, "last", name) if name.startswith("return") else None
         value = shown(task.estimate(method, "last", name), figure_of(name))
         cells.append(value + (f"<br>Δ {shown(change, figure_of(name), signed=True)}" if change else ""))
@@ -127,7 +127,8 @@ def _references(tasks: Sequence[ComparedTask]) -> list[list[str]]:
     rows = []
     for number, task in enumerate(tasks):
         before, after = (
-            sum(1 + len(other.figures) for other in part) for part in (tasks[:number], tasks[number + 1 :])
+            sum(1 + len(other.figures) for other in neighbours)
+            for neighbours in (tasks[:number], tasks[number + 1 :])
         )
         for name, value in (task.metrics["references"] if task.metrics else {}).items():
             cells = ["", shown(_estimate(value), figure_of(task.figures[0])), *[""] * (len(task.figures) - 1)]
@@ -205,9 +206,9 @@ def write_comparison(
 def replace_table(text: str, table: str) -> str:
     """`text` with the table between its two marks. Raises UserError where the marks are missing, or not one
     pair in order."""
-    before, found, rest = text.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not found or not closed or BEGIN in rest or END in after:
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in after:
         raise UserError(
             f"expected the line {BEGIN} and below it the line {END}, once each: put them where the table "
             "shall stand"
@@ -240,18 +241,18 @@ def _panel(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:
         axes.axvline(
             baseline.value, color=GREY, linestyle="--", linewidth=1, zorder=1, label=f"{BASELINE}, last"
         )
-    for which, shift, colour, face in (
+    for checkpoint, shift, colour, face in (
         ("best", -0.16, COLOURS[0], COLOURS[0]),
         ("last", 0.16, COLOURS[1], "white"),
     ):
-        label = {"best": "best checkpoint", "last": "last checkpoint"}[which]
+        label = {"best": "best checkpoint", "last": "last checkpoint"}[checkpoint]
         axes.plot([], [], "o-", color=colour, markerfacecolor=face, markersize=5, linewidth=2, label=label)
         for y, method in enumerate(methods):
-            value = task.estimate(method, which, name)
+            value = task.estimate(method, checkpoint, name)
             if (
                 value is None
                 or not math.isfinite(value.value)
-                or (which == "best" and task.one_checkpoint(method))
+                or (checkpoint == "best" and task.one_checkpoint(method))
             ):
                 continue
             if value.low is not None and value.high is not None:
@@ -282,5 +283,5 @@ def _estimate(value: Mapping[str, Any] | None) -> Estimate | None:
     only perplexities have one."""
     if value is None:
         return None
-    found = Estimate(**value)
-    return replace(found, value=math.inf) if found.value is None else found
+    estimate = Estimate(**value)
+    return replace(estimate, value=math.inf) if estimate.value is None else estimate

@@ -52,33 +52,36 @@ def read_comparison(
             name: from_dict(Task, task, where=f"{path}: tasks: {name}") for name, task in entries
         }
     except (KeyError, TypeError, AttributeError) as error:
-        got = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path}: expected YAML with methods and tasks, got {got}") from error
-    whole = from_dict(Comparison, values, where=path)
-    if BASELINE not in whole.methods:
-        why = "every other method starts from it and is compared with it"
-        raise ConfigError(f"{path}: expected {BASELINE} among the methods: {why}")
-    kept = _chosen(methods and (BASELINE, *methods), whole.methods, "methods")
-    for name in kept:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path}: expected YAML with methods and tasks, got {problem}") from error
+    comparison = from_dict(Comparison, values, where=path)
+    if BASELINE not in comparison.methods:
+        reason = "every other method starts from it and is compared with it"
+        raise ConfigError(f"{path}: expected {BASELINE} among the methods: {reason}")
+    chosen_methods = _chosen(methods and (BASELINE, *methods), comparison.methods, "methods")
+    for name in chosen_methods:
         if name not in METHODS:
             near = nearest(name, METHODS)
             raise ConfigError(f"{path}: unknown method {name!r}: expected one of {', '.join(METHODS)}.{near}")
-    for name, task in whole.tasks.items():
+    for name, task in comparison.tasks.items():
         if unknown := next((method for method in task.methods if method not in METHODS), None):
             raise ConfigError(
                 f"tasks: {name}: methods: unknown method {unknown!r}.{nearest(unknown, METHODS)}"
             )
     return replace(
-        whole, methods=kept, tasks=_chosen(tasks, whole.tasks, "tasks"), seeds=tuple(seeds) or whole.seeds
+        comparison,
+        methods=chosen_methods,
+        tasks=_chosen(tasks, comparison.tasks, "tasks"),
+        seeds=tuple(seeds) or comparison.seeds,
     )
 
 
-def _chosen(names: Sequence[str], among: dict[str, Any], what: str) -> dict[str, Any]:
+def _chosen(names: Sequence[str], among: dict[str, Any], flag: str) -> dict[str, Any]:
     """The entries of these names in the order of the file; all of them without names."""
     for name in names:
         if name not in among:
             raise UserError(
-                f"--{what}: unknown name {name!r}: the file has {', '.join(among)}.{nearest(name, among)}"
+                f"--{flag}: unknown name {name!r}: the file has {', '.join(among)}.{nearest(name, among)}"
             )
     return {name: value for name, value in among.items() if not names or name in names}
 
@@ -90,10 +93,14 @@ def search_of(comparison: Comparison, name: str) -> dict[str, Any]:
     """
     task, spaces = comparison.tasks[name], []
     for method, flags in comparison.methods.items():
-        here = task.methods.get(method, "")
-        if method != BASELINE and here is not None and (drawn := comparison.space.get(method)):
-            fixed = {flag: [value] for flag, value in _pairs(f"{flags} {here}").items() if flag not in drawn}
-            spaces.append({"method": [method]} | fixed | drawn)
+        task_flags = task.methods.get(method, "")
+        if method != BASELINE and task_flags is not None and (method_space := comparison.space.get(method)):
+            fixed = {
+                flag: [value]
+                for flag, value in _pairs(f"{flags} {task_flags}").items()
+                if flag not in method_space
+            }
+            spaces.append({"method": [method]} | fixed | method_space)
     if not spaces:
         raise ConfigError(
             f"tasks: {name}: search: expected a space for at least one of the methods, got none"
@@ -155,13 +162,13 @@ def how_chosen(comparison: Comparison, name: str, settings: Settings) -> str:
     searched."""
     if name not in settings:
         return ""
-    chosen = "; ".join(
+    chosen_settings = "; ".join(
         f"`{method}` {', '.join(f'{flag} {value}' for flag, value in values.items())}"
         for method, values in settings[name].items()
         if values
     )
-    if other := comparison.tasks[name].settings_of:
-        title = comparison.tasks[other].title
-        return f"Settings are those chosen in {title}, none was chosen here: {chosen}."
+    if origin := comparison.tasks[name].settings_of:
+        title = comparison.tasks[origin].title
+        return f"Settings are those chosen in {title}, none was chosen here: {chosen_settings}."
     draws, seeds = f"{comparison.samples} draws for each method", ", ".join(map(str, comparison.search_seeds))
-    return f"Settings are the best of {draws}, with training seed {seeds} and other users: {chosen}."
+    return f"Settings are the best of {draws}, with training seed {seeds} and other users: {chosen_settings}."

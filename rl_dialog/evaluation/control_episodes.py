@@ -51,12 +51,12 @@ def first_episodes(
     running, space = np.ones(envs.num_envs, bool), envs.action_space
     while running.any():
         actions = policy.act(observations, greedy=greedy)
-        taken = (
+        env_actions = (
             actions if policy.config.discrete else np.clip(actions, space.low, space.high)
         )  # a Gaussian knows no bounds
-        after, rewards, terminated, truncated, _ = envs.step(taken)
+        next_observations, rewards, terminated, truncated, _ = envs.step(env_actions)
         yield observations, actions, rewards, running
-        observations, running = after, running & ~(terminated | truncated)
+        observations, running = next_observations, running & ~(terminated | truncated)
 
 
 def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = True,
@@ -93,23 +93,26 @@ def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = 
 def headline(episodes: Sequence[ControlEpisode]) -> dict[str, Any]:
     """The mean true return with its 95 % interval, the predicted one, and correlations over all steps and
     over episodes."""
-    returns = [each.true_return for each in episodes]
+    returns = [episode.true_return for episode in episodes]
     mean = estimate([Measure.mean(returns)])
     figures = {
         "episodes": len(episodes),
-        "steps": sum(len(each.rewards) for each in episodes),
+        "steps": sum(len(episode.rewards) for episode in episodes),
         "return": round(mean.value, 3),
     }
     figures["return_interval"] = None if mean.low is None else [round(mean.low, 3), round(mean.high, 3)]
     if episodes[0].predicted is None:
         return figures
-    predicted = np.array([each.predicted_return for each in episodes])
+    predicted = np.array([episode.predicted_return for episode in episodes])
     true_steps, predicted_steps = (
-        np.concatenate([getattr(each, name) for each in episodes]) for name in ("rewards", "predicted")
+        np.concatenate([getattr(episode, name) for episode in episodes]) for name in ("rewards", "predicted")
     )
     figures["predicted_return"] = round(float(predicted.mean()), 3)
-    steps, whole = correlation(true_steps, predicted_steps), correlation(np.array(returns), predicted)
-    for name, value in (("step_correlation", steps), ("return_correlation", whole)):
+    step_correlation, return_correlation = (
+        correlation(true_steps, predicted_steps),
+        correlation(np.array(returns), predicted),
+    )
+    for name, value in (("step_correlation", step_correlation), ("return_correlation", return_correlation)):
         figures[name] = None if value is None else round(value, 3)
     return figures
 

@@ -22,9 +22,11 @@ def episode_plot(episode: ControlEpisode, title: str) -> bytes:
     _both(upper, episode.rewards, episode.predicted, "reward")
     sums = None if episode.predicted is None else np.cumsum(episode.predicted, dtype=float)
     _both(lower, np.cumsum(episode.rewards, dtype=float), sums, "sum so far")
-    found = None if episode.predicted is None else correlation(episode.rewards, episode.predicted)
+    step_correlation = None if episode.predicted is None else correlation(episode.rewards, episode.predicted)
     upper.set_title(
-        title + ("" if found is None else f": correlation of the steps {found:.2f}"), loc="left", fontsize=10
+        title + ("" if step_correlation is None else f": correlation of the steps {step_correlation:.2f}"),
+        loc="left",
+        fontsize=10,
     )
     lower.set_xlabel("step", fontsize=9)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -39,8 +41,12 @@ def returns_plot(episodes: Sequence[ControlEpisode], title: str) -> bytes:
     figure = Figure(figsize=(5, 4.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     axes.plot(true, predicted, "o", color=COLOURS[0], alpha=0.6, markersize=5, markeredgewidth=0)
-    found = correlation(true, predicted)
-    axes.set_title(title + ("" if found is None else f": correlation {found:.2f}"), loc="left", fontsize=10)
+    return_correlation = correlation(true, predicted)
+    axes.set_title(
+        title + ("" if return_correlation is None else f": correlation {return_correlation:.2f}"),
+        loc="left",
+        fontsize=10,
+    )
     axes.set_xlabel("true return", fontsize=9)
     axes.set_ylabel("predicted return", fontsize=9)
     plain(axes)

@@ -53,16 +53,16 @@ class Section:
 
 
 def write_document(
-    title: str, found: Sequence[Section], directory: Path, *, name: str = "report"
+    title: str, sections: Sequence[Section], directory: Path, *, name: str = "report"
 ) -> tuple[Path, Path]:
     """report.md (or another name) with plots/*.png, and report.html."""
     (directory / "plots").mkdir(parents=True, exist_ok=True)
-    for section in found:
+    for section in sections:
         if section.plot:
             (directory / "plots" / section.plot[0]).write_bytes(section.plot[1])
     markdown, page = directory / f"{name}.md", directory / f"{name}.html"
-    markdown.write_text(to_markdown(title, found), encoding="utf-8")
-    page.write_text(to_html(title, found), encoding="utf-8")
+    markdown.write_text(to_markdown(title, sections), encoding="utf-8")
+    page.write_text(to_html(title, sections), encoding="utf-8")
     return markdown, page
 
 
@@ -92,10 +92,10 @@ def print_tables(
             console.print(f"- {note}", markup=False)
 
 
-def to_markdown(title: str, found: Sequence[Section]) -> str:
+def to_markdown(title: str, sections: Sequence[Section]) -> str:
     """Markdown as GitHub renders it."""
     parts = [f"# {_md(title)}"]
-    for section in found:
+    for section in sections:
         parts.append(f"## {_md(section.title)}")
         parts += [_md(text) for text in section.text]
         if section.commands:
@@ -163,10 +163,10 @@ th.text, td.text { text-align: left; white-space: normal; min-width: 22rem; } \
 """
 
 
-def to_html(title: str, found: Sequence[Section]) -> str:
+def to_html(title: str, sections: Sequence[Section]) -> str:
     """One file: styles and plots are inside."""
     parts = [f"<h1>{html.escape(title)}</h1>"]
-    for section in found:
+    for section in sections:
         parts.append(f"<h2>{html.escape(section.title)}</h2>")
         parts += [f"<p>{html.escape(text)}</p>" for text in section.text]
         if section.commands:
@@ -231,9 +231,9 @@ def _html_sample(sample: Sample) -> str:
 
 def _html_line(line: tuple[str, str, str]) -> str:
     role, text, note = line
-    said = html.escape(text) if text.strip() else '<span class="empty">(empty)</span>'
+    escaped_text = html.escape(text) if text.strip() else '<span class="empty">(empty)</span>'
     return (
-        f'<div class="line {html.escape(role)}">{said}'
+        f'<div class="line {html.escape(role)}">{escaped_text}'
         + (f' <span class="note">{html.escape(note)}</span>' if note else "")
         + "</div>"
     )

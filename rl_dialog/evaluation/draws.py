@@ -67,20 +67,20 @@ def draw_replies(
         ):
             _keep(drawn[i], contexts[i].human, replies, count)
         return drawn
-    asked = [0] * len(contexts)
+    draw_counts = [0] * len(contexts)
     for _ in range(tries):
-        missing = [
-            range(begin, begin + count - len(d.replies)) for begin, d in zip(asked, drawn, strict=True)
+        draw_ranges = [
+            range(begin, begin + count - len(d.replies)) for begin, d in zip(draw_counts, drawn, strict=True)
         ]
         seeds = [
             [stream(seed, *context.stream, k) for k in numbers]
-            for context, numbers in zip(contexts, missing, strict=True)
+            for context, numbers in zip(contexts, draw_ranges, strict=True)
         ]
         for i, replies in enumerate(
             draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
         ):
             _keep(drawn[i], contexts[i].human, replies, count)
-            asked[i] += len(replies)
+            draw_counts[i] += len(replies)
     return drawn
 
 
@@ -102,10 +102,10 @@ def check_draws(decoding: Decoding, *, count: int, tries: int) -> None:
 
 
 def _keep(drawn: Drawn, human: str, replies: Sequence[Reply], count: int) -> None:
-    known = {human.strip(), *(reply.text for reply in drawn.replies)}
+    texts = {human.strip(), *(reply.text for reply in drawn.replies)}
     for reply in replies:
-        if reply.text in known:
+        if reply.text in texts:
             drawn.duplicates += 1
         elif len(drawn.replies) < count:
             drawn.replies.append(reply)
-            known.add(reply.text)
+            texts.add(reply.text)

@@ -81,8 +81,8 @@ class Run:
     @property
     def headline(self) -> str:
         """What training itself measured last."""
-        last = self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
-        metrics = json.loads((last / "metrics.json").read_text(encoding="utf-8"))
+        checkpoint = self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
+        metrics = json.loads((checkpoint / "metrics.json").read_text(encoding="utf-8"))
         name = next(
             (name for name in ("eval/return", "eval/perplexity", "eval/loss") if name in metrics), "step"
         )
@@ -154,9 +154,9 @@ def claim(folder: Path, marker: str, recipe: dict[str, Any], *, keep: bool = Fal
 
 def _changes(note: Path, text: str) -> str:
     """The lines of a recipe that are others now."""
-    before, now = (recipe.splitlines() for recipe in (note.read_text(encoding="utf-8"), text))
-    lines = [f"then {line.strip()}" for line in before if line not in now]
-    lines += [f"now {line.strip()}" for line in now if line not in before]
+    old_lines, new_lines = (recipe.splitlines() for recipe in (note.read_text(encoding="utf-8"), text))
+    lines = [f"then {line.strip()}" for line in old_lines if line not in new_lines]
+    lines += [f"now {line.strip()}" for line in new_lines if line not in old_lines]
     return "; ".join(lines[:6])
 
 
@@ -201,10 +201,10 @@ def evaluate_runs(config: Any, evaluate: Callable[[Any], Any]) -> tuple[float, d
         evaluate(config)
     except Exception:
         errors = {run: error for run in config.checkpoints if (error := _error_alone(run, config, evaluate))}
-        rest = tuple(run for run in config.checkpoints if run not in errors)
-        if not errors or not rest:
+        sound_runs = tuple(run for run in config.checkpoints if run not in errors)
+        if not errors or not sound_runs:
             raise
-        evaluate(replace(config, checkpoints=rest))
+        evaluate(replace(config, checkpoints=sound_runs))
         out = Path(config.output_dir)
         (out / METRICS).rename(out / METRICS_OF_SOME)  # so that the same command tries all of them again
     return time.perf_counter() - began, errors

@@ -45,7 +45,7 @@ def film(episode: ControlEpisode, action_names: Sequence[str] = ()) -> Iterator[
 def action_text(action: np.ndarray, names: Sequence[str] = ()) -> str:
     """An action's name, or its number or numbers."""
     if action.ndim:
-        return " ".join(f"{each:+.2f}" for each in action)
+        return " ".join(f"{value:+.2f}" for value in action)
     return names[int(action)] if names else str(int(action))
 
 
@@ -55,7 +55,7 @@ def save_gif(path: Path, frames: Iterable[Image.Image], fps: float) -> None:
         raise UserError(
             f"a GIF has at most {MOST_GIF_FPS} frames per second, got {fps:g}: expected fewer, or mp4"
         )
-    images = (each.quantize(GIF_COLOURS, dither=Image.Dither.NONE) for each in frames)
+    images = (frame.quantize(GIF_COLOURS, dither=Image.Dither.NONE) for frame in frames)
     next(images).save(path, "gif", save_all=True, append_images=images, duration=round(1000 / fps), loop=0)
 
 
@@ -89,9 +89,9 @@ def _shown(
     picture = Image.fromarray(frame).resize((width * factor, height * factor), Image.Resampling.NEAREST)
     size = max(14, picture.width // 22)
     line, margin, font = round(1.4 * size), size, _font(size)
-    whole = Image.new("RGB", (_even(picture.width), _even(picture.height + 4 * line + margin)), "white")
-    whole.paste(picture)
-    pen, top = ImageDraw.Draw(whole), picture.height + margin // 2
+    image = Image.new("RGB", (_even(picture.width), _even(picture.height + 4 * line + margin)), "white")
+    image.paste(picture)
+    pen, top = ImageDraw.Draw(image), picture.height + margin // 2
     pen.text((margin, top), step, INK, font)
     pen.text((picture.width - margin, top), action, INK, font, anchor="ra")
     for row, name in enumerate(("reward", "sum"), 2):
@@ -100,7 +100,7 @@ def _shown(
         right = picture.width - margin - place * picture.width * 3 // 10
         for row, text in enumerate((heading, f"{reward:+.2f}", f"{total:+.2f}"), 1):
             pen.text((right, top + row * line), text, colour, font, anchor="ra")
-    return whole
+    return image
 
 
 def _even(number: int) -> int:

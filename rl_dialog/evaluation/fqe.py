@@ -155,8 +155,8 @@ def td_errors(
     The gradient goes into Q(s,a) only.
     """
     batch, out = piece.batch, piece.out
-    after = expected(table_of(target), piece.out, decode)[batch.next_state]
-    y = batch.rewards + discounts(batch, gamma, discount) * after
+    next_value = expected(table_of(target), piece.out, decode)[batch.next_state]
+    y = batch.rewards + discounts(batch, gamma, discount) * next_value
     return (q(out.lm.features, out.lm).at(batch.actions) - y).masked_fill(~has_target(batch), 0.0)
 
 
@@ -173,15 +173,15 @@ def table_of(head: nn.Module) -> Table:
 @torch.no_grad()
 def expected(table: Table, out: Outputs, decode: Decode) -> Tensor:
     """(S,) sum_a pi(a|s) Q(s,a), exact over the vocabulary, a chunk of states at a time."""
-    found = []
-    for part in out.lm.parts():
+    values = []
+    for chunk in out.lm.parts():
         states = Outputs(
-            out.lm.rows(part),
-            q_target=tuple(head.rows(part) for head in out.q_target),
-            v=None if out.v is None else out.v[part],
+            out.lm.rows(chunk),
+            q_target=tuple(head.rows(chunk) for head in out.q_target),
+            v=None if out.v is None else out.v[chunk],
         )
-        found.append((decode(states).float().softmax(1) * table(states)).sum(1))
-    return torch.cat(found)
+        values.append((decode(states).float().softmax(1) * table(states)).sum(1))
+    return torch.cat(values)
 
 
 @torch.no_grad()
@@ -189,15 +189,15 @@ def evaluate_q(
     q: nn.Module, pieces: Sequence[Piece], decode: Decode, *, gamma: float = 1.0, discount: str = "token"
 ) -> FittedQ:
     """The value of first states, and the TD errors, of rows that were left out of the fit."""
-    first, squares, counts = [], [], []
+    first_values, squares, counts = [], [], []
     for piece in pieces:
         rows = piece.batch.rows
         count = torch.bincount(rows[has_target(piece.batch)], minlength=len(piece.batch.input_ids))
         error = td_errors(q, q, piece, decode, gamma=gamma, discount=discount)
-        first.append(at_first(piece, expected(table_of(q), piece.out, decode)))
+        first_values.append(at_first(piece, expected(table_of(q), piece.out, decode)))
         squares.append(torch.bincount(rows, error.square().double(), minlength=len(count)))
         counts.append(count)
-    return FittedQ(*(torch.cat(values).double().cpu().numpy() for values in (first, squares, counts)))
+    return FittedQ(*(torch.cat(values).double().cpu().numpy() for values in (first_values, squares, counts)))
 
 
 def at_first(piece: Piece, values: Tensor) -> Tensor:

@@ -235,20 +235,20 @@ def choices_of(
     count = generations(policy, decoding)
     streams = [[stream(seed, k) for seed in of_prompt for k in range(count)] for of_prompt in seeds]
     drawn = draw(policy, tokenizer, prompts, decoding, seeds=streams, batch_size=batch_size)
-    behind = [prompt for prompt, replies in zip(prompts, drawn, strict=True) for _ in replies]
+    reply_prompts = [prompt for prompt, replies in zip(prompts, drawn, strict=True) for _ in replies]
     with evaluating(policy):
         scores = reply_scores(
-            policy, tokenizer, behind, [reply for replies in drawn for reply in replies], decoding
+            policy, tokenizer, reply_prompts, [reply for replies in drawn for reply in replies], decoding
         )
-    parts = iter(
+    score_groups = iter(
         [
-            {name: values[at : at + count] for name, values in scores.items()}
-            for at in range(0, len(behind), count)
+            {name: values[start : start + count] for name, values in scores.items()}
+            for start in range(0, len(reply_prompts), count)
         ]
     )
     return [
-        [Choice(replies[k * count : (k + 1) * count], next(parts)) for k in range(len(of))]
-        for replies, of in zip(drawn, seeds, strict=True)
+        [Choice(replies[k * count : (k + 1) * count], next(score_groups)) for k in range(len(choice_seeds))]
+        for replies, choice_seeds in zip(drawn, seeds, strict=True)
     ]
 
 
@@ -264,20 +264,20 @@ def draw(
 ) -> list[list[Reply]]:
     """Reply k to prompt i from the stream seeds[i][k]. A prompt is read once for all its replies, prompts of
     similar length share a batch."""
-    found: list[list[Reply]] = [[] for _ in prompts]
+    replies: list[list[Reply]] = [[] for _ in prompts]
     order = sorted((i for i in range(len(prompts)) if seeds[i]), key=lambda i: (len(prompts[i]), i))
     with evaluating(policy):
         while order:
-            part, rows = [], 0
-            while order and (not part or rows + len(seeds[order[0]]) <= batch_size):
-                part.append(order.pop(0))
-                rows += len(seeds[part[-1]])
+            batch, rows = [], 0
+            while order and (not batch or rows + len(seeds[order[0]]) <= batch_size):
+                batch.append(order.pop(0))
+                rows += len(seeds[batch[-1]])
             produced = iter(
-                _continue(policy, tokenizer, [prompts[i] for i in part], decoding, [seeds[i] for i in part])
+                _continue(policy, tokenizer, [prompts[i] for i in batch], decoding, [seeds[i] for i in batch])
             )
-            for i in part:
-                found[i] = [read_reply(next(produced), policy, tokenizer) for _ in seeds[i]]
-    return found
+            for i in batch:
+                replies[i] = [read_reply(next(produced), policy, tokenizer) for _ in seeds[i]]
+    return replies
 
 
 def _continue(
@@ -323,12 +323,12 @@ def reply_scores(
     method, end = policy.method, [tokenizer.eos_token_id]
     ids = [[*reply.tokens, *(end if reply.finished or not reply.tokens else [])] for reply in replies]
     way = decoding.rank_by or method.rank_by or ("mean Q" if method.heads.q else "mean log-probability")
-    found = all_rankings(policy, prompts, ids, by=way)
+    rankings = all_rankings(policy, prompts, ids, by=way)
     if not method.rerank_log_prob_weight:
-        return {way: found[way], "score": found[way]}
+        return {way: rankings[way], "score": rankings[way]}
     weight = method.rerank_log_prob_weight * policy.value_unit  # Q is in units of reward here
-    logp = found["log-probability"]
-    return {way: found[way], "log-probability": logp, "score": found[way] + weight * logp}
+    logp = rankings["log-probability"]
+    return {way: rankings[way], "log-probability": logp, "score": rankings[way] + weight * logp}
 
 
 def beam_replies(
@@ -353,7 +353,7 @@ def beams_of(
     prompts of similar length."""
     beams = replace(decoding, do_sample=False)
     beams.check()
-    width, found = beams.num_beams, {}
+    width, by_prompt = beams.num_beams, {}
     settings = {
         "num_beams": width,
         "num_return_sequences": width,
@@ -361,8 +361,8 @@ def beams_of(
         "output_scores": True,
     }
     with evaluating(policy):
-        for part in batches([len(prompt) for prompt in prompts], max(1, batch_size // width)):
-            ids, mask = left_padded([prompts[i] for i in part], pad_id(tokenizer), policy.device)
+        for indices in batches([len(prompt) for prompt in prompts], max(1, batch_size // width)):
+            ids, mask = left_padded([prompts[i] for i in indices], pad_id(tokenizer), policy.device)
             result = policy.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -370,13 +370,13 @@ def beams_of(
                 **limits(policy, tokenizer, beams),
                 **settings,
             )
-            scores = result.sequences_scores.tolist() if width > 1 else [None] * len(part)
+            scores = result.sequences_scores.tolist() if width > 1 else [None] * len(indices)
             rows = [
                 read_reply(row, policy, tokenizer) for row in result.sequences[:, ids.shape[1] :].tolist()
             ]
             replies = [replace(reply, score=score) for reply, score in zip(rows, scores, strict=True)]
-            found |= {i: replies[n * width : (n + 1) * width] for n, i in enumerate(part)}
-    yield from (found[i] for i in range(len(prompts)))
+            by_prompt |= {i: replies[n * width : (n + 1) * width] for n, i in enumerate(indices)}
+    yield from (by_prompt[i] for i in range(len(prompts)))
 
 
 @torch.no_grad()
@@ -414,14 +414,14 @@ def sampler(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
 
 def warpers(decoding: Decoding) -> list[LogitsProcessor]:
     """What temperature, top-k and top-p make of logits."""
-    found: list[LogitsProcessor] = []
+    processors: list[LogitsProcessor] = []
     if decoding.temperature != 1.0:
-        found.append(TemperatureLogitsWarper(decoding.temperature))
+        processors.append(TemperatureLogitsWarper(decoding.temperature))
     if decoding.top_k:
-        found.append(TopKLogitsWarper(decoding.top_k))
+        processors.append(TopKLogitsWarper(decoding.top_k))
     if decoding.top_p < 1.0:
-        found.append(TopPLogitsWarper(decoding.top_p))
-    return found
+        processors.append(TopPLogitsWarper(decoding.top_p))
+    return processors
 
 
 def rank_weights(count: int) -> list[float]:
@@ -436,14 +436,14 @@ def rank_weights(count: int) -> list[float]:
 def choose_beam(replies: Sequence[Reply], rng: np.random.Generator) -> tuple[int, list[float]]:
     """The index of the chosen beam and the probability that each had: empty replies are dropped; if none is
     left, all are equally likely."""
-    kept = [i for i, reply in enumerate(replies) if reply.text.strip()]
+    spoken = [i for i, reply in enumerate(replies) if reply.text.strip()]
     odds = [0.0] * len(replies)
-    chosen = (
-        zip(kept, rank_weights(len(kept)), strict=True)
-        if kept
+    weighted = (
+        zip(spoken, rank_weights(len(spoken)), strict=True)
+        if spoken
         else enumerate([1 / len(replies)] * len(replies))
     )
-    for i, weight in chosen:
+    for i, weight in weighted:
         odds[i] = weight
     return int(rng.choice(len(replies), p=odds)), odds
 
@@ -452,8 +452,10 @@ def read_reply(tokens: Sequence[int], policy: Policy, tokenizer: PreTrainedToken
     """Generated ids to a Reply."""
     stops = set(stop_ids(policy, tokenizer))
     end = next((i for i, token in enumerate(tokens) if token in stops), None)
-    kept = list(tokens[:end])
-    return Reply(tokenizer.decode(kept, skip_special_tokens=True).strip(), tuple(kept), end is not None)
+    reply_tokens = list(tokens[:end])
+    return Reply(
+        tokenizer.decode(reply_tokens, skip_special_tokens=True).strip(), tuple(reply_tokens), end is not None
+    )
 
 
 def prompt_room(policy: Policy, decoding: Decoding) -> int:
@@ -471,9 +473,9 @@ def prompt_room(policy: Policy, decoding: Decoding) -> int:
 def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """The tokens that end a reply: the tokenizer's end of turn and those that the model's generation config
     names."""
-    named = policy.generation_config.eos_token_id
-    found = [named] if isinstance(named, int) else list(named or [])
-    return sorted({*found, tokenizer.eos_token_id} - {None})
+    config_ids = policy.generation_config.eos_token_id
+    ids = [config_ids] if isinstance(config_ids, int) else list(config_ids or [])
+    return sorted({*ids, tokenizer.eos_token_id} - {None})
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -168,31 +168,31 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
             f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split"
             f" {split!r} of {config.data}"
         )
-    found = HeldOut(
+    held_out = HeldOut(
         split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight]
     )
     if config.candidates:
-        found.similarities = read_similarities(config.similarities, config.similarity_path)
-        found.ranker = (
+        held_out.similarities = read_similarities(config.similarities, config.similarity_path)
+        held_out.ranker = (
             load_for_decoding(existing(config.ranker)).to(named_device(config.device))
             if config.ranker
             else None
         )
-        found.reward_model = (
+        held_out.reward_model = (
             load_reward_model(config.reward_model, device=named_device(config.device))
             if config.reward_model
             else None
         )
     if "fqe" in config.ope:
-        found.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
+        held_out.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
     if {"wis", "pdwis"} & set(config.ope):
-        found.behaviour = read_behaviour(
+        held_out.behaviour = read_behaviour(
             existing(config.behaviour),
             dialogs,
             max_length=config.max_length,
             device=named_device(config.device),
         )
-    return found
+    return held_out
 
 
 def _contexts(
@@ -200,20 +200,22 @@ def _contexts(
 ) -> list[tuple[Dialog, int]]:
     """The first `count` last replies of dialogs, or so many of all (or all good) replies, drawn by `seed` and
     in their order; every context once."""
-    found: dict[str, tuple[Dialog, int]] = {}
+    by_messages: dict[str, tuple[Dialog, int]] = {}
     for dialog in dialogs:
         for i in dialog.replies[-1:] if which == "last" else dialog.replies:
             reward = dialog.messages[i].get("reward")
             if i and (which != "good" or (reward is not None and reward > 0)):
-                found.setdefault(
+                by_messages.setdefault(
                     json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i)
                 )
-    every = list(found.values())
-    if which == "last" or len(every) <= count:
-        return every[:count]
+    contexts = list(by_messages.values())
+    if which == "last" or len(contexts) <= count:
+        return contexts[:count]
     return [
-        every[n]
-        for n in sorted(np.random.default_rng([seed, len(every)]).choice(len(every), count, replace=False))
+        contexts[n]
+        for n in sorted(
+            np.random.default_rng([seed, len(contexts)]).choice(len(contexts), count, replace=False)
+        )
     ]
 
 
@@ -226,18 +228,20 @@ def score_held_out(
     if config.ope:
         _estimate_return(result, policy, tokenizer, scores, logged, held_out, config)
     if config.candidates:
-        how = {
+        settings = {
             "similarities": held_out.similarities,
             "ranker": held_out.ranker,
             "reward_model": held_out.reward_model,
         }
-        how |= {
+        settings |= {
             "click_threshold": config.click_threshold,
             "seed": config.seed,
             "batch_size": config.batch_size,
         }
-        how |= {"count": config.candidates}
-        result.candidates = make_candidates(policy, tokenizer, held_out.contexts, Decoding.of(config), **how)
+        settings |= {"count": config.candidates}
+        result.candidates = make_candidates(
+            policy, tokenizer, held_out.contexts, Decoding.of(config), **settings
+        )
         result.measures |= candidate_measures(result.candidates)
     result.answers = _answer(result, policy, tokenizer, held_out, config)
 
@@ -246,15 +250,15 @@ def _score_replies(
     result: RunResult, policy: Policy, logged: LoggedReplies, held_out: HeldOut
 ) -> ReplyScores:
     """Perplexity, KL and the critic."""
-    missing = ""
+    no_prior = ""
     try:
         prior = load_prior(result.directory)
     except ValueError as error:
-        prior, missing = None, str(error)
+        prior, no_prior = None, str(error)
     scores = score_replies(policy, logged, prior=prior)
     result.measures |= held_out_measures(scores, logged)
-    if missing or scores.kl_missing:
-        result.notes |= dict.fromkeys(("kl", "kl_per_reply"), missing or scores.kl_missing)
+    if no_prior or scores.kl_missing:
+        result.notes |= dict.fromkeys(("kl", "kl_per_reply"), no_prior or scores.kl_missing)
     if not held_out.pairs.contexts:
         result.notes["critic"] = "the held-out dialogs have no context with replies of different reward"
         return scores
@@ -278,15 +282,15 @@ def _estimate_return(
     sources = {"dialogs": held_out.dialogs, "behaviour": held_out.behaviour}
     if "fqe" in config.ope:
         sources["train"] = known_outcomes(_logged(policy, tokenizer, held_out, config, part="train")).rows
-    how = {
+    settings = {
         "discount": Discount(config.gamma, config.discount),
         "fqe": config.fqe,
         "seed": config.seed,
         "quiet": config.quiet,
     }
-    found = all_estimates(config.ope, policy, scores, logged, **sources, **how)
-    result.measures |= found.measures
-    result.notes |= found.notes
+    estimates = all_estimates(config.ope, policy, scores, logged, **sources, **settings)
+    result.measures |= estimates.measures
+    result.notes |= estimates.notes
 
 
 def _logged(
@@ -309,25 +313,25 @@ def _answer(
     conversations = [dialog.messages[:i] for dialog, i in held_out.contexts]
     seeds = [stream(config.seed, n, 0) for n in range(len(conversations))]
     if result.candidates and (config.do_sample or config.num_beams == 1):
-        replies = [found[0] for found in result.candidates.replies]
+        replies = [candidates[0] for candidates in result.candidates.replies]
     else:
-        how = {"seeds": seeds, "batch_size": config.batch_size}
-        replies = generate_replies(policy, tokenizer, conversations, Decoding.of(config), **how)
+        settings = {"seeds": seeds, "batch_size": config.batch_size}
+        replies = generate_replies(policy, tokenizer, conversations, Decoding.of(config), **settings)
     answers = []
-    for (dialog, i), messages, reply in zip(held_out.contexts, conversations, replies, strict=True):
+    for (dialog, i), conversation, reply in zip(held_out.contexts, conversations, replies, strict=True):
         context = [
             {
                 "role": m["role"],
                 "content": m["content"],
                 **({"weight": 0} if m["role"] == "assistant" else {}),
             }
-            for m in messages
+            for m in conversation
         ]
-        said = [*context, {"role": "assistant", "content": reply.text}]
+        messages = [*context, {"role": "assistant", "content": reply.text}]
         answers.append(
             Answer(
                 dialog.id,
-                Dialog(f"{dialog.id}:{i}", said, dialog.source, truncated=True),
+                Dialog(f"{dialog.id}:{i}", messages, dialog.source, truncated=True),
                 reply,
                 dialog.messages[i]["content"] or "",
             )

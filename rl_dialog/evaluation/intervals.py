@@ -109,12 +109,12 @@ def unpaired_difference(
     units = [int((measure.denominator > 0).sum()) for measure in (ours, theirs)]
     if min(units) < 2 or not (ours.interval and theirs.interval):
         return Estimate(value, None, None, 1, min(units))
-    drawn = []
+    replicated = []
     for number, measure in enumerate((ours, theirs)):
         numerator, denominator, exponential = _stack([measure])
         times = _draws(numerator.shape[1], replicates, _stream(seed, 3 + number))
-        drawn.append(_replicate(numerator, denominator, exponential, times, _stream(seed, 1)))
-    return _with_interval(value, drawn[0] - drawn[1], 1, min(units))
+        replicated.append(_replicate(numerator, denominator, exponential, times, _stream(seed, 1)))
+    return _with_interval(value, replicated[0] - replicated[1], 1, min(units))
 
 
 def _stack(runs: Sequence[Measure]) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -155,10 +155,10 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray, exponential: bool) ->
 
 
 def _with_interval(value: float, draws: np.ndarray, runs: int, units: int) -> Estimate:
-    known = draws[np.isfinite(draws)]
-    if len(known) < len(draws) / 2 or not np.isfinite(value) or known.min() == known.max():
+    finite = draws[np.isfinite(draws)]
+    if len(finite) < len(draws) / 2 or not np.isfinite(value) or finite.min() == finite.max():
         return Estimate(value, None, None, runs, units)
-    low, high = np.percentile(known, [2.5, 97.5])
+    low, high = np.percentile(finite, [2.5, 97.5])
     return Estimate(value, float(low), float(high), runs, units)
 
 

@@ -40,8 +40,8 @@ def inner_repetition(text: str, n: int = 3) -> tuple[int, int]:
 def repeats(earlier: Sequence[str], text: str) -> bool:
     """Is `text` the same as one of the `earlier` replies, or nearly (Jaccard similarity of their sets of
     words at least NEAR)?"""
-    said = set(words(text))
-    return any(before == text or _jaccard(said, set(words(before))) >= NEAR for before in earlier)
+    vocabulary = set(words(text))
+    return any(reply == text or _jaccard(vocabulary, set(words(reply))) >= NEAR for reply in earlier)
 
 
 def _jaccard(a: set[str], b: set[str]) -> float:
@@ -55,29 +55,29 @@ def text_measures(
     have one number per reply."""
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     texts = [[dialog.messages[i]["content"] or "" for i in dialog.replies] for dialog in dialogs]
-    for said, lengths, ended in zip(texts, tokens, finished, strict=True):
-        inner = [inner_repetition(text) for text in said]
-        count = len(said)
+    for replies, lengths, ended in zip(texts, tokens, finished, strict=True):
+        inner = [inner_repetition(text) for text in replies]
+        count = len(replies)
         rows["tokens"].append((sum(lengths), count))
-        rows["words"].append((sum(len(words(text)) for text in said), count))
-        rows["repeated"].append((sum(repeats(said[:i], text) for i, text in enumerate(said)), count))
+        rows["words"].append((sum(len(words(text)) for text in replies), count))
+        rows["repeated"].append((sum(repeats(replies[:i], text) for i, text in enumerate(replies)), count))
         rows["rep_3"].append((sum(again for again, _ in inner), sum(total for _, total in inner)))
-        rows["empty"].append((sum(not text.strip() for text in said), count))
+        rows["empty"].append((sum(not text.strip() for text in replies), count))
         rows["unfinished"].append((sum(not end for end in ended), count))
         rows["replies"].append((count, 1))
     measures = {name: _measure(pairs) for name, pairs in rows.items()}
-    flat = [text for said in texts for text in said]
+    flat = [text for replies in texts for text in replies]
     return measures | {f"distinct_{n}": Measure.whole(distinct(flat, n)) for n in (1, 2)}
 
 
 def reward_measures(values: Mapping[str, Sequence[Sequence[float | None]]]) -> dict[str, Measure]:
     """Mean of each reward over the replies it applies to; one unit per dialog. `values`: reward -> dialog ->
     one number per reply, or None."""
-    found = {}
+    measures = {}
     for name, dialogs in values.items():
         applied = [[value for value in row if value is not None] for row in dialogs]
-        found[f"reward/{name}"] = _measure([(sum(row), len(row)) for row in applied])
-    return found
+        measures[f"reward/{name}"] = _measure([(sum(row), len(row)) for row in applied])
+    return measures
 
 
 @dataclass(frozen=True)
@@ -98,36 +98,38 @@ def find_pairs(dialogs: Sequence[Dialog], *, most_per_context: int = 200) -> Pai
     it is the last. Replies of whose outcome nothing is known are left out, and so are
     pairs beyond `most_per_context`.
     """
-    at: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
+    by_context: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     number = 0
     for dialog in dialogs:
-        earned = np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None is NaN
-        for place, (i, outcome) in enumerate(zip(dialog.replies, to_go(earned).tolist(), strict=True)):
+        rewards = np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None is NaN
+        for place, (i, outcome) in enumerate(zip(dialog.replies, to_go(rewards).tolist(), strict=True)):
             if not math.isnan(outcome):
                 context = json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]])
-                at[context].append((outcome, dialog.messages[i]["content"] or "", number + place))
-        number += len(earned)
-    found = [list(islice(_pairs_of(replies), most_per_context)) for replies in at.values()]
-    found = [pairs for pairs in found if pairs]
-    flat = [(better, worse, context) for context, pairs in enumerate(found) for better, worse in pairs]
+                by_context[context].append((outcome, dialog.messages[i]["content"] or "", number + place))
+        number += len(rewards)
+    pair_lists = [list(islice(_pairs_of(replies), most_per_context)) for replies in by_context.values()]
+    pair_lists = [pairs for pairs in pair_lists if pairs]
+    flat = [(better, worse, context) for context, pairs in enumerate(pair_lists) for better, worse in pairs]
     columns = np.array(flat, dtype=np.int64).reshape(-1, 3).T
-    return Pairs(*columns, contexts=len(found))
+    return Pairs(*columns, contexts=len(pair_lists))
 
 
 def _pairs_of(replies: Sequence[tuple[float, str, int]]) -> Iterator[tuple[int, int]]:
-    for (first, text, i), (second, other, j) in combinations(replies, 2):
-        if abs(first - second) > 1e-9 and text != other:
-            yield (i, j) if first > second else (j, i)
+    for (outcome, text, i), (other_outcome, other_text, j) in combinations(replies, 2):
+        if abs(outcome - other_outcome) > 1e-9 and text != other_text:
+            yield (i, j) if outcome > other_outcome else (j, i)
 
 
 def pairwise_accuracy(scores: np.ndarray, pairs: Pairs) -> Measure:
     """Share of pairs whose better reply has the higher score, ties counting half; one unit per context.
     `scores` has one number per reply."""
     better, worse = scores[pairs.better], scores[pairs.worse]
-    known = ~(np.isnan(better) | np.isnan(worse))
+    is_scored = ~(np.isnan(better) | np.isnan(worse))
     right = np.where(better == worse, 0.5, (better > worse).astype(float))
-    count = np.bincount(pairs.context, known.astype(float), minlength=pairs.contexts)
-    return Measure(np.bincount(pairs.context, np.where(known, right, 0.0), minlength=pairs.contexts), count)
+    count = np.bincount(pairs.context, is_scored.astype(float), minlength=pairs.contexts)
+    return Measure(
+        np.bincount(pairs.context, np.where(is_scored, right, 0.0), minlength=pairs.contexts), count
+    )
 
 
 def _measure(pairs: Sequence[tuple[float, float]]) -> Measure:

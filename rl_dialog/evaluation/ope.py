@@ -63,8 +63,8 @@ class Estimates:
 
     def add_note(self, figure: str, *texts: str) -> None:
         """Appends the texts that are not empty."""
-        said = " ".join([self.notes.get(figure, ""), *texts]).strip()
-        self.notes |= {figure: said} if said else {}
+        note = " ".join([self.notes.get(figure, ""), *texts]).strip()
+        self.notes |= {figure: note} if note else {}
 
 
 def read_behaviour(
@@ -93,13 +93,16 @@ def logged_returns(logged: LoggedReplies, tokens: np.ndarray, discount: Discount
 def known_outcomes(logged: LoggedReplies) -> LoggedReplies:
     """The same replies; those before a rated last reply earned 0, if none but last replies are rated."""
     rewards = _rewards(logged)
-    rated, last = ~np.isnan(rewards), np.append(np.diff(logged.dialog) != 0, True)[: len(rewards)]
-    before = ~rated & np.isin(logged.dialog, logged.dialog[rated])  # (R,) before a rated last reply
-    if (rated & ~last).any() or not before.any():
+    rated, is_last = ~np.isnan(rewards), np.append(np.diff(logged.dialog) != 0, True)[: len(rewards)]
+    is_before = ~rated & np.isin(logged.dialog, logged.dialog[rated])  # (R,) before a rated last reply
+    if (rated & ~is_last).any() or not is_before.any():
         return logged
-    filled = np.where(before, 0, rewards).astype(np.float32)
-    parts = np.split(filled, np.cumsum([len(row.rewards) for row in logged.rows])[:-1])
-    rows = [replace(row, rewards=part) for row, part in zip(logged.rows, parts, strict=True)]
+    filled = np.where(is_before, 0, rewards).astype(np.float32)
+    rewards_by_row = np.split(filled, np.cumsum([len(row.rewards) for row in logged.rows])[:-1])
+    rows = [
+        replace(row, rewards=row_rewards)
+        for row, row_rewards in zip(logged.rows, rewards_by_row, strict=True)
+    ]
     return replace(logged, rows=rows)
 
 
@@ -112,8 +115,10 @@ def _discounts(logged: LoggedReplies, tokens: np.ndarray, discount: Discount) ->
     """(R,) what a reward at the end of each reply counts in the dialog's first state: gamma to the actions
     (or turn ends) before its last action."""
     steps = tokens if discount.per == "token" else np.ones(len(tokens))
-    before = np.concatenate([np.empty(0), *(np.cumsum(part) for part in _by_dialog(steps, logged))]) - 1
-    return discount.gamma**before
+    steps_before = (
+        np.concatenate([np.empty(0), *(np.cumsum(counts) for counts in _by_dialog(steps, logged))]) - 1
+    )
+    return discount.gamma**steps_before
 
 
 def _by_dialog(values: np.ndarray, logged: LoggedReplies) -> list[np.ndarray]:
@@ -154,21 +159,23 @@ def fitted_q(
         nothing = f"Undefined: none of the {len(rewards):,} training replies has a reward."
         return Estimates(notes={"ope/fqe": nothing})
     shuffled = [train[i] for i in np.random.default_rng([seed, 2]).permutation(len(train))]
-    decode, how = policy.method.decode, {"gamma": discount.gamma, "discount": discount.per}
+    decode, discounting = policy.method.decode, {"gamma": discount.gamma, "discount": discount.per}
     q = fit(
         read_pieces(policy, shuffled, batch_size=settings.batch_size),
         decode,
         settings,
         seed=seed,
         quiet=quiet,
-        **how,
+        **discounting,
     )
-    found = evaluate_q(q, read_pieces(policy, logged.rows, batch_size=settings.batch_size), decode, **how)
+    fitted = evaluate_q(
+        q, read_pieces(policy, logged.rows, batch_size=settings.batch_size), decode, **discounting
+    )
     dialogs, rows = _first_rows(logged)
     values = np.full(logged.dialogs, np.nan)
-    values[dialogs] = found.first[rows]
+    values[dialogs] = fitted.first[rows]
     estimates = Estimates(
-        {"ope/fqe": Measure.mean(values), "ope/fqe_td": Measure(found.td_error, found.decisions)}
+        {"ope/fqe": Measure.mean(values), "ope/fqe_td": Measure(fitted.td_error, fitted.decisions)}
     )
     estimates.add_note("ope/fqe", _all_equal(rewards), _unrated(rewards), _cut(train))
     return estimates
@@ -183,9 +190,9 @@ def _all_equal(rewards: np.ndarray) -> str:
 
 
 def _unrated(rewards: np.ndarray) -> str:
-    if not (missing := int(np.isnan(rewards).sum())):
+    if not (unrated := int(np.isnan(rewards).sum())):
         return ""
-    return f"{missing:,} of {len(rewards):,} training replies have no reward: Q guesses it from the others."
+    return f"{unrated:,} of {len(rewards):,} training replies have no reward: Q guesses it from the others."
 
 
 def _cut(rows: Sequence[Row]) -> str:
@@ -209,10 +216,10 @@ def direct_method(
     dialogs, rows = _first_rows(logged)
     pieces = read_pieces(policy, [logged.rows[row] for row in rows], batch_size=batch_size)
     values = np.full(logged.dialogs, np.nan)
-    first = [
+    piece_values = [
         at_first(p, expected(method.critic, p.out, method.decode)).double().cpu().numpy() for p in pieces
     ]
-    values[dialogs] = np.concatenate(first) * policy.value_unit
+    values[dialogs] = np.concatenate(piece_values) * policy.value_unit
     estimates.measures["ope/dm"] = Measure.mean(values)
     estimates.add_note(
         "ope/dm", "The critic's own opinion of its policy, which was made to maximise it: optimistic."
@@ -233,7 +240,7 @@ def direct_method(
 
 
 def importance_sampling(
-    which: Sequence[str],
+    estimators: Sequence[str],
     scores: ReplyScores,
     logged: LoggedReplies,
     behaviour: Behaviour,
@@ -253,33 +260,34 @@ def importance_sampling(
     _check_same_tokens(logged, behaviour)
     estimates = Estimates()
     values = _rewards(logged) * _discounts(logged, scores.tokens, discount)
-    columns = [_by_dialog(each, logged) for each in (values, behaviour.nll, scores.nll)]
-    rated = [not np.isnan(part).any() for part in columns[0]]
-    known = [parts for parts, use in zip(zip(*columns, strict=True), rated, strict=True) if use]
-    if impossible := _impossible(known, behaviour.name):
-        for name in which:
+    columns = [_by_dialog(figures, logged) for figures in (values, behaviour.nll, scores.nll)]
+    rated = [not np.isnan(row).any() for row in columns[0]]
+    dialog_columns = [parts for parts, use in zip(zip(*columns, strict=True), rated, strict=True) if use]
+    if impossible := _impossible(dialog_columns, behaviour.name):
+        for name in estimators:
             estimates.add_note(f"ope/{name}", f"Undefined: {impossible}.")
         return estimates
-    earned, weights = [part for part, _, _ in known], [np.cumsum(mu - pi) for _, mu, pi in known]
-    log_w = np.array([part[-1] for part in weights])
+    dialog_rewards, weights = (
+        [row for row, _, _ in dialog_columns],
+        [np.cumsum(mu - pi) for _, mu, pi in dialog_columns],
+    )
+    log_w = np.array([row[-1] for row in weights])
     w = np.exp(log_w - log_w.max())
     w /= w.sum()
-    returns = np.array([part.sum() for part in earned])
-    if "wis" in which:
+    returns = np.array([row.sum() for row in dialog_rewards])
+    if "wis" in estimators:
         estimates.measures["ope/wis"] = Measure(w * returns, w)
-    if "pdwis" in which:
-        estimates.measures["ope/pdwis"] = Measure.mean(per_decision(weights, earned))
+    if "pdwis" in estimators:
+        estimates.measures["ope/pdwis"] = Measure.mean(per_decision(weights, dialog_rewards))
     with np.errstate(over="ignore"):
         plain = np.exp(log_w)
     estimates.measures["ope/weight"] = Measure.mean(plain)
     outside = Measure.whole(max(0.0, 1 - plain.mean()))
-    if seen := policy is not None and behaviour.policy is not None:
+    if is_exact := policy is not None and behaviour.policy is not None:
         decisions = decisions_outside(policy, behaviour.policy, logged, behaviour.logged)
-        outside = Measure.mean(
-            mass_outside([part for part, use in zip(decisions, rated, strict=True) if use])
-        )
+        outside = Measure.mean(mass_outside([row for row, use in zip(decisions, rated, strict=True) if use]))
     estimates.measures["ope/outside"] = outside
-    _keep_intervals(estimates, which, w, plain, returns, seen=seen)
+    _keep_intervals(estimates, estimators, w, plain, returns, seen=is_exact)
     estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
     return estimates
@@ -287,7 +295,7 @@ def importance_sampling(
 
 def _keep_intervals(
     estimates: Estimates,
-    which: Sequence[str],
+    estimators: Sequence[str],
     w: np.ndarray,
     plain: np.ndarray,
     returns: np.ndarray,
@@ -302,27 +310,27 @@ def _keep_intervals(
     """
     n_eff, count, mean = effective(w), len(w), plain.mean()
     error = plain.std(ddof=1) / np.sqrt(count) if count > 1 and np.isfinite(mean) else np.inf
-    found, short = estimates.measures["ope/outside"].value, 1 - mean - 2 * error
-    outside = max(found, short) if seen else short  # else `found` is half chance
+    mass, short = estimates.measures["ope/outside"].value, 1 - mean - 2 * error
+    outside = max(mass, short) if seen else short  # else `mass` is half chance
     moves = outside * float(np.ptp(returns))
     warned = False
-    for name in (f"ope/{name}" for name in which):
+    for name in (f"ope/{name}" for name in estimators):
         measure = estimates.measures[name]
         of_zero = measure.numerator - measure.value * measure.denominator
         spread = float(np.sqrt(np.square(of_zero).sum()) / measure.denominator.sum())
         few, far = n_eff < FEW, moves > NUDGE * spread
         warned |= far
-        why = {
+        reasons = {
             f"No interval: {n_eff:.1f} effective dialogs are too few, from {FEW:g} on there is one.": few,
             f"No interval: {outside:.1%} of what the policy says is outside the logs and could move the "
             f"estimate by {moves:.2g}, more than {NUDGE:g} standard errors ({spread:.2g} each).": far,
         }
         if few or far:  # at its last decision pdwis weighs dialogs as wis does
             estimates.measures[name] = replace(measure, interval=False)
-            estimates.add_note(name, *(text for text, applies in why.items() if applies))
-    if warned and found > 0:
+            estimates.add_note(name, *(text for text, applies in reasons.items() if applies))
+    if warned and mass > 0:
         text = (
-            f"{found:.1%} of the policy's conversations leave the logs: the estimates are of the others, and "
+            f"{mass:.1%} of the policy's conversations leave the logs: the estimates are of the others, and "
             "nothing is known of these."
         )
         estimates.add_note("ope/outside", text)
@@ -334,13 +342,13 @@ def _keep_intervals(
         )
 
 
-def _impossible(known: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], behaviour: str) -> str:
+def _impossible(dialog_columns: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], behaviour: str) -> str:
     """Why there are no weights, if so: of dialogs as (rewards, -log mu, -log pi), one number per reply."""
-    if not known:
+    if not dialog_columns:
         return "every dialog has a reply without a reward"
-    if not all(np.isfinite(mu).all() for _, mu, _ in known):
+    if not all(np.isfinite(mu).all() for _, mu, _ in dialog_columns):
         return f"{behaviour} gives probability 0 to logged tokens"
-    if all(np.isinf(pi).any() for _, _, pi in known):
+    if all(np.isinf(pi).any() for _, _, pi in dialog_columns):
         return "in every dialog the policy gives probability 0 to logged tokens"
     return ""
 
@@ -359,8 +367,8 @@ def per_decision(weights: Sequence[np.ndarray], earned: Sequence[np.ndarray]) ->
     J plus n times its influence sum_k w_ik (r_ik - J_k) / sum_j w_jk (the infinitesimal jackknife).
     """
     turns = range(max(map(len, weights)))
-    log_w = np.array([[part[min(k, len(part) - 1)] for k in turns] for part in weights])  # (D, K)
-    r = np.array([[part[k] if k < len(part) else 0.0 for k in turns] for part in earned])
+    log_w = np.array([[row[min(k, len(row) - 1)] for k in turns] for row in weights])  # (D, K)
+    r = np.array([[row[k] if k < len(row) else 0.0 for k in turns] for row in earned])
     w = np.exp(log_w - log_w.max(0))
     w /= w.sum(0)
     j = (w * r).sum(0)  # (K,)
@@ -369,26 +377,26 @@ def per_decision(weights: Sequence[np.ndarray], earned: Sequence[np.ndarray]) ->
 
 def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Sequence[Dialog]) -> list[str]:
     """Warnings, in words."""
-    n_eff, none = effective(w), int(np.isneginf(log_w).sum())
+    n_eff, impossible = effective(w), int(np.isneginf(log_w).sum())
     count, cut = len(np.unique(logged.dialog)), sum(dialog.truncated for dialog in dialogs)
     windows, unrated = len(logged.rows) - count, count - len(w)
-    found = {
+    doubts = {
         f"{unrated} of {count} dialogs have a reply without a reward and are left out.": unrated,
         f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on "
         "importance sampling here.": n_eff < FEW,
-        f"The policy gives probability 0 to logged tokens in {none} of {len(w)} dialogs; they count "
-        "nothing.": none,
+        f"The policy gives probability 0 to logged tokens in {impossible} of {len(w)} dialogs; they count "
+        "nothing.": impossible,
         f"Long dialogs were cut into {windows} more windows: both policies see less of the conversation "
         "there.": windows,
         f"{cut} dialogs are logged up to a cut only; what they earned later counts as 0.": cut,
     }
-    return [text for text, applies in found.items() if applies]
+    return [text for text, applies in doubts.items() if applies]
 
 
 def _check_same_tokens(logged: LoggedReplies, behaviour: Behaviour) -> None:
     ours, theirs = (
-        np.concatenate([row.input_ids[row.assistant] for row in each.rows])
-        for each in (logged, behaviour.logged)
+        np.concatenate([row.input_ids[row.assistant] for row in replies.rows])
+        for replies in (logged, behaviour.logged)
     )
     if not np.array_equal(ours, theirs) or not np.array_equal(logged.dialog, behaviour.logged.dialog):
         raise UserError(
@@ -402,19 +410,19 @@ def _as_logged(logged: LoggedReplies, scores: ReplyScores, discount: Discount) -
     """`ope/logged`."""
     outcomes, estimates = known_outcomes(logged), Estimates()
     returns = logged_returns(outcomes, scores.tokens, discount)
-    count, known = len(np.unique(logged.dialog)), int((~np.isnan(returns)).sum())
-    if known:
+    count, rated = len(np.unique(logged.dialog)), int((~np.isnan(returns)).sum())
+    if rated:
         estimates.measures["ope/logged"] = Measure.mean(returns)
     notes = {
         "Only last replies are rated: a reward is taken for its dialog's outcome.": outcomes is not logged,
-        f"{count - known} of {count} dialogs have a reply without a reward and are left out.": known < count,
+        f"{count - rated} of {count} dialogs have a reply without a reward and are left out.": rated < count,
     }
     estimates.add_note("ope/logged", *(text for text, applies in notes.items() if applies))
     return estimates
 
 
 def all_estimates(
-    which: Sequence[str],
+    names: Sequence[str],
     policy: Policy,
     scores: ReplyScores,
     logged: LoggedReplies,
@@ -431,22 +439,22 @@ def all_estimates(
     tokens of the held-out `dialogs`."""
     if not logged.rows:
         raise UserError("--ope: expected replies in the held-out dialogs, found none")
-    found = [_as_logged(logged, scores, discount)]
+    estimates = [_as_logged(logged, scores, discount)]
     logged = known_outcomes(logged)
-    if "fqe" in which:
-        found.append(fitted_q(policy, train, logged, fqe, discount, seed=seed, quiet=quiet))
-    if "dm" in which:
-        found.append(direct_method(policy, logged, discount, batch_size=fqe.batch_size))
-    if behaviour is not None and (weighted := [name for name in which if name in ("wis", "pdwis")]):
-        found.append(
+    if "fqe" in names:
+        estimates.append(fitted_q(policy, train, logged, fqe, discount, seed=seed, quiet=quiet))
+    if "dm" in names:
+        estimates.append(direct_method(policy, logged, discount, batch_size=fqe.batch_size))
+    if behaviour is not None and (weighted := [name for name in names if name in ("wis", "pdwis")]):
+        estimates.append(
             importance_sampling(weighted, scores, logged, behaviour, discount, dialogs=dialogs, policy=policy)
         )
     together = Estimates()
-    for each in found:
-        together.measures |= each.measures
-        together.notes |= each.notes
+    for estimate in estimates:
+        together.measures |= estimate.measures
+        together.notes |= estimate.notes
     if policy.method.num_generations > 1:
-        for name in which:
+        for name in names:
             together.add_note(
                 f"ope/{name}",
                 f"The policy says the best of {policy.method.num_generations} replies; this is the return of "

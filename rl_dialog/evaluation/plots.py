@@ -44,19 +44,19 @@ def interval_plot(
 ) -> bytes | None:
     """One line per group: the estimate with its interval, its runs as dots, references as vertical lines.
     None when no group has the figure."""
-    having = [group for group in groups if name in group.estimates]
-    if not having:
+    shown_groups = [group for group in groups if name in group.estimates]
+    if not shown_groups:
         return None
     references = references or {}
     figure = Figure(
-        figsize=(8, 1.3 + 0.42 * len(having) + 0.2 * len(references)), dpi=110, layout="constrained"
+        figsize=(8, 1.3 + 0.42 * len(shown_groups) + 0.2 * len(references)), dpi=110, layout="constrained"
     )
     axes = figure.add_subplot()
-    _intervals(axes, having, name, colours(groups))
+    _intervals(axes, shown_groups, name, colours(groups))
     for number, (label, value) in enumerate(references.items()):
         style = ("--", "-.", ":")[number % 3]
-        named = f"{label}: {shown(replace(value, low=None), figure_of(name))}"
-        axes.axvline(value.value, color=GREY, linestyle=style, linewidth=1.2, label=named, zorder=1)
+        legend = f"{label}: {shown(replace(value, low=None), figure_of(name))}"
+        axes.axvline(value.value, color=GREY, linestyle=style, linewidth=1.2, label=legend, zorder=1)
         if value.low is not None:
             axes.axvspan(value.low, value.high, color=GREY, alpha=0.12, linewidth=0, zorder=0)
     if references:
@@ -168,11 +168,11 @@ def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) ->
 def _top_k(axes: Axes, group: Group, prefix: str, count: int, hue: Mapping[str, str], *, label: str) -> None:
     """One line of `top_k_curves`; the interval of unlabelled ones is left out, or two would hide each
     other."""
-    found = {k: value for k in range(1, count + 1) if (value := group.estimates.get(f"{prefix}@{k}"))}
+    estimates = {k: value for k in range(1, count + 1) if (value := group.estimates.get(f"{prefix}@{k}"))}
     style = {"linestyle": "-", "label": label} if label else {"linestyle": (0, (3, 2))}
-    colour, values = hue[group.name], [value.value for value in found.values()]
+    colour, values = hue[group.name], [value.value for value in estimates.values()]
     axes.plot(
-        list(found),
+        list(estimates),
         values,
         color=colour,
         marker="o",
@@ -181,12 +181,12 @@ def _top_k(axes: Axes, group: Group, prefix: str, count: int, hue: Mapping[str, 
         markerfacecolor=_face(group, hue),
         **style,
     )
-    known = {k: value for k, value in found.items() if value.low is not None}
-    if label and known:
+    bounded = {k: value for k, value in estimates.items() if value.low is not None}
+    if label and bounded:
         axes.fill_between(
-            list(known),
-            [v.low for v in known.values()],
-            [v.high for v in known.values()],
+            list(bounded),
+            [v.low for v in bounded.values()],
+            [v.high for v in bounded.values()],
             color=colour,
             alpha=0.12,
             linewidth=0,
@@ -266,7 +266,7 @@ def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
     """Group name -> run folders; their metrics.jsonl side by side, runs thin and their mean thick. None where
     nothing was logged."""
     curves = {
-        name: [found for folder in paths if (found := read_curves(folder / "metrics.jsonl"))]
+        name: [curve for folder in paths if (curve := read_curves(folder / "metrics.jsonl"))]
         for name, paths in folders.items()
     }
     keys = [key for key in CURVES if any(key in run for runs in curves.values() for run in runs)][
@@ -280,8 +280,8 @@ def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
     grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
     for axes, key in zip(grid, keys, strict=False):
         for number, (name, runs) in enumerate(curves.items()):
-            if having := [run[key] for run in runs if key in run]:
-                _curve(axes, having, COLOURS[number % len(COLOURS)], name)
+            if run_curves := [run[key] for run in runs if key in run]:
+                _curve(axes, run_curves, COLOURS[number % len(COLOURS)], name)
         axes.set_title(key, loc="left", fontsize=9)
         axes.set_xlabel("step", fontsize=8)
         plain(axes)
@@ -301,7 +301,7 @@ def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
 def read_curves(path: Path) -> dict[str, dict[int, float]]:
     """metrics.jsonl as metric -> {step: value}; a line cut by a killed run is left out, and so are values
     that are not finite."""
-    found: dict[str, dict[int, float]] = {}
+    curves: dict[str, dict[int, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             values: Any = json.loads(line)
@@ -310,8 +310,8 @@ def read_curves(path: Path) -> dict[str, dict[int, float]]:
         step = values.get("step") if isinstance(values, dict) else None
         for key, value in values.items() if isinstance(step, int) else ():
             if isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(key, {})[step] = float(value)
-    return found
+                curves.setdefault(key, {})[step] = float(value)
+    return curves
 
 
 def _intervals(axes: Axes, groups: Sequence[Group], name: str, hue: Mapping[str, str]) -> None:
@@ -349,11 +349,11 @@ def _curve(axes: Axes, runs: Sequence[Mapping[int, float]], colour: str, label: 
 
 def _legend(grid: Sequence[Axes]) -> tuple[list[Any], list[str]]:
     """Every label once."""
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)
+            handles.setdefault(label, handle)
+    return list(handles.values()), list(handles)
 
 
 def _face(group: Group, hue: Mapping[str, str]) -> str:

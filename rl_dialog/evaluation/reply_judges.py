@@ -60,7 +60,7 @@ class HeldOut:
         return {owner: n for n, owner in enumerate(dict.fromkeys(owners))}
 
 
-def judged(said: HeldOut, scores: Mapping[str, Scores], *, noise: float, zero: bool) -> dict[str, Any]:
+def judged(held_out: HeldOut, scores: Mapping[str, Scores], *, noise: float, zero: bool) -> dict[str, Any]:
     """Figures of all judges with 95 % intervals over conversations, and the model's advantage over each other
     judge that judged every reply.
 
@@ -69,32 +69,36 @@ def judged(said: HeldOut, scores: Mapping[str, Scores], *, noise: float, zero: b
         noise: share of preferences that it took to be random.
         zero: have its scores a common zero? Without one those of different contexts cannot be compared.
     """
-    every = said.replies
-    scores = {name: values for name, values in scores.items() if every <= values.keys()}
+    reply_ids = held_out.replies
+    scores = {name: values for name, values in scores.items() if reply_ids <= values.keys()}
     measures = {
-        name: _measures(said, values, noise if name == MODEL else None) for name, values in scores.items()
+        name: _measures(held_out, values, noise if name == MODEL else None) for name, values in scores.items()
     }
-    sizes = {"pairs": len(said.pairs), "contexts": len(said.mixed), "conversations": len(said.units)}
+    sizes = {
+        "pairs": len(held_out.pairs),
+        "contexts": len(held_out.mixed),
+        "conversations": len(held_out.units),
+    }
     figures: dict[str, Any] = {**sizes, "judges": {}, "advantage": {}}
     for name, values in scores.items():
-        own = {key: _figure(estimate([measure])) for key, measure in measures[name].items()}
-        auc = _auc(said, values) if zero or name != MODEL else None
-        figures["judges"][name] = own | ({"auc": auc} if auc else {})
+        judge_figures = {key: _figure(estimate([measure])) for key, measure in measures[name].items()}
+        auc = _auc(held_out, values) if zero or name != MODEL else None
+        figures["judges"][name] = judge_figures | ({"auc": auc} if auc else {})
         if name != MODEL:
-            both = [
+            pairs = [
                 (key, measures[MODEL][key], measures[name][key])
                 for key in ("accuracy", "chosen_good")
-                if key in own
+                if key in judge_figures
             ]
             figures["advantage"][name] = {
-                key: _figure(difference([ours], [theirs])) for key, ours, theirs in both
+                key: _figure(difference([ours], [theirs])) for key, ours, theirs in pairs
             }
-    if said.pairs and MODEL in scores:
-        apart, preferred = (
-            _apart(said, scores[MODEL]),
-            np.array([preference for *_, preference, _ in said.pairs]),
+    if held_out.pairs and MODEL in scores:
+        score_gaps, preferred = (
+            _apart(held_out, scores[MODEL]),
+            np.array([preference for *_, preference, _ in held_out.pairs]),
         )
-        error, bins = calibration(apart, preferred)
+        error, bins = calibration(score_gaps, preferred)
         figures["calibration"] = {"error": None if error is None else round(error, 4), "bins": bins}
     return figures
 
@@ -104,17 +108,21 @@ def table(figures: Mapping[str, Any]) -> str:
     contexts = f"{figures['contexts']} contexts with good and bad replies"
     lines = [f"held out: {figures['pairs']} pairs, {contexts}, {figures['conversations']} conversations"]
     lines.append(f"{'judge':<20}" + "".join(f"{key:>24}" for key in FIGURES))
-    for name, own in figures["judges"].items():
-        lines.append(f"{name:<20}" + "".join(f"{_shown(own.get(key)):>24}" for key in FIGURES))
+    for name, judge_figures in figures["judges"].items():
+        lines.append(f"{name:<20}" + "".join(f"{_shown(judge_figures.get(key)):>24}" for key in FIGURES))
     return "\n".join(lines)
 
 
 def headline(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What people ask for first."""
-    own = figures["judges"].get(MODEL, {})
-    shown = {key: own[key] for key in ("accuracy", "loss", "tie_share", *FIGURES[1:]) if own.get(key)}
+    judge_figures = figures["judges"].get(MODEL, {})
+    headline_figures = {
+        key: judge_figures[key]
+        for key in ("accuracy", "loss", "tie_share", *FIGURES[1:])
+        if judge_figures.get(key)
+    }
     error = figures.get("calibration", {}).get("error")
-    return {"held_out_pairs": figures["pairs"], **shown, "calibration_error": error}
+    return {"held_out_pairs": figures["pairs"], **headline_figures, "calibration_error": error}
 
 
 def likelihoods(
@@ -181,11 +189,11 @@ def choice_measures(
 ) -> dict[str, Measure]:
     """(scores (N,), good (N,)) of the replies to each of C contexts, and the number of each context's
     conversation (C,)."""
-    chosen = [good[scores == scores.max()].mean() for scores, good in contexts]
-    at_random = [good.mean() for _, good in contexts]
+    best_good = [good[scores == scores.max()].mean() for scores, good in contexts]
+    mean_good = [good.mean() for _, good in contexts]
     return {
-        "chosen_good": _per_unit(np.array(chosen), unit, unit),
-        "random_good": _per_unit(np.array(at_random), unit, unit),
+        "chosen_good": _per_unit(np.array(best_good), unit, unit),
+        "random_good": _per_unit(np.array(mean_good), unit, unit),
     }
 
 
@@ -229,53 +237,53 @@ def calibration(difference: np.ndarray, preferred: np.ndarray) -> tuple[float | 
     return error, bins
 
 
-def _per_unit(values: np.ndarray, unit: np.ndarray, every: np.ndarray) -> Measure:
+def _per_unit(values: np.ndarray, unit: np.ndarray, all_units: np.ndarray) -> Measure:
     """The mean of all values, whose units are drawn again together."""
-    count = int(every.max()) + 1 if len(every) else 1
+    count = int(all_units.max()) + 1 if len(all_units) else 1
     place = unit.astype(int)
     return Measure(
         np.bincount(place, values, minlength=count), np.bincount(place, minlength=count).astype(float)
     )
 
 
-def _measures(said: HeldOut, scores: Scores, noise: float | None) -> dict[str, Measure]:
+def _measures(held_out: HeldOut, scores: Scores, noise: float | None) -> dict[str, Measure]:
     """`noise`: of scores whose differences are log-odds, the share of preferences that they took to be
     random."""
-    found: dict[str, Measure] = {}
-    units = said.units
-    if said.pairs:
-        unit = np.array([units[owner] for *_, owner in said.pairs])
-        first, second = (np.array([scores[pair[side]] for pair in said.pairs]) for side in (0, 1))
-        preferred = np.array([preference for *_, preference, _ in said.pairs])
-        found["accuracy"] = pair_accuracy(first, second, preferred, unit)
+    measures: dict[str, Measure] = {}
+    units = held_out.units
+    if held_out.pairs:
+        unit = np.array([units[owner] for *_, owner in held_out.pairs])
+        first, second = (np.array([scores[pair[side]] for pair in held_out.pairs]) for side in (0, 1))
+        preferred = np.array([preference for *_, preference, _ in held_out.pairs])
+        measures["accuracy"] = pair_accuracy(first, second, preferred, unit)
         if noise is not None:
-            found |= log_odds_measures(first - second, preferred, unit, noise=noise)
-    if mixed := said.mixed:
+            measures |= log_odds_measures(first - second, preferred, unit, noise=noise)
+    if mixed := held_out.mixed:
         tables = [
             (np.array([scores[id] for id, _ in rated]), np.array([float(good) for _, good in rated]))
             for rated, _ in mixed
         ]
-        found |= choice_measures(tables, np.array([units[owner] for _, owner in mixed]))
-    return found
+        measures |= choice_measures(tables, np.array([units[owner] for _, owner in mixed]))
+    return measures
 
 
-def _auc(said: HeldOut, scores: Scores) -> list[float] | None:
+def _auc(held_out: HeldOut, scores: Scores) -> list[float] | None:
     """Over ratings of all contexts."""
-    good = np.array([good for _, good, _ in said.ratings], bool)
+    good = np.array([good for _, good, _ in held_out.ratings], bool)
     if len(set(good.tolist())) < 2:
         return None
-    owner = np.array([owner for *_, owner in said.ratings])
-    found = auc_with_interval(np.array([scores[id] for id, *_ in said.ratings]), good, owner)
-    return [round(value, 4) for value in found]
+    owner = np.array([owner for *_, owner in held_out.ratings])
+    interval = auc_with_interval(np.array([scores[id] for id, *_ in held_out.ratings]), good, owner)
+    return [round(value, 4) for value in interval]
 
 
-def _apart(said: HeldOut, scores: Scores) -> np.ndarray:
-    return np.array([scores[first] - scores[second] for first, second, *_ in said.pairs])
+def _apart(held_out: HeldOut, scores: Scores) -> np.ndarray:
+    return np.array([scores[first] - scores[second] for first, second, *_ in held_out.pairs])
 
 
-def _figure(found: Estimate | None) -> list[float | None] | None:
-    return found and [
-        None if value is None else round(value, 4) for value in (found.value, found.low, found.high)
+def _figure(result: Estimate | None) -> list[float | None] | None:
+    return result and [
+        None if value is None else round(value, 4) for value in (result.value, result.low, result.high)
     ]
 
 

@@ -71,7 +71,7 @@ COMPARED = (
 
 def sections(evaluation: Evaluation) -> list[Section]:
     """The whole report, without what was not measured."""
-    found = [
+    optional = [
         _overview(evaluation),
         _returns(evaluation),
         _comparison(evaluation),
@@ -87,7 +87,7 @@ def sections(evaluation: Evaluation) -> list[Section]:
         _runs(evaluation),
         _samples(evaluation),
     ]
-    return [section for section in found if section is not None]
+    return [section for section in optional if section is not None]
 
 
 LANGUAGE_TEXT = (
@@ -168,8 +168,8 @@ def _comparison(evaluation: Evaluation) -> Section | None:
     if not evaluation.comparisons:
         return None
     rewards = [name for group in evaluation.groups for name in group.estimates if name.startswith("reward/")]
-    known = {name for _, changes in evaluation.comparisons.values() for name in changes}
-    names = [name for name in dict.fromkeys((*COMPARED, *rewards)) if name in known]
+    measured = {name for _, changes in evaluation.comparisons.values() for name in changes}
+    names = [name for name in dict.fromkeys((*COMPARED, *rewards)) if name in measured]
     rows = []
     for label, (baseline, changes) in evaluation.comparisons.items():
         cells = [shown(changes.get(name), figure_of(name), signed=True) for name in names]
@@ -198,15 +198,15 @@ def _rewards(evaluation: Evaluation) -> list[Section]:
         for name in names
         if evaluation.trained is not None and name.removeprefix("reward/") in evaluation.trained
     ]
-    others = [name for name in names if name not in trained]
+    held_out = [name for name in names if name not in trained]
     text = ["Mean per generated reply that the reward applies to."]
     if evaluation.trained is None:
         text.append("Which of them the policies were trained on is not known without their data (--data).")
     else:
         text.append("A trained-on reward that rises while held-out ones fall is over-optimisation.")
-    table = _table(evaluation.groups, trained + others)
-    table.columns[1:] = [_title(name, evaluation) for name in trained + others]
-    png = plots.panels(evaluation.groups, {name: _title(name, evaluation) for name in trained + others})
+    table = _table(evaluation.groups, trained + held_out)
+    table.columns[1:] = [_title(name, evaluation) for name in trained + held_out]
+    png = plots.panels(evaluation.groups, {name: _title(name, evaluation) for name in trained + held_out})
     return [
         Section(
             "Rewards of generated dialogs", text, table, plot=None if png is None else ("rewards.png", png)
@@ -214,8 +214,8 @@ def _rewards(evaluation: Evaluation) -> list[Section]:
     ]
 
 
-def _figures(evaluation: Evaluation, title: str, wanted: Sequence[str], text: str) -> Section | None:
-    names = [name for name in wanted if _known(evaluation, name)]
+def _figures(evaluation: Evaluation, title: str, figures: Sequence[str], text: str) -> Section | None:
+    names = [name for name in figures if _known(evaluation, name)]
     if not any(name in group.estimates for group in evaluation.groups for name in names):
         return None
     return Section(title, [text], _table(evaluation.groups, names), _missing(evaluation.groups, names))
@@ -248,18 +248,19 @@ def _critic(evaluation: Evaluation) -> Section | None:
 
 
 def _candidates(evaluation: Evaluation) -> Section | None:
-    having = [group for group in evaluation.groups if group.runs[0].candidates]
-    if not having:
+    groups = [group for group in evaluation.groups if group.runs[0].candidates]
+    if not groups:
         return None
-    found = having[0].runs[0].candidates
-    metrics = [*found.similarity, CLICK]
-    names = [f"top/{metric}@{k}" for metric in metrics for k in dict.fromkeys((1, found.count))]
+    candidates = groups[0].runs[0].candidates
+    metrics = [*candidates.similarity, CLICK]
+    names = [f"top/{metric}@{k}" for metric in metrics for k in dict.fromkeys((1, candidates.count))]
     text = [
         (
-            f"{found.count} replies to each of {len(found.contexts)} held-out contexts, against the logged "
-            "one. top-k: the best of the first k. click: the share of contexts in which one of the first k "
-            f"has a {metrics[0]} above {found.click_threshold:g}. In the plot, solid lines are in the order "
-            "of generation and dashed ones in that of the policy's own critic; both end in the best of all."
+            f"{candidates.count} replies to each of {len(candidates.contexts)} held-out contexts, against "
+            "the logged one. top-k: the best of the first k. click: the share of contexts in which one of "
+            f"the first k has a {metrics[0]} above {candidates.click_threshold:g}. In the plot, solid lines "
+            "are in the order of generation and dashed ones in that of the policy's own critic; both end in "
+            "the best of all."
         ),
     ]
     rows = []
@@ -271,25 +272,28 @@ def _candidates(evaluation: Evaluation) -> Section | None:
                     *(shown(changes.get(name), figure_of(name), signed=True) for name in names),
                 ]
             )
-    table = _table(having, [*names, "candidates_different"])
+    table = _table(groups, [*names, "candidates_different"])
     table.rows += [[*row, "-"] for row in rows]
     return Section(
-        "Candidates", text, table, plot=("candidates.png", plots.top_k_curves(having, metrics, found.count))
+        "Candidates",
+        text,
+        table,
+        plot=("candidates.png", plots.top_k_curves(groups, metrics, candidates.count)),
     )
 
 
 def _ranked(evaluation: Evaluation) -> Section | None:
-    having = [
+    groups = [
         group
         for group in evaluation.groups
         if group.runs[0].candidates and group.runs[0].candidates.count > 1
     ]
-    if not having:
+    if not groups:
         return None
-    found = having[0].runs[0].candidates
-    metrics = [*found.similarity, CLICK]
+    candidates = groups[0].runs[0].candidates
+    metrics = [*candidates.similarity, CLICK]
     rows = []
-    for group in having:
+    for group in groups:
         ways = group.runs[0].candidates.critic
         for way in ways:
             gains = [
@@ -376,19 +380,19 @@ def _samples(evaluation: Evaluation) -> Section | None:
         (", ".join(group.label for group in groups), directory, groups[0].runs[0])
         for directory, groups in same.items()
     ]
-    found = []
+    samples = []
     for number in range(evaluation.samples):
-        having = [
+        episodes = [
             (label, directory, run.episodes[number])
             for label, directory, run in firsts
             if number < len(run.episodes)
         ]
-        if having:
+        if episodes:
             columns = [
                 Column(f"{label}: return {e.total:.2f}", _lines(e.dialog), directory)
-                for label, directory, e in having
+                for label, directory, e in episodes
             ]
-            found.append(Sample(f"Episode {having[0][2].index}", columns))
+            samples.append(Sample(f"Episode {episodes[0][2].index}", columns))
     for number in range(evaluation.samples):
         answers = [
             (label, directory, run.answers[number])
@@ -396,9 +400,9 @@ def _samples(evaluation: Evaluation) -> Section | None:
             if number < len(run.answers)
         ]
         if answers:
-            first = answers[0][2]
-            context = Column("context", _lines(first.dialog)[:-1])
-            log = Column("the log", [("assistant", first.logged, "")])
+            first_answer = answers[0][2]
+            context = Column("context", _lines(first_answer.dialog)[:-1])
+            log = Column("the log", [("assistant", first_answer.logged, "")])
             columns = [
                 context,
                 log,
@@ -407,14 +411,14 @@ def _samples(evaluation: Evaluation) -> Section | None:
                     for label, directory, answer in answers
                 ),
             ]
-            found.append(Sample(f"Held-out context {first.context}", columns))
+            samples.append(Sample(f"Held-out context {first_answer.context}", columns))
     return (
         Section(
             "Samples",
             ["The first run of each policy, the same conversation partners and contexts."],
-            samples=found,
+            samples=samples,
         )
-        if found
+        if samples
         else None
     )
 
@@ -423,10 +427,10 @@ def _lines(dialog: Dialog) -> list[tuple[str, str, str]]:
     lines = []
     for message in dialog.messages:
         reward, vote = message.get("reward"), message.get("feedback", {}).get("vote")
-        parts = ([f"{reward:+.2f}"] if reward is not None else []) + (
+        notes = ([f"{reward:+.2f}"] if reward is not None else []) + (
             [f"vote {vote:+d}"] if vote is not None else []
         )
-        lines.append((message["role"], message["content"] or "", ", ".join(parts)))
+        lines.append((message["role"], message["content"] or "", ", ".join(notes)))
     return lines
 
 
@@ -469,8 +473,9 @@ def _title(name: str, evaluation: Evaluation) -> str:
 def write_report(evaluation: Evaluation, directory: Path) -> tuple[Path, Path]:
     """report.md with plots/*.png, report.html, and its samples as samples.json for pages that show some of
     them."""
-    found = sections(evaluation)
+    report_sections = sections(evaluation)
     write_json(
-        directory / "samples.json", [asdict(sample) for section in found for sample in section.samples]
+        directory / "samples.json",
+        [asdict(sample) for section in report_sections for sample in section.samples],
     )
-    return write_document(evaluation.title, found, directory)
+    return write_document(evaluation.title, report_sections, directory)

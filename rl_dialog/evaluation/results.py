@@ -68,35 +68,35 @@ def _folders(entries: Sequence[Entry]) -> dict[str, list[Path]]:
     folders: dict[str, dict[Path, None]] = {}
     for entry in entries:
         folders.setdefault(entry.group, {})[entry.folder] = None
-    return {group: list(each) for group, each in folders.items()}
+    return {group: list(paths) for group, paths in folders.items()}
 
 
 def _references(config: CheckpointConfig, make_env: MakeEnv | None) -> dict[str, Estimate]:
     """What returns mean: reference policies and bounds of an environment that brings `reference_returns`."""
     bring = getattr(make_env, "reference_returns", None)
     returns = bring(config.episodes, config.seed) if bring else {}
-    how = {"replicates": config.replicates, "seed": config.seed}
-    return {name: estimate([Measure.mean(values)], **how) for name, values in returns.items()}
+    settings = {"replicates": config.replicates, "seed": config.seed}
+    return {name: estimate([Measure.mean(values)], **settings) for name, values in returns.items()}
 
 
 def _about(config: CheckpointConfig, held_out: HeldOut | None) -> list[str]:
     """The report's first sentences."""
     if config.do_sample:
         top_k = config.top_k or "off"
-        drawn = f"sampled at temperature {config.temperature:g}, top_k {top_k}, top_p {config.top_p:g}"
+        sampling = f"sampled at temperature {config.temperature:g}, top_k {top_k}, top_p {config.top_p:g}"
     else:
-        drawn = f"by beam search of {config.num_beams}" if config.num_beams > 1 else "greedy"
-    how = f"{drawn}, at most {config.max_new_tokens} tokens, seed {config.seed}"
+        sampling = f"by beam search of {config.num_beams}" if config.num_beams > 1 else "greedy"
+    decoding = f"{sampling}, at most {config.max_new_tokens} tokens, seed {config.seed}"
     about = []
     if config.env:
         best = (
             f"; the best of {config.best_of} has the highest Q among so many draws" if config.best_of else ""
         )
-        about.append(f"{config.episodes} conversations in {config.env}; replies {how}{best}.")
+        about.append(f"{config.episodes} conversations in {config.env}; replies {decoding}{best}.")
     if held_out:
-        what = f"{len(held_out.dialogs)} dialogs of the {held_out.split} split of {Path(config.data).name}"
+        dialogs = f"{len(held_out.dialogs)} dialogs of the {held_out.split} split of {Path(config.data).name}"
         answered = f"{len(held_out.contexts)} of their contexts answered"
-        about.append(f"Held-out: {what}; {answered}" + ("." if config.env else f", {how}."))
+        about.append(f"Held-out: {dialogs}; {answered}" + ("." if config.env else f", {decoding}."))
     if config.ope:
         discounted = (
             "not discounted" if config.gamma == 1 else f"discounted by {config.gamma:g} per {config.discount}"
@@ -116,11 +116,11 @@ def write_evaluation(evaluation: Evaluation, out: Path, settings: Mapping[str, A
         "metrics": out / "metrics.json",
         "replies": out / "replies.csv",
     }
-    written: dict[str, Any] = {kind: str(path) for kind, path in paths.items()}
+    results: dict[str, Any] = {kind: str(path) for kind, path in paths.items()}
     if any(run.candidates for group in evaluation.groups for run in group.runs):
         tables = _write_candidates(evaluation.groups, out / "candidates")
-        written["candidates"] = [str(path) for path in tables]
-    return written | {"generated_replies": count}
+        results["candidates"] = [str(path) for path in tables]
+    return results | {"generated_replies": count}
 
 
 def metrics(evaluation: Evaluation, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def _figures(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
 
 def headline(evaluation: Evaluation) -> dict[str, Any]:
     """The figures of each group that people ask for first, each with the ends of its interval."""
-    every = [name for group in evaluation.groups for name in group.estimates]
-    names = (*HEADLINE, *dict.fromkeys(name for name in every if name.startswith(("top/", "ope/"))))
+    figure_names = [name for group in evaluation.groups for name in group.estimates]
+    names = (*HEADLINE, *dict.fromkeys(name for name in figure_names if name.startswith(("top/", "ope/"))))
     changes = {
         label: {"baseline": baseline} | _first(figures, names)
         for label, (baseline, figures) in evaluation.comparisons.items()
@@ -181,8 +181,8 @@ def _write_candidates(groups: Sequence[Group], directory: Path) -> list[Path]:
     paths = []
     for group in groups:
         for run in group.runs:
-            parts = (part for part in (run.run or group.name, group.which) if part)
-            paths.append(directory / (re.sub(r"[^\w.=-]+", "-", "-".join(parts)) + ".csv"))
+            labels = (label for label in (run.run or group.name, group.which) if label)
+            paths.append(directory / (re.sub(r"[^\w.=-]+", "-", "-".join(labels)) + ".csv"))
             write_candidates(paths[-1], run.candidates)
     return paths
 

@@ -62,24 +62,24 @@ def sample_dialogs(data: Path, manifest: Mapping[str, Any]) -> list[Dialog]:
     return drawn(lambda: read_dialogs(data, "train"), manifest["splits"]["train"]["dialogs"], SAMPLE)
 
 
-def drawn(read: Callable[[], Iterable[Dialog]], count: int, wanted: int) -> list[Dialog]:
-    """About `wanted` of `count` dialogs by a hash of the messages before the first reply: both sides of a
+def drawn(read: Callable[[], Iterable[Dialog]], count: int, size: int) -> list[Dialog]:
+    """About `size` of `count` dialogs by a hash of the messages before the first reply: both sides of a
     preference pair are drawn or neither.
 
     Files have an order (chosen, rejected, chosen, ...) that every n-th dialog would fall in step with.
     Dialogs that merely begin as many others do are drawn one by one. `read` is called twice.
     """
-    if count <= wanted:
+    if count <= size:
         return list(read())
     alike = Counter(map(opening, read()))
 
     def place(dialog: Dialog) -> float:
-        """Uniform in 0..1; another for each `wanted`, so that a sample of a sample is one."""
+        """Uniform in 0..1; another for each `size`, so that a sample of a sample is one."""
         key = opening(dialog)
-        own = dialog.to_json().encode() if alike[key] > TOGETHER else b""
-        return int.from_bytes(hashlib.sha256(b"%d\0%b%b" % (wanted, key, own)).digest()[:8], "big") / 2**64
+        salt = dialog.to_json().encode() if alike[key] > TOGETHER else b""
+        return int.from_bytes(hashlib.sha256(b"%d\0%b%b" % (size, key, salt)).digest()[:8], "big") / 2**64
 
-    return [dialog for dialog in read() if place(dialog) < wanted / count]
+    return [dialog for dialog in read() if place(dialog) < size / count]
 
 
 def reward_table(dialogs: Sequence[Dialog], names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -135,8 +135,8 @@ def _components(manifest: Mapping[str, Any], table: Mapping[str, np.ndarray]) ->
 
 
 def _distributions(table: Mapping[str, np.ndarray]) -> Section:
-    shown = {name: values[~np.isnan(values)] for name, values in table.items()}
-    png = plots.histograms({name: values for name, values in shown.items() if len(values)})
+    columns = {name: values[~np.isnan(values)] for name, values in table.items()}
+    png = plots.histograms({name: values for name, values in columns.items() if len(values)})
     text = [
         f"Over {len(table[SUM]):,} replies of the training split; the number of replies on a logarithmic "
         "scale."
@@ -164,24 +164,24 @@ def _correlations(manifest: Mapping[str, Any]) -> Section | None:
 
 def _human(labelled: Labelled | None) -> Section | None:
     """How well each component tells good from bad replies, where people said which are."""
-    found = (
+    agreements = (
         {}
         if labelled is None
         else {name: agreed for name in labelled.scores if (agreed := agreement(labelled, name)) is not None}
     )
-    if not found:
+    if not agreements:
         return None
     several = len(labelled.sources) > 1
     columns, rows = (
         ["reward", "AUC", *(["within sources", *labelled.sources] if several else []), "replies"],
         [],
     )
-    for name, agreed in found.items():
-        parts = [agreed.within, *map(agreed.of_source.get, labelled.sources)] if several else []
+    for name, agreed in agreements.items():
+        sources = [agreed.within, *map(agreed.of_source.get, labelled.sources)] if several else []
         rows.append(
             [
                 name,
-                *("-" if part is None else str(part) for part in (agreed.whole, *parts)),
+                *("-" if value is None else str(value) for value in (agreed.whole, *sources)),
                 f"{agreed.whole.replies:,}",
             ]
         )
@@ -196,7 +196,7 @@ def _human(labelled: Labelled | None) -> Section | None:
             for s, name in enumerate(labelled.sources)
         )
         text.append(f"By source, {counts}. Within sources: only replies of the same source are compared.")
-    notes = [_separation(name, agreed) for name, agreed in found.items() if several and agreed.separates]
+    notes = [_separation(name, agreed) for name, agreed in agreements.items() if several and agreed.separates]
     return Section("Against human labels", text, Table(columns, rows), notes)
 
 
@@ -222,25 +222,25 @@ def _hacks(dialogs: Sequence[Dialog], rewards: Mapping[str, Reward], manifest: M
         name: Normaliser.from_dict(values)
         for name, values in manifest["rewards"].get("normalisers", {}).items()
     }
-    whole = partial(_sums, rewards=rewards, weights=weights, normalisers=normalisers)
-    outcomes = try_hacks(dialogs, {**rewards, SUM: whole})
+    reward_sum = partial(_sums, rewards=rewards, weights=weights, normalisers=normalisers)
+    outcomes = try_hacks(dialogs, {**rewards, SUM: reward_sum})
     rows = [
         [
             name,
             *(
                 (
                     "-"
-                    if (o := found.get(hack)) is None
+                    if (o := by_hack.get(hack)) is None
                     else f"{o.wins:.0%} ({o.change:+.2g}){' falls' if o.falls_for else ''}"
                 )
                 for hack in HACKS
             ),
         ]
-        for name, found in outcomes.items()
+        for name, by_hack in outcomes.items()
     ]
     falls = {
-        name: [hack for hack, outcome in found.items() if outcome.falls_for]
-        for name, found in outcomes.items()
+        name: [hack for hack, outcome in by_hack.items() if outcome.falls_for]
+        for name, by_hack in outcomes.items()
     }
     notes = [f"{name} falls for: {', '.join(hacks)}" for name, hacks in falls.items() if hacks]
     text = [
@@ -273,10 +273,10 @@ def _examples(dialogs: Sequence[Dialog], table: Mapping[str, np.ndarray]) -> lis
     places = [(dialog, i) for dialog in dialogs for i in dialog.replies]
     samples = []
     for name, values in table.items():
-        known = np.flatnonzero(~np.isnan(values))
-        if not len(known) or values[known].min() == values[known].max():
+        rated = np.flatnonzero(~np.isnan(values))
+        if not len(rated) or values[rated].min() == values[rated].max():
             continue
-        order = known[np.argsort(values[known], kind="stable")]
+        order = rated[np.argsort(values[rated], kind="stable")]
         columns = [
             _example(*places[place], values[place])
             for place in [*_distinct(order[::-1], places), *_distinct(order, places)]
@@ -296,12 +296,12 @@ def _examples(dialogs: Sequence[Dialog], table: Mapping[str, np.ndarray]) -> lis
 
 
 def _distinct(order: np.ndarray, places: Sequence[tuple[Dialog, int]]) -> list[int]:
-    found: dict[str, int] = {}
+    by_dialog: dict[str, int] = {}
     for place in order:
-        found.setdefault(places[place][0].id, int(place))
-        if len(found) == EXAMPLES:
+        by_dialog.setdefault(places[place][0].id, int(place))
+        if len(by_dialog) == EXAMPLES:
             break
-    return list(found.values())
+    return list(by_dialog.values())
 
 
 def _example(dialog: Dialog, i: int, value: float) -> Column:

@@ -32,30 +32,34 @@ def find_entries(checkpoints: Sequence[str], names: Sequence[str] = ()) -> list[
         raise UserError(
             f"expected one name per checkpoint, got {len(names)} names for {len(checkpoints)} checkpoints"
         )
-    found: list[Entry] = []
-    for number, given in enumerate(checkpoints):
-        found += _entries_of(existing(given), names[number] if names else "")
-    seen: dict[tuple[str, str, str], str] = {}
-    for entry in found:
+    entries: list[Entry] = []
+    for number, checkpoint in enumerate(checkpoints):
+        entries += _entries_of(existing(checkpoint), names[number] if names else "")
+    paths: dict[tuple[str, str, str], str] = {}
+    for entry in entries:
         key = entry.group, entry.which, entry.run
-        if key in seen:
+        if key in paths:
             raise UserError(
-                f"{seen[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell "
+                f"{paths[key]} and {entry.directory} are both run {entry.run} of group {entry.group}: tell "
                 "them apart with --names"
             )
-        seen[key] = entry.directory
-    return _without_copies(found)
+        paths[key] = entry.directory
+    return _without_copies(entries)
 
 
 def _without_copies(entries: list[Entry]) -> list[Entry]:
     """Where best and last are one checkpoint in every run of a group, the group once and without that
     distinction."""
-    chosen = {(e.group, e.run, e.which): e.directory for e in entries}
+    directories = {(e.group, e.run, e.which): e.directory for e in entries}
     differ = {
-        e.group for e in entries if e.which != "last" and chosen.get((e.group, e.run, "last")) != e.directory
+        e.group
+        for e in entries
+        if e.which != "last" and directories.get((e.group, e.run, "last")) != e.directory
     }
     differ |= {
-        e.group for e in entries if e.which == "last" and chosen.get((e.group, e.run, "best")) != e.directory
+        e.group
+        for e in entries
+        if e.which == "last" and directories.get((e.group, e.run, "best")) != e.directory
     }
     return [
         e if e.group in differ else replace(e, which="")
@@ -78,10 +82,10 @@ def _entries_of(path: Path, name: str) -> list[Entry]:
     }
     if not pointers:
         resolve(path)  # raises, and says what a checkpoint is
-    named = {which: path / file.read_text(encoding="utf-8").strip() for which, file in pointers.items()}
+    directories = {which: path / file.read_text(encoding="utf-8").strip() for which, file in pointers.items()}
     return [
         Entry(name or group, which, run_name, str(directory), path.absolute())
-        for which, directory in named.items()
+        for which, directory in directories.items()
     ]
 
 
@@ -95,9 +99,9 @@ def _group_of(folder: Path) -> tuple[str, str]:
     )
 
 
-def existing(given: str) -> Path:
+def existing(name: str) -> Path:
     """A directory that the user named. Raises UserError with the nearest one beside it."""
-    path = Path(given)
+    path = Path(name)
     if path.is_dir():
         return path
     siblings = (
@@ -107,12 +111,12 @@ def existing(given: str) -> Path:
     )
     close = nearest(path.name, siblings, prefix=f"{path.parent}/" if path.parent != Path() else "")
     raise UserError(
-        f"no such checkpoint: {given}. Expected a run folder (best, latest) or a checkpoint directory "
+        f"no such checkpoint: {name}. Expected a run folder (best, latest) or a checkpoint directory "
         f"(config.json).{close}"
     )
 
 
-def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
+def nearest(word: str, names: Iterable[str], *, prefix: str = "") -> str:
     """` Did you mean X?`, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
     return f" Did you mean {prefix}{close[0]}?" if close else ""

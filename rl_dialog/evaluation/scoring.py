@@ -91,8 +91,8 @@ def score_replies(
 ) -> ReplyScores:
     """Scores every logged reply. Without a `prior`, a policy that steers its own LM is compared with that LM;
     any other has no KL."""
-    frozen, missing = reference_policy(policy, prior)
-    return ReplyScores(*_score_rows(policy, frozen, logged.rows, tokens_per_batch).T, kl_missing=missing)
+    frozen, kl_missing = reference_policy(policy, prior)
+    return ReplyScores(*_score_rows(policy, frozen, logged.rows, tokens_per_batch).T, kl_missing=kl_missing)
 
 
 def rank_replies(
@@ -109,25 +109,25 @@ def all_rankings(
 ) -> dict[str, np.ndarray]:
     """The same in every way that the policy has; `by` has to be one of them."""
     rows = [Row.of_reply(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
-    found = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
-    if by not in found:
+    rankings = critic_scores(ReplyScores(*_score_rows(policy, None, rows, TOKENS_PER_BATCH).T))
+    if by not in rankings:
         raise UserError(
-            f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, found))}, which is what "
+            f"cannot rank replies by {by!r}: expected one of {', '.join(map(repr, rankings))}, which is what "
             "this policy has"
         )
-    return found
+    return rankings
 
 
 def _score_rows(
     policy: Policy, frozen: Prior | Policy | None, rows: Sequence[Row], tokens_per_batch: int
 ) -> np.ndarray:
     """(replies, 1 + len(COLUMNS)) of all rows, in their order."""
-    first = np.cumsum([0, *(len(row.reply_ends) for row in rows)])  # first reply of each row
-    table = np.full((first[-1], 1 + len(COLUMNS)), np.nan)
-    for chosen in _batches([len(row.input_ids) for row in rows], tokens_per_batch):
-        batch = collate([rows[i] for i in chosen]).to(policy.device)
+    first_reply = np.cumsum([0, *(len(row.reply_ends) for row in rows)])  # first reply of each row
+    table = np.full((first_reply[-1], 1 + len(COLUMNS)), np.nan)
+    for indices in _batches([len(row.input_ids) for row in rows], tokens_per_batch):
+        batch = collate([rows[i] for i in indices]).to(policy.device)
         if batch.decisions:
-            places = np.concatenate([np.arange(first[i], first[i + 1]) for i in chosen])
+            places = np.concatenate([np.arange(first_reply[i], first_reply[i + 1]) for i in indices])
             out = policy.outputs(batch)
             table[places] = _per_reply(policy, batch, out, _per_decision(policy, frozen, batch, out))
     return table
@@ -140,16 +140,16 @@ def held_out_measures(scores: ReplyScores, logged: LoggedReplies) -> dict[str, M
         return np.bincount(logged.dialog, values, minlength=logged.dialogs)
 
     tokens, replies = per_dialog(scores.tokens), per_dialog(np.ones_like(scores.tokens))
-    found = {
+    measures = {
         "perplexity": Measure(per_dialog(scores.nll), tokens, exponential=True),
         "lm_perplexity": Measure(per_dialog(scores.lm_nll), tokens, exponential=True),
     }
     if not np.isnan(scores.kl).all():
-        found |= {
+        measures |= {
             "kl": Measure(per_dialog(scores.kl), tokens),
             "kl_per_reply": Measure(per_dialog(scores.kl), replies),
         }
-    return found
+    return measures
 
 
 def critic_scores(scores: ReplyScores) -> dict[str, np.ndarray]:
@@ -181,7 +181,7 @@ def token_table(
     frozen, _ = reference_policy(policy, prior)
     with torch.no_grad():
         batch = collate([Row.of_reply(prompt, reply)]).to(policy.device)
-        found = _per_decision(policy, frozen, batch, policy.outputs(batch))
+        figures = _per_decision(policy, frozen, batch, policy.outputs(batch))
     names = {
         "q": "q",
         "v": "v",
@@ -190,7 +190,7 @@ def token_table(
         "lm": "lm_logp",
         "policy": "logp",
     }
-    columns = {name: found[key].tolist() for name, key in names.items()}
+    columns = {name: figures[key].tolist() for name, key in names.items()}
     return [
         {"token": int(token), **{name: _or_none(columns[name][i]) for name in columns}}
         for i, token in enumerate(reply)
@@ -216,13 +216,13 @@ def _per_decision(
     prior = None if frozen in (None, policy) else frozen.prior_scores(batch)
     vocabulary = policy.get_output_embeddings().weight.shape[0]
     size = max(1, CHUNK_ELEMENTS // vocabulary)
-    parts: list[dict[str, Tensor]] = []
+    chunks: list[dict[str, Tensor]] = []
     for start in range(0, batch.decisions, size):
-        chosen = slice(start, min(start + size, batch.decisions))
-        chunk = in_states(out, chosen)
-        reference = chunk.lm if frozen is policy else _part(prior, chosen)
-        parts.append(_chunk(policy, chunk, reference, batch.actions[chosen]))
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        states = slice(start, min(start + size, batch.decisions))
+        chunk = in_states(out, states)
+        reference = chunk.lm if frozen is policy else _part(prior, states)
+        chunks.append(_chunk(policy, chunk, reference, batch.actions[states]))
+    return {name: torch.cat([figures[name] for figures in chunks]) for name in chunks[0]}
 
 
 def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) -> dict[str, Tensor]:
@@ -232,18 +232,18 @@ def _chunk(policy: Policy, out: Outputs, prior: Scores | None, actions: Tensor) 
     q, v = values_of(policy, out, actions, prior)
     nothing = torch.full_like(q, torch.nan)
 
-    def taken(table: Tensor | None) -> Tensor:
+    def of_actions(table: Tensor | None) -> Tensor:
         return nothing if table is None else table.gather(1, actions[:, None]).squeeze(1)
 
-    found = {
-        "logp": taken(log_pi),
-        "lm_logp": taken(log_lm),
-        "prior_logp": taken(log_p),
+    figures = {
+        "logp": of_actions(log_pi),
+        "lm_logp": of_actions(log_lm),
+        "prior_logp": of_actions(log_p),
         "q": q,
         "v": v,
         "advantage": q - v,
     }
-    return found | {"kl": nothing if log_p is None else kl_divergence(log_pi, log_p)}
+    return figures | {"kl": nothing if log_p is None else kl_divergence(log_pi, log_p)}
 
 
 def values_of(
@@ -267,41 +267,41 @@ def values_of(
     )
 
 
-def in_states(out: Outputs, chosen: Any) -> Outputs:
+def in_states(out: Outputs, states: Any) -> Outputs:
     """What a policy says about some of the states: a slice or a tensor of their indices."""
-    return replace(out, **{field.name: _part(getattr(out, field.name), chosen) for field in fields(out)})
+    return replace(out, **{field.name: _part(getattr(out, field.name), states) for field in fields(out)})
 
 
-def _per_reply(policy: Policy, batch: Batch, out: Outputs, found: dict[str, Tensor]) -> np.ndarray:
+def _per_reply(policy: Policy, batch: Batch, out: Outputs, figures: dict[str, Tensor]) -> np.ndarray:
     """(replies, 1 + len(COLUMNS)) sums over each reply's decisions: tokens, then COLUMNS."""
-    reply, last = batch.reply.cpu().numpy(), batch.turn_end.cpu().numpy()
-    count = int(last.sum())
+    reply, is_last = batch.reply.cpu().numpy(), batch.turn_end.cpu().numpy()
+    count = int(is_last.sum())
 
     def summed(values: Tensor) -> np.ndarray:
         return np.bincount(reply, values.double().cpu().numpy(), minlength=count)
 
-    sums = {f"{name}_last": found[name].double().cpu().numpy()[last] for name in ("q", "v")}
-    sums |= {"nll": summed(-found["logp"]), "lm_nll": summed(-found["lm_logp"])}
-    whole = (
+    sums = {f"{name}_last": figures[name].double().cpu().numpy()[is_last] for name in ("q", "v")}
+    sums |= {"nll": summed(-figures["logp"]), "lm_nll": summed(-figures["lm_logp"])}
+    reply_q = (
         minimum(out.utterance_q_target).double().cpu().numpy()
         if out.utterance_q_target
         else np.full(count, np.nan)
     )
-    sums["utterance_q"] = whole * policy.value_unit
-    sums |= {name: summed(found[name]) for name in ("kl", "q", "advantage")}
+    sums["utterance_q"] = reply_q * policy.value_unit
+    sums |= {name: summed(figures[name]) for name in ("kl", "q", "advantage")}
     return np.stack([np.bincount(reply, minlength=count), *(sums[name] for name in COLUMNS)], axis=1)
 
 
-def _part(value: Any, chosen: Any) -> Any:
+def _part(value: Any, states: Any) -> Any:
     """The chosen states of whatever a policy says about all of them."""
     if value is None:
         return None
     if isinstance(value, tuple):
-        return tuple(_part(item, chosen) for item in value)
+        return tuple(_part(item, states) for item in value)
     if isinstance(value, Tensor):
-        return value[chosen]
+        return value[states]
     if isinstance(value, Scores):
-        return value.rows(chosen)
+        return value.rows(states)
     raise TypeError(f"expected scores or a tensor to cut into chunks, got {type(value).__name__}")
 
 

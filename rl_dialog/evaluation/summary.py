@@ -125,8 +125,8 @@ class RunResult:
             [answer.reply] for answer in self.answers
         ]
         lengths, ends = (
-            [[len(r.tokens) for r in said] for said in replies],
-            [[r.finished for r in said] for said in replies],
+            [[len(r.tokens) for r in dialog_replies] for dialog_replies in replies],
+            [[r.finished for r in dialog_replies] for dialog_replies in replies],
         )
         self.measures |= text_measures(dialogs, lengths, ends)
         self.measures |= reward_measures(
@@ -157,16 +157,16 @@ class Group:
 
     def measures(self, figure: str) -> list[Measure]:
         """One per run, where every run has the figure."""
-        found = [run.measures[figure] for run in self.runs if figure in run.measures]
-        return found if len(found) == len(self.runs) else []
+        measures = [run.measures[figure] for run in self.runs if figure in run.measures]
+        return measures if len(measures) == len(self.runs) else []
 
     def summarise(self, *, replicates: int, seed: int) -> None:
         """Fills `estimates`."""
         for figure in dict.fromkeys(name for run in self.runs for name in run.measures):
             measures = self.measures(figure)
-            found = estimate(measures, replicates=replicates, seed=seed) if measures else None
-            if found is not None:
-                self.estimates[figure] = found
+            interval = estimate(measures, replicates=replicates, seed=seed) if measures else None
+            if interval is not None:
+                self.estimates[figure] = interval
 
 
 def figure_of(name: str) -> Figure:
@@ -187,13 +187,13 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
     of checkpoint where there is one."""
     name = next((other.name for other in groups if other.method == "bc"), groups[0].name)
     candidates = [other for other in groups if other.name == name]
-    chosen = next((other for other in candidates if other.which == group.which), candidates[0])
-    return None if chosen is group or group.name == name else chosen
+    baseline = next((other for other in candidates if other.which == group.which), candidates[0])
+    return None if baseline is group or group.name == name else baseline
 
 
 def compare(group: Group, baseline: Group, *, replicates: int, seed: int) -> dict[str, Estimate]:
     """Differences to the baseline in every figure that both have."""
-    found = {}
+    changes = {}
     for figure in group.estimates:
         if figure.startswith(NOT_COMPARED) or figure not in baseline.estimates:
             continue
@@ -201,8 +201,8 @@ def compare(group: Group, baseline: Group, *, replicates: int, seed: int) -> dic
             group.measures(figure), baseline.measures(figure), replicates=replicates, seed=seed
         )
         if change is not None:
-            found[figure] = change
-    return found
+            changes[figure] = change
+    return changes
 
 
 def shown(value: Estimate | None, figure: Figure, *, signed: bool = False) -> str:

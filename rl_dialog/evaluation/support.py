@@ -29,13 +29,13 @@ def decisions_outside(
     `logged` and `theirs` are the same decisions, each as its policy sees them (windows may differ).
     """
     reach = float(np.log(len(np.unique(logged.dialog))))
-    found = []
-    for ours, others in _together(_rows_of(logged), _rows_of(theirs)):
-        batches = [collate([row for rows in part for row in rows]) for part in (ours, others)]
+    tables = []
+    for ours, behaviours in _together(_rows_of(logged), _rows_of(theirs)):
+        batches = [collate([row for rows in dialogs for row in rows]) for dialogs in (ours, behaviours)]
         table = np.concatenate(list(_in_chunks((policy, behaviour), batches, reach)))
         ends = np.cumsum([sum(int(row.assistant.sum()) for row in rows) for rows in ours])
-        found += np.split(table, ends[:-1])
-    return found
+        tables += np.split(table, ends[:-1])
+    return tables
 
 
 def _in_chunks(policies: Sequence[Policy], batches: Sequence[Batch], reach: float) -> Iterator[np.ndarray]:
@@ -46,27 +46,27 @@ def _in_chunks(policies: Sequence[Policy], batches: Sequence[Batch], reach: floa
         1, CHUNK_ELEMENTS // max(policy.get_output_embeddings().weight.shape[0] for policy in policies)
     )
     for start in range(0, batches[0].decisions, size):
-        chosen = slice(start, min(start + size, batches[0].decisions))
+        states = slice(start, min(start + size, batches[0].decisions))
         pi, mu = (
-            policy.method.decode(in_states(out, chosen)).float().log_softmax(1)
+            policy.method.decode(in_states(out, states)).float().log_softmax(1)
             for policy, out in zip(policies, outs, strict=True)
         )
         mu = mu.to(pi.device)
-        actions = batches[0].actions[chosen, None]
+        actions = batches[0].actions[states, None]
         ratio = (pi.gather(1, actions) - mu.gather(1, actions)).squeeze(1)
-        missing = max(
+        padding = max(
             0, pi.shape[1] - mu.shape[1]
         )  # rows of a larger embedding: tokens that mu does not have
-        mu = torch.nn.functional.pad(mu[:, : pi.shape[1]], (0, missing), value=-torch.inf)
+        mu = torch.nn.functional.pad(mu[:, : pi.shape[1]], (0, padding), value=-torch.inf)
         outside = (pi.exp() * (pi > mu + reach)).sum(1)
         yield torch.stack([ratio, outside], 1).double().cpu().numpy()
 
 
 def _rows_of(logged: LoggedReplies) -> list[list[Row]]:
     """The rows of each dialog with replies."""
-    first = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows[:-1])])
+    first_reply = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows[:-1])])
     dialogs: dict[int, list[Row]] = {}
-    for owner, row in zip(logged.dialog[first].tolist(), logged.rows, strict=True):
+    for owner, row in zip(logged.dialog[first_reply].tolist(), logged.rows, strict=True):
         dialogs.setdefault(owner, []).append(row)
     return list(dialogs.values())
 
@@ -76,17 +76,17 @@ def _together(
 ) -> Iterator[tuple[Sequence[list[Row]], Sequence[list[Row]]]]:
     """Neighbouring dialogs, as both policies see them, about TOKENS_PER_BATCH tokens at a time."""
     start = longest = rows = 0
-    for end, both in enumerate(zip(ours, others, strict=True)):
+    for end, pair in enumerate(zip(ours, others, strict=True)):
         longest, rows = (
-            max(longest, *(len(row.input_ids) for part in both for row in part)),
-            rows + max(map(len, both)),
+            max(longest, *(len(row.input_ids) for dialog_rows in pair for row in dialog_rows)),
+            rows + max(map(len, pair)),
         )
         if end > start and longest * rows > TOKENS_PER_BATCH:
             yield ours[start:end], others[start:end]
             start, longest, rows = (
                 end,
-                max(len(row.input_ids) for part in both for row in part),
-                max(map(len, both)),
+                max(len(row.input_ids) for dialog_rows in pair for row in dialog_rows),
+                max(map(len, pair)),
             )
     yield ours[start:], others[start:]
 
@@ -102,11 +102,11 @@ def mass_outside(decisions: Sequence[np.ndarray]) -> np.ndarray:
     """
     turns = max(map(len, decisions))
     log_w, m = np.zeros((len(decisions), turns)), np.zeros((len(decisions), turns))
-    for i, part in enumerate(decisions):
-        total = np.cumsum(part[:, 0])
-        log_w[i, 1 : len(part) + 1] = total[: turns - 1]
-        log_w[i, len(part) + 1 :] = total[-1]
-        m[i, : len(part)] = part[:, 1]
+    for i, decision_rows in enumerate(decisions):
+        total = np.cumsum(decision_rows[:, 0])
+        log_w[i, 1 : len(decision_rows) + 1] = total[: turns - 1]
+        log_w[i, len(decision_rows) + 1 :] = total[-1]
+        m[i, : len(decision_rows)] = decision_rows[:, 1]
     alive = np.isfinite(
         log_w.max(0)
     )  # from where on the policy says nothing that is in the logs, they know no more

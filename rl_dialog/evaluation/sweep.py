@@ -87,10 +87,10 @@ def write_sweep_report(
     winner."""
     ranked = rank(sweep, trials)
     winner = ranked[0] if ranked and ranked[0].headline else None
-    chosen = _best_trial(sweep, winner) if winner else None
+    best_trial = _best_trial(sweep, winner) if winner else None
     measured = headline_of(sweep, ranked)
     sections = [
-        _winner(sweep, ranked, chosen, out, command),
+        _winner(sweep, ranked, best_trial, out, command),
         _ranking(sweep, ranked),
         _frontier(sweep, ranked),
         _effects(sweep, ranked),
@@ -107,8 +107,8 @@ def write_sweep_report(
         sweep.title, [section for section in [*sections, _cost(runs, seconds)] if section], out
     )
     _write_tensorboard(out / TENSORBOARD, sweep, ranked)
-    if chosen:
-        _copy_best(out, chosen)
+    if best_trial:
+        _copy_best(out, best_trial)
     record = {
         "command": command,
         "seconds": round(seconds, 1),
@@ -121,13 +121,15 @@ def write_sweep_report(
         if winner
         else {"winner": None}
     )
-    how = {name: sum(trial.how == name for trial in runs) for name in ("ended", "stopped", "failed", "left")}
+    outcomes = {
+        name: sum(trial.how == name for trial in runs) for name in ("ended", "stopped", "failed", "left")
+    }
     return {
         "report": str(markdown),
         "html": str(page),
         "sweep": str(out / "sweep.json"),
         **headline,
-        "trials": how,
+        "trials": outcomes,
         "seconds": round(seconds, 1),
     }
 
@@ -153,7 +155,7 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
             f"figure: expected one that the evaluation measured, {', '.join(sorted(figures))}, got "
             f"{sweep.figure!r}"
         )
-    found = []
+    points = []
     for name, members in by_point.items():
         best, last, changes = {}, {}, {}
         ended = len(members) == len(sweep.seeds) and all(trial.how == "ended" for trial in members)
@@ -161,7 +163,7 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
             best, last, changes = evaluations[members[0].metrics].get(_group(members[0]), ({}, {}, {}))
             changes = changes if sweep.start else {}  # else they are differences to another point
         headline = (best or last).get(sweep.figure) or _reported(sweep, members)
-        found.append(Ranked(name, members[0].values, members, best, last, changes, headline, ended))
+        points.append(Ranked(name, members[0].values, members, best, last, changes, headline, ended))
 
     def order(point: Ranked) -> tuple[bool, bool, float, float]:
         evaluated = sweep.figure in point.figures
@@ -174,7 +176,7 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
             -sign * point.headline.value if point.headline else math.inf,
         )
 
-    return sorted(found, key=order)
+    return sorted(points, key=order)
 
 
 def headline_of(sweep: Any, ranked: Sequence[Ranked]) -> str:
@@ -207,20 +209,20 @@ def _read_evaluation(
             if row["value"] is not None
         }
 
-    found: dict[str, tuple[dict, dict, dict]] = defaultdict(lambda: ({}, {}, {}))
+    by_group: dict[str, tuple[dict, dict, dict]] = defaultdict(lambda: ({}, {}, {}))
     for group in metrics["groups"]:
-        best, last, changes = found[group["group"]]
+        best, last, changes = by_group[group["group"]]
         (best if group["which"] == "best" else last).update(
             estimates(group["figures"])
         )  # `which` is empty where both are one checkpoint
         if group["which"] != "last":
             changes.update(estimates(metrics["differences"].get(group["label"], {}).get("figures", {})))
-    return found
+    return by_group
 
 
 def _reported(sweep: Any, trials: Sequence[Trial]) -> Estimate | None:
-    last = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports]
-    return Estimate(float(np.mean(last))) if last else None
+    last_values = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports]
+    return Estimate(float(np.mean(last_values))) if last_values else None
 
 
 def _best_trial(sweep: Any, winner: Ranked) -> Trial | None:
@@ -232,34 +234,36 @@ def _best_trial(sweep: Any, winner: Ranked) -> Trial | None:
     )
 
 
-def _winner(sweep: Any, ranked: Sequence[Ranked], chosen: Trial | None, out: Path, command: str) -> Section:
+def _winner(
+    sweep: Any, ranked: Sequence[Ranked], best_trial: Trial | None, out: Path, command: str
+) -> Section:
     text, commands = [sweep.about], [f"{command}  # this sweep"]
-    if chosen is None:
+    if best_trial is None:
         return Section(
             "What is best", [*text, "No trial got as far as its first evaluation."], commands=commands
         )
     winner, *others = (point for point in ranked if point.ended or point is ranked[0])
     measured = headline_of(sweep, ranked)
     gain = winner.changes.get(sweep.figure)
-    told = (
+    difference = (
         f", {gain.value:+.3g} [{gain.low:.3g}, {gain.high:.3g}] over the bc that it started from"
         if gain and gain.low is not None
         else ""
     )
-    text.append(f"{winner.name}: {measured} {winner.headline}{told}.")
+    text.append(f"{winner.name}: {measured} {winner.headline}{difference}.")
     if close := [point.name for point in others if _overlap(winner.headline, point.headline)]:
-        named = "; ".join(close[:5]) + (f"; and {len(close) - 5} more" if len(close) > 5 else "")
+        close_names = "; ".join(close[:5]) + (f"; and {len(close) - 5} more" if len(close) > 5 else "")
         text.append(
             f"The best of {len(others) + 1} is partly lucky, and the intervals of {len(close)} others overlap"
-            f" with its own: {named}."
+            f" with its own: {close_names}."
         )
     commands.append(
         " ".join(
             [
                 "python -m pipelines.chat --checkpoint",
                 str(out / BEST),
-                *chosen.chat.split(),
-                f" # its checkpoint, of seed {chosen.seed}",
+                *best_trial.chat.split(),
+                f" # its checkpoint, of seed {best_trial.seed}",
             ]
         )
     )
@@ -269,10 +273,10 @@ def _winner(sweep: Any, ranked: Sequence[Ranked], chosen: Trial | None, out: Pat
     return Section("What is best", text, commands=commands)
 
 
-def _overlap(one: Estimate | None, other: Estimate | None) -> bool:
-    if one is None or other is None or one.low is None or other.low is None:
+def _overlap(ours: Estimate | None, theirs: Estimate | None) -> bool:
+    if ours is None or theirs is None or ours.low is None or theirs.low is None:
         return False
-    return one.low <= other.high and other.low <= one.high
+    return ours.low <= theirs.high and theirs.low <= ours.high
 
 
 def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
@@ -290,14 +294,16 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
     ]
     rows = []
     for number, point in enumerate(ranked, 1):
-        best, last, change = (found.get(sweep.figure) for found in (point.best, point.last, point.changes))
+        best, last, change = (
+            figures.get(sweep.figure) for figures in (point.best, point.last, point.changes)
+        )
         steps = max((int(trial.reports[-1]["step"]) for trial in point.trials if trial.reports), default=0)
-        told = str(last) if last else f"({point.headline}, {sweep.metric})" if point.headline else "-"
+        last_text = str(last) if last else f"({point.headline}, {sweep.metric})" if point.headline else "-"
         row = [
             str(number),
-            *(plots.told(point.values.get(name)) for name in parameters),
+            *(plots.value_text(point.values.get(name)) for name in parameters),
             str(best) if best else "as last" if last else "-",
-            told,
+            last_text,
         ]
         row += [str(change or "-"), str(point.figures.get("kl", "-")), str(len(point.trials)), str(steps)]
         rows.append([*row, ", ".join(sorted({trial.how for trial in point.trials}))])
@@ -323,13 +329,13 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
 
 def frontier_as_svg(sweep: Any, trials: Sequence[Trial]) -> str:
     """Reward against KL for a README. Raises UserError where fewer than two points were evaluated."""
-    found = _with_kl(sweep, rank(sweep, trials))
-    if len(found) < 2:
+    points = _with_kl(sweep, rank(sweep, trials))
+    if len(points) < 2:
         raise UserError(
             "--picture: expected at least two evaluated points with a KL to the prior to draw, got "
-            f"{len(found)}"
+            f"{len(points)}"
         )
-    return as_svg(plots.frontier(found, sweep.figure, _sign(sweep)))
+    return as_svg(plots.frontier(points, sweep.figure, _sign(sweep)))
 
 
 def _with_kl(sweep: Any, ranked: Sequence[Ranked]) -> list[Ranked]:
@@ -337,35 +343,35 @@ def _with_kl(sweep: Any, ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _frontier(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    found = _with_kl(sweep, ranked)
-    if len(found) < 2:
+    points = _with_kl(sweep, ranked)
+    if len(points) < 2:
         return None
     text = [
         "How far a policy went from its prior, and what it got for that. Dashed: what no other point beats at"
         " less KL."
     ]
-    text += [f"Labels: {', '.join(names)}."] if (names := plots.labels(found)) else []
+    text += [f"Labels: {', '.join(names)}."] if (names := plots.labels(points)) else []
     return Section(
         "Reward against KL",
         text,
-        plot=("frontier.png", as_png(plots.frontier(found, sweep.figure, _sign(sweep)))),
+        plot=("frontier.png", as_png(plots.frontier(points, sweep.figure, _sign(sweep)))),
     )
 
 
 def _effects(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    found, parameters = _comparable(sweep, ranked)
+    points, parameters = _comparable(sweep, ranked)
     if not parameters:
         return None
     text = ["Each dot a point of the space, lines through the mean at each value, a colour per method."]
     return Section(
         "What each parameter does",
         text,
-        plot=("effects.png", plots.effects(found, parameters, headline_of(sweep, ranked))),
+        plot=("effects.png", plots.effects(points, parameters, headline_of(sweep, ranked))),
     )
 
 
 def _parallel(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    found, parameters = _comparable(sweep, ranked)
+    points, parameters = _comparable(sweep, ranked)
     if len(parameters) < 2:
         return None
     measured = headline_of(sweep, ranked)
@@ -374,7 +380,7 @@ def _parallel(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         " the colour."
     ]
     return Section(
-        "All parameters together", text, plot=("parallel.png", plots.parallel(found, parameters, measured))
+        "All parameters together", text, plot=("parallel.png", plots.parallel(points, parameters, measured))
     )
 
 
@@ -382,30 +388,32 @@ def _comparable(sweep: Any, ranked: Sequence[Ranked]) -> tuple[list[Ranked], lis
     """Points that reached their end and were measured in the same way, and the parameters in which they
     differ."""
     evaluated = headline_of(sweep, ranked) == sweep.figure
-    found = [
+    points = [
         point
         for point in ranked
         if point.headline and point.ended and (sweep.figure in point.figures or not evaluated)
     ]
-    names = dict.fromkeys(name for point in found for name in point.values)
-    return found, [name for name in names if len({plots.told(point.values.get(name)) for point in found}) > 1]
+    names = dict.fromkeys(name for point in points for name in point.values)
+    return points, [
+        name for name in names if len({plots.value_text(point.values.get(name)) for point in points}) > 1
+    ]
 
 
 def _curves(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
-    found = [point for point in ranked if any(len(trial.reports) > 1 for trial in point.trials)]
-    if not found:
+    points = [point for point in ranked if any(len(trial.reports) > 1 for trial in point.trials)]
+    if not points:
         return None
     most = plots.MOST_CURVES
     text = [
         f"{sweep.metric} during training: mean over seeds, and their range."
-        + (f" The {most} best points." if len(found) > most else "")
+        + (f" The {most} best points." if len(points) > most else "")
     ]
-    return Section("Learning curves", text, plot=("curves.png", plots.curves(found[:most], sweep.metric)))
+    return Section("Learning curves", text, plot=("curves.png", plots.curves(points[:most], sweep.metric)))
 
 
 def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     """The reward that was trained on against those that were not, each as what changed from the start."""
-    rows, alarms, drawn, looked_at = [], [], [], 0
+    rows, alarms, changes, looked_at = [], [], [], 0
     for point in ranked:
         trained = _trained_change(point)
         if trained is None:
@@ -426,7 +434,7 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
             ]
         )
         rows[-1] += [str(point.changes.get(sweep.figure, "-")), ", ".join(fell) or "-"]
-        drawn.append((point, trained, held_out))
+        changes.append((point, trained, held_out))
         looked_at += len(held_out)
         if trained > 0 and fell:
             alarms.append(
@@ -443,7 +451,7 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         f"{looked_at} differences one in forty would fall so by chance."
     ]
     picture = plots.against_held_out(
-        drawn, {name: _title(name) for _, _, held_out in drawn for name in held_out}
+        changes, {name: _title(name) for _, _, held_out in changes for name in held_out}
     )
     plot = None if picture is None else ("held_out.png", picture)
     return Section(
@@ -471,8 +479,8 @@ def _trained_change(point: Ranked) -> float | None:
 
 
 def _is_held_out(name: str, point: Ranked, sweep: Any) -> bool:
-    known = name.startswith("reward/") and name.removeprefix("reward/") not in point.trials[0].rewards
-    return known or (name == sweep.figure == "return" and "logged" not in point.trials[0].rewards)
+    is_untrained = name.startswith("reward/") and name.removeprefix("reward/") not in point.trials[0].rewards
+    return is_untrained or (name == sweep.figure == "return" and "logged" not in point.trials[0].rewards)
 
 
 def _title(name: str) -> str:
@@ -506,9 +514,9 @@ def _samples(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     ended = [point for point in ranked if point.ended and point.figures]
     if not ended:
         return None
-    shown = {"best": ended[0]} | ({"worst": ended[-1]} if len(ended) > 1 else {})
+    compared = {"best": ended[0]} | ({"worst": ended[-1]} if len(ended) > 1 else {})
     columns: dict[str, list[Column]] = defaultdict(list)
-    for which, point in shown.items():
+    for rank_name, point in compared.items():
         path = Path(point.trials[0].metrics).with_name("samples.json")
         for sample in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ():
             mine = [
@@ -516,10 +524,10 @@ def _samples(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
                 for c in sample["columns"]
                 if c["checkpoint"] and Path(c["checkpoint"]).parent == Path(point.trials[0].folder)
             ]
-            columns[sample["title"]] += [Column(f"{which}: {c['title']}", c["lines"]) for c in mine[:1]]
-    found = [Sample(title, members) for title, members in columns.items() if members]
+            columns[sample["title"]] += [Column(f"{rank_name}: {c['title']}", c["lines"]) for c in mine[:1]]
+    samples = [Sample(title, members) for title, members in columns.items() if members]
     text = ["The first seed of each, with the same conversation partner."]
-    return Section("Samples of the best and the worst", text, samples=found) if found else None
+    return Section("Samples of the best and the worst", text, samples=samples) if samples else None
 
 
 def _cost(trials: Sequence[Trial], seconds: float) -> Section:
@@ -556,30 +564,30 @@ def _write_tensorboard(directory: Path, sweep: Any, ranked: Sequence[Ranked]) ->
                     for name, value in trial.values.items()
                 }
                 figures = {
-                    f"evaluation/{name}": found.value
-                    for name, found in point.figures.items()
+                    f"evaluation/{name}": estimate.value
+                    for name, estimate in point.figures.items()
                     if name in (sweep.figure, "kl")
                 }
-                last = {f"last/{sweep.metric}": trial.reports[-1][sweep.metric]}
+                last_metric = {f"last/{sweep.metric}": trial.reports[-1][sweep.metric]}
                 board.add_hparams(
-                    values | {"seed": trial.seed, "how": trial.how}, figures | last, run_name="."
+                    values | {"seed": trial.seed, "how": trial.how}, figures | last_metric, run_name="."
                 )
 
 
-def _copy_best(out: Path, chosen: Trial) -> None:
+def _copy_best(out: Path, best_trial: Trial) -> None:
     """The best seed's best checkpoint, ready for serve and chat, with the config that makes it again."""
     shutil.rmtree(out / BEST, ignore_errors=True)
-    shutil.copytree(resolve(chosen.folder), out / BEST, ignore=shutil.ignore_patterns("trainer"))
-    shutil.copy(Path(chosen.folder) / "train.yaml", out / BEST / "train.yaml")
-    if (Path(chosen.folder) / "prior").is_dir():  # the checkpoint says ../prior
+    shutil.copytree(resolve(best_trial.folder), out / BEST, ignore=shutil.ignore_patterns("trainer"))
+    shutil.copy(Path(best_trial.folder) / "train.yaml", out / BEST / "train.yaml")
+    if (Path(best_trial.folder) / "prior").is_dir():  # the checkpoint says ../prior
         shutil.rmtree(out / "prior", ignore_errors=True)
-        shutil.copytree(Path(chosen.folder) / "prior", out / "prior")
+        shutil.copytree(Path(best_trial.folder) / "prior", out / "prior")
 
 
 def _as_json(point: Ranked) -> dict[str, Any]:
     figures = {
-        which: {name: asdict(value) for name, value in getattr(point, which).items()}
-        for which in ("best", "last", "changes")
+        checkpoint: {name: asdict(value) for name, value in getattr(point, checkpoint).items()}
+        for checkpoint in ("best", "last", "changes")
     }
     trials = [
         {key: value for key, value in asdict(trial).items() if key not in ("point", "values")}

@@ -17,7 +17,7 @@ from rl_dialog.evaluation.plots import COLOURS, GREY, as_png, plain
 MOST_CURVES, MOST_PANELS = 12, 6
 
 
-def told(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A parameter's value in a table or a label."""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -31,11 +31,11 @@ def frontier(points: Sequence[Any], figure_name: str, sign: int) -> Figure:
     figure = Figure(figsize=(8.4, 5.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     hue, labelled = _hues(points), labels(points)
-    found = sorted(
+    entries = sorted(
         [(point.figures["kl"], point.figures[figure_name], point) for point in points],
         key=lambda entry: entry[0].value,
     )
-    for kl, value, point in found:
+    for kl, value, point in entries:
         arms = {"yerr": _arms(value), "xerr": _arms(kl)}
         axes.errorbar(
             kl.value,
@@ -47,17 +47,17 @@ def frontier(points: Sequence[Any], figure_name: str, sign: int) -> Figure:
             linewidth=1,
             capsize=2,
         )
-        label = ", ".join(told(point.values[name]) for name in labelled if name in point.values)
+        label = ", ".join(value_text(point.values[name]) for name in labelled if name in point.values)
         axes.annotate(
             label, (kl.value, value.value), textcoords="offset points", xytext=(5, 4), fontsize=7, color=GREY
         )
     line, reached = [], -math.inf
-    for kl, value, _ in found:
+    for kl, value, _ in entries:
         if sign * value.value > reached:
             reached = sign * value.value
             line.append((kl.value, value.value))
     axes.plot(*zip(*line, strict=True), color=GREY, linestyle="--", linewidth=1, zorder=0)
-    _set_scale(axes, [kl.value for kl, _, _ in found])
+    _set_scale(axes, [kl.value for kl, _, _ in entries])
     axes.set(xlabel="KL to the prior per token (nats)", ylabel=figure_name)
     _legend(axes, hue)
     plain(axes)
@@ -67,7 +67,7 @@ def frontier(points: Sequence[Any], figure_name: str, sign: int) -> Figure:
 def labels(points: Sequence[Any]) -> list[str]:
     """Parameters in which points of one colour differ."""
     names = dict.fromkeys(name for point in points for name in point.values if name != "method")
-    return [name for name in names if len({told(point.values.get(name)) for point in points}) > 1]
+    return [name for name in names if len({value_text(point.values.get(name)) for point in points}) > 1]
 
 
 def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
@@ -81,12 +81,12 @@ def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> byte
     for axes, parameter in zip(grid, parameters, strict=False):
         values, numeric = _values(points, parameter)
         for kind, colour in hue.items():
-            here = [point for point in points if point.kind == kind and parameter in point.values]
+            kind_points = [point for point in points if point.kind == kind and parameter in point.values]
             x = [
-                point.values[parameter] if numeric else values.index(told(point.values[parameter]))
-                for point in here
+                point.values[parameter] if numeric else values.index(value_text(point.values[parameter]))
+                for point in kind_points
             ]
-            y = [point.headline.value for point in here]
+            y = [point.headline.value for point in kind_points]
             axes.plot(x, y, "o", color=colour, markersize=4, alpha=0.6)
             means = [
                 (place, np.mean([b for a, b in zip(x, y, strict=True) if a == place]))
@@ -120,27 +120,29 @@ def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> byt
     places[:, -1] = (reached - low) / (high - low)
     for column, parameter in enumerate(parameters):
         values, numeric = _values(points, parameter)
-        known = [point.values.get(parameter) for point in points]
+        cells = [point.values.get(parameter) for point in points]
         log = numeric and _spans_decades(values)
         spread = [(math.log(v) if log else v) for v in values] if numeric else list(range(len(values)))
         ends = min(spread), max(max(spread), min(spread) + 1e-12)
-        where = {told(v): (s - ends[0]) / (ends[1] - ends[0]) for v, s in zip(values, spread, strict=True)}
+        heights = {
+            value_text(v): (s - ends[0]) / (ends[1] - ends[0]) for v, s in zip(values, spread, strict=True)
+        }
         places[:, column] = [
-            where[told(value)] if value is not None else np.nan for value in known
+            heights[value_text(value)] if value is not None else np.nan for value in cells
         ]  # a gap where another method has no such one
-        shown = values if len(values) <= 8 else [values[0], values[-1]]
-        for value in shown:
+        tick_values = values if len(values) <= 8 else [values[0], values[-1]]
+        for value in tick_values:
             axes.annotate(
-                told(value),
-                (column, where[told(value)]),
+                value_text(value),
+                (column, heights[value_text(value)]),
                 textcoords="offset points",
                 xytext=(4, 2),
                 fontsize=7,
                 color=GREY,
             )
     for value in np.linspace(low, high, 5):
-        here = (len(parameters), (value - low) / (high - low))
-        axes.annotate(f"{value:.3g}", here, textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
+        tick = (len(parameters), (value - low) / (high - low))
+        axes.annotate(f"{value:.3g}", tick, textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
     colour = colormaps["viridis"]
     for row in np.argsort(reached):  # the best on top
         axes.plot(
@@ -160,19 +162,24 @@ def curves(points: Sequence[Any], metric: str) -> bytes:
     figure = Figure(figsize=(8.4, 4.6), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     for number, point in enumerate(points):
-        at: dict[float, list[float]] = defaultdict(list)
+        by_step: dict[float, list[float]] = defaultdict(list)
         for trial in point.trials:
             for row in trial.reports:
-                at[row["step"]].append(row[metric])
-        steps = sorted(at)
+                by_step[row["step"]].append(row[metric])
+        steps = sorted(by_step)
         colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
         axes.plot(
-            steps, [np.mean(at[step]) for step in steps], style, color=colour, linewidth=1.4, label=point.name
+            steps,
+            [np.mean(by_step[step]) for step in steps],
+            style,
+            color=colour,
+            linewidth=1.4,
+            label=point.name,
         )
         axes.fill_between(
             steps,
-            [min(at[step]) for step in steps],
-            [max(at[step]) for step in steps],
+            [min(by_step[step]) for step in steps],
+            [max(by_step[step]) for step in steps],
             color=colour,
             alpha=0.1,
             linewidth=0,
@@ -184,7 +191,7 @@ def curves(points: Sequence[Any], metric: str) -> bytes:
 
 
 def against_held_out(
-    drawn: Sequence[tuple[Any, float, Mapping[str, Any]]], titles: Mapping[str, str]
+    changes: Sequence[tuple[Any, float, Mapping[str, Any]]], titles: Mapping[str, str]
 ) -> bytes | None:
     """Change of the trained-on reward against those of others, a panel per other reward; None where there is
     none."""
@@ -195,9 +202,9 @@ def against_held_out(
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(3.6 * columns + 1.2, 2.9 * rows), dpi=110, layout="constrained")
     grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-    hue = _hues([point for point, _, _ in drawn])
+    hue = _hues([point for point, _, _ in changes])
     for axes, name in zip(grid, names, strict=False):
-        for point, trained, held_out in drawn:
+        for point, trained, held_out in changes:
             if change := held_out.get(name):
                 axes.errorbar(
                     trained,
@@ -223,7 +230,7 @@ def _values(points: Sequence[Any], parameter: str) -> tuple[list[Any], bool]:
     """All of a parameter, sorted, and whether they are numbers; else they are labels."""
     values = [point.values[parameter] for point in points if point.values.get(parameter) is not None]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return (sorted(set(values)) if numeric else sorted(set(map(told, values)))), numeric
+    return (sorted(set(values)) if numeric else sorted(set(map(value_text, values)))), numeric
 
 
 def _set_scale(axes: Axes, values: Sequence[float]) -> None:

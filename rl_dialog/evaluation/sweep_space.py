@@ -75,11 +75,11 @@ class Point:
     @property
     def name(self) -> str:
         """`psi,c=0.2` of {method: psi, method.c: 0.2}."""
-        parts = [
+        labels = [
             shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}"
             for name, value in self.values.items()
         ]
-        return ",".join(parts).replace("/", "_")
+        return ",".join(labels).replace("/", "_")
 
     def of(self, verb: str) -> Point:
         """What it says about one stage; `train` is what no other one is named for."""
@@ -101,8 +101,8 @@ class Point:
     def report_folder(self, out: Path) -> Path:
         """`report` of points that say nothing about start and evaluation, `reports/<what they say>` of the
         others, which have a bc of their own."""
-        own = Point(self.of("start").values | self.of("evaluate").values)
-        return out / "reports" / own.name if own.values else out / "report"
+        evaluated = Point(self.of("start").values | self.of("evaluate").values)
+        return out / "reports" / evaluated.name if evaluated.values else out / "report"
 
     @property
     def flags(self) -> list[str]:
@@ -111,8 +111,8 @@ class Point:
         for name, value in self.values.items():
             flag = name.split(".", 1)[1] if _verb(name) != "train" else name
             if isinstance(value, bool):
-                head, _, last = flag.rpartition(".")
-                words.append(f"--{head}{'.' * bool(head)}{'' if value else 'no_'}{last}")
+                head, _, leaf = flag.rpartition(".")
+                words.append(f"--{head}{'.' * bool(head)}{'' if value else 'no_'}{leaf}")
             else:
                 words += [f"--{flag}", repr(value) if isinstance(value, float) else str(value)]
         return words
@@ -164,11 +164,11 @@ def check_same_sweep(out: Path, path: str) -> None:
     """
     if not (out / COPY).is_file():
         return
-    before, now = read_yaml(str(out / COPY)), read_yaml(path)
+    old, new = read_yaml(str(out / COPY)), read_yaml(path)
     for name in ("logs", "write_logs", "prepare", "start", "train"):
-        if before.get(name) != now.get(name):
-            other = f"{name} is {now.get(name)!r}, but {out} was made with {before.get(name)!r}"
-            raise UserError(f"{path}: {other}: choose another --output_dir, or --overwrite")
+        if old.get(name) != new.get(name):
+            change = f"{name} is {new.get(name)!r}, but {out} was made with {old.get(name)!r}"
+            raise UserError(f"{path}: {change}: choose another --output_dir, or --overwrite")
     recipe = next((out / "recipes").glob("*.json"), None)
     if recipe and json.dumps(str(out))[1:-1] not in recipe.read_text(encoding="utf-8"):
         fix = "Move it back to go on with it"
@@ -178,25 +178,25 @@ def check_same_sweep(out: Path, path: str) -> None:
 def find_points(sweep: Sweep) -> list[Point]:
     """Every combination of the listed values, each `samples` times where a distribution takes part; the same
     ones every time."""
-    rng, found = np.random.default_rng(0), {}
+    rng, points = np.random.default_rng(0), {}
     for space in _spaces(sweep):
-        drawn = {name: entry for name, entry in space.items() if isinstance(entry, Mapping)}
-        listed = {name: entry for name, entry in space.items() if name not in drawn}
+        distributions = {name: entry for name, entry in space.items() if isinstance(entry, Mapping)}
+        listed = {name: entry for name, entry in space.items() if name not in distributions}
         for combination in itertools.product(*listed.values()):
-            for _ in range(sweep.samples if drawn else 1):
+            for _ in range(sweep.samples if distributions else 1):
                 values = dict(zip(listed, combination, strict=True))
                 values |= {
                     name: rounded(DISTRIBUTIONS[kind](rng, *limits))
-                    for name, entry in drawn.items()
+                    for name, entry in distributions.items()
                     for kind, limits in entry.items()
                 }
                 point = Point({name: values[name] for name in space})
-                if found.setdefault(point.name, point) != point:
+                if points.setdefault(point.name, point) != point:
                     raise ConfigError(
-                        f"space: expected points of different names, but {found[point.name].values} and "
+                        f"space: expected points of different names, but {points[point.name].values} and "
                         f"{point.values} are both {point.name}"
                     )
-    return list(found.values())
+    return list(points.values())
 
 
 class OptunaSearch:
@@ -221,18 +221,18 @@ class OptunaSearch:
 
     def batches(self) -> Iterator[tuple[list[Point], Callable[[list[float | None]], None]]]:
         """The next points, and where to say what each reached (None: it failed)."""
-        for first in range(0, self._sweep.samples, self._sweep.batch):
-            asked = [self._study.ask() for _ in range(min(self._sweep.batch, self._sweep.samples - first))]
+        for start in range(0, self._sweep.samples, self._sweep.batch):
+            trials = [self._study.ask() for _ in range(min(self._sweep.batch, self._sweep.samples - start))]
 
-            def tell(values: list[float | None], asked: list[Any] = asked) -> None:
-                for trial, value in zip(asked, values, strict=True):
+            def tell(values: list[float | None], trials: list[Any] = trials) -> None:
+                for trial, value in zip(trials, values, strict=True):
                     (
                         self._study.tell(trial, value)
                         if value is not None
                         else self._study.tell(trial, state=self._failed)
                     )
 
-            yield [self._point(trial) for trial in asked], tell
+            yield [self._point(trial) for trial in trials], tell
 
     def _point(self, trial: Any) -> Point:
         spaces = _spaces(self._sweep)
@@ -271,17 +271,17 @@ def _verb(name: str) -> str:
 
 
 def _check_entry(path: str, name: str, entry: Any) -> None:
-    wanted = f"{path}: space: {name}: expected a list of values or one of {', '.join(DISTRIBUTIONS)}"
+    expected = f"{path}: space: {name}: expected a list of values or one of {', '.join(DISTRIBUTIONS)}"
     if isinstance(entry, list) and entry:
         return
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{wanted}, got {entry!r}")
+        raise ConfigError(f"{expected}, got {entry!r}")
     [*kinds] = entry
     limits = entry[kinds[0]] if kinds else None
     if len(kinds) != 1 or kinds[0] not in DISTRIBUTIONS or not isinstance(limits, list) or len(limits) != 2:
-        raise ConfigError(f"{wanted} with [low, high], got {dict(entry)!r}")
+        raise ConfigError(f"{expected} with [low, high], got {dict(entry)!r}")
     if not all(isinstance(limit, int | float) for limit in limits) or not limits[0] < limits[1]:
         raise ConfigError(
-            f"{wanted} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), "
+            f"{expected} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), "
             f"got {dict(entry)!r}"
         )

@@ -127,7 +127,7 @@ class TaskDialog:
             return "not booked"
         if (rate := self.outcome.get("book_rate")) is not None and rate < 1:
             return "booked wrongly"
-        if any(asked.answered is None for asked in self.asked):
+        if any(question.answered is None for question in self.asked):
             return "not answered"
         if (recall := self.outcome.get("inform_recall")) is not None and recall < 1:
             return "never asked"
@@ -156,26 +156,24 @@ def read_task_dialogs(path: str | Path) -> list[TaskDialog]:
     Raises DialogError for a malformed line, UserError for a dialog without acts, goal or outcome, and for two
     of the same user.
     """
-    found = [_task_dialog(dialog, f"{path}, dialog {dialog.id}") for dialog in read_jsonl(path)]
-    if not found:
+    dialogs = [_task_dialog(dialog, f"{path}, dialog {dialog.id}") for dialog in read_jsonl(path)]
+    if not dialogs:
         raise UserError(f"{path}: expected dialogs, found none")
-    key, times = Counter(dialog.key for dialog in found).most_common(1)[0]
+    key, times = Counter(dialog.key for dialog in dialogs).most_common(1)[0]
     if times > 1:
         raise UserError(
             f"{path}: expected a dialog per user, got {times} with the seeds {list(key)}: keep the dialogs of"
             " one run in a file"
         )
-    return found
+    return dialogs
 
 
 def read_simulated(folders: Sequence[str]) -> dict[str, tuple[str, list[TaskDialog]]]:
     """Name -> (folder, dialogs) of folders that simulate or converse wrote; NAME=FOLDER gives one another
     name."""
     runs: dict[str, tuple[str, list[TaskDialog]]] = {}
-    for given in folders:
-        name, _, folder = (
-            given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
-        )
+    for flag in folders:
+        name, _, folder = flag.rpartition("=") if "=" in flag and not Path(flag).exists() else ("", "", flag)
         path, name = Path(folder) / "dialogs.jsonl", name or Path(folder).name
         if not path.is_file():
             raise UserError(
@@ -220,8 +218,8 @@ def _task_dialog(dialog: Dialog, where: str) -> TaskDialog:
         if (meant := _acts(message.get("meant"))) is not None:  # a reply's acts are what the user read
             acts, understood = meant, acts
         turns.append(Said(side, message["content"] or "", acts, understood))
-    earned = [dialog.messages[i].get("reward") for i in dialog.replies]
-    total = None if None in earned else sum(earned, 0.0)
+    rewards = [dialog.messages[i].get("reward") for i in dialog.replies]
+    total = None if None in rewards else sum(rewards, 0.0)
     return TaskDialog(tuple(seeds), dialog.id, dialog.goal, turns, total, outcome)
 
 
@@ -234,20 +232,20 @@ def _acts(value: Any) -> tuple[Act, ...] | None:
 
 
 def _asked(turns: Sequence[Said]) -> list[Asked]:
-    found, seen = [], set()
+    requests, requested = [], set()
     for i, turn in enumerate(turns):
         if turn.side != "user":
             continue
         for intent, domain, slot, _ in turn.acts:
-            if intent != "Request" or (domain, slot) in seen:
+            if intent != "Request" or (domain, slot) in requested:
                 continue
-            seen.add((domain, slot))
+            requested.add((domain, slot))
             later = [reply.acts for reply in turns[i + 1 :] if reply.side == "system"]
-            when = next(
+            answered = next(
                 (n for n, acts in enumerate(later) if any(_tells(act, domain, slot) for act in acts)), None
             )
-            found.append(Asked(domain, slot, when, later[0] if later else ()))
-    return found
+            requests.append(Asked(domain, slot, answered, later[0] if later else ()))
+    return requests
 
 
 def _tells(act: Act, domain: str, slot: str) -> bool:
@@ -257,48 +255,48 @@ def _tells(act: Act, domain: str, slot: str) -> bool:
 def _unasked(turns: Sequence[Said]) -> list[tuple[str, str]]:
     """A system tells unasked what the user has neither asked for nor wished so far; names, choices and
     references are never unasked."""
-    wanted: set[tuple[str, str]] = set()
-    found = []
+    wishes: set[tuple[str, str]] = set()
+    unasked = []
     for turn in turns:
         if turn.side == "user":
-            wanted |= {(domain, slot) for _, domain, slot, _ in turn.acts}
-            wanted |= {
+            wishes |= {(domain, slot) for _, domain, slot, _ in turn.acts}
+            wishes |= {
                 ("Taxi", "Car"),
                 ("Taxi", "Phone"),
             }  # all that there is to a taxi; nobody has to ask for them
         else:
-            found += [
+            unasked += [
                 (domain, slot)
                 for intent, domain, slot, _ in turn.acts
                 if intent in ("Inform", "Recommend")
                 and slot not in ("none", "Name", "Choice", "Ref", "Id")
-                and (domain, slot) not in wanted
+                and (domain, slot) not in wishes
             ]
-    return found
+    return unasked
 
 
 def _loops(side: str, turns: Sequence[Said]) -> list[tuple[str, tuple[Act, ...], int]]:
     """Acts that a side said at least twice in a row."""
-    found, last, times = [], (), 0
+    loops, last_acts, times = [], (), 0
     for acts in [*(tuple(sorted(turn.acts)) for turn in turns if turn.side == side), ()]:
-        if acts and acts == last:
+        if acts and acts == last_acts:
             times += 1
             continue
         if times > 1:
-            found.append((side, last, times))
-        last, times = acts, 1
-    return found
+            loops.append((side, last_acts, times))
+        last_acts, times = acts, 1
+    return loops
 
 
 def _booked(turns: Sequence[Said]) -> list[str]:
     """Goal domains in which the system gave a reference; `Booking` is the domain that the user spoke of
     last."""
-    found = []
+    domains = []
     for turn, current in _with_domain(turns):
         for intent, domain, slot, _ in turn.acts if turn.side == "system" else ():
             if slot == "Ref" and intent in ("Book", "OfferBooked"):
-                found.append(current if domain == "Booking" else domain.lower())
-    return list(dict.fromkeys(found))
+                domains.append(current if domain == "Booking" else domain.lower())
+    return list(dict.fromkeys(domains))
 
 
 def _with_domain(turns: Sequence[Said]) -> Iterator[tuple[Said, str]]:
@@ -314,7 +312,7 @@ def _with_domain(turns: Sequence[Said]) -> Iterator[tuple[Said, str]]:
 
 def _missed(turns: Sequence[Said], domain: str, book: Iterable[str]) -> str:
     """Why a booking was never made: by the last reply on the domain, else by what the user said of it."""
-    replies, said = [], set[str]()
+    replies, slots = [], set[str]()
     for turn, current in _with_domain(turns):
         about = [
             act
@@ -323,13 +321,13 @@ def _missed(turns: Sequence[Said], domain: str, book: Iterable[str]) -> str:
         ]
         if about and turn.side == "system":
             replies.append({intent for intent, *_ in about})
-        said |= {slot.lower() for _, _, slot, _ in about if turn.side == "user"}
+        slots |= {slot.lower() for _, _, slot, _ in about if turn.side == "user"}
     for intent, reason in (("NoOffer", "nothing found"), ("NoBook", "refused")):
         if replies and intent in replies[-1]:
             return reason
-    if not said:
+    if not slots:
         return "not reached"
-    return "ignored" if said & {slot.lower() for slot in book} else "no details"
+    return "ignored" if slots & {slot.lower() for slot in book} else "no details"
 
 
 def measures(dialogs: Sequence[TaskDialog]) -> dict[str, Measure]:
@@ -340,7 +338,7 @@ def measures(dialogs: Sequence[TaskDialog]) -> dict[str, Measure]:
     columns["turns"] = [dialog.replies for dialog in dialogs]
     columns["return"] = [dialog.total for dialog in dialogs]
     columns["loops"] = [bool(dialog.loops) for dialog in dialogs]
-    found = {
+    figures = {
         name: Measure.mean(values)
         for name, values in columns.items()
         if any(value is not None for value in values)
@@ -354,12 +352,12 @@ def measures(dialogs: Sequence[TaskDialog]) -> dict[str, Measure]:
         columns["turns"] = [
             dialog.turns_by_domain[domain] if domain in dialog.goal else None for dialog in dialogs
         ]
-        found |= {
+        figures |= {
             f"{name}/{domain}": Measure.mean(values)
             for name, values in columns.items()
             if any(value is not None for value in values)
         }
-    return found
+    return figures
 
 
 def domains_of(dialogs: Iterable[TaskDialog]) -> list[str]:
@@ -372,15 +370,17 @@ def domain_counts(dialogs: Sequence[TaskDialog], domain: str) -> dict[str, int]:
     """Of the dialogs with this domain in their goal: how many, things asked, told, told at once, bookings
     wanted and made, turns."""
     having = [dialog for dialog in dialogs if domain in dialog.goal]
-    asked = [asked for dialog in having for asked in dialog.asked if asked.domain.lower() == domain]
+    requests = [request for dialog in having for request in dialog.asked if request.domain.lower() == domain]
     return {
         "dialogs": len(having),
-        "asked": len(asked),
-        "told": sum(each.answered is not None for each in asked),
-        "told at once": sum(each.answered == 0 for each in asked),
+        "asked": len(requests),
+        "told": sum(request.answered is not None for request in requests),
+        "told at once": sum(request.answered == 0 for request in requests),
         "to book": sum(domain in dialog.to_book for dialog in having),
         "booked": sum(domain in dialog.to_book and domain in dialog.booked for dialog in having),
-        "told unasked": sum(told.lower() == domain for dialog in having for told, _ in dialog.unasked),
+        "told unasked": sum(
+            slot_domain.lower() == domain for dialog in having for slot_domain, _ in dialog.unasked
+        ),
     }
 
 
@@ -400,16 +400,16 @@ class Question:
 
 def questions(dialogs: Iterable[TaskDialog]) -> dict[str, Question]:
     """`Hotel Phone` -> what became of the questions for it, the least answered first."""
-    found: dict[str, Question] = defaultdict(Question)
+    by_slot: dict[str, Question] = defaultdict(Question)
     for dialog in dialogs:
-        for asked in dialog.asked:
-            question = found[f"{asked.domain} {asked.slot}"]
+        for request in dialog.asked:
+            question = by_slot[f"{request.domain} {request.slot}"]
             question.asked += 1
-            question.at_once += asked.answered == 0
-            question.later += bool(asked.answered)
-            if asked.answered != 0:
-                question.instead[_token_line(asked.reply)] += 1
-    return dict(sorted(found.items(), key=lambda item: (-item[1].never, -item[1].later, -item[1].asked)))
+            question.at_once += request.answered == 0
+            question.later += bool(request.answered)
+            if request.answered != 0:
+                question.instead[_token_line(request.reply)] += 1
+    return dict(sorted(by_slot.items(), key=lambda item: (-item[1].never, -item[1].later, -item[1].asked)))
 
 
 @dataclass
@@ -424,19 +424,19 @@ class Reading:
 def readings(dialogs: Iterable[TaskDialog], side: str) -> dict[str, Reading]:
     """`Inform Hotel Area` of a side -> how the other side read it, the worst read first; {} where both spoke
     in acts."""
-    found: dict[str, Reading] = defaultdict(Reading)
+    by_act: dict[str, Reading] = defaultdict(Reading)
     for turn in (
         turn
         for dialog in dialogs
         for turn in dialog.turns
         if turn.side == side and turn.understood is not None
     ):
-        said, understood = (
-            {(*act[:3], act[3].lower()) for act in acts} for acts in (turn.acts, turn.understood)
+        acts_said, understood = (
+            {(*act[:3], act[3].lower()) for act in turn_acts} for turn_acts in (turn.acts, turn.understood)
         )
-        wrong = sorted(understood - said)
-        for act in sorted(said):
-            reading = found[_token(act)]
+        wrong = sorted(understood - acts_said)
+        for act in sorted(acts_said):
+            reading = by_act[_token(act)]
             reading.said += 1
             reading.understood += act in understood
             if act not in understood:
@@ -446,11 +446,11 @@ def readings(dialogs: Iterable[TaskDialog], side: str) -> dict[str, Reading]:
                     or wrong
                 )
                 reading.instead[f"{_token(near[0])} = {near[0][3]}" if near else "nothing"] += 1
-    return dict(sorted(found.items(), key=lambda item: item[1].understood - item[1].said))
+    return dict(sorted(by_act.items(), key=lambda item: item[1].understood - item[1].said))
 
 
 def _token(act: Act) -> str:
-    return " ".join(part for part in act[:3] if part != "none")
+    return " ".join(word for word in act[:3] if word != "none")
 
 
 def _token_line(acts: Iterable[Act]) -> str:

@@ -27,20 +27,20 @@ def task_figures(outcomes: Sequence[Any], published: Sequence[tuple[float, float
     """
     counts = [scores or (None, None, None) for scores in published]
     columns: dict[str, Iterable[float | None]] = {
-        "success": [each.success for each in outcomes],
-        "success_strict": [each.success_strict for each in outcomes],
-        "complete": [each.complete for each in outcomes],
-        "book_rate": [each.book_rate for each in outcomes],
+        "success": [outcome.success for outcome in outcomes],
+        "success_strict": [outcome.success_strict for outcome in outcomes],
+        "complete": [outcome.complete for outcome in outcomes],
+        "book_rate": [outcome.book_rate for outcome in outcomes],
         "inform_precision": [precision for precision, _, _ in counts],
         "inform_recall": [recall for _, recall, _ in counts],
         "inform_f1": [f1 for _, _, f1 in counts],
-        "inform_precision_all_slots": [each.inform_precision for each in outcomes],
-        "inform_f1_all_slots": [each.inform_f1 for each in outcomes],
-        "turns": [each.turns for each in outcomes],
-        "return": [each.total for each in outcomes],
+        "inform_precision_all_slots": [outcome.inform_precision for outcome in outcomes],
+        "inform_f1_all_slots": [outcome.inform_f1 for outcome in outcomes],
+        "turns": [outcome.turns for outcome in outcomes],
+        "return": [outcome.total for outcome in outcomes],
     }
-    for domain in dict.fromkeys(domain for each in outcomes for domain in each.domains):
-        columns[f"success/{domain}"] = [each.domains.get(domain) for each in outcomes]
+    for domain in dict.fromkeys(domain for outcome in outcomes for domain in outcome.domains):
+        columns[f"success/{domain}"] = [outcome.domains.get(domain) for outcome in outcomes]
     return {name: _figure(Measure.mean(list(values))) for name, values in columns.items()}
 
 

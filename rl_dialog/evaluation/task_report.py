@@ -65,27 +65,33 @@ class TaskComparison:
     def other_options(self) -> str:
         """What to know where the policies met the same goals under other options; "" where they are the same,
         as far as is known."""
-        known = {run.name: run.options for run in self.runs if run.options is not None}
-        if all(options == first for first in list(known.values())[:1] for options in known.values()):
+        known_options = {run.name: run.options for run in self.runs if run.options is not None}
+        if all(
+            options == first
+            for first in list(known_options.values())[:1]
+            for options in known_options.values()
+        ):
             return ""
-        told = "; ".join(f"{name}: {_settings(options) or 'the defaults'}" for name, options in known.items())
+        option_texts = "; ".join(
+            f"{name}: {_settings(options) or 'the defaults'}" for name, options in known_options.items()
+        )
         return (
             "These runs had the same goals, but other user options, which are part of every difference "
-            f"between them. {told}."
+            f"between them. {option_texts}."
         )
 
 
 def compare_tasks(
-    found: Mapping[str, tuple[str, list[TaskDialog]]],
+    simulated: Mapping[str, tuple[str, list[TaskDialog]]],
     *,
     replicates: int,
     seed: int,
     options: Mapping[str, Mapping[str, Any] | None] | None = None,
 ) -> TaskComparison:
-    """`found`: name -> (folder, dialogs); `options`: name -> those of its users. Raises UserError for
+    """`simulated`: name -> (folder, dialogs); `options`: name -> those of its users. Raises UserError for
     policies that did not have the same goals."""
     runs = []
-    for name, (folder, dialogs) in found.items():
+    for name, (folder, dialogs) in simulated.items():
         dialogs = sorted(dialogs, key=lambda dialog: dialog.key)
         group = Group(name, "", [RunResult(name, folder, name, measures(dialogs))])
         group.summarise(replicates=replicates, seed=seed)
@@ -107,7 +113,7 @@ def compare_tasks(
 def sections(comparison: TaskComparison) -> list[Section]:
     """The report, without what does not occur."""
     runs = comparison.runs
-    found = [
+    optional = [
         _figures(runs),
         *_differences(comparison),
         _domains(runs),
@@ -120,7 +126,7 @@ def sections(comparison: TaskComparison) -> list[Section]:
         _distributions(runs),
         *(_examples(run) for run in runs),
     ]
-    return [section for section in found if section is not None]
+    return [section for section in optional if section is not None]
 
 
 def _figures(runs: Sequence[TaskRun]) -> Section:
@@ -181,9 +187,9 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         ours, theirs = run.by_key, first.by_key
         only = {True: [key for key in ours if ours[key].success and not theirs[key].success]}
         only[False] = [key for key in ours if theirs[key].success and not ours[key].success]
-        both = sum(ours[key].success and theirs[key].success for key in ours)
-        neither = len(ours) - both - len(only[True]) - len(only[False])
-        counts.append([run.name, *map(str, (both, len(only[True]), len(only[False]), neither))])
+        both_succeed = sum(ours[key].success and theirs[key].success for key in ours)
+        neither = len(ours) - both_succeed - len(only[True]) - len(only[False])
+        counts.append([run.name, *map(str, (both_succeed, len(only[True]), len(only[False]), neither))])
         for wins, keys in only.items():
             for key in keys[:EXAMPLES]:
                 title = (
@@ -210,7 +216,7 @@ def _domains(runs: Sequence[TaskRun]) -> Section:
             figures = [
                 shown(run.group.estimates.get(f"{name}/{domain}"), figure_of(name)) for name in BY_DOMAIN
             ]
-            told, at_once = (
+            answered, at_once = (
                 _share(count["told"], count["asked"]),
                 _share(count["told at once"], count["asked"]),
             )
@@ -218,7 +224,9 @@ def _domains(runs: Sequence[TaskRun]) -> Section:
                 _share(count["booked"], count["to book"]),
                 f"{count['told unasked'] / max(1, count['dialogs']):.2f}",
             )
-            rows.append([domain, run.name, str(count["dialogs"]), *figures, told, at_once, booked, unasked])
+            rows.append(
+                [domain, run.name, str(count["dialogs"]), *figures, answered, at_once, booked, unasked]
+            )
     text = [
         "Turns: the replies while the user was at that domain. Told: questions of the user that were answered"
         " at all, and by the very next reply. Booked: wished bookings that were made, right or wrong."
@@ -240,21 +248,21 @@ def _missed(runs: Sequence[TaskRun]) -> Section | None:
     """Bookings that were never made, by domain and reason."""
     rows = []
     for run in runs:
-        wanted = Counter(domain for dialog in run.dialogs for domain in dialog.to_book)
-        missed = Counter(each for dialog in run.dialogs for each in dialog.missed.items())
-        for domain in wanted:
+        to_book = Counter(domain for dialog in run.dialogs for domain in dialog.to_book)
+        missed = Counter(missed_booking for dialog in run.dialogs for missed_booking in dialog.missed.items())
+        for domain in to_book:
             counts = [missed[domain, reason] for reason in MISSED]
             if any(counts):
                 rows.append(
                     [
                         domain,
                         run.name,
-                        str(wanted[domain]),
-                        _of(sum(counts), wanted[domain]),
+                        str(to_book[domain]),
+                        _of(sum(counts), to_book[domain]),
                         *map(str, counts),
                     ]
                 )
-    notes = [f"{reason}: {what}" for reason, what in MISSED.items()]
+    notes = [f"{reason}: {meaning}" for reason, meaning in MISSED.items()]
     columns = ["domain", "policy", "wanted", "never made", *MISSED]
     return (
         Section("Missed bookings", [], Table(columns, sorted(rows, key=lambda row: row[0])), notes)
@@ -270,8 +278,8 @@ def _failures(runs: Sequence[TaskRun]) -> Section | None:
     if not any(counts.values()):
         return None
     rows = [
-        [f"{reason}: {what}", *(_of(counts[run.name][reason], len(run.dialogs)) for run in runs)]
-        for reason, what in REASONS.items()
+        [f"{reason}: {meaning}", *(_of(counts[run.name][reason], len(run.dialogs)) for run in runs)]
+        for reason, meaning in REASONS.items()
     ]
     rows.append(["all failures", *(_of(sum(counts[run.name].values()), len(run.dialogs)) for run in runs)])
     return Section(
@@ -316,8 +324,8 @@ def _unasked(runs: Sequence[TaskRun]) -> Section | None:
             times.update(dialog.unasked)
             dialogs.update(set(dialog.unasked))
         rows += [
-            [" ".join(told), run.name, str(count), str(dialogs[told])]
-            for told, count in times.most_common(MOST)
+            [" ".join(domain_slot), run.name, str(count), str(dialogs[domain_slot])]
+            for domain_slot, count in times.most_common(MOST)
         ]
     text = [
         "Slots that the system told before the user had asked for them or named a wish for them. The "
@@ -336,11 +344,11 @@ def _loops(runs: Sequence[TaskRun]) -> Section | None:
             if not having:
                 continue
             most = Counter(
-                shown_acts(acts) for dialog in having for of, acts, _ in dialog.loops if of == side
+                shown_acts(acts) for dialog in having for speaker, acts, _ in dialog.loops if speaker == side
             ).most_common(2)
-            longest = max(times for dialog in having for of, _, times in dialog.loops if of == side)
+            longest = max(times for dialog in having for speaker, _, times in dialog.loops if speaker == side)
             failed = sum(not dialog.success for dialog in having)
-            told = ", ".join(f"{acts} ({count})" for acts, count in most)
+            most_often = ", ".join(f"{acts} ({count})" for acts, count in most)
             rows.append(
                 [
                     f"the {side} says the same",
@@ -348,7 +356,7 @@ def _loops(runs: Sequence[TaskRun]) -> Section | None:
                     _of(len(having), len(run.dialogs)),
                     str(failed),
                     str(longest),
-                    _clipped(told),
+                    _clipped(most_often),
                 ]
             )
     text = ["Dialogs in which one side says exactly the same acts at least twice in a row."]
@@ -369,9 +377,7 @@ def _readings(runs: Sequence[TaskRun]) -> Section | None:
         for side in ("user", "system"):
             for kind, reading in list(readings(run.dialogs, side).items())[:MOST]:
                 if reading.understood < reading.said:
-                    instead = ", ".join(
-                        f"{taken} ({count})" for taken, count in reading.instead.most_common(3)
-                    )
+                    instead = ", ".join(f"{act} ({count})" for act, count in reading.instead.most_common(3))
                     rows.append(
                         [
                             f"{side}: {kind}",
@@ -440,14 +446,14 @@ def _column(title: str, dialog: TaskDialog) -> Column:
 def _wish(goal: Mapping[str, Any]) -> str:
     parts = []
     for domain, wish in goal.items():
-        wanted = [
+        wishes = [
             f"{slot} {value}"
             for kind in ("info", "book")
             for slot, value in wish.get(kind, {}).items()
             if isinstance(value, str)
         ]
-        asked = [f"{slot}?" for slot in wish.get("reqt", {})]
-        parts.append(f"{domain}: " + ", ".join(wanted + asked))
+        requests = [f"{slot}?" for slot in wish.get("reqt", {})]
+        parts.append(f"{domain}: " + ", ".join(wishes + requests))
     return "; ".join(parts)
 
 
@@ -492,7 +498,7 @@ def write_task_report(comparison: TaskComparison, out: Path) -> dict[str, Path]:
             for d in run.dialogs:
                 longest, never = (
                     max((times for *_, times in d.loops), default=0),
-                    sum(asked.answered is None for asked in d.asked),
+                    sum(question.answered is None for question in d.asked),
                 )
                 rows.writerow(
                     [
@@ -512,11 +518,13 @@ def write_task_report(comparison: TaskComparison, out: Path) -> dict[str, Path]:
 
 def to_json(comparison: TaskComparison) -> dict[str, Any]:
     """What the report says in numbers."""
-    found = []
+    policies = []
     for run in comparison.runs:
         failures = Counter(dialog.reason for dialog in run.dialogs if not dialog.success)
         missed: dict[str, dict[str, int]] = {}
-        for domain, reason in (each for dialog in run.dialogs for each in dialog.missed.items()):
+        for domain, reason in (
+            missed_booking for dialog in run.dialogs for missed_booking in dialog.missed.items()
+        ):
             missed.setdefault(domain, Counter())[reason] += 1
         slots = {
             slot: {
@@ -531,12 +539,12 @@ def to_json(comparison: TaskComparison) -> dict[str, Any]:
         misread = {
             side: {
                 kind: {"said": r.said, "understood": r.understood, "instead": dict(r.instead.most_common(5))}
-                for kind, r in of.items()
+                for kind, r in readings_by_act.items()
             }
             for side in ("user", "system")
-            if (of := readings(run.dialogs, side))
+            if (readings_by_act := readings(run.dialogs, side))
         }
-        found.append(
+        policies.append(
             {
                 "policy": run.name,
                 "folder": run.folder,
@@ -550,10 +558,10 @@ def to_json(comparison: TaskComparison) -> dict[str, Any]:
             }
         )
     changes = {
-        name: {figure: as_json(value) for figure, value in of.items()}
-        for name, of in comparison.differences.items()
+        name: {figure: as_json(value) for figure, value in estimates.items()}
+        for name, estimates in comparison.differences.items()
     }
-    return {"policies": found, "differences": changes}
+    return {"policies": policies, "differences": changes}
 
 
 def headline(comparison: TaskComparison) -> dict[str, Any]:

@@ -37,11 +37,11 @@ def to_reply_end(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor
     if per == "turn":
         gamma = 1.0
     earned = torch.zeros_like(values)
-    for before in range(1, int((last - place).max()) + 1 if batch.rewards[~batch.turn_end].any() else 1):
-        inside = place + before <= last  # only `reward_spread` every_token pays inside a reply
+    for steps in range(1, int((last - place).max()) + 1 if batch.rewards[~batch.turn_end].any() else 1):
+        inside = place + steps <= last  # only `reward_spread` every_token pays inside a reply
         earned += torch.where(
             inside,
-            gamma ** (before - 1) * batch.rewards[(place + before - 1).clamp(max=batch.decisions - 1)],
+            gamma ** (steps - 1) * batch.rewards[(place + steps - 1).clamp(max=batch.decisions - 1)],
             0.0,
         )
     return earned + values[last] * gamma ** (last - place)
@@ -51,8 +51,8 @@ def to_reply_end(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor
 def best_of_reply(out: Outputs, batch: Batch, y: Tensor, gamma: float, per: str) -> Tensor:
     """(N,) the larger of `y` and, inside a reply, what Q' says of the whole reply that was logged: a maximum
     over all continuations is no less."""
-    whole = to_reply_end(batch, minimum(tuple(q.at(batch.actions) for q in out.q_target)), gamma, per)
-    return torch.where(batch.turn_end, y, torch.maximum(y, whole))
+    reply_value = to_reply_end(batch, minimum(tuple(q.at(batch.actions) for q in out.q_target)), gamma, per)
+    return torch.where(batch.turn_end, y, torch.maximum(y, reply_value))
 
 
 def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = None) -> Tensor:
@@ -132,8 +132,8 @@ def minimum(scores: tuple[Tensor, ...]) -> Tensor:
 @torch.no_grad()
 def row_log_ratios(lm: Scores, batch: Batch) -> Tensor:
     """(B,) log pi - log p of each row, summed over its decisions; p is batch.prior_logp."""
-    each = -lm.nll(batch.actions)[1] - batch.prior_logp
-    return each.new_zeros(len(batch.input_ids)).index_add(0, batch.rows, each)
+    ratios = -lm.nll(batch.actions)[1] - batch.prior_logp
+    return ratios.new_zeros(len(batch.input_ids)).index_add(0, batch.rows, ratios)
 
 
 def log_ratios(lm: Scores, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Tensor:

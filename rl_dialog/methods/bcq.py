@@ -86,11 +86,11 @@ class BCQ(Method):
     @torch.no_grad()
     def best_supported(self, out: Outputs) -> Tensor:
         """(S,) the largest min Q' inside the support, a chunk of states at a time."""
-        found = []
-        for part in out.lm.parts():
-            q = minimum(tuple(head.rows(part).dense() for head in out.q_target))
-            found.append(q.masked_fill(~self._support(out.lm.rows(part).dense()), -torch.inf).amax(1))
-        return torch.cat(found)
+        best_values = []
+        for chunk in out.lm.parts():
+            q = minimum(tuple(head.rows(chunk).dense() for head in out.q_target))
+            best_values.append(q.masked_fill(~self._support(out.lm.rows(chunk).dense()), -torch.inf).amax(1))
+        return torch.cat(best_values)
 
     def _support(self, logits: Tensor) -> Tensor:
         floor = log(self.threshold) if self.threshold else -torch.inf

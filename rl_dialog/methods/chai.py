@@ -78,19 +78,19 @@ class CHAI(Method):
         best = minimum(out.proposal_q_target).amax(1)  # (R,) of the context that each reply answered
         earned = torch.zeros_like(best).index_add(0, batch.reply, batch.rewards)
         y = earned + self.gamma * torch.where(follows, best.roll(-1), 0.0)
-        known = (follows | done) & batch.rated[
+        has_target = (follows | done) & batch.rated[
             batch.turn_end
         ]  # a truncated row's last reply leads to a context that nobody answered
-        q_loss = sum(((y - q).square() * known).sum() for q in out.utterance_q)
+        q_loss = sum(((y - q).square() * has_target).sum() for q in out.utterance_q)
         cql = sum(
-            self._conservative(*each, batch)
-            for each in zip(out.utterance_q, out.proposal_q, out.random_q, strict=True)
+            self._conservative(*heads, batch)
+            for heads in zip(out.utterance_q, out.proposal_q, out.random_q, strict=True)
         )
         metrics = {
             "q_loss": q_loss,
             "cql_loss": cql,
             "q": out.utterance_q[0].sum(),
-            "target": (y * known).sum(),
+            "target": (y * has_target).sum(),
             "best_proposal": best.sum(),
         }
         return Loss(q_loss + self.cql_weight * cql, {name: value.detach() for name, value in metrics.items()})

@@ -54,13 +54,13 @@ class DPO(Method):
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
     ) -> tuple[list[Row], list[Row]]:
         """Pairs as neighbours, the better one first. Raises UserError when the training split has none."""
-        found = list(self._pairs(train))
-        if not found:
+        pairs = list(self._pairs(train))
+        if not pairs:
             raise UserError(
                 "dpo: expected contexts with two different replies of different reward, found none in the "
                 "training split: make some with `pipelines.candidates`, or train kto, which needs no pairs"
             )
-        return found, list(self._pairs(validation))
+        return pairs, list(self._pairs(validation))
 
     def terms(self, batch: Batch) -> int:
         return len(batch.input_ids) // 2
@@ -85,12 +85,14 @@ class DPO(Method):
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
     def _pairs(self, rows: Sequence[Row]) -> Iterator[Row]:
-        at: dict[bytes, dict[bytes, tuple[float, Row]]] = defaultdict(dict)
+        by_context: dict[bytes, dict[bytes, tuple[float, Row]]] = defaultdict(dict)
         for start, reward, row in replies(rows, by=self.by):
-            at[row.input_ids[:start].tobytes()].setdefault(row.input_ids[start:].tobytes(), (reward, row))
-        for found in at.values():
+            by_context[row.input_ids[:start].tobytes()].setdefault(
+                row.input_ids[start:].tobytes(), (reward, row)
+            )
+        for candidates in by_context.values():
             for better, worse in widest_pairs(
-                list(found.values()), margin=self.margin, most=self.pairs_per_context
+                list(candidates.values()), margin=self.margin, most=self.pairs_per_context
             ):
                 yield from (better[1], worse[1])
 

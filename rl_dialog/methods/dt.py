@@ -53,17 +53,17 @@ class DT(BC):
             raise UserError(
                 f"dt: expected {self.bins - 1} rising edges for {self.bins} bins, got {list(self.edges)}"
             )
-        added = {"additional_special_tokens": [*self._tokens, UNKNOWN]}
-        tokenizer.add_special_tokens(added, replace_extra_special_tokens=False)
-        wanted = self._tokens[self.want]
+        specials = {"additional_special_tokens": [*self._tokens, UNKNOWN]}
+        tokenizer.add_special_tokens(specials, replace_extra_special_tokens=False)
+        wanted_token = self._tokens[self.want]
         tokenizer.chat_template = (
             "{% set ns = namespace(m=[]) %}{% for x in messages %}{% set ns.m = ns.m + ([dict(x, content='"
-            + wanted
+            + wanted_token
             + "' ~ (x['content'] or ''))] if x['role'] == 'assistant' else [x]) %}"
             "{% endfor %}{% set messages = ns.m %}"
             + tokenizer.chat_template
             + "{% if add_generation_prompt %}"
-            + wanted
+            + wanted_token
             + "{% endif %}"
         )
         return tokenizer
@@ -79,33 +79,33 @@ class DT(BC):
         ]  # fewer bins than asked for (many equal returns): the best one keeps its name
 
         header = self._header(tokenizer)
-        wanted, unknown = tokenizer.convert_tokens_to_ids([self._tokens[self.want], UNKNOWN])
+        wanted_id, unknown = tokenizer.convert_tokens_to_ids([self._tokens[self.want], UNKNOWN])
 
-        def told(row: Row) -> Row:
+        def labelled(row: Row) -> Row:
             starts = row.reply_starts
-            others = np.setdiff1d(_behind(header, row.input_ids), starts)  # replies that are context only
+            unlearnt = np.setdiff1d(_behind(header, row.input_ids), starts)  # replies that are context only
             returns = self._returns(row)
             bins = np.where(np.isnan(returns), unknown, ids[np.searchsorted(edges, returns, side="right")])
             places, tokens = (
-                np.concatenate([starts, others]),
-                np.concatenate([bins, np.full(len(others), wanted)]).astype(np.int32),
+                np.concatenate([starts, unlearnt]),
+                np.concatenate([bins, np.full(len(unlearnt), wanted_id)]).astype(np.int32),
             )
             rows = np.insert(row.input_ids, places, tokens), np.insert(row.assistant, places, False)
             ends = row.reply_ends + np.searchsorted(np.sort(places), row.reply_ends, side="right")
             return Row(*rows, ends.astype(np.int32), row.rewards, row.truncated)
 
-        return [told(row) for row in train], [told(row) for row in validation]
+        return [labelled(row) for row in train], [labelled(row) for row in validation]
 
     def _edges(self, returns: np.ndarray) -> np.ndarray:
         """The lower ends of all bins but the first, for these returns of the training split."""
-        known = returns[~np.isnan(returns)]
-        if not len(known) or known.min() == known.max():
-            said = f"every reply has the return {known[0]:g}" if len(known) else "no reply has a return"
-            raise UserError(f"dt: {said}{unrated(returns)}: prepare with rewards that differ, or train bc")
+        finite = returns[~np.isnan(returns)]
+        if not len(finite) or finite.min() == finite.max():
+            problem = f"every reply has the return {finite[0]:g}" if len(finite) else "no reply has a return"
+            raise UserError(f"dt: {problem}{unrated(returns)}: prepare with rewards that differ, or train bc")
         if self.edges:
             return np.asarray(self.edges)
-        edges = np.quantile(known, np.arange(1, self.bins) / self.bins, method="higher")
-        second = known[known > known.min()].min()  # the lowest bin is never empty, however often it occurs
+        edges = np.quantile(finite, np.arange(1, self.bins) / self.bins, method="higher")
+        second = finite[finite > finite.min()].min()  # the lowest bin is never empty, however often it occurs
         return np.unique(np.maximum(edges, second))
 
     def _header(self, tokenizer: Any) -> np.ndarray:
@@ -135,7 +135,7 @@ def _behind(header: np.ndarray, ids: np.ndarray) -> np.ndarray:
     `ids`."""
     if not 0 < len(header) < len(ids):
         return np.empty(0, np.int64)
-    found = np.flatnonzero(
+    positions = np.flatnonzero(
         (np.lib.stride_tricks.sliding_window_view(ids, len(header)) == header).all(1)
     ) + len(header)
-    return found[found < len(ids)]
+    return positions[positions < len(ids)]

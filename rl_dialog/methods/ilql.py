@@ -174,14 +174,14 @@ class ILQL(Method):
         q_target = minimum(tuple(q.at(actions).detach() for q in out.q_target))
         if (self.value_min, self.value_max) != (None, None):
             q_target = q_target.clamp(self.value_min, self.value_max)
-        advantage, known = q_target - v, batch.rated
-        v_loss = (expectile(self.aim(out, batch, q_target) - v, self.tau) * known).sum()
+        advantage, rated = q_target - v, batch.rated
+        v_loss = (expectile(self.aim(out, batch, q_target) - v, self.tau) * rated).sum()
 
         y = started_from_returns(
             self.target(out, batch), batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach()
         )
         q = tuple(q.at(actions) for q in out.q)
-        q_loss = sum(((y - q_i).square() * known).sum() for q_i in q)
+        q_loss = sum(((y - q_i).square() * rated).sum() for q_i in q)
 
         lm, nll, cql = entropies or self._cross_entropies(
             out, actions, self._cloning_weights(advantage.detach())
@@ -227,10 +227,11 @@ class ILQL(Method):
         """(N,) y, what both Q heads are fitted to; without gradient."""
         return batch.rewards + discounts(batch, self.gamma, self.discount) * out.v.detach()[batch.next_state]
 
-    def _margins(self, out: Outputs, taken: tuple[Tensor, ...]) -> Tensor:
+    def _margins(self, out: Outputs, action_scores: tuple[Tensor, ...]) -> Tensor:
         """() L_DM."""
         gaps = (
-            q_i.dense()[: len(a)] - a[:, None] + self.dm_margin for q_i, a in zip(out.q, taken, strict=True)
+            q_i.dense()[: len(a)] - a[:, None] + self.dm_margin
+            for q_i, a in zip(out.q, action_scores, strict=True)
         )
         return sum(gap.relu().square().sum() for gap in gaps)
 
@@ -242,8 +243,8 @@ class ILQL(Method):
         q = tuple(q_i.scaled(1 / self.cql_temperature) for q_i in out.q) if self.cql_weight else ()
         if self.reg_to == "base_policy":
             lm, base, *q = (scores.rows(slice(0, len(actions))) for scores in (out.lm, out.prior, *q))
-            held = cross_entropy(lm, base) if self.awac_weight else zero
-            return held, _without_gradient(lm, actions), sum((cross_entropy(q_i, base) for q_i in q), zero)
+            lm_loss = cross_entropy(lm, base) if self.awac_weight else zero
+            return lm_loss, _without_gradient(lm, actions), sum((cross_entropy(q_i, base) for q_i in q), zero)
         if self.awac_weight:
             (lm, nll), cql = nll_together(out.lm, q, actions, weight)
         else:

@@ -59,17 +59,17 @@ class KTO(Method):
 
         Replies without a reward are neither, and left out. Raises UserError when all are good or all bad.
         """
-        every = np.concatenate([row.rewards if self.by == "reply" else row.returns for row in train])
-        rewards = every[~np.isnan(every)].astype(float)
+        all_rewards = np.concatenate([row.rewards if self.by == "reply" else row.returns for row in train])
+        rewards = all_rewards[~np.isnan(all_rewards)].astype(float)
         if not len(rewards):
-            found = f"{len(every):,} without a reward: prepare with rewards, or train bc"
-            raise UserError(f"kto: expected good and bad replies, got {found}")
+            problem = f"{len(all_rewards):,} without a reward: prepare with rewards, or train bc"
+            raise UserError(f"kto: expected good and bad replies, got {problem}")
         threshold = rewards.mean() if self.threshold is None else self.threshold
         good = int((rewards > threshold).sum())
         if good in (0, len(rewards)):
             raise UserError(
                 f"kto: expected good and bad replies, got {good} of {len(rewards)} with a reward above "
-                f"{threshold:g} (they are {rewards.min():g} to {rewards.max():g}){unrated(every)}: "
+                f"{threshold:g} (they are {rewards.min():g} to {rewards.max():g}){unrated(all_rewards)}: "
                 "set --method.threshold, or prepare with rewards that differ"
             )
         return self._beside_strangers(train, threshold), self._beside_strangers(validation, threshold)
@@ -106,20 +106,22 @@ class KTO(Method):
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
     def _beside_strangers(self, rows: Sequence[Row], threshold: float) -> list[Row]:
-        found = list(replies(rows, by=self.by))
-        order = np.random.default_rng(0).permutation(len(found))
+        all_replies = list(replies(rows, by=self.by))
+        order = np.random.default_rng(0).permutation(len(all_replies))
         stranger = np.empty_like(order)
         stranger[order] = np.roll(order, 1)  # one round through all of them
         longest = max(
             (len(row.input_ids) for row in rows), default=0
         )  # where a stranger behind a long context is cut
         paired = []
-        for (start, reward, row), other in zip(found, stranger, strict=True):
-            first, _, theirs = found[other]
+        for (start, reward, row), place in zip(all_replies, stranger, strict=True):
+            reply_start, _, theirs = all_replies[place]
             paired.append(
                 Row.of_reply(
                     row.input_ids[:start], row.input_ids[start:], reward=1.0 if reward > threshold else -1.0
                 )
             )
-            paired.append(Row.of_reply(row.input_ids[:start], theirs.input_ids[first:][: longest - start]))
+            paired.append(
+                Row.of_reply(row.input_ids[:start], theirs.input_ids[reply_start:][: longest - start])
+            )
         return paired

@@ -74,15 +74,15 @@ class Psi(Method):
         return rate_of_targets(self.alpha, updates, progress)
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
-        v, known = out.v[: batch.decisions], batch.rated
+        v, rated = out.v[: batch.decisions], batch.rated
         q_target = minimum(tuple(q.at(batch.actions).detach() for q in out.q_target))
         aim = to_reply_end(batch, q_target, self.gamma, self.discount) if self.backup == "reply" else q_target
-        v_loss = (self.value_loss(aim - v) * known).sum()
+        v_loss = (self.value_loss(aim - v) * rated).sum()
         y = batch.rewards + discounts(batch, self.gamma, self.discount) * out.v.detach()[batch.next_state]
         y = started_from_returns(y, batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach())
         y = y - self.charge(q_target - v.detach())
         q = tuple(q.at(batch.actions) for q in out.q)
-        q_loss = sum(((y - q_i).square() * known).sum() for q_i in q)
+        q_loss = sum(((y - q_i).square() * rated).sum() for q_i in q)
         cql = sum(q.nll(batch.actions)[0] for q in out.q) if self.cql_weight else q_loss.new_zeros(())
         metrics = {
             "q_loss": q_loss,

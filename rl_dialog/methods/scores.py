@@ -338,9 +338,9 @@ def nll_together(
         return lm.nll(actions, weight), [scores.nll(actions) for scores in q]
     on_lm = [scores for scores in q if isinstance(scores, LowRank) and scores.base is lm]
     weights = _ones(actions) if weight is None else weight.detach().float()
-    first, *found = _fused(lm, on_lm, actions, weights, _ones(actions))
-    shared = dict(zip(map(id, on_lm), found, strict=True))
-    return first, [shared[id(scores)] if id(scores) in shared else scores.nll(actions) for scores in q]
+    lm_terms, *q_terms = _fused(lm, on_lm, actions, weights, _ones(actions))
+    shared = dict(zip(map(id, on_lm), q_terms, strict=True))
+    return lm_terms, [shared[id(scores)] if id(scores) in shared else scores.nll(actions) for scores in q]
 
 
 @torch.no_grad()
@@ -349,11 +349,11 @@ def reduce_minimum(heads: Sequence[Scores], how: str) -> Tensor:
     of states at a time."""
     if len(heads) == 1:
         return heads[0].reduce(how)
-    found = []
-    for part in heads[0].parts():
-        lowest = reduce(torch.minimum, [scores.rows(part).dense() for scores in heads])
-        found.append(lowest.amax(1) if how == "max" else _logsumexp(lowest))
-    return torch.cat(found)
+    reduced = []
+    for chunk in heads[0].parts():
+        lowest = reduce(torch.minimum, [scores.rows(chunk).dense() for scores in heads])
+        reduced.append(lowest.amax(1) if how == "max" else _logsumexp(lowest))
+    return torch.cat(reduced)
 
 
 def _fused(
@@ -372,10 +372,10 @@ def _fused(
         not torch.is_grad_enabled()
     ):  # an autograd.Function cannot see this, and would work out gradients for nothing
         inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
-    lse, *found = _NLL.apply(actions, base_weights, weights, base.cap, *inputs)
+    lse, *terms = _NLL.apply(actions, base_weights, weights, base.cap, *inputs)
     if base_weights is not None:
         base._lse = lse
-    return list(zip(found[::2], found[1::2], strict=True))
+    return list(zip(terms[::2], terms[1::2], strict=True))
 
 
 def _capped(scores: Tensor, cap: float | None) -> Tensor:
@@ -398,13 +398,13 @@ def _logsumexp(scores: Tensor) -> Tensor:
 
 def _softmax_(scores: Tensor, actions: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Turns scores (C, V) into d(weight * nll)/d(scores) in place; returns (nll, log-sum-exp), each (C,)."""
-    taken = scores.gather(1, actions[:, None]).squeeze(1)
+    action_scores = scores.gather(1, actions[:, None]).squeeze(1)
     top = scores.amax(1, keepdim=True)
     total = scores.sub_(top).exp_().sum(1, keepdim=True)
     lse = (top + total.log()).squeeze(1)
     scores.mul_(weight[:, None] / total)
     scores.scatter_add_(1, actions[:, None], -weight[:, None])
-    return lse - taken, lse
+    return lse - action_scores, lse
 
 
 class _NLL(torch.autograd.Function):
@@ -418,16 +418,16 @@ class _NLL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, actions, base_weights, weights, cap, features, weight, bias, *corrections):  # noqa: ANN001, ANN205
-        wanted = [
+        needed = [
             need and (base_weights is not None or i > 6) for i, need in enumerate(ctx.needs_input_grad)
         ][4:]
         inputs = (features, weight, bias, *corrections)
         matrices = torch.empty_like if len(actions) else torch.zeros_like  # the first chunk writes them whole
         gradients = [
-            (matrices(tensor) if tensor.dim() == 2 else torch.zeros_like(tensor)) if want else None
-            for tensor, want in zip(inputs, wanted, strict=True)
+            (matrices(tensor) if tensor.dim() == 2 else torch.zeros_like(tensor)) if needs_gradient else None
+            for tensor, needs_gradient in zip(inputs, needed, strict=True)
         ]
-        each = [torch.zeros_like(weights) for _ in range(1 + len(corrections) // 3)]
+        losses = [torch.zeros_like(weights) for _ in range(1 + len(corrections) // 3)]
         lse = torch.empty_like(weights)
         table = weight.detach().to(features.dtype)
         step = _chunk(len(weight))
@@ -439,28 +439,28 @@ class _NLL(torch.autograd.Function):
             ).float()  # faster than a product that starts from the bias
             base = _capped(base, cap)
             for i in range(0, len(corrections), 3):
-                scale, own, rows = corrections[i : i + 3]
+                scale, low_features, rows = corrections[i : i + 3]
                 grad_scale, grad_own, grad_rows = gradients[3 + i : 6 + i]
                 scores = torch.addmm(
-                    base, own[part].float(), rows.float().t(), beta=float(scale)
+                    base, low_features[part].float(), rows.float().t(), beta=float(scale)
                 ).float()  # autocast makes bfloat16
-                each[1 + i // 3][part], _ = _softmax_(scores, actions[part], weights[part])
+                losses[1 + i // 3][part], _ = _softmax_(scores, actions[part], weights[part])
                 if grad_scale is not None:
                     grad_scale += torch.dot(scores.flatten(), base.flatten())
-                _add_gradients(scores, own, rows, grad_own, grad_rows, part)
+                _add_gradients(scores, low_features, rows, grad_own, grad_rows, part)
                 del scores  # so that the next one gets the same memory, which is in cache
             if base_weights is not None:  # last, because it overwrites base
                 slope = None if cap is None else 1 - (base / cap) ** 2  # d(cap tanh(x / cap)) / dx
-                each[0][part], lse[part] = _softmax_(base, actions[part], base_weights[part])
+                losses[0][part], lse[part] = _softmax_(base, actions[part], base_weights[part])
                 base = base if slope is None else base.mul_(slope)
                 _add_gradients(base, features, table, gradients[0], gradients[1], part)
                 if gradients[2] is not None:
                     gradients[2] += base.sum(0)
             del base
         ctx.save_for_backward(*gradients)
-        ctx.mark_non_differentiable(lse, *each)
+        ctx.mark_non_differentiable(lse, *losses)
         outputs = [lse]
-        for i, terms in enumerate(each):
+        for i, terms in enumerate(losses):
             outputs += [(terms * (weights if i or base_weights is None else base_weights)).sum(), terms]
         return tuple(outputs)
 

@@ -44,29 +44,33 @@ class TFTop(BC):
         """
         if not 0 < self.fraction <= 1:
             raise UserError(f"expected a fraction in (0, 1], got {self.fraction}")
-        by, why = (self.by, "") if self.by != "auto" else way_to_judge(train)
-        if why:
-            warnings.warn(f"tf_top judges by {by}: {why}; --method.by says otherwise", stacklevel=2)
+        by, reason = (self.by, "") if self.by != "auto" else way_to_judge(train)
+        if reason:
+            warnings.warn(f"tf_top judges by {by}: {reason}; --method.by says otherwise", stacklevel=2)
         scores = [row.rewards if by == "reply" else row.returns[:1].repeat(len(row.rewards)) for row in train]
         flat = np.concatenate(scores)
-        known = flat[~np.isnan(flat)]
-        if len(np.unique(known)) < 2:
-            said = f"every {by} earned {known[0]:g}" if len(known) else f"no {by} has a reward"
-            why = f"{said}{unrated(flat)}, so none is better"
-            raise UserError(f"tf_top: {why}: prepare with rewards that differ, or train bc")
+        known_scores = flat[~np.isnan(flat)]
+        if len(np.unique(known_scores)) < 2:
+            problem = (
+                f"every {by} earned {known_scores[0]:g}" if len(known_scores) else f"no {by} has a reward"
+            )
+            reason = f"{problem}{unrated(flat)}, so none is better"
+            raise UserError(f"tf_top: {reason}: prepare with rewards that differ, or train bc")
         if self.threshold is not None:
-            kept = flat >= self.threshold  # NaN is not
-            if not kept.any():
-                best = f"(the best one {known.max():g}){unrated(flat)}"
+            keeps = flat >= self.threshold  # NaN is not
+            if not keeps.any():
+                best = f"(the best one {known_scores.max():g}){unrated(flat)}"
                 raise UserError(
                     f"tf_top: no {by} earned {self.threshold:g} or more {best}: lower --method.threshold"
                 )
         else:
-            kept = np.zeros(len(flat), bool)
+            keeps = np.zeros(len(flat), bool)
             best_first = np.argsort(-flat, kind="stable")  # NaN comes last
-            kept[best_first[: max(1, int(self.fraction * len(known)))]] = True
-        parts = np.split(kept, np.cumsum([len(s) for s in scores])[:-1])
-        return [_only(row, keep) for row, keep in zip(train, parts, strict=True) if keep.any()], validation
+            keeps[best_first[: max(1, int(self.fraction * len(known_scores)))]] = True
+        row_keeps = np.split(keeps, np.cumsum([len(s) for s in scores])[:-1])
+        return [
+            _only(row, keep) for row, keep in zip(train, row_keeps, strict=True) if keep.any()
+        ], validation
 
 
 def way_to_judge(train: Sequence[Row]) -> tuple[str, str]:
@@ -78,14 +82,16 @@ def way_to_judge(train: Sequence[Row]) -> tuple[str, str]:
     several = [row.rewards for row in train if len(row.rewards) > 1]
     if not several:
         return "reply", ""  # both are the same
-    before = np.concatenate([rewards[:-1] for rewards in several])
-    last = np.array([rewards[-1] for rewards in several])
-    usual = min(before[0], 0.0) if (before == before[0]).all() else 0.0
-    own, at_end = (int((~np.isnan(part) & (part != 0) & (part != usual)).sum()) for part in (before, last))
-    which = f"{len(before)} replies before the last ones of their dialogs"
-    if at_end and not own:
-        return "dialog", f"the {which} earned {f'{usual:g} each' if usual else 'nothing'}"
-    return "reply", f"{own} of the {which} earned something"
+    earlier = np.concatenate([rewards[:-1] for rewards in several])
+    final = np.array([rewards[-1] for rewards in several])
+    usual = min(earlier[0], 0.0) if (earlier == earlier[0]).all() else 0.0
+    earlier_count, final_count = (
+        int((~np.isnan(values) & (values != 0) & (values != usual)).sum()) for values in (earlier, final)
+    )
+    earlier_replies = f"{len(earlier)} replies before the last ones of their dialogs"
+    if final_count and not earlier_count:
+        return "dialog", f"the {earlier_replies} earned {f'{usual:g} each' if usual else 'nothing'}"
+    return "reply", f"{earlier_count} of the {earlier_replies} earned something"
 
 
 def _only(row: Row, keep: np.ndarray) -> Row:

@@ -76,10 +76,10 @@ class UtteranceILQL(Method):
         y = started_from_returns(
             y[batch.reply], batch, self.warmup, self.gamma, "turn", bootstrap=out.v.detach()
         )[batch.turn_end]
-        known = batch.rated[batch.turn_end]
-        q_loss = sum(((y - q).square() * known).sum() for q in out.utterance_q)
+        rated = batch.rated[batch.turn_end]
+        q_loss = sum(((y - q).square() * rated).sum() for q in out.utterance_q)
         advantage = minimum(out.utterance_q_target) - v
-        v_loss = (expectile(advantage, self.tau) * known).sum()
+        v_loss = (expectile(advantage, self.tau) * rated).sum()
 
         weights = (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip)
         lm, nll = (

@@ -136,17 +136,19 @@ def choose_rewards(
     none of these.
     """
     if compat:
-        known = COMPAT[compat]
-        if unknown := [name for name in names if name not in known]:
+        functions = COMPAT[compat]
+        if unknown := [name for name in names if name not in functions]:
             raise UserError(
                 f"--compat {compat}: {unknown[0]!r} is not known as the 2019 code computed it, expected some "
-                f"of {', '.join(known)}"
+                f"of {', '.join(functions)}"
             )
-        return {name: with_scorers(known[name][0], scorers) for name in names}
-    chosen = {name: with_scorers(REWARDS[name] if name in REWARDS else _own(name), scorers) for name in names}
-    if rating_name is not None and "rating" in chosen:
-        chosen["rating"] = partial(rating, name=rating_name)
-    return chosen
+        return {name: with_scorers(functions[name][0], scorers) for name in names}
+    rewards = {
+        name: with_scorers(REWARDS[name] if name in REWARDS else _own(name), scorers) for name in names
+    }
+    if rating_name is not None and "rating" in rewards:
+        rewards["rating"] = partial(rating, name=rating_name)
+    return rewards
 
 
 def _own(name: str) -> Reward:
@@ -156,10 +158,10 @@ def _own(name: str) -> Reward:
             f"unknown reward {name!r}: expected one of {', '.join(REWARDS)}, or module:function for one of "
             "your own"
         )
-    found = own(name, "reward")
-    if not callable(found):
-        raise UserError(f"reward {name!r}: expected a function that takes a Dialog, got {found!r}")
-    return found
+    function = own(name, "reward")
+    if not callable(function):
+        raise UserError(f"reward {name!r}: expected a function that takes a Dialog, got {function!r}")
+    return function
 
 
 def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> np.ndarray:

@@ -22,23 +22,18 @@ def read_weights(
         raise UserError(
             f"expected a weight for each reward, got {len(names)} rewards (-r), {len(weights)} weights (-w)"
         )
-    chosen = {name: float(weight) for name, weight in rewards.items() if weight is not None}
-    for given, weight in zip(names, weights or [1.0] * len(names), strict=True):
-        name = (
-            given
-            if given in REWARDS
-            else COLUMNS_2019.get(given) or COLUMNS_2019.get(f"reward_{given}", given)
-        )
-        if name in chosen:
+    chosen_weights = {name: float(weight) for name, weight in rewards.items() if weight is not None}
+    for word, weight in zip(names, weights or [1.0] * len(names), strict=True):
+        name = word if word in REWARDS else COLUMNS_2019.get(word) or COLUMNS_2019.get(f"reward_{word}", word)
+        if name in chosen_weights:
             raise UserError(
-                f"expected each reward once, got {name} twice"
-                + (f", once as {given}" if given != name else "")
+                f"expected each reward once, got {name} twice" + (f", once as {word}" if word != name else "")
             )
-        chosen[name] = weight
-    for name, weight in chosen.items():
+        chosen_weights[name] = weight
+    for name, weight in chosen_weights.items():
         if not math.isfinite(weight):
             raise UserError(f"expected a finite weight for --rewards.{name}, got {weight}")
-    return chosen
+    return chosen_weights
 
 
 def read_label_weights(entries: Sequence[str]) -> dict[str, float]:
@@ -77,11 +72,11 @@ def load_rewards(
 
 def scorer_names(weights: Mapping[str, float], *, compat: str, scorers: Sequence[str]) -> dict[str, str]:
     """Reward -> the model that scored it, for those that need one."""
-    own = dict(entry.partition("=")[::2] for entry in scorers)
+    paths = dict(entry.partition("=")[::2] for entry in scorers)
     functions = {name: function for name, (function, _) in COMPAT[compat].items()} if compat else REWARDS
     needs = {name: needed(functions[name]) for name in weights if name in functions}
     return {
-        name: ", ".join(own.get(kind, BUILT_IN[kind].name) for kind in kinds)
+        name: ", ".join(paths.get(kind, BUILT_IN[kind].name) for kind in kinds)
         for name, kinds in needs.items()
         if kinds
     }

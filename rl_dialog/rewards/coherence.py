@@ -47,18 +47,20 @@ def _compared(
         if text is None:
             values.append(None)
             continue
-        said, heard = encoder(dialog.messages[i]["content"] or ""), encoder(text)
-        values.append(compare(said, heard) if len(said) and len(heard) else 0.0)
+        reply_vectors, user_vectors = encoder(dialog.messages[i]["content"] or ""), encoder(text)
+        values.append(
+            compare(reply_vectors, user_vectors) if len(reply_vectors) and len(user_vectors) else 0.0
+        )
     return values
 
 
 def _cosine_of(summary: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray, np.ndarray], float]:
-    return lambda said, heard: _cosine(summary(said), summary(heard))
+    return lambda reply_vectors, user_vectors: _cosine(summary(reply_vectors), summary(user_vectors))
 
 
-def _cosine(one: np.ndarray, other: np.ndarray) -> float:
-    length = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(np.clip(one @ other / length, -1, 1)) if length else 0.0
+def _cosine(left: np.ndarray, right: np.ndarray) -> float:
+    length = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(np.clip(left @ right / length, -1, 1)) if length else 0.0
 
 
 def _extrema(vectors: np.ndarray) -> np.ndarray:
@@ -67,7 +69,7 @@ def _extrema(vectors: np.ndarray) -> np.ndarray:
     return np.where(high >= -low, high, low)
 
 
-def _greedy(said: np.ndarray, heard: np.ndarray) -> float:
-    lengths = np.linalg.norm(heard, axis=1)[:, None] * np.linalg.norm(said, axis=1)[None]
-    table = np.divide(heard @ said.T, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+def _greedy(reply_vectors: np.ndarray, user_vectors: np.ndarray) -> float:
+    lengths = np.linalg.norm(user_vectors, axis=1)[:, None] * np.linalg.norm(reply_vectors, axis=1)[None]
+    table = np.divide(user_vectors @ reply_vectors.T, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     return float(np.clip(table.max(1).mean(), -1, 1))

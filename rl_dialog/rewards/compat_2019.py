@@ -55,7 +55,7 @@ def laughter(dialog: Dialog) -> list[float]:
 
 def vote(dialog: Dialog) -> list[float]:
     """-1, 0 or 1, 0 where nobody voted. Raises DialogError for any other vote."""
-    return [given or 0.0 for given in human.vote(dialog)]
+    return [thumb or 0.0 for thumb in human.vote(dialog)]
 
 
 def question(dialog: Dialog) -> list[float]:
@@ -95,10 +95,10 @@ def sentiment(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
 def sentiment_transition(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float]:
     """Of the next user turn minus that of the turn before the reply; what is missing, after the last reply
     too, is the text "_"."""
-    before = [turn or "" for turn in questions(dialog)]
+    turns_before = [turn or "" for turn in questions(dialog)]
     return [
-        sentiment(after or "_") - sentiment(turn or "_")
-        for turn, after in zip(before, _next_turns(dialog), strict=True)
+        sentiment(next_turn or "_") - sentiment(turn or "_")
+        for turn, next_turn in zip(turns_before, _next_turns(dialog), strict=True)
     ]
 
 
@@ -194,11 +194,11 @@ def _replies(dialog: Dialog) -> list[str]:
 def _next_turns(dialog: Dialog, *, spoken: bool = False) -> list[str | None]:
     """The user turn after each reply; after the last one the offline code knew none (None), in self-play
     there is one."""
-    after, later = [], ""
+    turns_after, later = [], ""
     for message in reversed(dialog.messages):
-        after.append(later)
+        turns_after.append(later)
         later = (message["content"] or "") if message["role"] == "user" else later
-    turns = [after[-1 - i] for i in dialog.replies]
+    turns = [turns_after[-1 - i] for i in dialog.replies]
     return turns if spoken else [*turns[:-1], None] if turns else []
 
 

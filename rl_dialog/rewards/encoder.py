@@ -39,12 +39,12 @@ class Encoder:
     def __call__(self, texts: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
         """{text: (its last hidden states (T, H), which of them are special tokens (T,))}. Texts of similar
         length share a batch."""
-        found = {}
+        hidden_states = {}
         unique = list(set(texts))
         for places in batches([(len(text), text) for text in unique], BATCH_TEXTS):
-            part = [unique[i] for i in places]
+            batch = [unique[i] for i in places]
             encoded = self.tokenizer(
-                part,
+                batch,
                 padding=True,
                 truncation=True,
                 max_length=self.length,
@@ -53,16 +53,16 @@ class Encoder:
             )
             mask, special = encoded["attention_mask"].bool(), encoded["special_tokens_mask"].bool()
             if not encoded["input_ids"].shape[1]:  # nothing here that the tokenizer knows
-                found |= {
+                hidden_states |= {
                     text: (torch.empty(0, self.model.config.hidden_size), torch.empty(0, dtype=torch.bool))
-                    for text in part
+                    for text in batch
                 }
                 continue
             states = self.model(
                 input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]
             ).last_hidden_state  # (B, T, H)
-            found |= {text: (states[i, mask[i]], special[i, mask[i]]) for i, text in enumerate(part)}
-        return found
+            hidden_states |= {text: (states[i, mask[i]], special[i, mask[i]]) for i, text in enumerate(batch)}
+        return hidden_states
 
 
 def cosine(encoder: Encoder, pairs: list[tuple[str, str]]) -> list[float]:
@@ -115,12 +115,12 @@ class Classifier:
         if self.labels == [f"label_{i}" for i in range(len(EMOJIS))]:
             self.labels = list(EMOJIS)
 
-    def weights(self, known: Mapping[str, float]) -> np.ndarray:
+    def weights(self, label_weights: Mapping[str, float]) -> np.ndarray:
         """(labels,) what each label counts; a classifier of 64 emojis has weights of its own. Raises
         UserError for a label that is not known."""
         if self.labels == list(EMOJIS):
             return np.array([EMOJI_WEIGHTS.get(label, 0.0) for label in self.labels])
-        plain = {_plain(label): weight for label, weight in known.items()}
+        plain = {_plain(label): weight for label, weight in label_weights.items()}
         if unknown := [label for label in self.labels if _plain(label) not in plain]:
             example = " ".join(f"{label.replace(' ', '_')}=0" for label in self.labels[:3])
             raise UserError(
@@ -133,12 +133,12 @@ class Classifier:
     def __call__(self, texts: list[str]) -> np.ndarray:
         """(texts, labels) probabilities, a sigmoid each where the model says that several labels may hold.
         Empty texts have 0 everywhere."""
-        found = np.zeros((len(texts), len(self.labels)))
+        probabilities = np.zeros((len(texts), len(self.labels)))
         worded = [i for i, text in enumerate(texts) if text.strip()]
         for places in batches([(len(texts[i]), texts[i]) for i in worded], BATCH_TEXTS):
-            part = [worded[place] for place in places]
+            indices = [worded[place] for place in places]
             encoded = self.tokenizer(
-                [texts[i] for i in part],
+                [texts[i] for i in indices],
                 padding=True,
                 truncation=True,
                 max_length=self.length,
@@ -146,8 +146,8 @@ class Classifier:
             )
             logits = self.model(**encoded).logits.float()
             several = self.model.config.problem_type == "multi_label_classification"
-            found[part] = (logits.sigmoid() if several else logits.softmax(-1)).numpy()
-        return found
+            probabilities[indices] = (logits.sigmoid() if several else logits.softmax(-1)).numpy()
+        return probabilities
 
 
 class Regression:

@@ -31,8 +31,8 @@ def _talks(dialog: Dialog) -> list[str]:
 
 
 def _repeats(dialog: Dialog) -> list[str]:
-    first = dialog.messages[dialog.replies[0]]["content"] or ""
-    return [first] * len(dialog.replies)
+    first_reply = dialog.messages[dialog.replies[0]]["content"] or ""
+    return [first_reply] * len(dialog.replies)
 
 
 def _is_silent(dialog: Dialog) -> list[str]:
@@ -40,7 +40,7 @@ def _is_silent(dialog: Dialog) -> list[str]:
 
 
 def _copies(dialog: Dialog) -> list[str]:
-    return [said or "" for said in questions(dialog)]
+    return [question or "" for question in questions(dialog)]
 
 
 def _praises(dialog: Dialog) -> list[str]:
@@ -78,17 +78,17 @@ def try_hacks(
 ) -> dict[str, dict[str, Outcome]]:
     """Reward -> hack -> outcome over all replies of `dialogs`, every reply of a dialog replaced."""
     logged = {name: _column(reward, dialogs) for name, reward in rewards.items()}
-    found: dict[str, dict[str, Outcome]] = {name: {} for name in rewards}
+    outcomes: dict[str, dict[str, Outcome]] = {name: {} for name in rewards}
     for hack, write in HACKS.items():
         hacked = [_with_replies(dialog, write(dialog)) for dialog in dialogs]
         for name, reward in rewards.items():
             gain = _column(reward, hacked) - logged[name]
             gain = gain[~np.isnan(gain)]
             if len(gain):
-                found[name][hack] = Outcome(
+                outcomes[name][hack] = Outcome(
                     float((gain > 1e-9).mean()), float((gain < -1e-9).mean()), float(gain.mean())
                 )
-    return found
+    return outcomes
 
 
 def _column(reward: Callable[[Dialog], Sequence[float | None]], dialogs: Sequence[Dialog]) -> np.ndarray:

@@ -15,12 +15,12 @@ def vote(dialog: Dialog) -> list[float | None]:
     """
     values: list[float | None] = []
     for i in dialog.replies:
-        given = dialog.messages[i].get("feedback", {}).get("vote")
-        if given is not None and (isinstance(given, bool) or given not in (-1, 0, 1)):
+        thumb = dialog.messages[i].get("feedback", {}).get("vote")
+        if thumb is not None and (isinstance(thumb, bool) or thumb not in (-1, 0, 1)):
             raise DialogError(
-                f"dialog {dialog.id!r}, message {i}: expected feedback.vote to be -1, 0 or 1, got {given!r}"
+                f"dialog {dialog.id!r}, message {i}: expected feedback.vote to be -1, 0 or 1, got {thumb!r}"
             )
-        values.append(None if given is None else float(given))
+        values.append(None if thumb is None else float(thumb))
     return values
 
 
@@ -32,15 +32,15 @@ def rating(dialog: Dialog, *, name: str | None = None) -> list[float | None]:
     are not finite numbers are left out.
     """
     ratings = dialog.meta.get("ratings")
-    found = (
+    finite = (
         {key: value for key, value in ratings.items() if _is_number(value)}
         if isinstance(ratings, dict)
         else {}
     )
-    chosen = [value for key, value in found.items() if name in (None, key)]
+    picked = [value for key, value in finite.items() if name in (None, key)]
     values: list[float | None] = [None] * len(dialog.replies)
-    if chosen and values:
-        values[-1] = sum(chosen) / len(chosen)
+    if picked and values:
+        values[-1] = sum(picked) / len(picked)
     return values
 
 

@@ -77,11 +77,11 @@ class Meteor:
         few chunks."""
         matched: dict[int, int] = {}
         for same in (lambda a, b: a == b, lambda a, b: self.stem(a) == self.stem(b), self.wordnet.synonyms):
-            free, left = (
+            free, unmatched = (
                 set(range(len(mine))) - matched.keys(),
                 set(range(len(theirs))) - set(matched.values()),
             )
-            pairs = {(i, j) for i in free for j in left if same(mine[i], theirs[j])}
+            pairs = {(i, j) for i in free for j in unmatched if same(mine[i], theirs[j])}
             while pairs:
                 run = _longest_run(pairs)
                 matched |= run
@@ -143,12 +143,12 @@ class WordNet:
 def _read_index(path: Path) -> dict[str, tuple[str, ...]]:
     """Lines `lemma pos synsets pointers ...pointer symbols... senses tagged ...offsets...`; the licence's
     lines begin with two spaces."""
-    found = {}
+    offsets = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("  "):
             fields = line.split()
-            found[fields[0]] = tuple(fields[-int(fields[2]) :])
-    return found
+            offsets[fields[0]] = tuple(fields[-int(fields[2]) :])
+    return offsets
 
 
 def _read_exceptions(path: Path) -> dict[str, list[str]]:

@@ -48,7 +48,7 @@ class Normaliser:
     def from_dict(cls, values: Mapping[str, Any]) -> Normaliser:
         """The inverse of `to_dict`. Raises UserError for what no normaliser looks like."""
         try:
-            found = cls(
+            normaliser = cls(
                 **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
             )
         except TypeError as error:
@@ -56,22 +56,22 @@ class Normaliser:
                 f"expected a normaliser with kind, shift, scale, values and ranks, got {dict(values)}"
             ) from error
         if (
-            found.kind not in KINDS
-            or not found.scale
-            or len(found.values) != len(found.ranks)
-            or (found.kind == "rank" and not found.values)
+            normaliser.kind not in KINDS
+            or not normaliser.scale
+            or len(normaliser.values) != len(normaliser.ranks)
+            or (normaliser.kind == "rank" and not normaliser.values)
         ):
             raise UserError(
                 f"expected a normaliser of the kinds {', '.join(KINDS)} with a scale and as many values as "
                 f"ranks, got {dict(values)}"
             )
-        return found
+        return normaliser
 
 
 def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """{reward: kind} of `zscore` for all or `sentiment=rank` for one; a later entry wins, `none` is left out.
     Raises UserError."""
-    found: dict[str, str] = {}
+    reward_kinds: dict[str, str] = {}
     for entry in entries:
         name, equals, kind = entry.rpartition("=")
         if kind not in KINDS:
@@ -84,8 +84,8 @@ def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
                 f"--normalise {entry}: expected one of the rewards of this run, {', '.join(names)}, got "
                 f"{name!r}"
             )
-        found |= dict.fromkeys([name] if equals else names, kind)
-    return {name: kind for name, kind in found.items() if kind != "none"}
+        reward_kinds |= dict.fromkeys([name] if equals else names, kind)
+    return {name: kind for name, kind in reward_kinds.items() if kind != "none"}
 
 
 def fit_moments(kind: str, *, mean: float, std: float, low: float, high: float) -> Normaliser:
@@ -101,8 +101,8 @@ def fit_rank(values: np.ndarray) -> Normaliser:
     below = np.cumsum(counts) - counts
     ranks = (below + counts / 2) / counts.sum()
     if len(distinct) > KNOTS:
-        kept = np.unique(np.searchsorted(ranks, np.linspace(ranks[0], ranks[-1], KNOTS)))
-        distinct, ranks = distinct[kept], ranks[kept]
+        knots = np.unique(np.searchsorted(ranks, np.linspace(ranks[0], ranks[-1], KNOTS)))
+        distinct, ranks = distinct[knots], ranks[knots]
     return Normaliser("rank", values=tuple(distinct.tolist()), ranks=tuple(ranks.tolist()))
 
 
@@ -117,8 +117,8 @@ def fit_normalisers(
     for name, kind in kinds.items():
         row = components[name]
         if not row["coverage"]:
-            where = f"the reward {name} applies to no reply of the training split"
-            raise UserError(f"--normalise: {where}, so there is nothing to fit: leave it out")
+            problem = f"the reward {name} applies to no reply of the training split"
+            raise UserError(f"--normalise: {problem}, so there is nothing to fit: leave it out")
         moments = {"mean": row["mean"], "std": row["std"], "low": row["min"], "high": row["max"]}
         fitted[name] = fit_rank(ranked[name]) if kind == "rank" else fit_moments(kind, **moments)
     return fitted
@@ -131,8 +131,8 @@ def weighted_sum(
 
     None where none of them has a weight other than 0: a reward that nobody gave is not one of 0.
     """
-    counted = {name: value for name, value in components.items() if weights[name]}
-    if not counted:
+    weighted = {name: value for name, value in components.items() if weights[name]}
+    if not weighted:
         return None
-    counted |= {name: normalisers[name](value) for name, value in counted.items() if name in normalisers}
-    return math.fsum(weights[name] * value for name, value in counted.items())
+    weighted |= {name: normalisers[name](value) for name, value in weighted.items() if name in normalisers}
+    return math.fsum(weights[name] * value for name, value in weighted.items())

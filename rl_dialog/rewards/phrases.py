@@ -72,14 +72,14 @@ def _replies(dialog: Dialog) -> list[str]:
 def _says(text: str, phrases: tuple[str, ...]) -> float:
     """1.0 if a clause of `text` holds one of the phrases as whole words, and no negation stands shortly
     before it."""
-    known = _by_first_word(phrases)
-    if known.keys().isdisjoint(parts(text)):
+    by_first_word = _by_first_word(phrases)
+    if by_first_word.keys().isdisjoint(parts(text)):
         return 0.0
-    for said in map(parts, _CLAUSE.split(text)):
-        for start, word in enumerate(said):
-            for phrase in known.get(word, ()):
-                if said[start : start + len(phrase)] == phrase and NEGATIONS.isdisjoint(
-                    said[max(start - REACH, 0) : start]
+    for clause in map(parts, _CLAUSE.split(text)):
+        for start, word in enumerate(clause):
+            for phrase in by_first_word.get(word, ()):
+                if clause[start : start + len(phrase)] == phrase and NEGATIONS.isdisjoint(
+                    clause[max(start - REACH, 0) : start]
                 ):
                     return 1.0
     return 0.0
@@ -87,7 +87,7 @@ def _says(text: str, phrases: tuple[str, ...]) -> float:
 
 @cache
 def _by_first_word(phrases: tuple[str, ...]) -> dict[str, list[tuple[str, ...]]]:
-    found: dict[str, list[tuple[str, ...]]] = {}
+    by_word: dict[str, list[tuple[str, ...]]] = {}
     for phrase in phrases:
-        found.setdefault(parts(phrase)[0], []).append(parts(phrase))
-    return found
+        by_word.setdefault(parts(phrase)[0], []).append(parts(phrase))
+    return by_word

@@ -26,22 +26,22 @@ def question(dialog: Dialog) -> list[float]:
 def repetition(dialog: Dialog) -> list[float]:
     """0, -1, -2, ...: minus the number of distinct content words of the reply that the assistant already used
     in this dialog."""
-    values, used = [], set()
+    values, used_words = [], set()
     replies = set(dialog.replies)
     for i, message in enumerate(dialog.messages):
         if message["role"] != "assistant":
             continue
-        said = content_words(message["content"] or "")
+        reply_words = content_words(message["content"] or "")
         if i in replies:
-            values.append(float(-len(said & used)))
-        used |= said
+            values.append(float(-len(reply_words & used_words)))
+        used_words |= reply_words
     return values
 
 
 def inner_repetition(dialog: Dialog) -> list[float]:
     """0, -1, -2, ...: minus the number of content words of the reply that it has said already."""
-    said = [meaningful(dialog.messages[i]["content"] or "") for i in dialog.replies]
-    return [float(len(set(found)) - len(found)) for found in said]
+    reply_words = [meaningful(dialog.messages[i]["content"] or "") for i in dialog.replies]
+    return [float(len(set(words_said)) - len(words_said)) for words_said in reply_words]
 
 
 def reply_length(dialog: Dialog) -> list[float]:

@@ -79,11 +79,11 @@ class Scorer:
 
 
 def make_scorers(
-    chosen: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None
+    entries: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None
 ) -> dict[str, Scorer]:
     """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`. Raises UserError
     for what cannot be one."""
-    paths = dict(entry.partition("=")[::2] for entry in chosen)
+    paths = dict(entry.partition("=")[::2] for entry in entries)
     for name, path in paths.items():
         if name not in BUILT_IN or not path:
             raise UserError(
@@ -172,10 +172,10 @@ def _analyser() -> Any:
     return Analyser()
 
 
-def _but_check(said: list[str], valences: list[float]) -> list[float]:
+def _but_check(words_said: list[str], valences: list[float]) -> list[float]:
     """Half of what stands before the first "but" and 1.5 times what stands behind it, as VADER does it: in
     place of each valence, one after the other, the first that equals it at that moment is changed."""
-    but = next((i for i, word in enumerate(said) if word.lower() == "but"), None)
+    but = next((i for i, word in enumerate(words_said) if word.lower() == "but"), None)
     if but is None:
         return valences
     places: dict[
@@ -188,10 +188,10 @@ def _but_check(said: list[str], valences: list[float]) -> list[float]:
         heap = places[valence]
         while valences[heap[0]] != valence:
             heappop(heap)
-        first = heap[0]
-        if first != but:
-            valences[first] = valence * (0.5 if first < but else 1.5)
-            heappush(places.setdefault(valences[first], []), first)
+        place = heap[0]
+        if place != but:
+            valences[place] = valence * (0.5 if place < but else 1.5)
+            heappush(places.setdefault(valences[place], []), place)
     return valences
 
 
@@ -204,8 +204,8 @@ def _hashed(word: str) -> np.ndarray:
 def _hashed_words(text: str) -> np.ndarray:
     """(n, HASHED) a random vector per word, always the same one: near are texts that share words. Of a long
     text the first MOST_WORDS words."""
-    read = words(text[: 64 * MOST_WORDS])[:MOST_WORDS]
-    return np.stack([_hashed(word) for word in read]) if read else np.zeros((0, HASHED))
+    first_words = words(text[: 64 * MOST_WORDS])[:MOST_WORDS]
+    return np.stack([_hashed(word) for word in first_words]) if first_words else np.zeros((0, HASHED))
 
 
 SURE = math.exp(
@@ -220,15 +220,15 @@ def toxicity_levels(probabilities: Sequence[Sequence[float]], levels: Sequence[f
     The likeliest level, but 2 only where it has a probability of at least SURE, else the likelier of 0 and 1.
     A classifier without a level between says 1 where it is not sure.
     """
-    given, levels = np.asarray(probabilities, dtype=float), np.asarray(levels)
-    some, much = (given[:, levels == level].sum(1).clip(0, 1) for level in (1, 2))
-    none = (1 - some - much).clip(0)
-    between = some > none if (levels == 1).any() else True
+    probs, levels = np.asarray(probabilities, dtype=float), np.asarray(levels)
+    sensitive, toxic = (probs[:, levels == level].sum(1).clip(0, 1) for level in (1, 2))
+    safe = (1 - sensitive - toxic).clip(0)
+    between = sensitive > safe if (levels == 1).any() else True
     unsure = np.where(between, 1, 0)
     return np.select(
-        [(much > none) & (much > some) & (much >= SURE), (much > none) & (much > some)],
+        [(toxic > safe) & (toxic > sensitive) & (toxic >= SURE), (toxic > safe) & (toxic > sensitive)],
         [2, unsure],
-        (some > none).astype(int),
+        (sensitive > safe).astype(int),
     ).tolist()
 
 

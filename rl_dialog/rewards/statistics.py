@@ -32,10 +32,10 @@ class Statistics:
     def of(cls, values: np.ndarray) -> Statistics:
         """Of an (R, K) table with NaN where a column does not apply."""
         applies = ~np.isnan(values)
-        here = applies.astype(float)
+        weight = applies.astype(float)
         x = np.where(applies, values, 0.0)
-        count = here.T @ here
-        mean = np.divide(x.T @ here, count, out=np.zeros_like(count), where=count > 0)
+        count = weight.T @ weight
+        mean = np.divide(x.T @ weight, count, out=np.zeros_like(count), where=count > 0)
         square, product = np.zeros_like(count), np.zeros_like(count)
         for i in range(values.shape[1]):
             both = applies & applies[:, i : i + 1]  # (R, K)
@@ -91,10 +91,10 @@ class Statistics:
 
     def _correlation(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
         spread = np.sqrt(self.square * self.square.T)
-        known = (spread > 0) & (self.low < self.high)[:, None] & (self.low < self.high)[None, :]
-        values = np.divide(self.product, spread, out=np.zeros_like(spread), where=known).clip(-1, 1)
+        is_defined = (spread > 0) & (self.low < self.high)[:, None] & (self.low < self.high)[None, :]
+        values = np.divide(self.product, spread, out=np.zeros_like(spread), where=is_defined).clip(-1, 1)
         return {
-            a: {b: _rounded(values[i, j]) if known[i, j] else None for j, b in enumerate(names)}
+            a: {b: _rounded(values[i, j]) if is_defined[i, j] else None for j, b in enumerate(names)}
             for i, a in enumerate(names)
         }
 

@@ -143,8 +143,8 @@ class TfidfClassifier:
 
 def grams(text: str) -> list[str]:
     """Words and pairs of neighbouring words."""
-    found = words(text)
-    return [*found, *(f"{one} {other}" for one, other in zip(found, found[1:], strict=False))]
+    unigrams = words(text)
+    return [*unigrams, *(f"{left} {right}" for left, right in zip(unigrams, unigrams[1:], strict=False))]
 
 
 def _shares(x: np.ndarray) -> np.ndarray:

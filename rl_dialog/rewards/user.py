@@ -52,11 +52,11 @@ def word_similarity(dialog: Dialog) -> list[float | None]:
     a reply without words."""
     values = []
     for i, answer in zip(dialog.replies, answers(dialog), strict=True):
-        said = dialog.messages[i]["content"] or ""
-        meant = content_words(said)
-        shared = (meant & content_words(answer or "")) - QUESTION_WORDS
+        reply = dialog.messages[i]["content"] or ""
+        meaningful_words = content_words(reply)
+        shared = (meaningful_words & content_words(answer or "")) - QUESTION_WORDS
         values.append(
-            None if answer is None else len(shared) / max(len(words(said)), len(meant), 1)
+            None if answer is None else len(shared) / max(len(words(reply)), len(meaningful_words), 1)
         )  # "o'clock" is one word of two parts
     return values
 
@@ -64,10 +64,10 @@ def word_similarity(dialog: Dialog) -> list[float | None]:
 def sentiment_transition(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float | None]:
     """-2..2: the sentiment of the answer minus that of what the user said before the reply. Does not apply
     without either."""
-    said = zip(questions(dialog), answers(dialog), strict=True)
+    turns = zip(questions(dialog), answers(dialog), strict=True)
     return [
         None if before is None or after is None else sentiment(after) - sentiment(before)
-        for before, after in said
+        for before, after in turns
     ]
 
 
@@ -101,25 +101,25 @@ def sentiment_slope(dialog: Dialog, *, sentiment: Scorer = VADER) -> list[float 
 def questions(dialog: Dialog) -> list[str | None]:
     """What the user said between the assistant message before each reply and the reply, None where that is
     nothing."""
-    said = _said_behind(dialog)
-    before = dict(zip(list(said)[1:], said.values(), strict=False))
-    return [before[i] for i in dialog.replies]
+    turns = _said_behind(dialog)
+    turns_before = dict(zip(list(turns)[1:], turns.values(), strict=False))
+    return [turns_before[i] for i in dialog.replies]
 
 
 def answers(dialog: Dialog) -> list[str | None]:
     """What the user said between each reply and the next assistant message, None where that is nothing."""
-    said = _said_behind(dialog)
-    return [said[i] for i in dialog.replies]
+    turns = _said_behind(dialog)
+    return [turns[i] for i in dialog.replies]
 
 
 def _said_behind(dialog: Dialog) -> dict[int, str | None]:
     """Assistant message -> what the user said between it and the next one, None for nothing; -1 is the
     beginning of the dialog."""
-    said: dict[int, list[str]] = {-1: []}
+    turns_behind: dict[int, list[str]] = {-1: []}
     latest = -1
     for i, message in enumerate(dialog.messages):
         if message["role"] == "assistant":
-            latest, said[i] = i, []
+            latest, turns_behind[i] = i, []
         elif message["role"] == "user":
-            said[latest].append(message["content"] or "")
-    return {i: "\n".join(turns) if turns else None for i, turns in said.items()}
+            turns_behind[latest].append(message["content"] or "")
+    return {i: "\n".join(turns) if turns else None for i, turns in turns_behind.items()}

@@ -59,10 +59,10 @@ def content_words(text: str) -> set[str]:
 def meaningful(text: str) -> list[str]:
     """The words that carry meaning, in order: no function words; unspaced text gives its pairs of
     neighbouring characters."""
-    found: list[str] = []
-    for part in parts(text):
-        if re.match(f"[{UNSPACED}]", part):
-            found += [part[i : i + 2] for i in range(max(1, len(part) - 1))]
-        elif part not in FUNCTION_WORDS:
-            found.append(part)
-    return found
+    content: list[str] = []
+    for word in parts(text):
+        if re.match(f"[{UNSPACED}]", word):
+            content += [word[i : i + 2] for i in range(max(1, len(word) - 1))]
+        elif word not in FUNCTION_WORDS:
+            content.append(word)
+    return content

@@ -74,15 +74,15 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
     everyone = generator.permutation(np.unique(dialogs))
     if len(everyone) < 2:
         raise UserError(f"expected at least two dialogs to imitate, got {len(everyone)}")
-    held = np.isin(dialogs, everyone[: max(1, round(config.held_out * len(everyone)))])
+    held_out = np.isin(dialogs, everyone[: max(1, round(config.held_out * len(everyone)))])
     x, a = torch.from_numpy(states), torch.from_numpy(actions).float()
-    train, held = torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+    train, held_out = torch.from_numpy(np.flatnonzero(~held_out)), torch.from_numpy(np.flatnonzero(held_out))
     optimizer = torch.optim.RMSprop(
         policy.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
     )
     weight = torch.tensor(config.pos_weight)
     best: dict[str, float] = {}
-    kept = policy.state_dict()
+    best_state = policy.state_dict()
     for epoch in range(config.epochs):
         losses = []
         for batch in train[torch.from_numpy(generator.permutation(len(train)))].split(config.batch_size):
@@ -93,22 +93,22 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
             losses.append(loss.item())
         metrics = {
             "loss": float(np.mean(losses)),
-            **_held_out(policy, x[held], a[held], weight),
+            **_held_out(policy, x[held_out], a[held_out], weight),
             "epoch": float(epoch + 1),
         }
         log(epoch + 1, metrics)
         if not best or metrics["held_out_loss"] < best["held_out_loss"]:
-            best, kept = metrics, copy.deepcopy(policy.state_dict())
-    policy.load_state_dict(kept)
+            best, best_state = metrics, copy.deepcopy(policy.state_dict())
+    policy.load_state_dict(best_state)
     return best
 
 
 @torch.inference_mode()
 def _held_out(policy: ActPolicy, states: Tensor, actions: Tensor, weight: Tensor) -> dict[str, float]:
     logits = policy.logits(states)
-    said, right = logits > 0, actions > 0
+    predicted, right = logits > 0, actions > 0
     loss = binary_cross_entropy_with_logits(logits, actions, pos_weight=weight)
     return {
         "held_out_loss": loss.item(),
-        "held_out_f1": 2 * (said & right).sum().item() / max(1, (said.sum() + right.sum()).item()),
+        "held_out_f1": 2 * (predicted & right).sum().item() / max(1, (predicted.sum() + right.sum()).item()),
     }

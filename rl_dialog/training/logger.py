@@ -45,14 +45,14 @@ class Logger:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "metrics.jsonl"
-        kept = (
+        lines = (
             [line for line in path.read_text().splitlines() if _step_of(line) <= first_step]
             if path.exists() and first_step
             else []
         )
-        write_text_atomically(path, "".join(line + "\n" for line in kept))
+        write_text_atomically(path, "".join(line + "\n" for line in lines))
         self._track, self._close_tracker = _open_tracker(
-            report_to, directory, first_step, kept, settings or {}
+            report_to, directory, first_step, lines, settings or {}
         )
         self._file = path.open("a", encoding="utf-8")
 
@@ -84,15 +84,15 @@ def check_tracker(name: str) -> None:
 
 
 def _open_tracker(
-    name: str, directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]
+    name: str, directory: Path, first_step: int, lines: Sequence[str], settings: Mapping[str, Any]
 ) -> tuple[Log, Callable[[], None]]:
     """How to log and how to close."""
     if name == "tensorboard":
         return _tensorboard(directory, first_step)
     if name == "wandb":
-        return _wandb(directory, first_step, kept, settings)
+        return _wandb(directory, first_step, lines, settings)
     if name == "mlflow":
-        return _mlflow(directory, first_step, kept, settings)
+        return _mlflow(directory, first_step, lines, settings)
     return lambda step, metrics: None, lambda: None
 
 
@@ -126,7 +126,7 @@ def _import_wandb() -> Any:
 
 
 def _wandb(
-    directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]
+    directory: Path, first_step: int, lines: Sequence[str], settings: Mapping[str, Any]
 ) -> tuple[Log, Callable[[], None]]:
     """A server goes on behind the last step that it has. An offline run is written again from its first line:
     what a killed one had in memory is missing from its file."""
@@ -135,19 +135,19 @@ def _wandb(
     for file in (directory / "wandb").glob(f"offline-run-*/run-{earlier}.wandb"):
         if not file.with_name(file.name + ".synced").exists():
             shutil.rmtree(file.parent)
-    where = {
+    run_settings = {
         "project": os.environ.get("WANDB_PROJECT", PROJECT),
         "name": directory.name,
         "dir": str(directory),
     }
-    run = wandb.init(**where, id=run_id, resume="allow", config=dict(settings))
+    run = wandb.init(**run_settings, id=run_id, resume="allow", config=dict(settings))
     begin = run.step
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         if step >= begin:  # what the server has of the killed run is what would be logged again
             run.log(dict(metrics), step=step)
 
-    for step, metrics in _points(kept):
+    for step, metrics in _points(lines):
         log(step, metrics)
 
     def close() -> None:
@@ -183,28 +183,28 @@ def _mlflow_errors(uri: str) -> Iterator[None]:
 
 
 def _mlflow(
-    directory: Path, first_step: int, kept: Sequence[str], settings: Mapping[str, Any]
+    directory: Path, first_step: int, lines: Sequence[str], settings: Mapping[str, Any]
 ) -> tuple[Log, Callable[[], None]]:
-    """MLflow keeps every point it was ever given, so a run that holds others than `kept` is deleted and
+    """MLflow keeps every point it was ever given, so a run that holds others than `lines` is deleted and
     written again."""
     mlflow = _import_mlflow()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory.absolute().parent / 'mlflow.db'}"
     with _mlflow_errors(uri):
         client = mlflow.MlflowClient(uri)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        known = client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else client.create_experiment(name)
+        existing = client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing else client.create_experiment(name)
     earlier, run_id = _run_ids(directory, first_step)
-    found = client.search_runs([experiment], f"tags.rl_dialog_run = '{earlier}'") if earlier else ()
-    wanted = sorted((name, step) for step, metrics in _points(kept) for name in metrics)
+    runs = client.search_runs([experiment], f"tags.rl_dialog_run = '{earlier}'") if earlier else ()
+    expected = sorted((name, step) for step, metrics in _points(lines) for name in metrics)
     history = [
         point
-        for run in found
+        for run in runs
         for name in run.data.metrics
         for point in client.get_metric_history(run.info.run_id, name)
     ]
-    if first_step and len(found) == 1 and sorted((point.key, point.step) for point in history) == wanted:
-        run = found[0].info.run_id
+    if first_step and len(runs) == 1 and sorted((point.key, point.step) for point in history) == expected:
+        run = runs[0].info.run_id
         client.update_run(run, status="RUNNING")
     else:
         run = client.create_run(
@@ -212,16 +212,16 @@ def _mlflow(
         ).info.run_id
         for key, value in _flat(settings):
             client.log_param(run, key, value)
-        written = {(point.key, point.step): point.timestamp for point in history}
+        timestamps = {(point.key, point.step): point.timestamp for point in history}
         now = int(time.time() * 1000)
         points = [
-            mlflow.entities.Metric(k, v, written.get((k, step), now), step)
-            for step, metrics in _points(kept)
+            mlflow.entities.Metric(k, v, timestamps.get((k, step), now), step)
+            for step, metrics in _points(lines)
             for k, v in metrics.items()
         ]
         for start in range(0, len(points), 1000):  # no more at once
             client.log_batch(run, metrics=points[start : start + 1000])
-        for old in found:
+        for old in runs:
             client.delete_run(old.info.run_id)
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
@@ -271,8 +271,8 @@ def following(directory: Path) -> Iterator[list[str]]:
     Their notes are shown between, each one once; the block gets the list of those.
     """
     over, notes = threading.Event(), []
-    before = [len(_lines(directory / name)) for name in ("metrics.jsonl", NOTES)]
-    thread = threading.Thread(target=_follow, args=(directory, *before, notes, over), daemon=True)
+    line_counts = [len(_lines(directory / name)) for name in ("metrics.jsonl", NOTES)]
+    thread = threading.Thread(target=_follow, args=(directory, *line_counts, notes, over), daemon=True)
     thread.start()
     try:
         yield notes

@@ -345,8 +345,8 @@ class Trainer:
             for name, value in {"loss": total.detach(), **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()
         norms = [
-            nn.utils.clip_grad_norm_(part, config.max_grad_norm or float("inf"))
-            for part in self.policy.parts()
+            nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or float("inf"))
+            for parameters in self.policy.parts()
         ]
         norm = torch.stack(norms).norm()
         if not torch.isfinite(norm):
@@ -392,10 +392,10 @@ class Trainer:
         learned from."""
         if not self.policy.method.measures:
             return
-        found = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
-        found = self._sum_over_workers(found)
+        measured = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
+        measured = self._sum_over_workers(measured)
         for batch in batches:
-            batch.measured = found
+            batch.measured = measured
 
     def _micro_batches(self, step: int) -> Iterator[Sequence[int]]:
         """This worker's rows of update `step`. The global batch depends on (seed, step) and its size, never
@@ -413,35 +413,35 @@ class Trainer:
             i: max(len(self.train_rows[i * unit + k].input_ids) for k in range(unit))
             for i in self._epoch[1][position]
         }
-        drawn = sorted(self._epoch[1][position].tolist(), key=lengths.__getitem__)
-        for part in like_lengths(
-            drawn[self.rank :: self.world], lengths, self.config.per_device_train_batch_size
+        by_length = sorted(self._epoch[1][position].tolist(), key=lengths.__getitem__)
+        for micro_batch in like_lengths(
+            by_length[self.rank :: self.world], lengths, self.config.per_device_train_batch_size
         ):
-            yield [i * unit + k for i in part for k in range(unit)]
+            yield [i * unit + k for i in micro_batch for k in range(unit)]
 
     def _collate(self, indices: Sequence[int], rows: Sequence[Row], offset: int) -> Batch:
         """Some of `rows` as a batch; what was computed before training about all rows, train and eval, has
         them from `offset` on."""
-        chosen = None if self._prior_logp is None else [self._prior_logp[offset + i] for i in indices]
+        row_logp = None if self._prior_logp is None else [self._prior_logp[offset + i] for i in indices]
         batch = collate(
             [rows[i] for i in indices],
             pad_id=self.tokenizer.pad_token_id or 0,
             spread=self.config.reward_spread,
-            prior_logp=chosen,
+            prior_logp=row_logp,
         )
         if self._prior_lse is not None:
-            width = [len(logp) for logp in chosen]
-            parts = [self._prior_lse[offset + i] for i in indices]
+            width = [len(logp) for logp in row_logp]
+            row_lse = [self._prior_lse[offset + i] for i in indices]
             tails = [
-                part[n:] for part, n in zip(parts, width, strict=True)
+                lse[n:] for lse, n in zip(row_lse, width, strict=True)
             ]  # of the states that only bootstrap, which come last
             batch.prior_lse = torch.from_numpy(
-                np.concatenate([part[:n] for part, n in zip(parts, width, strict=True)] + tails)
+                np.concatenate([lse[:n] for lse, n in zip(row_lse, width, strict=True)] + tails)
             )
         if self._proposals is not None:
             proposed = [self._proposals[offset + i] for i in indices]
-            batch.proposals = torch.from_numpy(np.concatenate([each.features for each in proposed]))
-            batch.proposal_logp = torch.from_numpy(np.concatenate([each.logp for each in proposed]))
+            batch.proposals = torch.from_numpy(np.concatenate([proposal.features for proposal in proposed]))
+            batch.proposal_logp = torch.from_numpy(np.concatenate([proposal.logp for proposal in proposed]))
         return batch.to(self.device)
 
     def _propose(self) -> list[Proposals]:
@@ -468,10 +468,10 @@ class Trainer:
             with self._autocast():
                 scores = frozen.prior_scores(batch)
                 levels = scores.reduce("logsumexp").float().cpu().numpy()
-                taken = -scores.nll(batch.actions)[1].float().cpu().numpy()
+                action_logp = -scores.nll(batch.actions)[1].float().cpu().numpy()
             owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
             for place, i in enumerate(indices):
-                logp[i], lse[i] = taken[owner[: batch.decisions] == place], levels[owner == place]
+                logp[i], lse[i] = action_logp[owner[: batch.decisions] == place], levels[owner == place]
         return logp, lse
 
     @torch.no_grad()
@@ -481,16 +481,17 @@ class Trainer:
         (frozen,) = self.objective._prior
         self.policy.eval()
         kl, q, tokens = 0.0, 0.0, 0
-        chosen = range(min(rows, len(self.train_rows)))
-        for start in range(0, len(chosen), 8):
-            batch = self._collate(chosen[start : start + 8], self.train_rows, 0)
-            known = slice(0, batch.decisions)
+        indices = range(min(rows, len(self.train_rows)))
+        for start in range(0, len(indices), 8):
+            batch = self._collate(indices[start : start + 8], self.train_rows, 0)
+            decisions = slice(0, batch.decisions)
             tokens += batch.decisions
             with self._autocast():
                 if frozen is not self.policy:  # else it is the start
                     kl += float(
                         kl_divergences(
-                            self.policy.outputs(batch).lm.rows(known), frozen.prior_scores(batch).rows(known)
+                            self.policy.outputs(batch).lm.rows(decisions),
+                            frozen.prior_scores(batch).rows(decisions),
                         ).sum()
                     )
                 if self.policy.method.heads.lm_target:
@@ -542,18 +543,20 @@ class Trainer:
         size = self.config.per_device_train_batch_size * self.policy.method.rows_per_unit
         count = torch.zeros((), device=self.device)
         mine = range(self.rank * size, len(self.eval_rows), size * self.world)
-        parts = [range(start, min(start + size, len(self.eval_rows))) for start in mine]
-        idle = not parts and bool(
+        index_ranges = [range(start, min(start + size, len(self.eval_rows))) for start in mine]
+        idle = not index_ranges and bool(
             self.eval_rows
         )  # few rows: this worker has none, and still must name the sums that all add up
-        parts = [range(min(size, len(self.eval_rows)))] if idle else parts
+        index_ranges = [range(min(size, len(self.eval_rows)))] if idle else index_ranges
         measured = None
         if self.policy.method.measures and self.eval_rows:
-            batches = [self._collate(part, self.eval_rows, len(self.train_rows)) for part in parts]
+            batches = [
+                self._collate(indices, self.eval_rows, len(self.train_rows)) for indices in index_ranges
+            ]
             self._measure(batches)
             measured = [batch.measured for batch in batches]
-        for number, part in enumerate(parts):
-            batch = self._collate(part, self.eval_rows, len(self.train_rows))
+        for number, indices in enumerate(index_ranges):
+            batch = self._collate(indices, self.eval_rows, len(self.train_rows))
             batch.measured = None if measured is None else measured[number]
             with self._autocast():
                 total, metrics = self.objective(batch)
@@ -603,20 +606,22 @@ class Trainer:
         rows where there are any.
         """
         self.policy.eval()
-        method, chosen = self.policy.method, (self.eval_rows or self.train_rows)[:rows]
-        batches = [collate(chosen[start : start + 8]).to(self.device) for start in range(0, len(chosen), 8)]
-        found = [(batch, self.policy.outputs(batch)) for batch in batches]
+        method, rows_used = self.policy.method, (self.eval_rows or self.train_rows)[:rows]
+        batches = [
+            collate(rows_used[start : start + 8]).to(self.device) for start in range(0, len(rows_used), 8)
+        ]
+        outputs = [(batch, self.policy.outputs(batch)) for batch in batches]
         replies = sum(int(batch.turn_end.sum()) for batch in batches)
 
         def divergence(strength: float) -> float:
             stronger = method.with_strength(strength)
-            parts = (
+            divergences = (
                 kl_divergence(stronger.decode(out).log_softmax(1), out.lm.dense().log_softmax(1))[
                     : batch.decisions
                 ]
-                for batch, out in found
+                for batch, out in outputs
             )
-            return sum(float(part.sum()) for part in parts) / max(1, replies)
+            return sum(float(row_kl.sum()) for row_kl in divergences) / max(1, replies)
 
         low, high = -7.0, 9.0  # exponents of e
         for _ in range(halvings):
@@ -636,10 +641,12 @@ class Trainer:
         write_text_atomically(self.output_dir / "latest", name + "\n")
         if self.best is not None:
             write_text_atomically(self.output_dir / "best", f"checkpoint-{self.best['step']}\n")
-        kept = sorted(self.output_dir.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
-        for old in kept[:-1]:
+        checkpoints = sorted(
+            self.output_dir.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1])
+        )
+        for old in checkpoints[:-1]:
             shutil.rmtree(old / "trainer", ignore_errors=True)  # only the latest can be resumed
-        for old in kept[: -self.config.save_total_limit]:
+        for old in checkpoints[: -self.config.save_total_limit]:
             if self.best is None or old.name != f"checkpoint-{self.best['step']}":
                 shutil.rmtree(old)
 
@@ -760,8 +767,10 @@ def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
     Where only last replies have a reward, it is that of the conversation and the replies before it earned 0;
     anywhere else a missing reward is one that nobody gave.
     """
-    known = [~np.isnan(row.rewards) for row in train_rows]
-    if any(each[:-1].any() for each in known) or not any(len(each) > 1 and each[-1] for each in known):
+    rated = [~np.isnan(row.rewards) for row in train_rows]
+    if any(row_rated[:-1].any() for row_rated in rated) or not any(
+        len(row_rated) > 1 and row_rated[-1] for row_rated in rated
+    ):
         return rows
     if rows is train_rows:
         warnings.warn(
@@ -805,8 +814,10 @@ def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
 def _terms(method: Method, rows: Sequence[Row], size: int = 512) -> int:
     """How many terms the losses of all rows have."""
     units = [rows[i : i + method.rows_per_unit] for i in range(0, len(rows), method.rows_per_unit)]
-    parts = batches([len(unit[0].input_ids) for unit in units], size)
-    return sum(method.terms(collate([row for i in part for row in units[i]])) for part in parts)
+    unit_batches = batches([len(unit[0].input_ids) for unit in units], size)
+    return sum(
+        method.terms(collate([row for i in unit_batch for row in units[i]])) for unit_batch in unit_batches
+    )
 
 
 def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
@@ -814,12 +825,12 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
     out."""
     if not method.needs_rewards:
         return
-    given = np.concatenate([row.rewards for row in rows])
-    rewards = given[~np.isnan(given)]
+    values = np.concatenate([row.rewards for row in rows])
+    rewards = values[~np.isnan(values)]
     if not rewards.any():
         raise UserError(
-            f"{type(method).__name__} learns from rewards, and all {len(given)} replies of the training split"
-            f" have reward 0 or none{unrated(given)}: run prepare with --rewards.NAME WEIGHT (its "
+            f"{type(method).__name__} learns from rewards, and all {len(values)} replies of the training split"
+            f" have reward 0 or none{unrated(values)}: run prepare with --rewards.NAME WEIGHT (its "
             "manifest.json lists what the logs carry), or train bc"
         )
     if (rewards == rewards[0]).all():

@@ -34,20 +34,20 @@ def labels_of(
     tags, acts = Counter(), Counter()
     sides: dict[tuple, set[str]] = {}
     for turn in turns:
-        spans, whole = located(turn.text, turn.acts)
-        for label in [*(tag for _, _, tag in spans), *whole]:
+        spans, sentence_acts = located(turn.text, turn.acts)
+        for label in [*(tag for _, _, tag in spans), *sentence_acts]:
             (tags if len(label) == 3 else acts)[label] += 1
             sides.setdefault(label, set()).add(turn.side)
-    kept = [
+    frequent = [
         sorted(label for label, count in counter.items() if count >= min_count) for counter in (tags, acts)
     ]
-    if not any(kept):
+    if not any(frequent):
         raise UserError(
             f"expected acts that occur at least {min_count} times, got {len(turns)} turns with "
             f"{sum(acts.values()) + sum(tags.values())} acts"
         )
-    used = [tuple(tuple(side in sides[label] for side in SIDES) for label in labels) for labels in kept]
-    return Labels(tuple(kept[0]), tuple(kept[1]), *used, context=context, max_length=max_length)
+    masks = [tuple(tuple(side in sides[label] for side in SIDES) for label in labels) for labels in frequent]
+    return Labels(tuple(frequent[0]), tuple(frequent[1]), *masks, context=context, max_length=max_length)
 
 
 def fit(
@@ -80,12 +80,14 @@ def fit(
 def loss_of(nlu: Nlu, turns: Sequence[LabelledTurn], positive: Tensor | None = None) -> Tensor:
     """The loss of one batch; `positive` weighs the positive terms of the acts # (acts,)."""
     batch = nlu.encode([(turn.text, turn.context, turn.side) for turn in turns])
-    tags, told = targets(nlu.labels, turns, batch)
+    tags, act_targets = targets(nlu.labels, turns, batch)
     sides = torch.tensor([SIDES.index(turn.side) for turn in turns])
     tag_logits, act_logits = nlu(batch.inputs, batch.text)
     tag_logits = tag_logits.masked_fill(~nlu.tag_mask[sides][:, None], -torch.inf)
     tagging = F.cross_entropy(tag_logits[batch.text], tags[batch.text], reduction="sum") / len(turns)
-    sentence = F.binary_cross_entropy_with_logits(act_logits, told, pos_weight=positive, reduction="none")
+    sentence = F.binary_cross_entropy_with_logits(
+        act_logits, act_targets, pos_weight=positive, reduction="none"
+    )
     return tagging + (sentence * nlu.act_mask[sides]).sum(1).mean()
 
 
@@ -95,21 +97,21 @@ def targets(labels: Labels, turns: Sequence[LabelledTurn], batch: Encoded) -> tu
     tag_number = {tag: i for i, tag in enumerate(labels.tags)}
     act_number = {act: i for i, act in enumerate(labels.acts)}
     tags = torch.full(batch.text.shape, OUTSIDE)
-    told = torch.zeros(len(turns), len(labels.acts))
+    act_targets = torch.zeros(len(turns), len(labels.acts))
     for row, turn in enumerate(turns):
-        spans, whole = located(turn.text, turn.acts)
-        for act in whole:
+        spans, sentence_acts = located(turn.text, turn.acts)
+        for act in sentence_acts:
             if act in act_number:
-                told[row, act_number[act]] = 1
-        for first, last, tag in spans:
+                act_targets[row, act_number[act]] = 1
+        for first_char, last_char, tag in spans:
             inside = [
                 t
                 for t, (start, end) in enumerate(batch.offsets[row])
-                if batch.text[row, t] and start < last and end > first and tag in tag_number
+                if batch.text[row, t] and start < last_char and end > first_char and tag in tag_number
             ]
             for t in inside:
                 tags[row, t] = 1 + 2 * tag_number[tag] + (t != inside[0])
-    return tags, told
+    return tags, act_targets
 
 
 def judge(nlu: Nlu, turns: Sequence[LabelledTurn]) -> dict[str, dict[str, float]]:
@@ -120,10 +122,10 @@ def judge(nlu: Nlu, turns: Sequence[LabelledTurn]) -> dict[str, dict[str, float]
     "f1", "acts"}.
     """
     counts: Counter = Counter()
-    found = nlu.understand([(turn.text, turn.context, turn.side) for turn in turns])
-    for turn, acts in zip(turns, found, strict=True):
-        wanted, got = {_plain(act) for act in turn.acts}, {_plain(act) for act in acts}
-        for kind, group in (("right", wanted & got), ("wanted", wanted), ("got", got)):
+    predictions = nlu.understand([(turn.text, turn.context, turn.side) for turn in turns])
+    for turn, acts in zip(turns, predictions, strict=True):
+        expected, predicted = {_plain(act) for act in turn.acts}, {_plain(act) for act in acts}
+        for kind, group in (("right", expected & predicted), ("wanted", expected), ("got", predicted)):
             for act in group:
                 for name in ("all", turn.side, f"{turn.side}/{act[0]}"):
                     counts[name, kind] += 1
@@ -142,10 +144,15 @@ def table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 
 
 def _figures(counts: Counter, name: str) -> dict[str, float]:
-    right, wanted, got = (counts[name, kind] for kind in ("right", "wanted", "got"))
-    precision, recall = right / got if got else 0.0, right / wanted if wanted else 0.0
+    right, expected, predicted = (counts[name, kind] for kind in ("right", "wanted", "got"))
+    precision, recall = right / predicted if predicted else 0.0, right / expected if expected else 0.0
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    return {"precision": round(precision, 4), "recall": round(recall, 4), "f1": round(f1, 4), "acts": wanted}
+    return {
+        "precision": round(precision, 4),
+        "recall": round(recall, 4),
+        "f1": round(f1, 4),
+        "acts": expected,
+    }
 
 
 def _plain(act: Act) -> Act:

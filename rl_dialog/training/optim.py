@@ -28,8 +28,8 @@ def make_optimizer(
     others'."""
     apart = {id(p) for p in values}
     groups = []
-    for chosen, share in ((False, 1.0), (True, value_share)):
-        parameters = [p for p in model.parameters() if p.requires_grad and (id(p) in apart) == chosen]
+    for in_values, share in ((False, 1.0), (True, value_share)):
+        parameters = [p for p in model.parameters() if p.requires_grad and (id(p) in apart) == in_values]
         for matrices, decay in ((True, weight_decay), (False, 0.0)):
             groups.append(
                 {

@@ -173,17 +173,17 @@ def generalised_advantages(
         terminated: whether the episode ended with the piece; then its last value counts as 0. Otherwise it
             stands for what comes after.
     """
-    lengths = np.array([len(each) for each in rewards])
-    taken = np.arange(lengths.max()) < lengths[:, None]  # (E, T)
-    deltas = np.zeros(taken.shape)
+    lengths = np.array([len(row) for row in rewards])
+    is_step = np.arange(lengths.max()) < lengths[:, None]  # (E, T)
+    deltas = np.zeros(is_step.shape)
     for i, (r, v, ended) in enumerate(zip(rewards, values, terminated, strict=True)):
         ahead = np.append(v[1:-1], 0.0 if ended else v[-1])
         deltas[i, : len(r)] = r + gamma * ahead - v[:-1]
-    found, running = np.zeros(taken.shape, np.float32), np.zeros(len(lengths))
-    for t in reversed(range(taken.shape[1])):
+    advantages, running = np.zeros(is_step.shape, np.float32), np.zeros(len(lengths))
+    for t in reversed(range(is_step.shape[1])):
         running = deltas[:, t] + gamma * gae_lambda * running  # 0 after the end of a shorter piece
-        found[:, t] = running
-    return [each[:n] for each, n in zip(found, lengths, strict=True)]
+        advantages[:, t] = running
+    return [row[:n] for row, n in zip(advantages, lengths, strict=True)]
 
 
 def clipped_loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float) -> Tensor:

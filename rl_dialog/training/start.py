@@ -54,8 +54,8 @@ def check_run(run: TrainingRun) -> None:
     """What can be known to fail before a worker starts. Raises UserError."""
     load_manifest(run.data)
     if (run.prior or run.prior_weights) and not run.method.uses_prior:
-        others = "way_off_policy, dpo, kto, and ilql with reg_to base_policy do"
-        raise UserError(f"--prior: {method_name(run.method)} has none; {others}")
+        users = "way_off_policy, dpo, kto, and ilql with reg_to base_policy do"
+        raise UserError(f"--prior: {method_name(run.method)} has none; {users}")
     if len(run.prior_weights) not in (0, len(run.prior)):
         expected = f"one for each of the {len(run.prior)} checkpoints of --prior"
         raise UserError(f"--prior_weights: expected {expected}, got {run.prior_weights}")
@@ -134,14 +134,14 @@ def load_trainer(
     policy = Policy(load_lm(model, tokenizer), run.method, model)
     policy.start = start_of(model.model_name_or_path) if model.model_name_or_path else "new"
     rows = [list(read_rows(run.data, split)) for split in ("train", "validation")]
-    given = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}
+    trainer_settings = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}
     notes += notes_before(run, measured=evaluate is not None)
     with _noting(notes, output_dir):
         if run.method.uses_prior:
             started = (output_dir / "latest").is_file()
             averaged = {"checkpoints": run.prior, "weights": run.prior_weights, "started": started}
-            given["prior"] = freeze_prior(policy, output_dir / "prior", tokenizer, **averaged)
-        return Trainer(policy, tokenizer, *rows, run, output_dir, **given, device=device)
+            trainer_settings["prior"] = freeze_prior(policy, output_dir / "prior", tokenizer, **averaged)
+        return Trainer(policy, tokenizer, *rows, run, output_dir, **trainer_settings, device=device)
 
 
 def notes_before(run: TrainingRun, *, measured: bool) -> list[str]:

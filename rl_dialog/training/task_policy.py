@@ -75,7 +75,7 @@ def validation_figures(outcomes: Iterable[Any]) -> dict[str, float]:
     outcomes = list(outcomes)
     columns = {"success": "success", "complete": "complete", "turns": "turns", "return": "total"}
     return {
-        f"eval/{name}": float(np.mean([getattr(each, key) for each in outcomes]))
+        f"eval/{name}": float(np.mean([getattr(outcome, key) for outcome in outcomes]))
         for name, key in columns.items()
     }
 
@@ -91,9 +91,9 @@ def train_by_imitation(
     with training.logged() as log:
         write = lambda epoch, metrics: log(epoch, _named(metrics))  # noqa: E731
         turns = experts.states, experts.actions, experts.dialogs
-        kept = imitate(policy, *turns, settings, seed=training.seed, log=write)
-        epoch = int(kept.get("epoch", 0))
-        metrics = _named(kept) | training.validate(policy)
+        best = imitate(policy, *turns, settings, seed=training.seed, log=write)
+        epoch = int(best.get("epoch", 0))
+        metrics = _named(best) | training.validate(policy)
     checkpoints = Checkpoints(training.folder, training.save_total_limit)
     checkpoints.save(epoch, policy, metrics)
     return policy.eval(), {
@@ -168,10 +168,12 @@ class Checkpoints:
         write_atomically(self.folder / name, fill)
         write_text_atomically(self.folder / "latest", name)
         write_text_atomically(self.folder / "best", self.best)
-        kept = sorted(self.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
-        for old in kept[:-1]:
+        checkpoints = sorted(
+            self.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1])
+        )
+        for old in checkpoints[:-1]:
             shutil.rmtree(old / "trainer", ignore_errors=True)  # only the latest can be resumed
-        for old in kept[: -self.limit]:
+        for old in checkpoints[: -self.limit]:
             if old.name != self.best:
                 shutil.rmtree(old)
 

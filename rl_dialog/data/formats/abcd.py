@@ -18,8 +18,8 @@ KEYS = {"convo_id", "original"}
 
 def matches(head: Head) -> bool:
     if isinstance(head.top, dict) and head.top:
-        name, first = next(iter(head.top.items()))
-        conversation = first[0] if isinstance(first, list) and first else None
+        name, conversations = next(iter(head.top.items()))
+        conversation = conversations[0] if isinstance(conversations, list) and conversations else None
         return (
             name in ("train", "dev", "test")
             and isinstance(conversation, dict)

@@ -27,8 +27,8 @@ def matches(head: Head) -> bool:
 
 
 def corpus(head: Head) -> str | None:
-    named = [str(record["dataset"]) for record in head.records if record.get("dataset")]
-    return named[0] if named else None
+    corpora = [str(record["dataset"]) for record in head.records if record.get("dataset")]
+    return corpora[0] if corpora else None
 
 
 def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:

@@ -60,10 +60,10 @@ def _dialog(log: LogFile, record: Record) -> Dialog:
         )
     counts, worths = _pairs((plain or tagged)["input"])
     messages = [
-        _message(said, f"utterance {number}")
-        for number, said in enumerate((plain or tagged)["talk"].split(" <eos> "))
+        _message(utterance, f"utterance {number}")
+        for number, utterance in enumerate((plain or tagged)["talk"].split(" <eos> "))
     ]
-    outcome, ending, taken = _plain_outcome(plain) if plain else _tagged_outcome(tagged["output"], worths)
+    outcome, ending, selection = _plain_outcome(plain) if plain else _tagged_outcome(tagged["output"], worths)
     for message in reversed(messages):
         if message["role"] == "assistant":
             message["reward"] = outcome
@@ -74,7 +74,7 @@ def _dialog(log: LogFile, record: Record) -> Dialog:
         "ending": ending,
         "group": messages[0]["content"],
     }
-    meta |= {"selection": taken} if taken else {}
+    meta |= {"selection": selection} if selection else {}
     items = "; ".join(
         f"{item}: {count} worth {worth}" for item, count, worth in zip(ITEMS, counts, worths, strict=True)
     )
@@ -90,10 +90,10 @@ def _dialog(log: LogFile, record: Record) -> Dialog:
     )
 
 
-def _message(said: str, where: str) -> dict[str, Any]:
-    speaker, colon, text = said.partition(": ")
+def _message(utterance: str, where: str) -> dict[str, Any]:
+    speaker, colon, text = utterance.partition(": ")
     if not colon or speaker not in ROLES:
-        raise mismatch(where, "an utterance that begins with YOU: or THEM:", said)
+        raise mismatch(where, "an utterance that begins with YOU: or THEM:", utterance)
     return {"role": ROLES[speaker], "content": text}
 
 
@@ -102,18 +102,22 @@ def _pairs(text: str) -> tuple[list[int], list[int]]:
     return numbers[::2], numbers[1::2]
 
 
-def _plain_outcome(found: re.Match[str]) -> tuple[float, str, list[int]]:
+def _plain_outcome(match: re.Match[str]) -> tuple[float, str, list[int]]:
     """The points of YOU, how the talk ended, and what YOU took (or claimed)."""
-    reward, taken = found["reward"], [int(number) for number in TAKEN.findall(found["taken"])]
+    reward, selection = match["reward"], [int(number) for number in TAKEN.findall(match["taken"])]
     if not reward.isdigit():
-        return 0.0, reward, taken  # "no agreement" or "disconnect"
-    return (float(reward), "agree", taken) if found["ending"] == "agree" else (0.0, "disagree", taken)
+        return 0.0, reward, selection  # "no agreement" or "disconnect"
+    return (float(reward), "agree", selection) if match["ending"] == "agree" else (0.0, "disagree", selection)
 
 
 def _tagged_outcome(output: str, worths: list[int]) -> tuple[float, str, list[int]]:
-    taken = [int(number) for number in TAKEN.findall(output)][: len(ITEMS)]
-    if len(taken) == len(ITEMS):
-        return float(sum(count * worth for count, worth in zip(taken, worths, strict=True))), "agree", taken
+    selection = [int(number) for number in TAKEN.findall(output)][: len(ITEMS)]
+    if len(selection) == len(ITEMS):
+        return (
+            float(sum(count * worth for count, worth in zip(selection, worths, strict=True))),
+            "agree",
+            selection,
+        )
     ending = re.match(r"<(disagree|no_agreement|disconnect)>", output)
     if not ending:
         raise mismatch(

@@ -109,8 +109,8 @@ def _json_kind(text: str, suffixes: set[str]) -> str:
         ValueError,
         RecursionError,
     ):  # an object that goes on after the beginning, or a broken line among good ones
-        _, _, rest = start.partition("\n")
-        return "lines" if isinstance(_parsed(rest.partition("\n")[0]), dict) else "object"
+        _, _, later_lines = start.partition("\n")
+        return "lines" if isinstance(_parsed(later_lines.partition("\n")[0]), dict) else "object"
 
 
 def _opens_array(start: str) -> bool:
@@ -157,17 +157,17 @@ def _parquet_head(path: str, name: PurePosixPath, member: str | None) -> Head:
     try:
         with pq.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
-            first = next(file.iter_batches(batch_size=1), None)
+            first_row = next(file.iter_batches(batch_size=1), None)
     except (pa.ArrowException, OSError) as error:
         return Head(name, "", problem=f"expected a whole Parquet file, got: {error}")
-    if first is None or not first.num_rows:
+    if first_row is None or not first_row.num_rows:
         return Head(
             name,
             "",
             columns=columns,
             problem=f"the Parquet file holds no rows (columns: {', '.join(columns)})",
         )
-    return Head(name, "parquet", records=tuple(first.to_pylist()), columns=columns)
+    return Head(name, "parquet", records=tuple(first_row.to_pylist()), columns=columns)
 
 
 def _sqlite_head(path: str, name: PurePosixPath) -> Head:
@@ -186,10 +186,10 @@ def _sqlite_head(path: str, name: PurePosixPath) -> Head:
             f"{Path(path).absolute().as_uri()}?mode=rw"
         )
         with closing(sqlite3.connect(address, uri=True)) as connection:
-            found = connection.execute(
+            tables = connection.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY "
                 "name"
             ).fetchall()
     except sqlite3.Error as error:
         return Head(name, "", problem=f"expected a whole SQLite database, got: {error}")
-    return Head(name, "sqlite", tables=tuple(table for (table,) in found))
+    return Head(name, "sqlite", tables=tuple(table for (table,) in tables))

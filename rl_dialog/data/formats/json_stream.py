@@ -62,14 +62,14 @@ class _Window:
     def more(self) -> None:
         """Drops what is behind, and at least doubles what is ahead: a long element is copied and retried a
         logarithmic number of times."""
-        kept = self.text[self.at :]
-        parts, wanted = [kept], max(PIECE, len(kept))
-        while wanted > 0 and not self.ended:
+        ahead = self.text[self.at :]
+        pieces, room = [ahead], max(PIECE, len(ahead))
+        while room > 0 and not self.ended:
             piece = self.stream.read1(PIECE)
             self.ended = not piece
-            parts.append(self.decode(piece, final=self.ended))
-            wanted -= len(parts[-1])
-        self.text, self.at = "".join(parts), 0
+            pieces.append(self.decode(piece, final=self.ended))
+            room -= len(pieces[-1])
+        self.text, self.at = "".join(pieces), 0
 
     def ahead(self) -> str:
         """The next character that is not white space; "" at the end."""
@@ -149,18 +149,18 @@ class _Window:
         ends first."""
         depth = 0
         while True:
-            found = MARK.search(self.text, self.at)
-            if found is None:
+            match = MARK.search(self.text, self.at)
+            if match is None:
                 self.at = len(self.text)
                 if self.ended:
                     return False
                 self.more()
                 continue
-            mark = found[0]
+            mark = match[0]
             if depth == 0 and mark in ",]}":
-                self.at = found.start()
+                self.at = match.start()
                 return True
-            self.at = found.end()
+            self.at = match.end()
             if mark == '"' and not self.skip_string():
                 return False
             depth += (mark in "[{") - (mark in "]}")
@@ -183,23 +183,23 @@ def beginning(text: str) -> Any:
     closed. None where it is not JSON."""
     text = text.lstrip("\ufeff \t\r\n")
     open_brackets: list[str] = []
-    whole, closers = 0, ""
-    for found in TOKEN.finditer(text):
-        mark = found[0]
+    valid_end, closers = 0, ""
+    for match in TOKEN.finditer(text):
+        mark = match[0]
         if mark in ("[", "{"):
             open_brackets.append("]" if mark == "[" else "}")
-            whole, closers = found.end(), "".join(reversed(open_brackets))
+            valid_end, closers = match.end(), "".join(reversed(open_brackets))
         elif mark in ("]", "}"):
             if not open_brackets or open_brackets.pop() != mark:
                 break
             if not open_brackets:
-                whole, closers = found.end(), ""
+                valid_end, closers = match.end(), ""
                 break
         elif mark == "," and open_brackets:
-            whole, closers = found.start(), "".join(reversed(open_brackets))
+            valid_end, closers = match.start(), "".join(reversed(open_brackets))
     try:
-        return json.loads(text[:whole] + closers)
+        return json.loads(text[:valid_end] + closers)
     except json.JSONDecodeError as error:
-        return beginning(text[: error.pos]) if 0 < error.pos < whole else None
+        return beginning(text[: error.pos]) if 0 < error.pos < valid_end else None
     except (ValueError, RecursionError):
         return None

@@ -95,8 +95,8 @@ def _writable(text: str, length: int) -> str:
     return text[:length].encode("utf-8", "backslashreplace").decode("utf-8")[:length]
 
 
-def bad(log: LogFile, where: str, reason: str, came: Any = "") -> Bad:
-    return Bad(file=log.name, where=where, reason=reason, source=log.corpus, excerpt=shown(came))
+def bad(log: LogFile, where: str, reason: str, record: Any = "") -> Bad:
+    return Bad(file=log.name, where=where, reason=reason, source=log.corpus, excerpt=shown(record))
 
 
 @contextmanager
@@ -144,14 +144,14 @@ def lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes, int]]:
 
 
 def _long_line(stream: BinaryIO, beginning: bytes, limit: int) -> tuple[bytes, int]:
-    held = bytearray(beginning)
-    size = len(held)
+    line = bytearray(beginning)
+    size = len(line)
     while piece := stream.readline(PIECE):
         size += len(piece)
         if size <= limit:
-            held += piece
+            line += piece
         else:
-            del held[4 * SHOWN :]
+            del line[4 * SHOWN :]
         if piece.endswith(b"\n"):
             break
-    return bytes(held), size
+    return bytes(line), size

@@ -48,17 +48,17 @@ def corpus(head: Head) -> str | None:
 
 def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
     splits = _listed_splits(log)
-    found = records(log, max_line_bytes=max_line_bytes, object_depth=1)
+    file_records = records(log, max_line_bytes=max_line_bytes, object_depth=1)
     return dialogs(
         log,
-        found,
+        file_records,
         lambda record: [_by_id(log, record, splits) if _has_key(record) else _by_turns(log, record)],
     )
 
 
 def _is_by_id(head: Head) -> bool:
-    first = next(iter(head.top.values()), None) if isinstance(head.top, dict) and head.top else None
-    return isinstance(first, dict) and isinstance(first.get("log"), list) and "goal" in first
+    dialog = next(iter(head.top.values()), None) if isinstance(head.top, dict) and head.top else None
+    return isinstance(dialog, dict) and isinstance(dialog.get("log"), list) and "goal" in dialog
 
 
 def _has_key(record: Record) -> bool:
@@ -117,8 +117,8 @@ def _frames(frames: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _split_in_name(name: str) -> str | None:
-    found = SPLIT_WORD.search(name.lower())
-    return split_of(found[1]) if found else None
+    match = SPLIT_WORD.search(name.lower())
+    return split_of(match[1]) if match else None
 
 
 def _listed_splits(log: LogFile) -> dict[str, str]:

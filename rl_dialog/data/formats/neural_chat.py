@@ -101,7 +101,7 @@ def _chats(log: LogFile, limit: int) -> Iterator[Record | Bad]:
     """The rows of one Chat ID as one record, in time order. A first pass counts the rows, so a chat is given
     out with its last row and only unfinished chats are held: one at a time in a sorted export, and an
     unsorted one is read correctly as well."""
-    left = _row_counts(log, limit)
+    rows_left = _row_counts(log, limit)
     unfinished: dict[str, list[Record]] = {}
     for row in csv_rows(log, max_line_bytes=limit):
         if isinstance(row, Bad):
@@ -112,8 +112,8 @@ def _chats(log: LogFile, limit: int) -> Iterator[Record | Bad]:
             yield bad(log, row.where, "expected a Chat ID, got an empty one", ",".join(row.value.values()))
             continue
         unfinished.setdefault(chat, []).append(row)
-        left[chat] -= 1
-        if not left[chat]:
+        rows_left[chat] -= 1
+        if not rows_left[chat]:
             rows = unfinished.pop(chat)
             where = f"chat {chat} ({rows[0].where})"
             yield Record(
@@ -178,9 +178,9 @@ def _chain(log: LogFile, record: Record) -> Dialog:
     for row in rows:
         messages += _unseen(messages, _context(row, where))
         messages.append(_reply(row, row["action"]))
-    done, last = _done(rows[-1], where), _texts(rows[-1], "next_state", where)
-    if not done and last and last[-1]:
-        messages.append({"role": "user", "content": last[-1]})
+    done, last_texts = _done(rows[-1], where), _texts(rows[-1], "next_state", where)
+    if not done and last_texts and last_texts[-1]:
+        messages.append({"role": "user", "content": last_texts[-1]})
     return Dialog(
         id=rows[0]["Chat ID"], messages=messages, source=log.corpus, truncated=not done, meta=_meta(rows)
     )
@@ -189,10 +189,10 @@ def _chain(log: LogFile, record: Record) -> Dialog:
 def _transition(log: LogFile, record: Record) -> Dialog:
     row, name = record.value, log.dialog_id(record.number)
     where = f"dialog {name!r}"
-    done, after = _done(row, where), _texts(row, "next_state", where)
+    done, next_texts = _done(row, where), _texts(row, "next_state", where)
     messages = [*_context(row, where), _reply(row, row["action"])]
-    if not done and after and after[-1]:
-        messages.append({"role": "user", "content": after[-1]})
+    if not done and next_texts and next_texts[-1]:
+        messages.append({"role": "user", "content": next_texts[-1]})
     return Dialog(id=name, messages=messages, source=log.corpus, truncated=not done, meta=_meta([row]))
 
 
@@ -209,16 +209,16 @@ def _context(row: dict[str, str], where: str) -> list[dict[str, Any]]:
     ]
 
 
-def _unseen(told: list[dict[str, Any]], state: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _unseen(messages: list[dict[str, Any]], state: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages of a state that are not yet in the conversation: usually one, the user's; more where rows
     between are missing."""
-    told_texts, texts = (
-        [(message["role"], message["content"]) for message in part] for part in (told, state)
+    message_texts, state_texts = (
+        [(message["role"], message["content"]) for message in chat] for chat in (messages, state)
     )
-    for known in range(min(len(texts) - 1, len(told_texts)), -1, -1):
-        if told_texts[len(told_texts) - known :] == texts[:known]:
+    for overlap in range(min(len(state_texts) - 1, len(message_texts)), -1, -1):
+        if message_texts[len(message_texts) - overlap :] == state_texts[:overlap]:
             break
-    return state[known:]
+    return state[overlap:]
 
 
 def _texts(row: dict[str, str], column: str, where: str) -> list[str]:

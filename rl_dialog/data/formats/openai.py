@@ -47,10 +47,10 @@ def row_fields(log: LogFile, record: Record, *, used: tuple[str, ...]) -> dict[s
     """The Dialog fields of a row other than its messages; keys that are neither fields nor `used` go to
     meta."""
     row = record.value
-    given = row.get("id")
-    if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):
-        raise mismatch("", "a string or an integer as `id`", given)
-    fields: dict[str, Any] = {"id": log.dialog_id(record.number) if given is None else str(given)}
+    row_id = row.get("id")
+    if row_id is not None and (isinstance(row_id, bool) or not isinstance(row_id, str | int)):
+        raise mismatch("", "a string or an integer as `id`", row_id)
+    fields: dict[str, Any] = {"id": log.dialog_id(record.number) if row_id is None else str(row_id)}
     fields |= {key: row[key] for key in ("source", "truncated", "goal") if row.get(key) is not None}
     fields["source"] = fields.get("source") or log.corpus
     fields["split"] = split_of(row.get("split"), f"dialog {fields['id']!r}, `split`")
@@ -72,14 +72,14 @@ def chat_messages(value: Any, where: str) -> list[dict[str, Any]]:
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise mismatch(where, "an object", message)
-    made = {**message, "content": message.get("content")}
-    if made.get("role") == "developer":
-        made["role"] = "system"
-    if isinstance(made["content"], list):
-        made["content"] = "".join(
-            _text_part(part, f"{where}, part {number}") for number, part in enumerate(made["content"])
+    converted = {**message, "content": message.get("content")}
+    if converted.get("role") == "developer":
+        converted["role"] = "system"
+    if isinstance(converted["content"], list):
+        converted["content"] = "".join(
+            _text_part(part, f"{where}, part {number}") for number, part in enumerate(converted["content"])
         )
-    return made
+    return converted
 
 
 def _text_part(part: Any, where: str) -> str:
@@ -114,22 +114,22 @@ def preference_pair(
 ) -> list[Dialog]:
     """Two Dialogs with one context: the chosen reply earns 1, the rejected one 0."""
     pair = fields["id"]
-    made = []
+    pair_dialogs = []
     for name, completion, reward in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
         messages = context_only(context) + judged(completion, f"dialog {pair!r}, {name}", reward=reward)
         meta = fields["meta"] | {"pair": pair, "preferred": name == "chosen"}
-        made.append(Dialog(messages=messages, **fields | {"id": f"{pair}#{name}", "meta": meta}))
-    return made
+        pair_dialogs.append(Dialog(messages=messages, **fields | {"id": f"{pair}#{name}", "meta": meta}))
+    return pair_dialogs
 
 
 def _preference(log: LogFile, record: Record) -> list[Dialog]:
     fields = row_fields(log, record, used=tuple(PREFERENCE))
     where = f"dialog {fields['id']!r}"
-    given = record.value["input"]
-    if not isinstance(given, dict) or "messages" not in given:
-        raise mismatch(where, "`input` with the key `messages`", given)
-    fields["meta"] = fields["meta"] | {key: value for key, value in given.items() if key != "messages"}
-    context = chat_messages(given["messages"], f"{where}, input")
+    prompt = record.value["input"]
+    if not isinstance(prompt, dict) or "messages" not in prompt:
+        raise mismatch(where, "`input` with the key `messages`", prompt)
+    fields["meta"] = fields["meta"] | {key: value for key, value in prompt.items() if key != "messages"}
+    context = chat_messages(prompt["messages"], f"{where}, input")
     chosen, rejected = (
         chat_messages(record.value[key], f"{where}, {key}")
         for key in ("preferred_output", "non_preferred_output")

@@ -35,23 +35,23 @@ class Record:
 
 
 def dialogs(
-    log: LogFile, found: Iterable[Record | Bad], convert: Callable[[Record], Iterable[Dialog | Bad]]
+    log: LogFile, file_records: Iterable[Record | Bad], convert: Callable[[Record], Iterable[Dialog | Bad]]
 ) -> Iterator[Dialog | Bad]:
     """`convert` on every record; a record that it cannot take becomes Bad and the next one is read."""
-    for record in found:
+    for record in file_records:
         if isinstance(record, Bad):
             yield record
             continue
         try:
-            made = list(convert(record))  # a pair is quarantined whole
+            converted = list(convert(record))  # a pair is quarantined whole
         except DialogError as error:
-            made = [bad(log, record.where, str(error), record.came or shown(record.value))]
+            converted = [bad(log, record.where, str(error), record.came or shown(record.value))]
         except Exception as error:  # a shape that the format did not foresee must not stop the job
             reason = (
                 f"expected a record of this format, got one that fails with {type(error).__name__}: {error}"
             )
-            made = [bad(log, record.where, reason, record.came or shown(record.value))]
-        yield from made
+            converted = [bad(log, record.where, reason, record.came or shown(record.value))]
+        yield from converted
 
 
 def records(log: LogFile, *, max_line_bytes: int, object_depth: int = 0) -> Iterator[Record | Bad]:
@@ -93,9 +93,9 @@ def compact(value: Any) -> Any:
     empty slots."""
     if isinstance(value, dict):
         return {
-            key: kept
+            key: compacted
             for key, item in value.items()
-            if (kept := compact(item)) not in ("", [], {}, None, "not mentioned")
+            if (compacted := compact(item)) not in ("", [], {}, None, "not mentioned")
         }
     return value
 
@@ -131,8 +131,8 @@ def _lines(log: LogFile, limit: int, *, parse: bool) -> Iterator[Record | Bad]:
 def _items(log: LogFile, depth: int, limit: int) -> Iterator[Record | Bad]:
     with open_log(log.path, log.member) as stream:
         for item in json_items(stream, depth, limit):
-            last = item.path[-1] if item.path else 0
-            number = last + 1 if isinstance(last, int) else 0
+            last_step = item.path[-1] if item.path else 0
+            number = last_step + 1 if isinstance(last_step, int) else 0
             where = " ".join(f"item {step + 1}" if isinstance(step, int) else step for step in item.path)
             if item.problem:
                 yield bad(log, where, item.problem, item.text)
@@ -222,8 +222,8 @@ class _CsvLines:
         raise StopIteration
 
     def take_bad(self) -> list[Bad]:
-        taken, self.bad = self.bad, []
-        return taken
+        bad_records, self.bad = self.bad, []
+        return bad_records
 
 
 def _parquet_rows(log: LogFile) -> Iterator[Record]:

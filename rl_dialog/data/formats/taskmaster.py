@@ -35,14 +35,14 @@ def matches(head: Head) -> bool:
 
 def corpus(head: Head) -> str | None:
     ending = "-reward" if any(record.keys() >= REWARD_KEYS for record in head.records) else ""
-    named = NUMBER.findall("/".join(head.path.parts[-4:]))  # ".../TM-3-2020/reward/reward_00.json"
-    if named:
-        return f"taskmaster{named[-1]}{ending}"
+    numbers = NUMBER.findall("/".join(head.path.parts[-4:]))  # ".../TM-3-2020/reward/reward_00.json"
+    if numbers:
+        return f"taskmaster{numbers[-1]}{ending}"
     if "instruction_id" in head.keys and head.path.name.startswith(FIRST_FILES):
         return "taskmaster1"
-    told = " ".join(str(record.get("vertical") or record.get("context")) for record in head.records).lower()
+    topics = " ".join(str(record.get("vertical") or record.get("context")) for record in head.records).lower()
     for word, number in (("coffee", 4), ("movie", 3)):
-        if word in told:
+        if word in topics:
             return f"taskmaster{number}{ending}"
     return f"taskmaster{ending}"
 
@@ -78,8 +78,8 @@ def _utterance(turn: Any, where: str) -> dict[str, Any]:
     role = str(turn.get("speaker")).lower() if isinstance(turn, dict) else None
     if role not in ("user", "assistant"):
         raise mismatch(where, "an utterance whose `speaker` is user or assistant", turn)
-    kept = {"api": turn.get("annotations"), "apis": turn.get("apis"), "segments": turn.get("segments")}
-    annotations = {name: value for name, value in kept.items() if value}
+    fields = {"api": turn.get("annotations"), "apis": turn.get("apis"), "segments": turn.get("segments")}
+    annotations = {name: value for name, value in fields.items() if value}
     return {"role": role, "content": turn.get("text")} | ({"annotations": annotations} if annotations else {})
 
 
@@ -97,8 +97,8 @@ def _rated(log: LogFile, record: Record) -> Dialog:
     if reply["role"] != "assistant":
         raise mismatch(f"{where}, generation", "a turn of the agent", row["generation"])
     name = f"{conversation}:{log.stem}:{record.number}"
-    first = next((message["content"] for message in context if message["role"] == "user"), name)
-    meta = {"conversation_id": conversation, "group": first}
+    first_text = next((message["content"] for message in context if message["role"] == "user"), name)
+    meta = {"conversation_id": conversation, "group": first_text}
     return Dialog(
         id=name,
         messages=[*context_only(context), reply | {"reward": row["reward"]}],

@@ -120,12 +120,12 @@ def _shared_text(chosen: str, rejected: str) -> tuple[list[dict], list[dict], li
     return prompt, *([{"role": "assistant", "content": reply[cut:]}] for reply in (chosen, rejected))
 
 
-def _transcript(text: str) -> list[dict[str, str]]:
-    pieces = TURN.split(text)[1:]
+def _transcript(transcript: str) -> list[dict[str, str]]:
+    pieces = TURN.split(transcript)[1:]
     roles = {"Human": "user", "Assistant": "assistant"}
     return [
-        {"role": roles[speaker], "content": said}
-        for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)
+        {"role": roles[speaker], "content": text}
+        for speaker, text in zip(pieces[::2], pieces[1::2], strict=True)
     ]
 
 
