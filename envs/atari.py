@@ -81,7 +81,7 @@ class AtariVector(VectorEnv):
         self.single_action_space = self.games.single_action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.action_names = tuple(each.name for each in self.games.ale.get_action_set())
+        self.action_names = tuple(action.name for action in self.games.ale.get_action_set())
         self.cut = np.zeros(num_envs, bool)  # by our limit, with the last step
         self.running = False
 
@@ -128,9 +128,9 @@ class AtariVector(VectorEnv):
 
     def _observations(self, pictures: np.ndarray) -> np.ndarray:
         """(N, 4, 84, 84) to new arrays # (N, 84, 84, 4)"""
-        found = np.moveaxis(pictures, 1, -1).copy()
-        found[:, self.visible :] = 0
-        return found
+        observations = np.moveaxis(pictures, 1, -1).copy()
+        observations[:, self.visible :] = 0
+        return observations
 
 
 class PongVector(AtariVector):

@@ -66,9 +66,9 @@ def path(starts: np.ndarray, moves: np.ndarray, steps: int) -> np.ndarray:
 
     The first step counts as clipped to the walls by itself, because only a start may lie beyond them.
     """
-    first = np.clip(starts + moves, LOW, HIGH)
-    later = np.clip(first + np.arange(1, steps)[:, None, None] * moves, LOW, HIGH)
-    return np.concatenate([starts[None], first[None], later])
+    first_positions = np.clip(starts + moves, LOW, HIGH)
+    later = np.clip(first_positions + np.arange(1, steps)[:, None, None] * moves, LOW, HIGH)
+    return np.concatenate([starts[None], first_positions[None], later])
 
 
 def step_rewards(positions: np.ndarray) -> np.ndarray:
@@ -80,16 +80,18 @@ def step_rewards(positions: np.ndarray) -> np.ndarray:
 def picture(position: np.ndarray) -> np.ndarray:
     """The world with the dot, white on black, x-2..x+1 and y-2..y+1 # (210, 160, 3) bytes. With x or y below
     2 it is empty, as published."""
-    found = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    frame = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     x, y = position
-    found[y - 2 : y + 2, x - 2 : x + 2] = 255
-    return found
+    frame[y - 2 : y + 2, x - 2 : x + 2] = 255
+    return frame
 
 
 def start(rng: np.random.Generator, *, random_start: bool, clipped_start: bool) -> np.ndarray:
     """Where an episode begins # (2,)"""
-    found = np.array([rng.integers(WIDTH), rng.integers(HEIGHT)]) if random_start else np.zeros(2, np.int64)
-    return np.clip(found, LOW, HIGH) if clipped_start else found
+    position = (
+        np.array([rng.integers(WIDTH), rng.integers(HEIGHT)]) if random_start else np.zeros(2, np.int64)
+    )
+    return np.clip(position, LOW, HIGH) if clipped_start else position
 
 
 def spaces_of_actions(continuous: bool) -> gymnasium.Space:
@@ -225,7 +227,7 @@ class MovingDotVector(VectorEnv):
             raise UserError(f"expected no options, got {sorted(options)}")
         if seed is not None or not self.rngs:
             seeds = [np.random.SeedSequence(seed, spawn_key=(self.worker, i)) for i in range(self.num_envs)]
-            self.rngs = [np.random.default_rng(each) for each in seeds]
+            self.rngs = [np.random.default_rng(sequence) for sequence in seeds]
         before, starting = self.positions.copy(), np.ones(self.num_envs, bool)
         self._start(starting, before)
         return self._observe(before, starting), {}
@@ -245,14 +247,14 @@ class MovingDotVector(VectorEnv):
                 f"expected actions of 0 to {len(ACTIONS) - 1}, got {actions.min()} to {actions.max()}"
             )
         positions = path(self.positions, directions(actions, dead_zone=self.dead_zone), SKIP)  # (5, N, 2)
-        taken = np.minimum(self.max_steps - self.steps, SKIP)  # the last action of an episode may have fewer
-        rewards = (step_rewards(positions) * (np.arange(SKIP)[:, None] < taken)).sum(0).astype(np.float32)
+        counts = np.minimum(self.max_steps - self.steps, SKIP)  # the last action of an episode may have fewer
+        rewards = (step_rewards(positions) * (np.arange(SKIP)[:, None] < counts)).sum(0).astype(np.float32)
         starting, numbers = self.ended, np.arange(self.num_envs)
         rewards[starting] = 0
         before = positions[
-            np.maximum(taken - 1, 0), numbers
+            np.maximum(counts - 1, 0), numbers
         ]  # a picture is the maximum over the last two steps
-        self.positions, self.steps = positions[np.maximum(taken, 0), numbers], self.steps + taken
+        self.positions, self.steps = positions[np.maximum(counts, 0), numbers], self.steps + counts
         if starting.any():
             self._start(starting, before)
         self.ended = self.steps >= self.max_steps
@@ -271,13 +273,13 @@ class MovingDotVector(VectorEnv):
         cross in the middle."""
         if observation.ndim == 3:
             return np.repeat(observation[..., -1:], 3, axis=-1)
-        found = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-        found[MIDDLE[1] - 6 : MIDDLE[1] + 6, MIDDLE[0] - 1 : MIDDLE[0] + 1] = found[
+        frame = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        frame[MIDDLE[1] - 6 : MIDDLE[1] + 6, MIDDLE[0] - 1 : MIDDLE[0] + 1] = frame[
             MIDDLE[1] - 1 : MIDDLE[1] + 1, MIDDLE[0] - 6 : MIDDLE[0] + 6
         ] = 80
         x, y = np.clip(np.rint((np.asarray(observation) + 1) * MIDDLE).astype(int), LOW, HIGH)
-        found[y - 2 : y + 2, x - 2 : x + 2] = 255
-        return found
+        frame[y - 2 : y + 2, x - 2 : x + 2] = 255
+        return frame
 
     def _start(self, starting: np.ndarray, before: np.ndarray) -> None:
         """New episodes where `starting`; `before` gets the positions one step before."""
@@ -308,12 +310,12 @@ def small_pictures(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     Shrinking is linear and each dot a product of an interval of columns and one of rows, so nothing has to be
     drawn: the maximum of two squares is their sum without what both cover.
     """
-    found = (
+    pictures = (
         _shrunk(before, before)
         + _shrunk(after, after)
         - _shrunk(np.maximum(before, after), np.minimum(before, after))
     )
-    return np.rint(found).astype(np.uint8)
+    return np.rint(pictures).astype(np.uint8)
 
 
 def _shrunk(low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -72,8 +72,8 @@ def consequences(belief: Belief, act: str) -> tuple[float, dict[tuple, tuple[flo
     for state, p in belief:
         for outcome in outcomes(state, act):
             reward += p * outcome.probability * outcome.reward
-            shown = tone_odds(act)
-            for tone, odds in ((TONE_OF_MOOD[outcome.state.mood], shown), (None, 1 - shown)):
+            shown_odds = tone_odds(act)
+            for tone, odds in ((TONE_OF_MOOD[outcome.state.mood], shown_odds), (None, 1 - shown_odds)):
                 if odds and not outcome.left:
                     signal = (tone, None if act in REACTIONS else outcome.state.rapport, outcome.moved)
                     branch = branches.setdefault(signal, {})
@@ -113,13 +113,17 @@ def optimal_return(*, information: str = "text") -> float:
 def belief_of(messages: list[Message]) -> Belief:
     """Bayes' rule over a conversation that ends with a user turn."""
     replies = [m["content"] for m in messages if m["role"] == "assistant"]
-    seen = [read_user(m["content"]) for m in messages if m["role"] == "user"]
-    _, belief = openings()[seen[0].tone, seen[0].eager]
+    user_turns = [read_user(m["content"]) for m in messages if m["role"] == "user"]
+    _, belief = openings()[user_turns[0].tone, user_turns[0].eager]
     for turn, reply in enumerate(replies):
-        act = read_reply(reply, seen[turn].topic, replies[:turn])
-        heard = seen[turn + 1]
+        act = read_reply(reply, user_turns[turn].topic, replies[:turn])
+        answer = user_turns[turn + 1]
         _, branches = consequences(belief, act)
-        signal = (heard.tone, None if act in REACTIONS else heard.warmth, heard.topic != seen[turn].topic)
+        signal = (
+            answer.tone,
+            None if act in REACTIONS else answer.warmth,
+            answer.topic != user_turns[turn].topic,
+        )
         if signal not in branches:
             raise UserError(
                 f"expected a user turn of this world as the answer to {reply!r}, got "
@@ -250,10 +254,10 @@ class HabitPolicy(ActingPolicy):
 
     def weighted(self, weights: Mapping[str, float]) -> str:
         """A choice in proportion to the weights."""
-        left = self.rng.random() * sum(weights.values())
+        remainder = self.rng.random() * sum(weights.values())
         for choice, weight in weights.items():
-            left -= weight
-            if left < 0:
+            remainder -= weight
+            if remainder < 0:
                 return choice
         return choice  # the last one, should rounding leave a rest
 

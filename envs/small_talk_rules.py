@@ -92,10 +92,10 @@ def outcomes(state: State, act: str) -> tuple[Outcome, ...]:
     rapport = min(max(state.rapport + gain, 0), MAX_RAPPORT)
     content = _content(state, plain, kind, cold)
     moves = 1.0 if plain == "ask" and not state.liked else NEW_TOPIC
-    found = []
+    consequences = []
     for change, odds in ((-1, fall), (0, 1 - fall - rise), (1, rise)):
         if odds and state.mood + change < 0:
-            found.append(Outcome(odds, state, False, True, (("left", LEFT_REWARD),)))
+            consequences.append(Outcome(odds, state, False, True, (("left", LEFT_REWARD),)))
             continue
         for bad_news, news_odds in ((1, BAD_NEWS), (0, 1 - BAD_NEWS)):
             mood = min(max(state.mood + change - bad_news, 0), MAX_MOOD)
@@ -103,10 +103,10 @@ def outcomes(state: State, act: str) -> tuple[Outcome, ...]:
             for moved, move_odds in ((True, moves), (False, 1 - moves)):
                 probability = odds * news_odds * move_odds
                 if probability > 0:
-                    found.append(
+                    consequences.append(
                         Outcome(probability, State(mood, rapport, state.liked or moved), moved, False, parts)
                     )
-    return tuple(found)
+    return tuple(consequences)
 
 
 def _mood_odds(state: State, plain: str, kind: bool, cold: bool) -> tuple[float, float]:

@@ -227,8 +227,8 @@ def is_junk(reply: str) -> bool:
     if len(reply) > MAX_CHARACTERS or len(words_of(reply)) > MAX_WORDS:
         return True
     distinct = _distinct(reply)
-    known = distinct & KNOWN_WORDS
-    return 2 * len(known) < len(distinct) or len(known - TOPIC_OF.keys()) < 2
+    known_words = distinct & KNOWN_WORDS
+    return 2 * len(known_words) < len(distinct) or len(known_words - TOPIC_OF.keys()) < 2
 
 
 def is_repeat(reply: str, earlier: Sequence[str]) -> bool:

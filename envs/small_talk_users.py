@@ -106,21 +106,21 @@ class Crowd:
 
     def _talk(self, number: int) -> Talk | None:
         """One conversation from greeting to rating; None when it was stopped."""
-        world, who = SmallTalk(), conversation_seed(10_000 + self._seed, number)
-        messages, _ = world.reset(seed=who)
+        world, seed = SmallTalk(), conversation_seed(10_000 + self._seed, number)
+        messages, _ = world.reset(seed=seed)
         user, total, votes, requests = f"user-{number}", 0.0, 0, 2
         chat = self._post("/v1/chats", user=user, consent=CONSENT)["id"]
         while not world.finished:
             if self._stopped.is_set():
                 return None
-            asked = {
+            request = {
                 "model": "assigned",
                 "chat_id": chat,
                 "messages": messages,
                 "user": user,
-                "seed": (who + len(messages)) % 2**63,
+                "seed": (seed + len(messages)) % 2**63,
             }
-            answer = self._post("/v1/chat/completions", **asked)
+            answer = self._post("/v1/chat/completions", **request)
             messages, reward, _, _, info = world.step(answer["choices"][0]["message"]["content"])
             total, requests = total + reward, requests + 1
             if "vote" in info:

@@ -116,17 +116,19 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
         super().reset(seed=seed)
         if options:
             raise UserError(f"expected no options (this world has none), got {options!r}")
-        mood, liked, eager, greets, shown, *draws = self.np_random.random(9).tolist()
-        self.topic, other, third, *_ = (list(TOPICS)[i] for i in self.np_random.permutation(len(TOPICS)))
+        mood, liked, eager, greets, tone_draw, *draws = self.np_random.random(9).tolist()
+        self.topic, second_topic, third_topic, *_ = (
+            list(TOPICS)[i] for i in self.np_random.permutation(len(TOPICS))
+        )
         self.state = State(
             mood=int(np.searchsorted(np.cumsum(MOODS[:-1]), mood, side="right")),
             rapport=0,
             liked=liked < LIKED_AT_START,
         )
-        self.likes = (self.topic, other) if self.state.liked else (other, third)
+        self.likes = (self.topic, second_topic) if self.state.liked else (second_topic, third_topic)
         words = [_pick(GREETINGS, draws[0])] if greets < 0.5 else []
         words += self._tone_and_topic(
-            shown < TONE_AT_START, self.state.liked and eager < EAGER_AT_START, draws[1:]
+            tone_draw < TONE_AT_START, self.state.liked and eager < EAGER_AT_START, draws[1:]
         )
         self.messages = [{"role": "user", "content": " ".join(words)}]
         self.finished = False
@@ -140,7 +142,7 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
             )
         if not isinstance(reply, str):
             raise TypeError(f"expected the reply as a string, got {type(reply).__name__}")
-        chance, topic, shown, votes, noise, *draws = self.np_random.random(9).tolist()
+        chance, topic, tone_draw, votes, noise, *draws = self.np_random.random(9).tolist()
         earlier = [m["content"] for m in self.messages if m["role"] == "assistant"]
         act = read_reply(reply, self.topic, earlier)
         outcome = _draw(outcomes(self.state, act), chance)
@@ -149,7 +151,7 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
             self.topic = _pick([liked for liked in self.likes if liked != self.topic], topic)
         self.finished = outcome.left or len(earlier) + 1 == TURNS
         self.messages.append({"role": "assistant", "content": reply})
-        self.messages.append({"role": "user", "content": self._answer(act, outcome, shown, draws)})
+        self.messages.append({"role": "user", "content": self._answer(act, outcome, tone_draw, draws)})
         info = {"act": act, "parts": dict(outcome.parts), "left": outcome.left, "hidden": self._hidden()}
         if votes < VOTED:
             felt = outcome.reward + VOTE_NOISE * (2 * noise - 1)
@@ -185,16 +187,16 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
             "likes": list(self.likes),
         }
 
-    def _answer(self, act: str, outcome: Outcome, shown: float, draws: list[float]) -> str:
+    def _answer(self, act: str, outcome: Outcome, tone_draw: float, draws: list[float]) -> str:
         if self.finished:
             return _pick(GOODBYES["left" if outcome.left else TONE_OF_MOOD[self.state.mood]], draws[0])
-        first = REACTIONS.get(act) or WARMTH.get(self.state.rapport)
-        words = [_pick(first, draws[0])] if first else []
+        phrases = REACTIONS.get(act) or WARMTH.get(self.state.rapport)
+        words = [_pick(phrases, draws[0])] if phrases else []
         eager = act.startswith("ask") or outcome.moved
-        return " ".join(words + self._tone_and_topic(shown < tone_odds(act), eager, draws[1:]))
+        return " ".join(words + self._tone_and_topic(tone_draw < tone_odds(act), eager, draws[1:]))
 
-    def _tone_and_topic(self, shown: bool, eager: bool, draws: list[float]) -> list[str]:
-        tone = [_pick(TONES[TONE_OF_MOOD[self.state.mood]], draws[0])] if shown else []
+    def _tone_and_topic(self, shows_tone: bool, eager: bool, draws: list[float]) -> list[str]:
+        tone = [_pick(TONES[TONE_OF_MOOD[self.state.mood]], draws[0])] if shows_tone else []
         return [
             *tone,
             _pick(EAGER_TOPIC if eager else PLAIN_TOPIC, draws[1]).format(

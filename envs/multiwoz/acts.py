@@ -164,7 +164,7 @@ def checked(acts: Iterable[Any], *, side: str) -> Acts:
     intents = USER_INTENTS if side == "user" else SYSTEM_INTENTS
     if isinstance(acts, str) or not isinstance(acts, Iterable):
         raise ActError(f"expected a list of acts [intent, domain, slot, value], got {acts!r:.80}")
-    found = []
+    tuples = []
     for number, act in enumerate(acts):
         where = f"{side} act {number} {act!r:.120}"
         if (
@@ -187,24 +187,24 @@ def checked(acts: Iterable[Any], *, side: str) -> Acts:
                     "with these only"
                 )
         elif domain not in GOAL_SLOT or (domain == "Booking" and side == "user"):
-            known = [name for name in GOAL_SLOT if side == "system" or name != "Booking"]
+            names = [name for name in GOAL_SLOT if side == "system" or name != "Booking"]
             raise ActError(
-                f"{where}: expected a domain, one of {', '.join([*known, 'general'])}, got "
-                f"{domain!r}.{nearest(domain, known)}"
+                f"{where}: expected a domain, one of {', '.join([*names, 'general'])}, got "
+                f"{domain!r}.{nearest(domain, names)}"
             )
         elif slot not in GOAL_SLOT[domain] and slot not in ANYWHERE:
-            known = [*GOAL_SLOT[domain], NONE]
+            names = [*GOAL_SLOT[domain], NONE]
             raise ActError(
-                f"{where}: expected a slot of {domain}, one of {', '.join(known)}, got "
-                f"{slot!r}.{nearest(slot, known)}"
+                f"{where}: expected a slot of {domain}, one of {', '.join(names)}, got "
+                f"{slot!r}.{nearest(slot, names)}"
             )
-        found.append(tuple(act))
-    return tuple(found)
+        tuples.append(tuple(act))
+    return tuple(tuples)
 
 
-def nearest(word: Any, known: Iterable[str]) -> str:
+def nearest(word: Any, names: Iterable[str]) -> str:
     """The end of a message, ` Did you mean X?`, or nothing."""
-    lowered = {name.lower(): name for name in known}
+    lowered = {name.lower(): name for name in names}
     close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[close[0]]}?" if close else ""
 
@@ -241,25 +241,25 @@ def acts_of(message: Mapping[str, Any]) -> Acts | None:
         acts = from_corpus(message["annotations"]["dialogue_acts"])
     else:
         return None
-    kept: list[Act] = []
+    valid_acts: list[Act] = []
     for act in acts:
         try:
-            kept += checked([act], side=SIDE[message["role"]])
+            valid_acts += checked([act], side=SIDE[message["role"]])
         except ActError:
             continue
-    return tuple(kept)
+    return tuple(valid_acts)
 
 
 def tokens(acts: Iterable[Act]) -> list[str]:
     """A turn without its values, one token per act."""
-    found, counts = [], {}
+    names, counts = [], {}
     for intent, domain, slot, _ in acts:
         if intent == "Request" or slot == NONE:
             last = "?" if intent == "Request" else NONE
         else:
             last = counts[intent, domain, slot] = counts.get((intent, domain, slot), 0) + 1
-        found.append(f"{domain}-{intent}-{slot}-{last}")
-    return found
+        names.append(f"{domain}-{intent}-{slot}-{last}")
+    return names
 
 
 class Vocabulary:
@@ -292,7 +292,7 @@ class Vocabulary:
             self.parts.append((intent, domain, slot, running))
             places.setdefault((intent, domain, slot), {})[max(running, 1)] = number
         self._places = {
-            key: tuple(found.get(i) for i in range(1, max(found) + 1)) for key, found in places.items()
+            key: tuple(numbers.get(i) for i in range(1, max(numbers) + 1)) for key, numbers in places.items()
         }
 
     def __len__(self) -> int:
@@ -303,7 +303,7 @@ class Vocabulary:
 
     def positions(self, acts: Iterable[Act]) -> list[int]:
         """The numbers of a turn's tokens; acts that the vocabulary lacks are left out."""
-        found, counts = [], {}
+        numbers, counts = [], {}
         for act in acts:
             key = act[:3]
             places = self._places.get(key)
@@ -312,5 +312,5 @@ class Vocabulary:
             running = counts.get(key, 0)
             counts[key] = running + 1
             if running < len(places) and places[running] is not None:
-                found.append(places[running])
-        return found
+                numbers.append(places[running])
+        return numbers

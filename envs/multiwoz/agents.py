@@ -42,7 +42,7 @@ from envs.multiwoz.tracker import DialogState
 from envs.multiwoz.user import UserState
 from rl_dialog.errors import UserError
 
-Said = str | Acts
+Utterance = str | Acts
 Message = dict[str, str]
 Understand = Callable[
     [str, Sequence[str]], Iterable[Sequence[str]]
@@ -55,7 +55,7 @@ Mind = TypeVar("Mind", UserState, DialogState)
 class Turn:
     """One side's turn, module by module."""
 
-    heard: Said  # as it came in
+    heard: Utterance  # as it came in
     understood: Acts  # by the NLU, or as it came in, less what the channel lost
     state: DialogState | None  # of a system, after it heard and before it spoke; a copy
     acts: Acts  # of the policy; of an end-to-end system the bookings in its words
@@ -63,7 +63,7 @@ class Turn:
     text: str | None = None  # the same with values in place of placeholders
 
     @property
-    def said(self) -> Said:
+    def said(self) -> Utterance:
         """What goes out."""
         return self.acts if self.text is None else self.text
 
@@ -107,7 +107,7 @@ class UserAgent:
     def respond(
         self,
         memory: Memory[UserState],
-        heard: Said,
+        heard: Utterance,
         *,
         understood: Any = None,
         acts: Any = None,
@@ -123,13 +123,13 @@ class UserAgent:
             raise gymnasium.error.ResetNeeded(
                 "expected a running conversation, got a turn after the user's goodbye; start a new one"
             )
-        understood = _heard(memory, heard, understood, self.nlu, side="system")
-        meant = self.simulator.users.respond(
+        understood = _understand(memory, heard, understood, self.nlu, side="system")
+        agenda_acts = self.simulator.users.respond(
             memory.mind, understood
         )  # also where other acts are given: the agenda moves on
-        acts = meant if acts is None else checked(acts, side="user")
+        acts = agenda_acts if acts is None else checked(acts, side="user")
         reply = text if text is not None else self.nlg.say(acts, memory.voice) if self.nlg else None
-        return _spoken(memory, Turn(heard, understood, None, acts, reply, reply))
+        return _remember(memory, Turn(heard, understood, None, acts, reply, reply))
 
 
 class SystemAgent:
@@ -168,7 +168,7 @@ class SystemAgent:
         """A system that has heard nothing yet."""
         return _system_memory(self.simulator, seeds)
 
-    def respond(self, memory: Memory[DialogState], heard: Said, *, understood: Any = None,
+    def respond(self, memory: Memory[DialogState], heard: Utterance, *, understood: Any = None,
                 state: DialogState | None = None, acts: Any = None,
                 text: str | None = None) -> Turn:  # fmt: skip
         """Answers the user. What is given as `understood`, `state`, `acts` or `text` stands in place of that
@@ -186,7 +186,7 @@ class SystemAgent:
             if self.placeholders:
                 turn.text, _ = lexicalised(turn.reply, memory.mind, self.simulator.world.database, memory.rng)
         self.simulator.tracker.system_said(memory.mind, turn.acts)
-        return _spoken(memory, turn)
+        return _remember(memory, turn)
 
 
 class EndToEndAgent:
@@ -212,7 +212,7 @@ class EndToEndAgent:
     def respond(
         self,
         memory: Memory[DialogState],
-        heard: Said,
+        heard: Utterance,
         *,
         understood: Any = None,
         state: DialogState | None = None,
@@ -227,7 +227,7 @@ class EndToEndAgent:
     def listen(
         self,
         memory: Memory[DialogState],
-        heard: Said,
+        heard: Utterance,
         *,
         understood: Any = None,
         state: DialogState | None = None,
@@ -240,7 +240,7 @@ class EndToEndAgent:
         turn.reply = reply
         turn.text, turn.acts = lexicalised(reply, memory.mind, self.simulator.world.database, memory.rng)
         self.simulator.tracker.system_said(memory.mind, turn.acts)
-        return _spoken(memory, turn)
+        return _remember(memory, turn)
 
 
 @dataclass(slots=True)
@@ -273,11 +273,11 @@ class Session:
     def start(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> Meeting:
         """A new conversation, in which the user has spoken first. Raises GoalError for an impossible goal."""
         user, system = self.user.start(seeds, goal), self.system.start(seeds)
-        wanted = copied(user.mind.goal)
+        own_goal = copied(user.mind.goal)
         talk = Conversation(seeds, user.mind, system.mind, Record(user.mind.goal), system.rng, system.noise)
         talk.said = self.user.respond(user, ()).acts
         self.simulator.evaluator.user_said(talk.record, talk.said)
-        return Meeting(talk, user, system, wanted)
+        return Meeting(talk, user, system, own_goal)
 
     def step(
         self,
@@ -288,36 +288,38 @@ class Session:
     ) -> float:
         """The system answers the user and the user the system: the reward. `system` and `user` are what
         `respond` is given in place of outputs."""
-        spoken = meeting.user.turns[-1]
-        said = self.system.respond(meeting.system, spoken.said, **{**self._told(meeting), **(system or {})})
-        return self.answer(meeting, said, user=user)
+        user_turn = meeting.user.turns[-1]
+        turn = self.system.respond(
+            meeting.system, user_turn.said, **{**self._user_acts(meeting), **(system or {})}
+        )
+        return self.answer(meeting, turn, user=user)
 
     def listen(self, meeting: Meeting) -> Turn:
         """The first third of `step` with an end-to-end system, which then speaks (`EndToEndAgent.speak`) and
         is answered."""
-        return self.system.listen(meeting.system, meeting.user.turns[-1].said, **self._told(meeting))
+        return self.system.listen(meeting.system, meeting.user.turns[-1].said, **self._user_acts(meeting))
 
-    def _told(self, meeting: Meeting) -> dict[str, Any]:
+    def _user_acts(self, meeting: Meeting) -> dict[str, Any]:
         """The user's acts for a system that does not read words."""
-        spoken = meeting.user.turns[-1]
-        if self.system.nlu is not None or not isinstance(spoken.said, str):
+        user_turn = meeting.user.turns[-1]
+        if self.system.nlu is not None or not isinstance(user_turn.said, str):
             return {}
-        return {"understood": self.simulator.channel.passed(spoken.acts, meeting.system.noise)}
+        return {"understood": self.simulator.channel.passed(user_turn.acts, meeting.system.noise)}
 
-    def answer(self, meeting: Meeting, said: Turn, *, user: Mapping[str, Any] | None = None) -> float:
+    def answer(self, meeting: Meeting, turn: Turn, *, user: Mapping[str, Any] | None = None) -> float:
         """The last third of `step`: the user answers what the system said."""
         meeting.talk.state = meeting.system.mind
-        given = dict(user or {})
-        if said.text is not None and self.user.nlu is None and "understood" not in given:
-            given["understood"] = said.acts
-        answer = self.user.respond(meeting.user, said.said, **given)
+        overrides = dict(user or {})
+        if turn.text is not None and self.user.nlu is None and "understood" not in overrides:
+            overrides["understood"] = turn.acts
+        answer = self.user.respond(meeting.user, turn.said, **overrides)
         meeting.rewards.append(self.simulator.judge(meeting.talk, answer.understood, answer.acts))
         return meeting.rewards[-1]
 
     def play(self, seeds: Iterable[Seeds]) -> Iterator[Meeting]:
         """Whole conversations, one after the other."""
-        for each in seeds:
-            meeting = self.start(each)
+        for conversation_seeds in seeds:
+            meeting = self.start(conversation_seeds)
             while not meeting.done:
                 self.step(meeting)
             yield meeting
@@ -329,11 +331,11 @@ def played(meeting: Meeting, simulator: Simulator, episode: int) -> Played:
     for system, user in zip(meeting.system.turns, meeting.user.turns[1:], strict=True):
         turns += [("system", system.acts or user.understood), ("user", user.acts)]
         words += [system.text, user.text]
-    found = Played(
+    conversation = Played(
         episode, meeting.goal, meeting.talk, turns, meeting.rewards, simulator.outcome(meeting.talk)
     )
-    found.words = words if None not in words else []
-    return found
+    conversation.words = words if None not in words else []
+    return conversation
 
 
 def record(meeting: Meeting, simulator: Simulator, *, notes: bool = False) -> dict[str, Any]:
@@ -349,16 +351,18 @@ def record(meeting: Meeting, simulator: Simulator, *, notes: bool = False) -> di
     for i, user in enumerate(meeting.user.turns):
         messages.append({"role": "user", "content": user.text, "acts": [list(act) for act in user.acts]})
         if i < len(meeting.rewards):
-            system, heard = meeting.system.turns[i], meeting.user.turns[i + 1].understood
+            system, understood = meeting.system.turns[i], meeting.user.turns[i + 1].understood
             messages[-1]["understood"] = [list(act) for act in system.understood]
             if notes:
                 messages.append({"role": "system", "content": note(system.state, simulator.world.database)})
-            said = {"acts": [list(act) for act in heard], "reward": next(rewards)}
+            annotation = {"acts": [list(act) for act in understood], "reward": next(rewards)}
             if (
                 system.acts and system.reply == system.text
             ):  # words without placeholders mean just what the policy meant
-                said["meant"] = [list(act) for act in system.acts]
-            messages.append({"role": "assistant", "content": system.reply if notes else system.text, **said})
+                annotation["meant"] = [list(act) for act in system.acts]
+            messages.append(
+                {"role": "assistant", "content": system.reply if notes else system.text, **annotation}
+            )
     identity = f"multiwoz-{'-'.join(map(str, meeting.talk.seeds))}"
     meta = {"outcome": asdict(simulator.outcome(meeting.talk)), "seeds": list(meeting.talk.seeds)}
     return {
@@ -379,7 +383,9 @@ def _system_memory(simulator: Simulator, seeds: Seeds) -> Memory[DialogState]:
     )
 
 
-def _heard(memory: Memory[Any], heard: Said, understood: Any, nlu: Understand | None, *, side: str) -> Acts:
+def _understand(
+    memory: Memory[Any], heard: Utterance, understood: Any, nlu: Understand | None, *, side: str
+) -> Acts:
     """The acts in what the other `side` said."""
     before = list(memory.words)
     if heard or before:
@@ -397,17 +403,17 @@ def _heard(memory: Memory[Any], heard: Said, understood: Any, nlu: Understand | 
 def _listen(
     simulator: Simulator,
     memory: Memory[DialogState],
-    heard: Said,
+    heard: Utterance,
     understood: Any,
     state: DialogState | None,
     nlu: Understand | None,
 ) -> Turn:
     """NLU, channel, tracker and note of a system. What is given as `understood` has been through the
     channel."""
-    found = _heard(memory, heard, understood, nlu, side="user")
+    acts = _understand(memory, heard, understood, nlu, side="user")
     if understood is None:
-        found = simulator.channel.passed(found, memory.noise)
-    simulator.tracker.user_said(memory.mind, found)
+        acts = simulator.channel.passed(acts, memory.noise)
+    simulator.tracker.user_said(memory.mind, acts)
     if state is not None:
         memory.mind = state
     if isinstance(heard, str):
@@ -415,10 +421,10 @@ def _listen(
             {"role": "user", "content": heard},
             {"role": "system", "content": note(memory.mind, simulator.world.database)},
         ]
-    return Turn(heard, found, copy.deepcopy(memory.mind), ())
+    return Turn(heard, acts, copy.deepcopy(memory.mind), ())
 
 
-def _spoken(memory: Memory[Any], turn: Turn) -> Turn:
+def _remember(memory: Memory[Any], turn: Turn) -> Turn:
     memory.words.append(turn.text or "")
     if turn.text is not None and isinstance(memory.mind, DialogState):
         memory.messages.append({"role": "assistant", "content": turn.reply})

@@ -45,23 +45,26 @@ def briefing(goal: Goal, *, bold: bool = False) -> str:
 
 def _sentences(domain: str, goal: Goal, bold: bool) -> list[str]:
     parts = goal[domain]
-    first, second = parts.get("fail_info"), parts["info"]
-    found = [OPENINGS[domain], *(_constraint(slot, value, bold) for slot, value in (first or second).items())]
-    if domain == "taxi" and "destination" not in second:
-        back = " You come from the place before it." if "departure" not in second else ""
-        found.append(f"It should bring you to the last place of this list.{back}")
-    if first:
+    failing, info = parts.get("fail_info"), parts["info"]
+    sentences = [
+        OPENINGS[domain],
+        *(_constraint(slot, value, bold) for slot, value in (failing or info).items()),
+    ]
+    if domain == "taxi" and "destination" not in info:
+        back = " You come from the place before it." if "departure" not in info else ""
+        sentences.append(f"It should bring you to the last place of this list.{back}")
+    if failing:
         changed = [
-            _constraint(slot, value, bold) for slot, value in second.items() if first.get(slot) != value
+            _constraint(slot, value, bold) for slot, value in info.items() if failing.get(slot) != value
         ]
-        found.append(f"If there is none: {' '.join(changed)}")
+        sentences.append(f"If there is none: {' '.join(changed)}")
     if "reqt" in parts:
-        found.append(f"Ask for the {_listed([SLOTS.get(slot, slot) for slot in parts['reqt']])}.")
+        sentences.append(f"Ask for the {_listed([SLOTS.get(slot, slot) for slot in parts['reqt']])}.")
     if "book" in parts:
-        found.append(_booking(parts, parts.get("fail_book") or parts["book"], bold))
+        sentences.append(_booking(parts, parts.get("fail_book") or parts["book"], bold))
         if "fail_book" in parts:
-            found.append(f"If that fails: {_booking(parts, parts['book'], bold)}")
-    return found
+            sentences.append(f"If that fails: {_booking(parts, parts['book'], bold)}")
+    return sentences
 
 
 def _constraint(slot: str, value: str, bold: bool) -> str:

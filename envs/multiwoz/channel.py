@@ -59,32 +59,32 @@ class Channel:
         return tuple(
             arrived
             for act in acts
-            for arrived in (self._wrong(act, rng) if rng.random() < self.noise else (act,))
+            for arrived in (self._distorted(act, rng) if rng.random() < self.noise else (act,))
         )
 
-    def _wrong(self, act: Act, rng: random.Random) -> Iterable[Act]:
+    def _distorted(self, act: Act, rng: random.Random) -> Iterable[Act]:
         intent, domain, slot, value = act
         ways: list[Acts] = [()]
-        others = (
+        other_values = (
             [other for other in self.values.get((domain, slot), ()) if other != value]
             if intent != "Request" and slot != NONE
             else []
         )
-        if others:
-            ways.append(((intent, domain, slot, _one(others, rng)),))
+        if other_values:
+            ways.append(((intent, domain, slot, _pick(other_values, rng)),))
         if slots := [
             other for other in self.slots.get((intent, domain), ()) if other != slot and slot != NONE
         ]:
-            ways.append((self._with_value(intent, domain, _one(slots, rng), rng),))
+            ways.append((self._with_value(intent, domain, _pick(slots, rng), rng),))
         if domain in self.acts:
-            ways.append((act, self._with_value(*_one(self.acts[domain], rng), rng)))
-        return _one(ways, rng)
+            ways.append((act, self._with_value(*_pick(self.acts[domain], rng), rng)))
+        return _pick(ways, rng)
 
     def _with_value(self, intent: str, domain: str, slot: str, rng: random.Random) -> Act:
         if intent == "Request":
             return intent, domain, slot, "?"
         values = self.values[domain, slot]
-        return intent, domain, slot, _one(values, rng) if values else "dontcare"
+        return intent, domain, slot, _pick(values, rng) if values else "dontcare"
 
 
 def _values(values: Values, domain: str, slot: str) -> list[str]:
@@ -92,11 +92,14 @@ def _values(values: Values, domain: str, slot: str) -> list[str]:
     if slot in ("people", "stay"):
         return [str(number) for number in range(1, 9)]
     like = SAME_AS.get(slot, slot).lower()
-    found = values.known.get((domain, slot.lower())) or [
-        value for (_, other), known in values.known.items() if other == like for value in known
+    choices = values.known.get((domain, slot.lower())) or [
+        value
+        for (_, other_slot), slot_values in values.known.items()
+        if other_slot == like
+        for value in slot_values
     ]
-    return sorted(dict.fromkeys(found))
+    return sorted(dict.fromkeys(choices))
 
 
-def _one(choices: Sequence, rng: random.Random) -> Any:
+def _pick(choices: Sequence, rng: random.Random) -> Any:
     return choices[int(rng.random() * len(choices))]

@@ -68,13 +68,13 @@ def with_placeholders(text: str, acts: Acts, locate: Locate) -> str:
     """
     spans, _ = locate(text, [act for act in acts if f"{act[1]}_{act[2]}".lower() in PLACES])
     counts: Counter[tuple[str, str]] = Counter()
-    parts, done = [], 0
+    parts, position = [], 0
     for start, end, (_, domain, slot) in spans:
-        if not (slot == "Addr" and counts[domain, slot] and not text[done:start].strip(" ,")):
+        if not (slot == "Addr" and counts[domain, slot] and not text[position:start].strip(" ,")):
             counts[domain, slot] += 1
-            parts += [text[done:start], placeholder(domain, slot, min(counts[domain, slot], 9))]
-        done = end
-    return "".join([*parts, text[done:]])
+            parts += [text[position:start], placeholder(domain, slot, min(counts[domain, slot], 9))]
+        position = end
+    return "".join([*parts, text[position:]])
 
 
 def slots_told(acts: Acts, state: DialogState) -> set[tuple[str, str]]:

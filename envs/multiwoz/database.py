@@ -90,22 +90,22 @@ class Table:
 
     def match(self, constraints: Iterable[Constraint]) -> int:
         """The rows that meet all constraints, as a bit set."""
-        found = self.everything
+        rows = self.everything
         for slot, value in constraints:
             if value in ANYTHING:
                 continue
             column = self.columns.get(slot)
             if column is not None:
-                found &= column["centre" if value == "center" and slot == "area" else value]
-        return found
+                rows &= column["centre" if value == "center" and slot == "area" else value]
+        return rows
 
     def resembles(self, row: int, slot: str, value: str) -> bool:
         """Is `value` nearly what the row says? True where either says nothing."""
-        own = self.rows[row].get(slot)
-        if value in ANYTHING or not isinstance(own, str) or own == UNKNOWN:
+        row_value = self.rows[row].get(slot)
+        if value in ANYTHING or not isinstance(row_value, str) or row_value == UNKNOWN:
             return True
-        own, value = own.strip().lower(), value.strip().lower()
-        return own == value or likeness(own, value) >= FUZZY_RATIO
+        row_value, value = row_value.strip().lower(), value.strip().lower()
+        return row_value == value or likeness(row_value, value) >= FUZZY_RATIO
 
 
 class Database:

@@ -85,7 +85,9 @@ def from_rule_policy(simulator: Simulator, *, episodes: int, seed: int) -> Demon
         return acts
 
     played = list(play(simulator, respond, seed=seed, episodes=episodes))
-    numbers = {id(each.talk.state): each.episode for each in played}  # every state lives on in `played`
+    numbers = {
+        id(conversation.talk.state): conversation.episode for conversation in played
+    }  # every state lives on in `played`
     return _stacked((numbers[key], *row) for key, *row in sorted(rows, key=lambda row: numbers[row[0]]))
 
 
@@ -118,29 +120,29 @@ def _turns(
     log: Sequence[Mapping[str, Any]], simulator: Simulator, features: Features
 ) -> Iterator[tuple[DialogState, Acts]]:
     """What the system saw and what it said; even turns are the user's."""
-    said: Acts = ()
-    booked: dict[str, str] = {}
+    previous_acts: Acts = ()
+    earlier_bookings: dict[str, str] = {}
     for number in range(1, len(log), 2):
-        heard, acts = (
+        user_acts, acts = (
             acts_from_corpus(log[number - 1]["dialog_act"]),
             acts_from_corpus(log[number]["dialog_act"]),
         )
         state = _state(log[number]["metadata"], simulator, raw=features == "raw")
-        state.user_acts, state.system_acts = heard, said
+        state.user_acts, state.system_acts = user_acts, previous_acts
         state.domain = next(
-            (GOAL_DOMAIN[domain] for _, domain, *_ in reversed(heard) if domain in GOAL_DOMAIN), ""
+            (GOAL_DOMAIN[domain] for _, domain, *_ in reversed(user_acts) if domain in GOAL_DOMAIN), ""
         )
-        now = {
+        bookings = {
             domain: ""
             for domain in SEMI
             if log[number]["metadata"].get(domain, {}).get("book", {}).get("booked")
         }
         if features == "raw":
-            state.booked, state.terminated = now, number + 2 >= len(log)
+            state.booked, state.terminated = bookings, number + 2 >= len(log)
         elif simulator.options.set_booked:
-            state.booked = booked
+            state.booked = earlier_bookings
         yield state, acts
-        said, booked = acts, now
+        previous_acts, earlier_bookings = acts, bookings
 
 
 def _state(metadata: Mapping[str, Any], simulator: Simulator, *, raw: bool) -> DialogState:
@@ -148,17 +150,20 @@ def _state(metadata: Mapping[str, Any], simulator: Simulator, *, raw: bool) -> D
     state = simulator.tracker.start()
     nothing = frozenset(("",)) if raw else NOTHING
     for domain, slots in SEMI.items():
-        found = metadata.get(domain, {})
-        semi, book = found.get("semi", {}), found.get("book", {})
-        given = {
+        belief = metadata.get(domain, {})
+        semi, book = belief.get("semi", {}), belief.get("book", {})
+        constraints = {
             slot: semi[slot]
             for slot in slots
             if isinstance(semi.get(slot), str) and semi[slot] not in nothing
         }
         state.semi[domain] = (
-            given
+            constraints
             if raw
-            else {slot: simulator.tracker.values.noted(domain, slot, value) for slot, value in given.items()}
+            else {
+                slot: simulator.tracker.values.noted(domain, slot, value)
+                for slot, value in constraints.items()
+            }
         )
         state.book[domain] = {
             slot: book[slot]
@@ -189,16 +194,16 @@ def _logs(path: Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
                 text = archive.read(archive.namelist()[0]).decode("utf-8")
         else:
             text = path.read_text(encoding="utf-8")
-        found = json.loads(text)
+        dialogs = json.loads(text)
     except FileNotFoundError as error:
         raise CorpusError(
             f"{path}: expected dialogs of MultiWOZ 2.0 or 2.1 (val.json.zip), found no such file"
         ) from error
     except (OSError, ValueError, IndexError, zipfile.BadZipFile) as error:
         raise CorpusError(f"{path}: expected JSON, plain or zipped, got {error}") from error
-    if not isinstance(found, dict):
-        raise CorpusError(f"{path}: expected {{dialog id: {{goal, log}}}}, found {type(found).__name__}")
-    for name, dialog in found.items():
+    if not isinstance(dialogs, dict):
+        raise CorpusError(f"{path}: expected {{dialog id: {{goal, log}}}}, found {type(dialogs).__name__}")
+    for name, dialog in dialogs.items():
         if not isinstance(dialog, dict) or not isinstance(dialog.get("log"), list):
             raise CorpusError(
                 f"{path}, dialog {name}: expected an object with goal and log, found {str(dialog):.80}"

@@ -111,12 +111,12 @@ class Simulator:
     def user(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> UserState:
         """A user who has said nothing yet. Raises GoalError for an impossible goal."""
         rng = stream(seeds, "user")
-        wanted = (
+        own_goal = (
             self.world.goals.sample(rng, self.options)
             if goal is None
             else copied(checked_goal(goal, self.world.database))
         )
-        return self.users.start(wanted, rng)
+        return self.users.start(own_goal, rng)
 
     def noise(self, seeds: Seeds) -> random.Random | None:
         """The chance by which acts are lost on their way to the system; None without noise."""
@@ -134,20 +134,20 @@ class Simulator:
                 "expected a running conversation, got a turn after the user's goodbye; start a new one"
             )
         self.tracker.system_said(talk.state, acts)
-        said = self.users.respond(talk.user, acts)
-        reward = self.judge(talk, acts, said)
-        self.tracker.user_said(talk.state, self.channel.passed(said, talk.noise))
+        user_acts = self.users.respond(talk.user, acts)
+        reward = self.judge(talk, acts, user_acts)
+        self.tracker.user_said(talk.state, self.channel.passed(user_acts, talk.noise))
         return reward
 
-    def judge(self, talk: Conversation, heard: Acts, said: Acts) -> float:
+    def judge(self, talk: Conversation, system_acts: Acts, user_acts: Acts) -> float:
         """The reward of a turn in which the user heard the system's acts and answered; the tracker is told by
         the caller."""
-        self.evaluator.system_said(talk.record, heard, talk.state)
-        self.evaluator.user_said(talk.record, said)
-        talk.said = said
+        self.evaluator.system_said(talk.record, system_acts, talk.state)
+        self.evaluator.user_said(talk.record, user_acts)
+        talk.said = user_acts
         talk.turns += 1
-        talk.acts += len(heard)
-        reward = self._reward(talk, len(heard))
+        talk.acts += len(system_acts)
+        reward = self._reward(talk, len(system_acts))
         talk.total += reward
         return reward
 
@@ -325,9 +325,9 @@ class MultiWOZVector(VectorEnv):
             )
         if not self.talks:
             raise gymnasium.error.ResetNeeded("expected running conversations; call reset first")
-        both = zip(self.talks, actions, strict=True)
+        pairs = zip(self.talks, actions, strict=True)
         return self.step_acts(
-            [None if talk.done else vectors.acts(bits, talk.state, talk.rng) for talk, bits in both]
+            [None if talk.done else vectors.acts(bits, talk.state, talk.rng) for talk, bits in pairs]
         )
 
     def step_acts(

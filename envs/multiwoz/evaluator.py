@@ -99,7 +99,7 @@ class Evaluator:
                 continue
             name = GOAL_DOMAIN[domain]
             if slot == "Ref":
-                self._booked(record, intent, name, value, state)
+                self._take_booking(record, intent, name, value, state)
             elif (
                 domain != "Booking"
                 and intent in INFORMS
@@ -115,7 +115,9 @@ class Evaluator:
             if domain != "Booking":
                 record.domain = name
 
-    def _booked(self, record: Record, intent: str, name: str, value: str, state: DialogState | None) -> None:
+    def _take_booking(
+        self, record: Record, intent: str, name: str, value: str, state: DialogState | None
+    ) -> None:
         if name == "booking" and intent == "Book":
             name = record.domain
         elif name != "train" or intent not in ("OfferBooked", "Inform"):
@@ -129,9 +131,9 @@ class Evaluator:
             return
         if name not in record.booked:
             record.booked[name] = int(value)
-            wanted = record.goal.get(name, {}).get("book", {})
-            known = state.book.get(name, {}) if state else {}
-            record.strict &= all(known.get(slot) == value for slot, value in wanted.items())
+            booking = record.goal.get(name, {}).get("book", {})
+            belief = state.book.get(name, {}) if state else {}
+            record.strict &= all(belief.get(slot) == value for slot, value in booking.items())
 
     def is_valid(self, domain: str, slot: str, value: str) -> bool:
         """Can this be a value of the slot at all? Whether it is true, the goal's answers tell."""
@@ -153,10 +155,10 @@ class Evaluator:
         for domain, goal in record.goal.items():
             if only and domain != only:
                 continue
-            requested, given = goal.get("reqt", {}).keys(), record.informed.get(domain, frozenset())
-            tp += len(requested & given)
-            fn += len(requested - given)
-            fp += len((given & self.countable[domain]) - requested - goal["info"].keys())
+            requested, informed = goal.get("reqt", {}).keys(), record.informed.get(domain, frozenset())
+            tp += len(requested & informed)
+            fn += len(requested - informed)
+            fp += len((informed & self.countable[domain]) - requested - goal["info"].keys())
         return Information(tp, fp, fn)
 
     def figures(self, record: Record, domain: str) -> dict[str, float | None]:
@@ -178,8 +180,8 @@ class Evaluator:
         return sum(rates) / len(rates) if rates else None
 
     def _booking(self, record: Record, domain: str, info: dict[str, str]) -> float | None:
-        counted = [slot for slot in info if slot not in ("destination", "departure")]
-        if not counted:
+        slots = [slot for slot in info if slot not in ("destination", "departure")]
+        if not slots:
             return None
         row = record.booked.get(domain)
         if row is None:
@@ -187,13 +189,13 @@ class Evaluator:
         if row == TAXI:
             return 1.0
         values = self.database[domain].rows[row]
-        return sum(_meets(slot, values.get(slot), info[slot]) for slot in counted) / len(counted)
+        return sum(_meets(slot, values.get(slot), info[slot]) for slot in slots) / len(slots)
 
     def final_goal(self, record: Record) -> float:
         """Share of domains where some row (the booked one, if there is one) meets the constraints and the
         answers that the user got."""
-        met = sum(self._final(record, domain) for domain in record.goal)
-        return met / len(record.goal)
+        met_count = sum(self._final(record, domain) for domain in record.goal)
+        return met_count / len(record.goal)
 
     def _final(self, record: Record, domain: str) -> bool:
         if domain not in self.database:
@@ -248,11 +250,11 @@ def _forms(areas: set[str], ranges: set[str]) -> dict[str, Callable[[str], bool]
     }
 
 
-def _meets(slot: str, own: object, wanted: str) -> bool:
+def _meets(slot: str, row_value: object, goal_value: str) -> bool:
     if slot in ("leaveAt", "arriveBy"):
-        a, b = minutes(own), minutes(wanted)
+        a, b = minutes(row_value), minutes(goal_value)
         return a is not None and b is not None and (a >= b if slot == "leaveAt" else a <= b)
-    return isinstance(own, str) and own.strip().lower() == wanted.strip().lower()
+    return isinstance(row_value, str) and row_value.strip().lower() == goal_value.strip().lower()
 
 
 def _answered_by(table: Table, row: int, answers: dict[str, str]) -> bool:

@@ -96,10 +96,10 @@ class GoalModel:
                 if kind in kinds
             }
             for kind, counts in model["slots_combination_dist"][domain].items():
-                named = {
+                weights = {
                     tuple(part for part in key.split("|") if part): float(n) for key, n in counts.items()
                 }
-                self.combinations[domain, kind] = Draw(named)
+                self.combinations[domain, kind] = Draw(weights)
             self._check(domain)
 
     def _check(self, domain: str) -> None:
@@ -109,26 +109,26 @@ class GoalModel:
         slots = {slot for combination in combined.choices for slot in combination} if combined else set()
         slots |= {"arriveBy", "leaveAt"} if domain in TIMED else set()
         slots |= {"departure", "destination"} if domain == "taxi" else set()
-        wanted = {
+        needed_slots = {
             "info": slots,
             "book": set(BOOKED_SLOTS.get(domain, ())) if self.book_dist.get(domain) else set(),
         }
-        for kind, needed in wanted.items():
-            for part, found in (
+        for kind, needed in needed_slots.items():
+            for part, entries in (
                 ("ind_slot_value_dist", values.get(kind, {})),
                 ("ind_slot_dist", odds.get(kind, {})),
             ):
-                if missing := sorted(needed - found.keys()):
+                if missing := sorted(needed - entries.keys()):
                     raise UserError(
-                        f"expected {missing[0]!r} in {part}/{domain}/{kind}, found {sorted(found)}"
+                        f"expected {missing[0]!r} in {part}/{domain}/{kind}, found {sorted(entries)}"
                     )
-        known = ACT_SLOT[ACT_DOMAIN[domain]]
+        slot_names = ACT_SLOT[ACT_DOMAIN[domain]]
         if unknown := [
-            slot for kind in ("info", "reqt", "book") for slot in odds.get(kind, {}) if slot not in known
+            slot for kind in ("info", "reqt", "book") for slot in odds.get(kind, {}) if slot not in slot_names
         ]:
             raise UserError(
-                f"ind_slot_dist/{domain}: expected slots out of {', '.join(known)}, got "
-                f"{unknown[0]!r}.{nearest(unknown[0], known)}"
+                f"ind_slot_dist/{domain}: expected slots out of {', '.join(slot_names)}, got "
+                f"{unknown[0]!r}.{nearest(unknown[0], slot_names)}"
             )
         if (
             domain == "taxi"
@@ -181,13 +181,13 @@ class GoalModel:
         if domain in NAMED and "name" in slots and len(slots) > 1:
             slots = ["name"] if rng.random() < odds["name"] else [slot for slot in slots if slot != "name"]
         if domain in TIMED:
-            chosen = (
+            bound = (
                 "arriveBy"
                 if rng.random() * (odds["arriveBy"] + odds["leaveAt"]) < odds["arriveBy"]
                 else "leaveAt"
             )
             timed = [slot for slot in slots if slot in ("arriveBy", "leaveAt")]
-            slots = [slot for slot in slots if slot not in timed] + (timed if len(timed) == 1 else [chosen])
+            slots = [slot for slot in slots if slot not in timed] + (timed if len(timed) == 1 else [bound])
         info = {slot: draws[slot](rng) for slot in slots}
         if domain == "train":
             rows = self.database["train"].rows
@@ -245,14 +245,14 @@ class GoalModel:
             self._same_area(goal["attraction"]["info"], goal["restaurant"], rng)
         hotel, restaurant = goal.get("hotel", {}).get("book"), goal.get("restaurant", {}).get("book")
         if hotel and restaurant:
-            first, second = (
+            earlier, later = (
                 (hotel, restaurant)
                 if order.index("hotel") < order.index("restaurant")
                 else (restaurant, hotel)
             )
             if rng.random() < 0.5:
-                second["people"] = first["people"]
-            second["day"] = first["day"]
+                later["people"] = earlier["people"]
+            later["day"] = earlier["day"]
         if hotel and "train" in goal:
             self._train_around(hotel, goal)
         return bool(goal)
@@ -339,29 +339,31 @@ def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
         )
     reqt = parts.get("reqt", {})
     reqt = dict(reqt) if isinstance(reqt, Mapping) else dict.fromkeys(reqt, "?")
-    found: DomainGoal = {"info": dict(parts.get("info", {}))}
-    found |= {part: dict(parts[part]) for part in ("fail_info", "book", "fail_book") if parts.get(part)}
+    goal: DomainGoal = {"info": dict(parts.get("info", {}))}
+    goal |= {part: dict(parts[part]) for part in ("fail_info", "book", "fail_book") if parts.get(part)}
     if reqt:
-        found["reqt"] = reqt
-    for part, slots in found.items():
-        known = BOOKED_SLOTS.get(domain, ()) if part.endswith("book") else tuple(ACT_SLOT[ACT_DOMAIN[domain]])
+        goal["reqt"] = reqt
+    for part, slots in goal.items():
+        valid_slots = (
+            BOOKED_SLOTS.get(domain, ()) if part.endswith("book") else tuple(ACT_SLOT[ACT_DOMAIN[domain]])
+        )
         for slot, value in slots.items():
-            if slot not in known:
+            if slot not in valid_slots:
                 raise GoalError(
-                    f"goal, {domain}, {part}: expected slots out of {', '.join(known) or 'none'}, got "
-                    f"{slot!r}.{nearest(slot, known)}"
+                    f"goal, {domain}, {part}: expected slots out of {', '.join(valid_slots) or 'none'}, got "
+                    f"{slot!r}.{nearest(slot, valid_slots)}"
                 )
             if not isinstance(value, str):
                 raise GoalError(f"goal, {domain}, {part}, {slot}: expected a string, got {value!r}")
-    if "book" in found:
-        found["booked"] = parts.get("booked", "?")
-    if not reqt and "book" not in found:
+    if "book" in goal:
+        goal["booked"] = parts.get("booked", "?")
+    if not reqt and "book" not in goal:
         raise GoalError(
             f"goal, {domain}: expected something to ask for (reqt) or to book (book), got {sorted(parts)}"
         )
-    if domain in database and not database[domain].match(found["info"].items()):
+    if domain in database and not database[domain].match(goal["info"].items()):
         raise GoalError(
-            f"goal, {domain}: expected an info that some row of the database meets, got {found['info']}; "
+            f"goal, {domain}: expected an info that some row of the database meets, got {goal['info']}; "
             "change or drop a constraint"
         )
-    return found
+    return goal

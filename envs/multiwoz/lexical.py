@@ -40,30 +40,30 @@ def placeholder(domain: str, slot: str, number: int = 1) -> str:
 
 def delexicalised(acts: Iterable[tuple[str, str, str, str]]) -> Acts:
     """Acts with placeholders as values; questions and acts without a slot stay as they are."""
-    found, counts = [], {}
+    placeholder_acts, counts = [], {}
     for intent, domain, slot, value in acts:
         if intent != "Request" and f"{domain}_{slot}".lower() in PLACES:
             counts[domain, slot] = number = counts.get((domain, slot), 0) + 1
             value = placeholder(domain, slot, number)
-        found.append((intent, domain, slot, value))
-    return tuple(found)
+        placeholder_acts.append((intent, domain, slot, value))
+    return tuple(placeholder_acts)
 
 
 def lexicalised(reply: str, state: DialogState, database: Database, rng: random.Random) -> tuple[str, Acts]:
     """The reply with values, and the acts that book: ("Book", "Booking", "Ref", "00000012"). All placeholders
     of a taxi are about the same one."""
     taxi = database.taxi(rng) if "[taxi_" in reply.lower() else {}
-    booked = []
+    bookings = []
 
-    def value(found: re.Match[str]) -> str:
-        domain, slot = PLACES[found[1].lower()]
-        text = _value(domain, slot, int(found[2] or 1), state, database, taxi)
+    def value(match: re.Match[str]) -> str:
+        domain, slot = PLACES[match[1].lower()]
+        text = _value(domain, slot, int(match[2] or 1), state, database, taxi)
         if slot == "Ref" and text != UNKNOWN:
-            booked.append(("Book", domain, slot, text))
+            bookings.append(("Book", domain, slot, text))
         return text
 
     text = PLACEHOLDER.sub(value, reply)
-    return text, tuple(booked)
+    return text, tuple(bookings)
 
 
 def _value(
@@ -72,17 +72,17 @@ def _value(
     name, long = state.domain if domain == "Booking" else GOAL_DOMAIN[domain], GOAL_SLOT[domain][slot]
     if long in taxi:
         return taxi[long]
-    said = {**state.book.get(name, {}), **state.semi.get(name, {})}.get(long, UNKNOWN)
+    user_value = {**state.book.get(name, {}), **state.semi.get(name, {})}.get(long, UNKNOWN)
     if name not in database or (long in BOOK.get(name, ()) and long != "trainID"):
-        return said
+        return user_value
     rows = state.rows[name]
     if slot == "Choice":
         return str(rows.bit_count())
     if not 1 <= number <= rows.bit_count():
-        return said
+        return user_value
     row = nth(rows, number - 1)
-    found = reference(row) if slot == "Ref" else database[name].rows[row].get(long)
-    return found if isinstance(found, str) else said
+    row_value = reference(row) if slot == "Ref" else database[name].rows[row].get(long)
+    return row_value if isinstance(row_value, str) else user_value
 
 
 def note(state: DialogState, database: Database) -> str:
@@ -92,16 +92,16 @@ def note(state: DialogState, database: Database) -> str:
     if not name:
         return "nothing asked yet"
     names = ACT_SLOT[next(domain for domain, goal_domain in GOAL_DOMAIN.items() if goal_domain == name)]
-    found = []
+    parts = []
     if name in database:
         count = state.rows[name].bit_count()
-        found.append("none fits" if not count else "one fits" if count == 1 else f"{count} fit")
-    found += [
+        parts.append("none fits" if not count else "one fits" if count == 1 else f"{count} fit")
+    parts += [
         f"{names[slot]} {value}"
         for part in (state.semi, state.book)
         for slot, value in part.get(name, {}).items()
         if value != NONE
     ]
     if name in state.booked:
-        found.append(f"booked {state.booked[name]}")
-    return f"{name}: {'; '.join(found)}"
+        parts.append(f"booked {state.booked[name]}")
+    return f"{name}: {'; '.join(parts)}"

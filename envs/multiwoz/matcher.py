@@ -51,9 +51,9 @@ class Reading(NamedTuple):
 def matchers(world: World) -> dict[str, Matcher]:
     """The readers of both sides' sentences, "user" and "system"; each looks for the domain in hand in the
     other's too."""
-    found = {side: Matcher(world, side=side) for side in ("user", "system")}
-    found["user"].partner, found["system"].partner = found["system"], found["user"]
-    return found
+    readers = {side: Matcher(world, side=side) for side in ("user", "system")}
+    readers["user"].partner, readers["system"].partner = readers["system"], readers["user"]
+    return readers
 
 
 class Matcher:
@@ -87,7 +87,7 @@ class Matcher:
             domain = domain or (self if back % 2 else self.partner).mentioned(earlier)
         acts: list[Act] = []
         for readings in segments:
-            acts += self._chosen(readings, domain)
+            acts += self._likeliest(readings, domain)
         return tuple(dict.fromkeys(acts))
 
     def mentioned(self, text: str) -> str:
@@ -123,43 +123,43 @@ class Matcher:
             options = []
             for start in range(max(0, end - LONGEST), end):
                 piece = " ".join(sentences[start:end])
-                left, pieces, readings = best[start]
-                if found := self._read(piece):
-                    options.append((left, pieces + 1, (*readings, found)))
+                leftover, pieces, readings = best[start]
+                if piece_readings := self._read(piece):
+                    options.append((leftover, pieces + 1, (*readings, piece_readings)))
                 elif end - start == 1:
-                    options.append((left + len(piece), pieces + 1, readings))
+                    options.append((leftover + len(piece), pieces + 1, readings))
             best.append(min(options, key=lambda option: option[:2]))
         return best[-1][2]
 
     def _readings(self, piece: str) -> tuple[Reading, ...]:
         """All acts that a piece of text may stand for."""
         lowered = piece.lower()
-        found = [Reading(act, len(piece)) for act in self.whole.get(lowered, ())]
+        readings = [Reading(act, len(piece)) for act in self.whole.get(lowered, ())]
         for act, words, anchor, literal in self.patterns:
             if anchor in lowered and (match := words.fullmatch(piece)):
                 value, bare = match[1], not any(map(str.isalpha, anchor))
                 if not (bare or BREAK.search(value)) or self._listed(act, value):
-                    found.append(Reading((*act[:3], act[3].replace(VALUE, value)), literal))
+                    readings.append(Reading((*act[:3], act[3].replace(VALUE, value)), literal))
         if self.side == "system" and (match := CHOICES.fullmatch(piece)):
-            found += [
+            readings += [
                 Reading(("Select", domain, slot, match[1]), len(piece))
                 for domain in GOAL_SLOT
                 for slot in GOAL_SLOT[domain]
                 if _word(slot) == match[2]
             ]
-        return tuple(found)
+        return tuple(readings)
 
-    def _chosen(self, readings: tuple[Reading, ...], domain: str) -> list[Act]:
-        chosen = min(readings, key=lambda reading: self._doubt(reading, domain)).act
-        intent, about, slot, value = chosen
+    def _likeliest(self, readings: tuple[Reading, ...], domain: str) -> list[Act]:
+        act = min(readings, key=lambda reading: self._doubt(reading, domain)).act
+        intent, about, slot, value = act
         if intent == "Select" and slot != NONE:
-            return [(intent, about, slot, each) for each in re.split(r", | or ", value)]
-        return [chosen]
+            return [(intent, about, slot, choice) for choice in re.split(r", | or ", value)]
+        return [act]
 
     def _doubt(self, reading: Reading, domain: str) -> tuple:
         intent, about, slot, value = reading.act
         return (
-            not self._known(reading.act, value),
+            not self._is_known(reading.act, value),
             about not in (domain, "Booking", "general"),
             (intent, about, slot) not in self.vocabulary,
             -reading.literal,
@@ -167,7 +167,7 @@ class Matcher:
             RANK.index(intent) if intent in RANK else -1,
         )
 
-    def _known(self, act: Act, value: str) -> bool:
+    def _is_known(self, act: Act, value: str) -> bool:
         """Does the value occur in the world as one of the slot? True where the world has no list of them."""
         if (act[1], act[2]) not in self.values or value in OF_ANY_SLOT or TIME.fullmatch(value):
             return True
@@ -213,14 +213,14 @@ def _sayable(side: str) -> Iterator[Act]:
 
 def _values(world: World) -> dict[tuple[str, str], frozenset[str]]:
     """(act domain, act slot) -> the values of the world; a slot without a list is not there."""
-    found = {}
+    values = {}
     for domain, slots in GOAL_SLOT.items():
         for slot, long in slots.items():
-            if known := world.values.known.get((GOAL_DOMAIN[domain], long.lower())):
-                found[domain, slot] = frozenset(
-                    finished(value)[:-1].lower() for value in known
+            if slot_values := world.values.known.get((GOAL_DOMAIN[domain], long.lower())):
+                values[domain, slot] = frozenset(
+                    finished(value)[:-1].lower() for value in slot_values
                 )  # punctuated as in sentences
-    return found
+    return values
 
 
 def _word(slot: str) -> str:

@@ -155,7 +155,7 @@ def published_scores(
     """Precision, recall and F1 of each conversation as the original counts unrequested slots; None where
     nothing was requested."""
     evaluator = Evaluator(simulator.world.database, replace(simulator.options, unrequested="act_names"))
-    return [evaluator.information(each.talk.record).scores for each in played]
+    return [evaluator.information(conversation.talk.record).scores for conversation in played]
 
 
 def _begun(simulator: Simulator, seed: int, episode: int) -> Played:
@@ -167,8 +167,10 @@ def transcripts_hash(played: Iterable[Played]) -> str:
     """SHA-256 over goals and acts of conversations in order: equal for equal conversations, however they were
     computed."""
     digest = hashlib.sha256()
-    for each in played:
-        digest.update(json.dumps([each.episode, each.goal, each.turns], sort_keys=True).encode())
+    for conversation in played:
+        digest.update(
+            json.dumps([conversation.episode, conversation.goal, conversation.turns], sort_keys=True).encode()
+        )
     return digest.hexdigest()
 
 

@@ -62,42 +62,42 @@ class RulePolicy:
 
     @staticmethod
     def _book(rows: int, rng: random.Random) -> Acts:
-        booked: Act = ("Book", "Booking", "Ref", reference(first(rows)))
-        return (booked, ("reqmore", "general", NONE, NONE)) if rng.random() < ANYTHING_ELSE else (booked,)
+        booking: Act = ("Book", "Booking", "Ref", reference(first(rows)))
+        return (booking, ("reqmore", "general", NONE, NONE)) if rng.random() < ANYTHING_ELSE else (booking,)
 
     def _taxi(self, state: DialogState, rng: random.Random) -> list[Act]:
-        known = state.semi.get("taxi", {})
-        if "leaveAt" not in known and "arriveBy" not in known:
-            asked = ("Leave", "Arrive")[: 1 + int(rng.random() * 2)]
-            return [("Request", "Taxi", slot, "?") for slot in asked]
+        constraints = state.semi.get("taxi", {})
+        if "leaveAt" not in constraints and "arriveBy" not in constraints:
+            times = ("Leave", "Arrive")[: 1 + int(rng.random() * 2)]
+            return [("Request", "Taxi", slot, "?") for slot in times]
         if self.options.taxi_places and (
-            missing := [slot for slot in ("departure", "destination") if slot not in known]
+            missing := [slot for slot in ("departure", "destination") if slot not in constraints]
         ):
             return [("Request", "Taxi", ACT_SLOT["Taxi"][slot], "?") for slot in missing]
         taxi = self.database.taxi(rng)
         return [("Inform", "Taxi", "Car", taxi["car type"]), ("Inform", "Taxi", "Phone", taxi["phone"])]
 
     def _train(self, state: DialogState, intent: str, slots: list[str], rng: random.Random) -> list[Act]:
-        known, rows = state.semi.get("train", {}), state.rows["train"]
-        missing = [ACT_SLOT["Train"][slot] for slot in TRAIN_NEEDS if slot not in known]
-        if "leaveAt" not in known and "arriveBy" not in known:
+        constraints, rows = state.semi.get("train", {}), state.rows["train"]
+        missing = [ACT_SLOT["Train"][slot] for slot in TRAIN_NEEDS if slot not in constraints]
+        if "leaveAt" not in constraints and "arriveBy" not in constraints:
             draw = rng.random()
             missing += TIMES[sum(draw >= odds for odds in TIME_ODDS)]
         if missing:
             return [("Request", "Train", slot, "?") for slot in missing]
         if not rows:
-            return _listed("NoOffer", "Train", known)
+            return _listed("NoOffer", "Train", constraints)
         if intent == "Request":
             return _answers(self.database["train"], "Train", slots, first(rows))
-        return _listed("OfferBook", "Train", known)
+        return _listed("OfferBook", "Train", constraints)
 
     def _venue(
         self, state: DialogState, domain: str, intent: str, slots: list[str], rng: random.Random
     ) -> list[Act]:
         name = GOAL_DOMAIN[domain]
-        known, rows, table = state.semi.get(name, {}), state.rows[name], self.database[name]
+        constraints, rows, table = state.semi.get(name, {}), state.rows[name], self.database[name]
         if not rows:
-            return _listed("NoOffer", domain, known)
+            return _listed("NoOffer", domain, constraints)
         if intent == "Request":
             return _answers(table, domain, slots, first(rows))
         count = rows.bit_count()
@@ -117,9 +117,9 @@ def _courtesy(intent: str, rng: random.Random) -> list[Act]:
     return [("welcome", "general", NONE, NONE)] if intent == "thank" else []
 
 
-def _listed(intent: str, domain: str, known: dict[str, str]) -> list[Act]:
+def _listed(intent: str, domain: str, constraints: dict[str, str]) -> list[Act]:
     """An act about all the constraints."""
-    return [(intent, domain, ACT_SLOT[domain][slot], value) for slot, value in known.items()] or [
+    return [(intent, domain, ACT_SLOT[domain][slot], value) for slot, value in constraints.items()] or [
         (intent, domain, NONE, NONE)
     ]
 
@@ -144,9 +144,9 @@ def _recommendation(table: Table, domain: str, row: int, rng: random.Random) -> 
     about = [
         act for act, slot in GOAL_SLOT[domain].items() if act != "Name" and isinstance(values.get(slot), str)
     ]
-    more = rng.sample(about, sum(rng.random() < MENTION for _ in range(min(2, len(about)))))
-    chosen = [*(["Name"] if "name" in values else []), *more]
-    return [("Recommend", domain, act, values[GOAL_SLOT[domain][act]]) for act in chosen]
+    extras = rng.sample(about, sum(rng.random() < MENTION for _ in range(min(2, len(about)))))
+    slots = [*(["Name"] if "name" in values else []), *extras]
+    return [("Recommend", domain, act, values[GOAL_SLOT[domain][act]]) for act in slots]
 
 
 def _some(slots: tuple[str, ...], rng: random.Random, *, least: int) -> list[str]:

@@ -82,30 +82,30 @@ class Talk:
     def take(self, spoken: str | Acts | None, changes: dict[str, dict[str, Any]] | None = None) -> None:
         """The next turn. Raises UserError for what cannot be said or set; then nothing has happened."""
         move = Move(copy.deepcopy(self.now), spoken, *([changes] if changes else []))
-        given = {
+        overrides = {
             side: {MODULES[module]: value for module, value in of.items()}
             for side, of in move.changes.items()
         }
         try:
             if isinstance(self.now, Memory):
-                self._as_user(spoken, given["system"])
+                self._as_user(spoken, overrides["system"])
             elif self.play == "system" and spoken is not None:
-                self._as_system(spoken, given)
+                self._as_system(spoken, overrides)
             else:
-                self.session.step(self.now, system=given["system"], user=given["user"])
+                self.session.step(self.now, system=overrides["system"], user=overrides["user"])
         except BaseException:
             self.now = move.before
             raise
         self.past.append(move)
         self.turns += 1
 
-    def _as_user(self, spoken: str | Acts, given: dict[str, Any]) -> None:
+    def _as_user(self, spoken: str | Acts, overrides: dict[str, Any]) -> None:
         if not isinstance(spoken, str):
             acts = checked(spoken, side="user")
-            given, spoken = {"understood": acts} | given, self.user.nlg.say(acts, self.now.voice)
-        self.system.respond(self.now, spoken, **given)
+            overrides, spoken = {"understood": acts} | overrides, self.user.nlg.say(acts, self.now.voice)
+        self.system.respond(self.now, spoken, **overrides)
 
-    def _as_system(self, spoken: str | Acts, given: dict[str, dict[str, Any]]) -> None:
+    def _as_system(self, spoken: str | Acts, overrides: dict[str, dict[str, Any]]) -> None:
         words: dict[str, Any] = {"acts": spoken}
         if isinstance(spoken, str):  # placeholders are filled in; the acts are what the user would read
             memory = copy.deepcopy(self.now.system)
@@ -114,7 +114,7 @@ class Talk:
                 "text": text,
                 "acts": tuple(dict.fromkeys((*self.user.nlu(text, memory.words), *bookings))),
             }
-        self.session.step(self.now, system=words | given["system"], user=given["user"])
+        self.session.step(self.now, system=words | overrides["system"], user=overrides["user"])
 
     def change(self, side: str, module: str, value: Any) -> None:
         """Takes the last turn again with another output of a module.
@@ -125,11 +125,11 @@ class Talk:
             raise UserError("expected a turn to take again; say something first")
         move = self.past[-1]
         later = list(MODULES)[list(MODULES).index(module) :]
-        kept = {name: output for name, output in move.changes[side].items() if name not in later}
+        earlier_changes = {name: output for name, output in move.changes[side].items() if name not in later}
         after = self.now
         self.now = copy.deepcopy(move.before)
         try:
-            self.take(move.spoken, move.changes | {side: kept | {module: value}})
+            self.take(move.spoken, move.changes | {side: earlier_changes | {module: value}})
         except BaseException:
             self.now = after
             raise
@@ -146,8 +146,8 @@ class Talk:
 
     def hint(self) -> Turn:
         """What the system's modules would make of the user's last turn."""
-        memory, spoken = copy.deepcopy(self.now.system), self.now.user.turns[-1]
-        return self.system.respond(memory, spoken.said)
+        memory, user_turn = copy.deepcopy(self.now.system), self.now.user.turns[-1]
+        return self.system.respond(memory, user_turn.said)
 
     def belief(self) -> DialogState:
         """The system's memory."""

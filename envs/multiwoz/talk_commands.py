@@ -47,8 +47,8 @@ def obey(talk: Talk, line: str, *, save: Callable[[], None], quiet: bool = False
 
     Raises UserError for what cannot be done.
     """
-    command, _, rest = line.partition(" ")
-    rest = rest.strip()
+    command, _, argument = line.partition(" ")
+    argument = argument.strip()
     if line.lower() in ("/quit", "/exit", "quit", "exit"):
         return False
     if command == "/look":
@@ -56,22 +56,22 @@ def obey(talk: Talk, line: str, *, save: Callable[[], None], quiet: bool = False
     elif command == "/goal":
         print(briefing(talk.goal), flush=True)
     elif command == "/undo":
-        print(f"Back {talk.undo(_number(rest, 1))}.", flush=True)
+        print(f"Back {talk.undo(_number(argument, 1))}.", flush=True)
         _notes(talk)
     elif command == "/new":
         save()
-        talk.start(_number(rest, talk.seed + 1))
+        talk.start(_number(argument, talk.seed + 1))
         greet(talk, quiet=quiet)
     elif command == "/rows":
-        print("\n".join(_rows(talk, _number(rest, 3))), flush=True)
+        print("\n".join(_rows(talk, _number(argument, 3))), flush=True)
     elif command == "/hint" and isinstance(talk.now, Meeting) and not talk.done:
         print(talk.hint().text, flush=True)
     elif command == "/set":
-        side, module, value = _overwritten(talk, rest)
+        side, module, value = _overwritten(talk, argument)
         talk.change(side, module, value)
         _show(talk)
     elif command == "/acts":
-        _say(talk, _acts(rest))
+        _say(talk, _acts(argument))
     elif line.startswith("/"):
         print(HELP if command == "/help" else f"{command} cannot be done here\n{HELP}", flush=True)
     elif line or talk.play == "none":
@@ -186,8 +186,8 @@ def _corrected(talk: Talk, text: str) -> DialogState:
     corrections = list(re.finditer(r"(\w+)\.(\w+)=(.*?)(?=\s+\w+\.\w+=|$)", text))
     if not corrections:
         raise UserError(f"expected domain.slot=value, such as hotel.area=east, got {text!r}")
-    for each in corrections:
-        talk.simulator.tracker.correct(state, each[1], each[2], each[3].strip())
+    for correction in corrections:
+        talk.simulator.tracker.correct(state, correction[1], correction[2], correction[3].strip())
     return state
 
 

@@ -85,14 +85,14 @@ class Speaker:
     def _group(self, domain: str, intent: str, acts: list[Act], rng: random.Random) -> list[str]:
         if intent == "Select":
             return self._choices(domain, acts)
-        named = any(act[2] != NONE for act in acts)
-        slots = sorted(act[2] for act in acts if act[2] != NONE or not named)
+        has_slot = any(act[2] != NONE for act in acts)
+        slots = sorted(act[2] for act in acts if act[2] != NONE or not has_slot)
         key = "".join(f"{slot};" for slot in slots)
         special = any(slot != NONE and value in SPECIAL for _, _, slot, value in acts)
-        if not special and (found := self.groups.get(f"{domain}-{intent}", {}).get(key)):
-            return [_filled(_one(found, rng), acts)]
-        said = [act for act in acts if act[2] != NONE or not named or self.side == "user"]
-        return [self._single(act, rng) for act in said]
+        if not special and (sentences := self.groups.get(f"{domain}-{intent}", {}).get(key)):
+            return [_filled(_pick(sentences, rng), acts)]
+        single_acts = [act for act in acts if act[2] != NONE or not has_slot or self.side == "user"]
+        return [self._single(act, rng) for act in single_acts]
 
     def wordings(self, act: Act) -> list[str]:
         """All sentences that may stand for a single act that is no Select, as `say` puts them."""
@@ -105,8 +105,8 @@ class Speaker:
     def _single(self, act: Act, rng: random.Random) -> str:
         fixed = self._fixed(act)
         if not fixed:
-            return _filled(_one(self._templates(act), rng), [act])
-        return fixed[0] if len(fixed) == 1 else _one(fixed, rng)
+            return _filled(_pick(self._templates(act), rng), [act])
+        return fixed[0] if len(fixed) == 1 else _pick(fixed, rng)
 
     def _templates(self, act: Act) -> list[str]:
         intent, domain, slot, _ = act
@@ -180,7 +180,7 @@ def _order(act: Act) -> tuple:
     return domain != "general", domain, rank
 
 
-def _one(choices: list[str] | tuple[str, ...], rng: random.Random) -> str:
+def _pick(choices: list[str] | tuple[str, ...], rng: random.Random) -> str:
     return choices[int(rng.random() * len(choices))]
 
 
@@ -189,7 +189,7 @@ def _filled(template: str, acts: list[Act]) -> str:
     for intent, domain, slot, value in acts:
         template = template.replace(f"#{domain}-{intent}-{slot}#".upper(), value, 1)
     values = {f"#{domain}-{intent}-{slot}#".upper(): value for intent, domain, slot, value in acts}
-    return PLACEHOLDER.sub(lambda found: values.get(found[0].upper(), ""), template)
+    return PLACEHOLDER.sub(lambda match: values.get(match[0].upper(), ""), template)
 
 
 def finished(sentence: str) -> str:

@@ -3,8 +3,8 @@
     env = MultiWOZText()
     messages, info = env.reset(seed=0)      # user: I am looking for a hotel. The area should be east.
                                               system: hotel: 6 fit; Area east
-    said = "There are [hotel_choice] hotels. How about [hotel_name]?"
-    messages, reward, terminated, truncated, info = env.step(said)
+    reply = "There are [hotel_choice] hotels. How about [hotel_name]?"
+    messages, reward, terminated, truncated, info = env.step(reply)
 
 After each turn of the user stands a system message with what the tracker knows. A reply may name values by
 placeholders, which are filled in from the databases before the user reads it (`lexical.py` has both). The
@@ -85,9 +85,9 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
         self.action_space = gymnasium.spaces.Text(
             min_length=0, max_length=MAX_CHARACTERS, charset=string.printable
         )
-        simulator, read = _shared(world, options, own_nlu=user_nlu is not None)
+        simulator, understand = _shared(world, options, own_nlu=user_nlu is not None)
         user = UserAgent(
-            simulator, nlu=user_nlu or read, nlg=Speaker(simulator.world.templates["user"], side="user")
+            simulator, nlu=user_nlu or understand, nlg=Speaker(simulator.world.templates["user"], side="user")
         )
         self.simulator, self.agent = simulator, EndToEndAgent(simulator, _nobody, nlu=system_nlu)
         self.session = Session(user, self.agent)
@@ -116,10 +116,10 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
             raise gymnasium.error.ResetNeeded("expected a running conversation; call reset first")
         if not isinstance(reply, str):
             raise TypeError(f"expected the reply as a string, got {type(reply).__name__}")
-        said = self.agent.speak(self.meeting.system, self.turn, reply)
-        reward = self.session.answer(self.meeting, said)
+        turn = self.agent.speak(self.meeting.system, self.turn, reply)
+        reward = self.session.answer(self.meeting, turn)
         self.turn = self.session.listen(self.meeting)
-        info: dict[str, Any] = {"heard": self.meeting.user.turns[-1].understood, "text": said.text}
+        info: dict[str, Any] = {"heard": self.meeting.user.turns[-1].understood, "text": turn.text}
         if self.meeting.done:
             info["outcome"] = asdict(self.simulator.outcome(self.meeting.talk))
         return self._observation(), reward, self.meeting.done, False, info

@@ -221,11 +221,11 @@ def _clock(minutes: int) -> str:
 
 
 def _values(rows: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, dict[str, None]] = {}
+    by_slot: dict[str, dict[str, None]] = {}
     for row in rows:
         for slot, value in row.items():
-            found.setdefault(slot.lower(), {})[value.lower()] = None
-    return {slot: list(values) for slot, values in found.items()}
+            by_slot.setdefault(slot.lower(), {})[value.lower()] = None
+    return {slot: list(values) for slot, values in by_slot.items()}
 
 
 # --- wishes
@@ -251,13 +251,13 @@ def _goal_model(rows: Mapping[str, list[dict[str, str]]]) -> dict[str, Any]:
             for slot in slots
         }
         support = {slot: _support(domain, slot, rows, taxi) for slot in slots}
-        booked = {slot: BOOKINGS[domain] for slot in BOOKED_SLOTS.get(domain, ())}
+        booking_odds = {slot: BOOKINGS[domain] for slot in BOOKED_SLOTS.get(domain, ())}
         reqt = dict.fromkeys(REQUESTABLE[domain], REQUESTS[domain])
         model["slots_combination_dist"][domain] = {"info": combinations, "reqt": {"|".join(reqt): 1}}
-        model["ind_slot_dist"][domain] = {"info": odds, "reqt": reqt, "book": booked}
+        model["ind_slot_dist"][domain] = {"info": odds, "reqt": reqt, "book": booking_odds}
         model["ind_slot_value_dist"][domain] = {
             "info": {slot: dict.fromkeys(values, 1.0) for slot, values in support.items()},
-            "book": {slot: dict.fromkeys(book[slot], 1.0) for slot in booked},
+            "book": {slot: dict.fromkeys(book[slot], 1.0) for slot in booking_odds},
         }
     return model
 
@@ -274,50 +274,52 @@ def _support(
 
 
 def _user_tokens(model: Mapping[str, Any]) -> list[str]:
-    found = {f"general-{intent}-none-none" for intent in ("bye", "greet", "thank")}
+    tokens = {f"general-{intent}-none-none" for intent in ("bye", "greet", "thank")}
     for domain, kinds in model["ind_slot_dist"].items():
         name = ACT_DOMAIN[domain]
         names = ACT_SLOT[name]
-        found |= {f"{name}-Inform-none-none"} | {
+        tokens |= {f"{name}-Inform-none-none"} | {
             f"{name}-Inform-{names[slot]}-1" for kind in ("info", "book") for slot in kinds[kind]
         }
-        found |= {f"{name}-Request-{names[slot]}-?" for slot in kinds["reqt"]}
-    return sorted(found)
+        tokens |= {f"{name}-Request-{names[slot]}-?" for slot in kinds["reqt"]}
+    return sorted(tokens)
 
 
 def _system_tokens() -> list[str]:
-    found = {f"general-{intent}-none-none" for intent in ("bye", "greet", "reqmore", "welcome")}
+    tokens = {f"general-{intent}-none-none" for intent in ("bye", "greet", "reqmore", "welcome")}
     for domain, slots in GOAL_SLOT.items():
         constraints = [
             slot for slot, long in slots.items() if domain != "Booking" and long in SEMI[domain.lower()]
         ]
         if domain == "Booking":
-            found |= {f"Booking-{intent}-none-none" for intent in ("Book", "Inform", "NoBook")} | {
+            tokens |= {f"Booking-{intent}-none-none" for intent in ("Book", "Inform", "NoBook")} | {
                 f"Booking-Book-{slot}-1" for slot in slots
             }
-            found |= {f"Booking-Request-{slot}-?" for slot in ("Day", "People", "Stay", "Time")}
+            tokens |= {f"Booking-Request-{slot}-?" for slot in ("Day", "People", "Stay", "Time")}
             continue
-        said = [
+        inform_slots = [
             slot
             for slot in slots
             if slot not in ("Stay", "People")
             and not (domain in ("Hotel", "Restaurant") and slot in ("Day", "Time"))
         ]
-        found |= {f"{domain}-Inform-{slot}-1" for slot in said}
-        found |= {f"{domain}-Request-{slot}-?" for slot in constraints}
+        tokens |= {f"{domain}-Inform-{slot}-1" for slot in inform_slots}
+        tokens |= {f"{domain}-Request-{slot}-?" for slot in constraints}
         if domain in ("Attraction", "Hotel", "Restaurant"):
-            found |= {f"{domain}-Recommend-{slot}-1" for slot in said if slot not in ("Choice", "Ref")}
-            found |= {f"{domain}-Inform-Name-2", f"{domain}-Inform-Name-3", f"{domain}-Select-none-none"}
+            tokens |= {
+                f"{domain}-Recommend-{slot}-1" for slot in inform_slots if slot not in ("Choice", "Ref")
+            }
+            tokens |= {f"{domain}-Inform-Name-2", f"{domain}-Inform-Name-3", f"{domain}-Select-none-none"}
         if domain in ("Attraction", "Hotel", "Restaurant", "Train"):
-            found |= {f"{domain}-NoOffer-{slot}-1" for slot in constraints} | {f"{domain}-NoOffer-none-none"}
+            tokens |= {f"{domain}-NoOffer-{slot}-1" for slot in constraints} | {f"{domain}-NoOffer-none-none"}
         if domain == "Train":
-            found |= {
+            tokens |= {
                 f"Train-{intent}-{slot}-1"
                 for intent in ("OfferBook", "OfferBooked")
                 for slot in (*constraints, "Id", "Ref", "Ticket")
             }
-            found |= {"Train-OfferBook-none-none", "Train-Request-People-?"}
-    return sorted(found)
+            tokens |= {"Train-OfferBook-none-none", "Train-Request-People-?"}
+    return sorted(tokens)
 
 
 USER_SENTENCES = {
@@ -360,7 +362,7 @@ def _sentences(
     tokens: Iterable[str], patterns: Mapping[str, tuple[str, ...]]
 ) -> dict[str, dict[str, list[str]]]:
     """Templates for all tokens that there is a pattern for."""
-    found: dict[str, dict[str, list[str]]] = {}
+    templates: dict[str, dict[str, list[str]]] = {}
     for token in tokens:
         domain, intent, slot, _ = token.split("-")
         kind = f"{intent}-none" if slot == "none" and domain != "general" else intent
@@ -368,7 +370,7 @@ def _sentences(
         word, about = WORDS.get(slot, slot.lower()), "booking" if domain == "Booking" else domain.lower()
         a = "an" if about[0] in "aeiou" else "the" if about == "police" else "a"
         if kind in patterns:
-            found.setdefault(f"{domain}-{intent}", {})[slot] = [
-                each.format(word=word, value=value, domain=about, a=a) for each in patterns[kind]
+            templates.setdefault(f"{domain}-{intent}", {})[slot] = [
+                pattern.format(word=word, value=value, domain=about, a=a) for pattern in patterns[kind]
             ]
-    return found
+    return templates

@@ -99,10 +99,10 @@ class Tracker:
     def correct(self, state: DialogState, domain: str, slot: str, value: str) -> None:
         """Overwrites what is noted of a slot, or forgets it where the value is "". Raises UserError for a
         slot that has no note."""
-        known = {"semi": SEMI.get(domain, ()), "book": BOOK.get(domain, ())}
-        part = next((part for part, slots in known.items() if slot in slots), None)
+        slots_by_part = {"semi": SEMI.get(domain, ()), "book": BOOK.get(domain, ())}
+        part = next((part for part, slots in slots_by_part.items() if slot in slots), None)
         if part is None:
-            slots = ", ".join((*known["semi"], *known["book"]))
+            slots = ", ".join((*slots_by_part["semi"], *slots_by_part["book"]))
             raise UserError(f"expected a slot of {domain}, one of {slots}, got {slot!r}" if slots else
                              f"expected a domain, one of {', '.join(SEMI)}, got {domain!r}")  # fmt: skip
         noted = getattr(state, part).setdefault(domain, {})
@@ -124,15 +124,15 @@ class Tracker:
 
 def belief_state(state: DialogState) -> dict[str, dict[str, dict]]:
     """The state in the corpus's form, with an empty string in every slot that was not given."""
-    found = {}
+    belief = {}
     for domain, slots in SEMI.items():
         semi, book = state.semi.get(domain, {}), state.book.get(domain, {})
-        booked = [{"reference": state.booked[domain]}] if domain in state.booked else []
-        found[domain] = {
+        bookings = [{"reference": state.booked[domain]}] if domain in state.booked else []
+        belief[domain] = {
             "semi": {slot: semi.get(slot, "") for slot in slots},
             "book": {
-                "booked": booked,
+                "booked": bookings,
                 **{slot: book.get(slot, "") for slot in BOOK.get(domain, ()) if slot != "trainID"},
             },
         }
-    return found
+    return belief

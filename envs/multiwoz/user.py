@@ -80,11 +80,11 @@ class AgendaUser:
         it."""
         user = UserState(goal, rng, [LEAVE])
         for domain in reversed(goal):
-            wanted = _current(goal[domain], "info")
-            slots = list(wanted)
+            constraints = _current(goal[domain], "info")
+            slots = list(constraints)
             rng.shuffle(slots)
             for slot in slots:
-                self._place(user, ("inform", domain, slot, wanted[slot]))
+                self._place(user, ("inform", domain, slot, constraints[slot]))
             self._place(user, ("inform", domain, NONE, NONE))
         return user
 
@@ -98,28 +98,28 @@ class AgendaUser:
             self._plan(user)
             if complete(user.goal):
                 user.stack = [LEAVE]
-        said = self._say(user)
+        acts = self._say(user)
         user.done = not user.stack
-        return said
+        return acts
 
     # --- the system's turn
 
     def _listen(self, user: UserState, acts: Acts) -> bool:
         """Pushes what the system's acts call for; False when the user gives up."""
-        heard = self._understood(user, acts)
-        for domain, _, _ in heard:
+        groups = self._understood(user, acts)
+        for domain, _, _ in groups:
             if domain in user.goal:
                 user.domain = domain
-        heard = [
+        groups = [
             (user.domain if domain == "booking" else domain, intent, slots, domain == "booking")
-            for domain, intent, slots in heard
+            for domain, intent, slots in groups
         ]
-        heard = [each for each in heard if each[0] in user.goal]
-        for domain, intent, _, _ in heard:
+        groups = [group for group in groups if group[0] in user.goal]
+        for domain, intent, _, _ in groups:
             if intent in REFUSALS and self._refused(user, domain, "info" if intent == "NoOffer" else "book"):
                 user.stack = [LEAVE]
                 return False
-        for domain, intent, slots, _ in heard:
+        for domain, intent, slots, _ in groups:
             if intent in INFORMS:
                 self._informed(user, domain, intent, slots)
             elif intent == "Request":
@@ -127,7 +127,7 @@ class AgendaUser:
                     self._asked(user, domain, slot)
             elif intent == "Select":
                 self._offered(user, domain, slots)
-        for domain, intent, slots, booking in heard:
+        for domain, intent, slots, booking in groups:
             if intent in ("Inform", "Recommend") and any(slot == "name" for slot, _ in slots):
                 self._remove(user, ("inform", domain, CHOICE))
             offer = intent == "OfferBook" and self.options.not_book_after_offer
@@ -146,18 +146,18 @@ class AgendaUser:
             if slot == "Choice" and value.lower() in ("0", "zero"):
                 groups.setdefault((name, "NoOffer"), []).append((NONE, NONE))
                 continue
-            known = NONE if slot == NONE else HEARD_SLOT[domain].get(slot)
-            if known is None:
+            user_slot = NONE if slot == NONE else HEARD_SLOT[domain].get(slot)
+            if user_slot is None:
                 continue
             about = name if name != "booking" else user.domain
-            heard = (
+            user_value = (
                 "?"
                 if intent == "Request"
                 else value
-                if known == NONE
-                else self.values.heard(about, known, value)
+                if user_slot == NONE
+                else self.values.heard(about, user_slot, value)
             )
-            groups.setdefault((name, intent), []).append((known, heard))
+            groups.setdefault((name, intent), []).append((user_slot, user_value))
         return [(domain, intent, slots) for (domain, intent), slots in groups.items()]
 
     def _informed(self, user: UserState, domain: str, intent: str, slots: list[tuple[str, str]]) -> None:
@@ -178,10 +178,10 @@ class AgendaUser:
     def _accepted(self, user: UserState, domain: str, slot: str, value: str) -> bool:
         """Compares a value with the goal and corrects the system where they differ."""
         goal = user.goal[domain]
-        for wanted in (_current(goal, "info"), _current(goal, "book")):
-            if slot in wanted:
-                if contradicts(slot, value, wanted[slot]):
-                    self._push(user, ("inform", domain, slot, wanted[slot]))
+        for wish in (_current(goal, "info"), _current(goal, "book")):
+            if slot in wish:
+                if contradicts(slot, value, wish[slot]):
+                    self._push(user, ("inform", domain, slot, wish[slot]))
                     return False
                 return True
         return True
@@ -207,10 +207,10 @@ class AgendaUser:
         """No such place, or no such booking: fall back to the second wish; True when there is none and the
         user gives up."""
         goal = user.goal[domain]
-        first = goal.pop(f"fail_{part}", None)
-        if first:
+        failing = goal.pop(f"fail_{part}", None)
+        if failing:
             for slot, value in goal.get(part, {}).items():
-                if first.get(slot) != value:
+                if failing.get(slot) != value:
                     self._push(user, ("inform", domain, slot, value))
             return False
         return bool(goal.get("reqt" if part == "info" else "book"))
@@ -225,9 +225,9 @@ class AgendaUser:
         if not offers:
             return
         slot = offers[0][0]
-        for wanted in (_current(goal, "info"), _current(goal, "book")):
-            if slot in wanted:
-                self._push(user, ("inform", domain, slot, wanted[slot]))
+        for wish in (_current(goal, "info"), _current(goal, "book")):
+            if slot in wish:
+                self._push(user, ("inform", domain, slot, wish[slot]))
                 return
         if not self._pending(user, domain):
             slot, value = offers[int(user.rng.random() * len(offers))]
@@ -257,9 +257,9 @@ class AgendaUser:
 
     def _say(self, user: UserState) -> Acts:
         """Pops items of one kind from the top until at least one can be said."""
-        said: Acts = ()
+        acts: Acts = ()
         stack = user.stack
-        while stack and not said:
+        while stack and not acts:
             kind, domain, slot, value = stack.pop()
             if kind == "bye":
                 return (BYE,)
@@ -275,9 +275,9 @@ class AgendaUser:
                     break
                 _, _, slot, value = stack.pop()
                 items.append((slot, value))
-            said = _acts(kind, domain, items)
+            acts = _acts(kind, domain, items)
             user.domain = domain
-        return said
+        return acts
 
     def _number(self, user: UserState, bookings: bool, value: str) -> int:
         """How many items may be said; the item with `value` is already off the stack."""
@@ -288,7 +288,11 @@ class AgendaUser:
             if user.pushed
             else []
         )
-        return self.options.max_initiative if all(each == DONTCARE for each in values) else user.pushed
+        return (
+            self.options.max_initiative
+            if all(pushed_value == DONTCARE for pushed_value in values)
+            else user.pushed
+        )
 
     # --- the stack
 
@@ -335,13 +339,13 @@ def complete(goal: Goal) -> bool:
     return True
 
 
-def contradicts(slot: str, said: str, wanted: str) -> bool:
+def contradicts(slot: str, value: str, goal_value: str) -> bool:
     """Does the system's value go against the user's? Times are bounds."""
     if slot in ("arriveBy", "leaveAt"):
-        a, b = minutes(said), minutes(wanted)
+        a, b = minutes(value), minutes(goal_value)
         if a is not None and b is not None:
             return a > b if slot == "arriveBy" else a < b
-    return said != wanted
+    return value != goal_value
 
 
 def _current(goal: DomainGoal, part: str) -> dict[str, str]:
@@ -360,10 +364,10 @@ def _place_of(goal: Goal, back: int) -> str:
 
 def _acts(kind: str, domain: str, items: list[tuple[str, str]]) -> Acts:
     """Items as acts; slots without a name for the user are not said."""
-    names, found = SAID_SLOT[domain], list[Act]()
+    names, acts = SAID_SLOT[domain], list[Act]()
     for slot, value in items:
         if slot in names:
-            found.append(
+            acts.append(
                 (
                     "Inform" if kind == "inform" else "Request",
                     ACT_DOMAIN[domain],
@@ -371,4 +375,4 @@ def _acts(kind: str, domain: str, items: list[tuple[str, str]]) -> Acts:
                     value if kind == "inform" else "?",
                 )
             )
-    return tuple(found)
+    return tuple(acts)

@@ -21,14 +21,14 @@ MEMO = 1 << 16  # remembered spellings; the memory starts anew beyond
 class Values:
     """The known values by (goal domain, slot)."""
 
-    def __init__(self, known: Mapping[str, Mapping[str, Iterable[Any]]]) -> None:
+    def __init__(self, table: Mapping[str, Mapping[str, Iterable[Any]]]) -> None:
         self.known = {
             (domain, slot.lower()): {
                 value.strip().lower(): value.strip().lower()
                 for value in values
                 if isinstance(value, str) and value.strip()
             }
-            for domain, slots in known.items()
+            for domain, slots in table.items()
             for slot, values in slots.items()
         }
         self._heard: dict[tuple[str, str, str], str] = {}
@@ -44,38 +44,38 @@ class Values:
 
     @staticmethod
     def _remembered(memo: dict[tuple[str, str, str], str], rule: Any, key: tuple[str, str, str]) -> str:
-        found = memo.get(key)
-        if found is None:
+        spelling = memo.get(key)
+        if spelling is None:
             if len(memo) >= MEMO:
                 memo.clear()
-            found = memo[key] = rule(*key)
-        return found
+            spelling = memo[key] = rule(*key)
+        return spelling
 
     def _understand(self, domain: str, slot: str, value: str) -> str:
         value = value.strip().lower()
         if slot in ("parking", "internet") and value == "none":
             return "yes"
-        known = self.known.get((domain, slot.lower()), {})
-        if value in known or not known or TIME.fullmatch(value):
+        known_values = self.known.get((domain, slot.lower()), {})
+        if value in known_values or not known_values or TIME.fullmatch(value):
             return value
-        for known_value in known:
+        for known_value in known_values:
             for a, b in ((value, known_value), (value.replace(" ", ""), known_value.replace(" ", ""))):
                 if a and (a in b or b in a):
                     return known_value
-        return known.get(value.replace(" 's", "'s").replace(" - ", "-"), value)
+        return known_values.get(value.replace(" 's", "'s").replace(" - ", "-"), value)
 
     def _place(self, domain: str, slot: str, value: str) -> str:
         value = value.strip().lower()
-        known = self.known.get((domain, slot.lower()), {})
-        if value in known or value == "dontcare":
+        known_values = self.known.get((domain, slot.lower()), {})
+        if value in known_values or value == "dontcare":
             return value
         for spelling in (value, *_spellings(value)):
-            if spelling in known:
+            if spelling in known_values:
                 return spelling
-            if inside := [name for name in known if len(spelling) > 1 and spelling in name]:
+            if inside := [name for name in known_values if len(spelling) > 1 and spelling in name]:
                 return inside[0]
         allowed = 3 if len(value) >= 15 else 2 if len(value) >= 10 else 0
-        for name in known if allowed else ():
+        for name in known_values if allowed else ():
             if edits(value, name, limit=allowed) <= allowed:
                 return name
         return _by_form(slot, value)
@@ -93,14 +93,14 @@ def _spellings(value: str) -> Iterable[str]:
 
 def _by_form(slot: str, value: str) -> str:
     """Values that are recognised by their form."""
-    if slot in ("leaveAt", "arriveBy", "time") and (found := TIME.search(value)):
-        return f"{int(found[1]):02d}:{found[2]}"
-    if slot == "trainID" and (found := TRAIN.search(value)):
-        return f"tr{found[1]}"
-    if slot == "price" and (found := PRICE.search(value)):
-        return f"{found[1]} pounds"
-    if slot == "duration" and (found := DURATION.search(value)):
-        return f"{found[1]} minutes"
+    if slot in ("leaveAt", "arriveBy", "time") and (match := TIME.search(value)):
+        return f"{int(match[1]):02d}:{match[2]}"
+    if slot == "trainID" and (match := TRAIN.search(value)):
+        return f"tr{match[1]}"
+    if slot == "price" and (match := PRICE.search(value)):
+        return f"{match[1]} pounds"
+    if slot == "duration" and (match := DURATION.search(value)):
+        return f"{match[1]} minutes"
     return value
 
 

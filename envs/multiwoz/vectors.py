@@ -48,10 +48,10 @@ class Vectoriser:
             options,
         )
         start = len(user_acts) + len(system_acts)
-        given = [(domain, slot) for domain, slots in SEMI.items() for slot in slots]
-        self.given = {pair: start + i for i, pair in enumerate(given)}
-        self.booked = {domain: start + len(given) + i for i, domain in enumerate(ROWED)}
-        degrees = start + len(given) + len(ROWED)
+        pairs = [(domain, slot) for domain, slots in SEMI.items() for slot in slots]
+        self.given = {pair: start + i for i, pair in enumerate(pairs)}
+        self.booked = {domain: start + len(pairs) + i for i, domain in enumerate(ROWED)}
+        degrees = start + len(pairs) + len(ROWED)
         bins = {
             domain: TRAIN_BINS if domain == "train" and options.train_degree_bins == "paper" else VENUE_BINS
             for domain in ROWED
@@ -70,17 +70,17 @@ class Vectoriser:
 
     def positions(self, state: DialogState) -> list[int]:
         """The bits that are on, for one state."""
-        on = self.user_acts.positions(state.user_acts)
+        bits = self.user_acts.positions(state.user_acts)
         shift = len(self.user_acts)
-        on += [shift + i for i in self.system_acts.positions(state.system_acts)]
+        bits += [shift + i for i in self.system_acts.positions(state.system_acts)]
         for domain, slots in state.semi.items():
-            on += [self.given[domain, slot] for slot, value in slots.items() if value]
-        on += [self.booked[domain] for domain in state.booked if domain in self.booked]
+            bits += [self.given[domain, slot] for slot, value in slots.items() if value]
+        bits += [self.booked[domain] for domain in state.booked if domain in self.booked]
         for domain, start, bins in self.degrees:
-            on.append(start + bisect_left(bins, state.rows[domain].bit_count()))
+            bits.append(start + bisect_left(bins, state.rows[domain].bit_count()))
         if state.terminated:
-            on.append(self.terminated)
-        return on
+            bits.append(self.terminated)
+        return bits
 
     def states(self, states: Sequence[DialogState], out: np.ndarray | None = None) -> np.ndarray:
         """A batch of states, float32 # (N, 340); `out` is overwritten where it is given."""
@@ -89,9 +89,9 @@ class Vectoriser:
         out.fill(0)
         rows, columns = [], []
         for i, state in enumerate(states):
-            on = self.positions(state)
-            rows += [i] * len(on)
-            columns += on
+            bits = self.positions(state)
+            rows += [i] * len(bits)
+            columns += bits
         out[rows, columns] = 1
         return out
 
@@ -99,23 +99,23 @@ class Vectoriser:
 
     def bits(self, acts: Iterable[Act]) -> np.ndarray:
         """A system turn as an action, int8 # (209,); acts that the vocabulary lacks are left out."""
-        found = np.zeros(self.action_size, np.int8)
-        found[self.system_acts.positions(acts)] = 1
-        return found
+        vector = np.zeros(self.action_size, np.int8)
+        vector[self.system_acts.positions(acts)] = 1
+        return vector
 
     def acts(self, bits: np.ndarray, state: DialogState, rng: random.Random) -> Acts:
         """What an action says in this state; nothing at all becomes "anything else?". Raises UserError for a
         wrong shape."""
         if np.shape(bits) != (self.action_size,):
             raise UserError(f"expected an action of shape ({self.action_size},), got {np.shape(bits)}")
-        found: list[Act] = []
+        acts: list[Act] = []
         entities: dict[str, list[int]] = {}
         for number in np.flatnonzero(bits).tolist():
             intent, domain, slot, index = self.system_acts.parts[number]
-            found.append(
+            acts.append(
                 (intent, domain, slot, self._value(intent, domain, slot, index, state, entities, rng))
             )
-        return tuple(found) or (SILENCE,)
+        return tuple(acts) or (SILENCE,)
 
     def _value(
         self,
@@ -166,17 +166,17 @@ class Vectoriser:
             tuple(sorted(state.book.get(state.domain, ()))),
             tuple(sorted(state.semi.get("taxi", ()))),
         )
-        found = self._masks.get(key)
-        if found is None:
+        mask = self._masks.get(key)
+        if mask is None:
             if len(self._masks) >= MEMO:
                 self._masks.clear()
             allowed = [
                 self.options.action_mask == "none" or self._allowed(*parts, state)
                 for parts in self.system_acts.parts
             ]
-            found = self._masks[key] = np.array(allowed, np.int8)
-            found.flags.writeable = False
-        return found
+            mask = self._masks[key] = np.array(allowed, np.int8)
+            mask.flags.writeable = False
+        return mask
 
     def _allowed(self, intent: str, domain: str, slot: str, index: int, state: DialogState) -> bool:
         """The rules of ConvLab-3's mask."""

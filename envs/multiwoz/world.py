@@ -84,18 +84,18 @@ class World:
         }
 
     def _sentences(self, kind: str) -> dict[str, Any]:
-        found = {}
+        templates = {}
         for side in ("user", "system"):
             path = self.sentences / f"nlg/{kind}_{side}_template_nlg.json"
-            found[side] = _json(path, dict)
-            for key, slots in found[side].items():
+            templates[side] = _json(path, dict)
+            for key, slots in templates[side].items():
                 if not isinstance(slots, dict) or not all(
                     isinstance(x, list) and x and all(isinstance(y, str) for y in x) for x in slots.values()
                 ):
                     raise WorldError(
                         f"{path}, {key}: expected {{slots: [sentence, ...]}} with at least one sentence each"
                     )
-        return found
+        return templates
 
 
 def load_world(folder: str | Path = "") -> World:
@@ -144,7 +144,7 @@ def build_world(source: str, tables: Mapping[str, Any], *, taxi_types: list[str]
     except (TypeError, ValueError, AttributeError) as error:
         raise WorldError(f"{source}/{GOAL_MODEL}: {error}") from error
     try:
-        known = Values(values)
+        known_values = Values(values)
     except (AttributeError, TypeError) as error:
         raise WorldError(
             f"{source}/value_dict.json: expected {{domain: {{slot: [value, ...]}}}}, {error}"
@@ -156,7 +156,7 @@ def build_world(source: str, tables: Mapping[str, Any], *, taxi_types: list[str]
         )
     except ActError as error:
         raise WorldError(f"{source}/{error}") from error
-    return World(source, database, goals, known, *vocabularies, sentences)
+    return World(source, database, goals, known_values, *vocabularies, sentences)
 
 
 def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -179,12 +179,12 @@ def _json(path: Path, kind: type) -> Any:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         pickled = path.with_suffix(".pkl")
-        found = (
+        instead = (
             f"{pickled.name}, and pickles are not read: convert it to JSON, tuple keys joined by |"
             if pickled.exists()
             else "no such file"
         )
-        raise WorldError(f"{path}: expected a JSON file, found {found}. {WHENCE}") from error
+        raise WorldError(f"{path}: expected a JSON file, found {instead}. {WHENCE}") from error
     except (OSError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise WorldError(f"{path}: expected JSON in UTF-8, found {error}. Download the file again") from error
     if not isinstance(value, kind):

@@ -45,13 +45,13 @@ class _Writer:
             "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), size=rng.integers(2, 9)))
             for _ in range(1000)
         ]
-        said = [
+        texts = [
             " ".join(rng.choice(words, size=rng.integers(4, config.prompt_words + 1)))
             for _ in range(config.contexts)
         ]
         self.tokenizer = train_tokenizer([" ".join(words)] * 3, vocab_size=config.vocabulary)
         self.contexts = [
-            Context((0, i), [{"role": "user", "content": text}], "") for i, text in enumerate(said)
+            Context((0, i), [{"role": "user", "content": text}], "") for i, text in enumerate(texts)
         ]
         self.decoding = Decoding(max_new_tokens=32, max_prompt_length=96)
         self.policy = Policy(new_lm(replace(config, length=128)), BC(), ModelConfig()).eval()

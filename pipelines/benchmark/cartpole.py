@@ -67,20 +67,20 @@ def measure(config: BenchmarkConfig) -> Result:
     """The mean returns, both tables and the plot."""
     torch.set_num_threads(1)  # products of 32 x 32 matrices gain nothing from more
     start = time.process_time()
-    found = experiment(config.seeds, config.steps, priors=config.priors, seed=config.seed)
+    measured = experiment(config.seeds, config.steps, priors=config.priors, seed=config.seed)
     seconds = time.process_time() - start
     means = {
         buffer: {name: round(float(np.mean(values)), 1) for name, values in rows.items()}
-        for buffer, rows in found.returns.items()
+        for buffer, rows in measured.returns.items()
     }
-    tables = [table(found.returns), "", table(found.causes, head="what may explain it", digits=1), ""]
+    tables = [table(measured.returns), "", table(measured.causes, head="what may explain it", digits=1), ""]
     size = f"{config.seeds} seeds, {config.steps} updates, {seconds:.0f} s of CPU"
-    report = {"cpu_seconds": seconds, **asdict(found)}
+    report = {"cpu_seconds": seconds, **asdict(measured)}
     return Result(
         report,
         "\n".join([*tables, f"{size}; means and 95 % intervals over seeds"]),
         {"returns": means},
-        plot(found.returns),
+        plot(measured.returns),
     )
 
 
@@ -91,24 +91,24 @@ def experiment(
 
     `seed` reaches whatever is drawn; `variants` adds WOP with one thing changed at a time, and the causes.
     """
-    first = 100 * seed  # what is drawn counts up from here
-    logs = collect(seeds, seed=first)
-    fitting = {"steps": PRIOR_STEPS, "seed": first}
-    clone = learn(BC(), logs, columns_of(seeds, PRIOR_STEPS, seed=first), **fitting)
+    first_seed = 100 * seed  # what is drawn counts up from here
+    logs = collect(seeds, seed=first_seed)
+    fitting = {"steps": PRIOR_STEPS, "seed": first_seed}
+    clone = learn(BC(), logs, columns_of(seeds, PRIOR_STEPS, seed=first_seed), **fitting)
     makers = {
         "clone": lambda: sampled(clone),
-        "vae": lambda: variational(logs, columns_of(seeds, PRIOR_STEPS, seed=first), **fitting),
+        "vae": lambda: variational(logs, columns_of(seeds, PRIOR_STEPS, seed=first_seed), **fitting),
         "uniform": lambda: uniform,
     }
     fitted = {name: makers[name]() for name in priors}
-    values = _values(logs, fitted, clone, seeds, updates, seed=first, variants=variants)
-    found = {"behaviour": logs.mean_return()}
-    found |= {
-        name: returns(act, len(BUFFERS) * seeds, seed=first + 10_000)
+    values = _values(logs, fitted, clone, seeds, updates, seed=first_seed, variants=variants)
+    mean_returns = {"behaviour": logs.mean_return()}
+    mean_returns |= {
+        name: returns(act, len(BUFFERS) * seeds, seed=first_seed + 10_000)
         for name, act in _policies(fitted, values).items()
     }
-    rows = {name: value.view(len(BUFFERS), seeds).tolist() for name, value in found.items()}
-    why = causes(logs, fitted, values, seed=first) if variants else {}
+    rows = {name: value.view(len(BUFFERS), seeds).tolist() for name, value in mean_returns.items()}
+    why = causes(logs, fitted, values, seed=first_seed) if variants else {}
     return Experiment(
         {buffer: {name: row[i] for name, row in rows.items()} for i, buffer in enumerate(BUFFERS)},
         {
@@ -145,32 +145,34 @@ def _values(
             above=above,
         )
 
-    found = {"Batch Q": train(Q_LEARNING), "DBCQ's Q": train(LOWER_Q_LEARNING)} | {
+    networks = {"Batch Q": train(Q_LEARNING), "DBCQ's Q": train(LOWER_Q_LEARNING)} | {
         f"WOP, {name}": train(WOP, name) for name in priors
     }
     if variants:
-        found |= {
+        networks |= {
             "WOP, one pass": train(replace(WOP, target_passes=1)),
             "WOP, from the clone": train(WOP, above=clone),
         }
-    return found
+    return networks
 
 
 def _policies(priors: Mapping[str, Act], values: Mapping[str, nn.Module]) -> dict[str, Act]:
     def dbcq(prior: Act, observations: Tensor) -> Tensor:
         return best_of(prior(observations), values["DBCQ's Q"](observations), DRAWS)
 
-    found = {f"p, {name}": prior for name, prior in priors.items()}
-    found |= {f"p, {name}, best action": greedy(prior) for name, prior in priors.items() if name != "uniform"}
-    found["Batch Q"] = greedy(values["Batch Q"])
-    found |= {f"DBCQ, {name}": partial(dbcq, prior) for name, prior in priors.items()}
+    policies = {f"p, {name}": prior for name, prior in priors.items()}
+    policies |= {
+        f"p, {name}, best action": greedy(prior) for name, prior in priors.items() if name != "uniform"
+    }
+    policies["Batch Q"] = greedy(values["Batch Q"])
+    policies |= {f"DBCQ, {name}": partial(dbcq, prior) for name, prior in priors.items()}
     for name in [name for name in values if name.startswith("WOP")]:
-        found |= {name: sampled(values[name]), f"{name}, best action": greedy(values[name])}
-    return found
+        policies |= {name: sampled(values[name]), f"{name}, best action": greedy(values[name])}
+    return policies
 
 
 def table(
-    found: Mapping[str, Mapping[str, Sequence[float | tuple[float, float]]]],
+    by_buffer: Mapping[str, Mapping[str, Sequence[float | tuple[float, float]]]],
     *,
     head: str = "policy",
     digits: int = 0,
@@ -179,9 +181,9 @@ def table(
 
     A pair is a numerator and a denominator: a figure is the sum of those over that of these.
     """
-    lines = [f"| {head} | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
-    for name in next(iter(found.values())):
-        cells = [_shown(interval(rows[name]), digits) for rows in found.values()]
+    lines = [f"| {head} | " + " | ".join(by_buffer) + " |", "|---|" + "---|" * len(by_buffer)]
+    for name in next(iter(by_buffer.values())):
+        cells = [_shown(interval(rows[name]), digits) for rows in by_buffer.values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -201,14 +203,16 @@ def interval(values: Sequence[float | tuple[float, float]]) -> Estimate | None:
     return estimate([Measure(np.array([top]), np.array([bottom])) for top, bottom in pairs])
 
 
-def plot(found: Returns) -> Figure:
+def plot(by_buffer: Returns) -> Figure:
     """A panel per buffer: each policy's mean with its 95 % interval and its seeds as dots, its best action
     hollow, the behaviour policy as a line.
     """
-    first = next(iter(found.values()))
-    names = [name for name in first if name != "behaviour" and not name.endswith(", best action")]
+    first_rows = next(iter(by_buffer.values()))
+    names = [name for name in first_rows if name != "behaviour" and not name.endswith(", best action")]
     figure = Figure(figsize=(11, 1.4 + 0.28 * len(names)), layout="constrained")
-    for axes, (buffer, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
+    for axes, (buffer, rows) in zip(
+        figure.subplots(1, len(by_buffer), sharey=True), by_buffer.items(), strict=True
+    ):
         behaviour = interval(rows["behaviour"])
         axes.axvline(
             behaviour.value, color="#6b6b6b", linestyle="--", linewidth=1.2, label="behaviour policy"

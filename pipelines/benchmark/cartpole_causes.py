@@ -33,17 +33,17 @@ def true_values(act: Act, states: Tensor) -> Tensor:
     """
     count, width = states.shape[:2]
     env = cart_poles_at(states[:, :, None].expand(-1, -1, 2, -1).flatten(0, 2).numpy())
-    actions, alive, found = (
+    actions, alive, values = (
         torch.arange(2).repeat(count * width),
         torch.ones(count * width * 2, dtype=torch.bool),
         torch.zeros(count * width * 2),
     )
     for t in range(LIMIT):
-        found += alive * GAMMA**t
+        values += alive * GAMMA**t
         following, _, terminated, _, _ = env.step(actions.numpy())
         alive &= ~torch.from_numpy(terminated)
         actions = act(torch.from_numpy(following).view(count, -1, 4)).argmax(-1).flatten()
-    return found.view(count, width, 2)
+    return values.view(count, width, 2)
 
 
 @torch.no_grad()
@@ -73,25 +73,25 @@ def causes(logs: Transitions, priors: dict[str, Act], values: dict[str, nn.Modul
     leanings = {"logged action": logged} | {
         name: scores.diff(dim=-1).squeeze(-1) for name, scores in leanings.items()
     }
-    found = {"% of states: the choice matters": (100 * matter, every)}
-    found |= {
+    shares = {"% of states: the choice matters": (100 * matter, every)}
+    shares |= {
         f"% right there: {name}": (100 * matter * (leaning.sign() == true.sign()), matter)
         for name, leaning in leanings.items()
     }
-    found |= {
+    shares |= {
         f"logged - other: {name}": (logged * leanings[name], every)
         for name in leanings
         if name.startswith(("p, ", "WOP"))
     }
     if psi := next((name for name in values if name.startswith("WOP")), None):
         lowered, apart = _passes(values[psi], states)
-        found |= {
+        shares |= {
             f"least of {PASSES} passes lowers a value by: {psi}": (lowered, every),
             f"passes differ in 1 - 0 by: {psi}": (apart, every),
         }
     return {
         name: list(zip(top.sum(1).tolist(), bottom.sum(1).tolist(), strict=True))
-        for name, (top, bottom) in found.items()
+        for name, (top, bottom) in shares.items()
     }
 
 

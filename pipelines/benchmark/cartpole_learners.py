@@ -153,14 +153,16 @@ class Learner:
         self, logs: Transitions, columns: Tensor, *, progress: float, prior_logp: Tensor | None = None
     ) -> None:
         """One step of Adam; `progress` 0..1 lowers the learning rate to a fiftieth."""
-        batch, now, then = logs.batch(columns, prior_logp)
-        scores = self.online(now).flatten(0, 1)  # (N, 2)
+        batch, states, next_states = logs.batch(columns, prior_logp)
+        scores = self.online(states).flatten(0, 1)  # (N, 2)
         unread = torch.zeros_like(
             scores
         )  # losses read online scores at decisions only, target scores at next states only
         with torch.no_grad():
             passes = range(self.method.target_passes if self.method.heads.lm_target else 0)
-            targets = tuple(Dense(torch.cat([unread, self.target(then).flatten(0, 1)])) for _ in passes)
+            targets = tuple(
+                Dense(torch.cat([unread, self.target(next_states).flatten(0, 1)])) for _ in passes
+            )
         loss = self.method.loss(Outputs(Dense(torch.cat([scores, unread])), lm_target=targets), batch)
         step(
             self.optimizer, loss.total / columns.shape[1], progress
@@ -240,8 +242,8 @@ def variational(logs: Transitions, columns: Columns, *, steps: int, seed: int) -
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=RATE)
     place = torch.arange(count)[:, None]
     for number in range(steps):
-        chosen = columns(number)
-        observations, actions = logs.observations[place, chosen], logs.actions[place, chosen]
+        batch = columns(number)
+        observations, actions = logs.observations[place, batch], logs.actions[place, batch]
         mean, log_variance = encoder(torch.cat([observations, F.one_hot(actions, 2).float()], -1)).chunk(
             2, -1
         )  # (K, B, LATENT)
@@ -253,7 +255,7 @@ def variational(logs: Transitions, columns: Columns, *, steps: int, seed: int) -
             .squeeze(-1)
         )
         kl = (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1) / 2
-        step(optimizer, (kl - log_p).sum() / chosen.shape[1], number / steps)
+        step(optimizer, (kl - log_p).sum() / batch.shape[1], number / steps)
     draws = torch.randn(MIXED, LATENT)
 
     def act(observations: Tensor) -> Tensor:
@@ -274,7 +276,13 @@ def log_probability(prior: Act, logs: Transitions) -> Tensor:
     """(K, L) log p of the logged actions, never below log 1e-8."""
     parts = zip(logs.observations.split(1000, 1), logs.actions.split(1000, 1), strict=True)
     return (
-        torch.cat([prior(now).gather(-1, actions[..., None]).squeeze(-1) for now, actions in parts], 1)
+        torch.cat(
+            [
+                prior(observations).gather(-1, actions[..., None]).squeeze(-1)
+                for observations, actions in parts
+            ],
+            1,
+        )
         .clamp_min(1e-8)
         .log()
     )

@@ -39,8 +39,8 @@ def record(
 
     `seen(transitions, sizes)` is called after every step.
     """
-    env, first = cart_poles(count, seed=seed)
-    observations = torch.from_numpy(first)
+    env, first_states = cart_poles(count, seed=seed)
+    observations = torch.from_numpy(first_states)
     logs, sizes, fresh = (
         Transitions.empty(count, length),
         torch.zeros(count, dtype=torch.int64),
@@ -68,8 +68,8 @@ def returns(act: Act, count: int, *, seed: int, episodes: int = EPISODES) -> Ten
     """(K,) the mean return of each network's policy; every policy starts from the same states with the same
     luck.
     """
-    env, first = cart_poles(count * episodes, seed=seed)
-    observations, draws = torch.from_numpy(first), torch.Generator().manual_seed(seed)
+    env, first_states = cart_poles(count * episodes, seed=seed)
+    observations, draws = torch.from_numpy(first_states), torch.Generator().manual_seed(seed)
     alive, total = torch.ones(count * episodes, dtype=torch.bool), torch.zeros(count * episodes)
     for _ in range(LIMIT):
         probabilities = act(observations.view(count, episodes, 4)).flatten(0, 1)
@@ -101,11 +101,11 @@ def explore(seeds: int, *, seed: int) -> tuple[Transitions, Networks]:
             columns = (torch.rand(seeds, 2 * SAMPLES) * sizes[:, None]).long()
             learner.update(logs, columns, progress=min(1.0, step / LENGTH), prior_logp=nothing)
         if step % 500 == 0:
-            now = returns(greedy(learner.online), seeds, seed=seed + step)
+            new_score = returns(greedy(learner.online), seeds, seed=seed + step)
             with torch.no_grad():
-                for kept, current in zip(best.parameters(), learner.online.parameters(), strict=True):
-                    kept[now > score] = current[now > score]
-            score = torch.maximum(score, now)
+                for best_weight, current in zip(best.parameters(), learner.online.parameters(), strict=True):
+                    best_weight[new_score > score] = current[new_score > score]
+            score = torch.maximum(score, new_score)
 
     return record(act, seeds, LENGTH, seed=seed, seen=seen), best.eval()
 

@@ -72,13 +72,13 @@ def measure(config: BenchmarkConfig) -> Result:
     started = seconds.pop("start-up")
     share = 1 - STARTED / config.conversations
     seconds["prepare"] = [
-        (whole - start) / share for whole, start in zip(seconds["prepare"], started, strict=True)
+        (elapsed - start) / share for elapsed, start in zip(seconds["prepare"], started, strict=True)
     ]
     setting = f"{config.conversations} conversations of {config.turns} exchanges"
     setting += f", {len(MODEL_FREE)} rewards, {config.threads} CPUs"
     memory["start_up_seconds"] = sorted(started)[len(started) // 2]
     slow = long_dialogs(config)
-    lines = "".join(f"\n  {what:<24} {_line(row)}" for what, row in slow.items())
+    lines = "".join(f"\n  {case:<24} {_line(row)}" for case, row in slow.items())
     return speeds(config, {setting: (config.conversations, seconds)}, shown=lines, memory=memory, long=slow)
 
 
@@ -108,10 +108,10 @@ def write_export(path: Path, conversations: int, turns: int, *, seed: int) -> No
     began = datetime(2019, 5, 1, tzinfo=UTC)
 
     def text() -> str:
-        said = rng.choices(words, k=rng.randint(3, 15))
+        chosen_words = rng.choices(words, k=rng.randint(3, 15))
         if rng.random() < 1 / 3:
-            said.insert(rng.randrange(len(said) + 1), rng.choice(listed))
-        return " ".join(said) + rng.choice(".?!")
+            chosen_words.insert(rng.randrange(len(chosen_words) + 1), rng.choice(listed))
+        return " ".join(chosen_words) + rng.choice(".?!")
 
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -178,13 +178,13 @@ def pandas_pass(log: Path, out: Path) -> None:
     chats = []
     for _, chat in table.groupby("Chat ID", sort=False):
         answers = chat["Message"].shift(-1).fillna("")
-        found = {
+        rewards = {
             "answer_length": answers.apply(lambda text: len(text.split())),
             "answer_characters": answers.apply(len),
             "laughter": answers.apply(lambda text: text.lower().count("ha")),
             "conversation_length": float(len(chat)),
         }
-        chats.append(chat.assign(**found))
+        chats.append(chat.assign(**rewards))
     scored = pd.concat(chats)
     columns = scored[MODEL_FREE].astype(float)
     scored[MODEL_FREE] = (columns - columns.mean()) / columns.std()

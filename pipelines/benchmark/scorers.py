@@ -24,11 +24,11 @@ def measure(config: BenchmarkConfig) -> Result:
     def score(*, batched: bool) -> Callable[[], None]:
         def call() -> None:
             scorers = make_scorers([f"encoder={config.encoder}"])  # loaded anew: it remembers texts
-            chosen = choose_rewards(names, scorers=scorers)
+            rewards = choose_rewards(names, scorers=scorers)
             for dialog in (
-                in_batches(dialogs, list(chosen.values()), [scorers["encoder"]]) if batched else dialogs
+                in_batches(dialogs, list(rewards.values()), [scorers["encoder"]]) if batched else dialogs
             ):
-                apply_rewards(dialog, chosen, dict.fromkeys(names, 1.0))
+                apply_rewards(dialog, rewards, dict.fromkeys(names, 1.0))
 
         return call
 

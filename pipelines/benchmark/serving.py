@@ -42,7 +42,7 @@ def measure(config: BenchmarkConfig) -> Result:
     Everything runs before the clock does.
     """
     measured: Measured = {}
-    first: dict[str, dict[str, list[float]]] = {}
+    first_tokens: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         load = Load(config, folder)
@@ -65,11 +65,15 @@ def measure(config: BenchmarkConfig) -> Result:
         stack.callback(serve.stop)
         for clients in config.clients:
             setting = f"{clients} client{'s' * (clients > 1)}"
-            first[setting] = {ENGINE: [], SERVED: []}
+            first_tokens[setting] = {ENGINE: [], SERVED: []}
             contenders: dict[str, Callable[[], None]] = {
                 ONE: lambda n=clients: load.one_at_a_time(n),
-                ENGINE: lambda n=clients, seen=first[setting][ENGINE]: seen.extend(load.on_engine(engine, n)),
-                SERVED: lambda n=clients, seen=first[setting][SERVED]: seen.extend(load.over_http(n)),
+                ENGINE: lambda n=clients, delays=first_tokens[setting][ENGINE]: delays.extend(
+                    load.on_engine(engine, n)
+                ),
+                SERVED: lambda n=clients, delays=first_tokens[setting][SERVED]: delays.extend(
+                    load.over_http(n)
+                ),
             }
             seconds = take_turns(contenders, rounds=config.rounds, warmup=config.warmup)
             measured[setting] = load.tokens(clients), seconds
@@ -78,7 +82,8 @@ def measure(config: BenchmarkConfig) -> Result:
         for name, (_, times) in measured.items()
     }
     tokens = {
-        name: {who: round(1000 * median(seen), 1) for who, seen in of.items()} for name, of in first.items()
+        name: {contender: round(1000 * median(delays), 1) for contender, delays in of.items()}
+        for name, of in first_tokens.items()
     }
     return speeds(
         config, measured, serving={"http_and_serve_over_engine": overhead, "median_ms_to_first_token": tokens}
@@ -124,10 +129,10 @@ class Load:
     def lengths(self, clients: int) -> list[list[int]]:
         """The tokens that each client asks for, request by request."""
         half = self.config.new_tokens // 2
-        drawn = np.random.default_rng([self.config.seed, clients]).integers(
+        token_counts = np.random.default_rng([self.config.seed, clients]).integers(
             half, 3 * half, size=(clients, self.config.requests), endpoint=True
         )
-        return drawn.clip(1).tolist()
+        return token_counts.clip(1).tolist()
 
     def tokens(self, clients: int) -> int:
         """Of a round; nearly no reply ends early, the model being random."""
@@ -150,17 +155,17 @@ class Load:
 
     def on_engine(self, engine: Engine, clients: int) -> list[float]:
         """The engine without HTTP, a thread per client; the seconds to each first text."""
-        first: list[float] = []
+        delays: list[float] = []
         failed: list[Exception] = []
 
         def client(lengths: list[int]) -> None:
             for n, length in enumerate(lengths):
-                ended, began, seen = threading.Event(), time.perf_counter(), []
+                ended, began, arrivals = threading.Event(), time.perf_counter(), []
 
-                def deliver(what: Piece | Exception, seen=seen, ended=ended) -> None:
-                    failed.extend([what] if isinstance(what, Exception) else [])
-                    ends = isinstance(what, Exception) or bool(what.finish)
-                    seen.extend([time.perf_counter()] if ends or what.text else [])
+                def deliver(piece: Piece | Exception, arrivals=arrivals, ended=ended) -> None:
+                    failed.extend([piece] if isinstance(piece, Exception) else [])
+                    ends = isinstance(piece, Exception) or bool(piece.finish)
+                    arrivals.extend([time.perf_counter()] if ends or piece.text else [])
                     if ends:
                         ended.set()
 
@@ -174,17 +179,17 @@ class Load:
                 )
                 if not ended.wait(300) or failed:
                     return
-                first.append(seen[0] - began)
+                delays.append(arrivals[0] - began)
 
         threads = [threading.Thread(target=client, args=(lengths,)) for lengths in self.lengths(clients)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if len(first) < clients * self.config.requests:
+        if len(delays) < clients * self.config.requests:
             expected = clients * self.config.requests
-            raise RuntimeError(f"expected {expected} replies of the engine, got {len(first)}: {failed[:1]}")
-        return first
+            raise RuntimeError(f"expected {expected} replies of the engine, got {len(delays)}: {failed[:1]}")
+        return delays
 
     def over_http(self, clients: int) -> list[float]:
         """Streams from the server, a connection for each client; the seconds to each first token."""
@@ -196,24 +201,24 @@ class Load:
             return await asyncio.gather(*(self._client(http, lengths) for lengths in self.lengths(clients)))
 
     async def _client(self, http: httpx.AsyncClient, lengths: list[int]) -> list[float]:
-        first = []
+        delays = []
         for n, length in enumerate(lengths):
             body = {"model": "ilql", "messages": self.talk(), "stream": True, "seed": n, "max_tokens": length}
-            began, done = time.perf_counter(), False
+            began, complete = time.perf_counter(), False
             async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
                 answer.raise_for_status()
                 async for line in answer.aiter_lines():
                     if (
                         line.startswith("data: {")
-                        and len(first) == n
+                        and len(delays) == n
                         and json.loads(line[6:])["choices"][0]["delta"].get("content")
                     ):
-                        first.append(time.perf_counter() - began)
-                    done |= line == "data: [DONE]"
-            if not done:
+                        delays.append(time.perf_counter() - began)
+                    complete |= line == "data: [DONE]"
+            if not complete:
                 raise RuntimeError(f"expected a complete stream, request {n} ended before [DONE]")
-            first += [time.perf_counter() - began] * (len(first) == n)  # a reply without text
-        return first
+            delays += [time.perf_counter() - began] * (len(delays) == n)  # a reply without text
+        return delays
 
 
 class _Larger:

@@ -121,10 +121,10 @@ def _by_vectors(config: BenchmarkConfig, envs: MultiWOZVector, *, bits: bool) ->
     envs.reset(seed=config.seed)
 
     def call() -> None:
-        left = config.steps
-        while left > 0:
+        remaining = config.steps
+        while remaining > 0:
             turns = [None if talk.done else policy.respond(talk.state, talk.rng) for talk in envs.talks]
-            left -= sum(turn is not None for turn in turns)
+            remaining -= sum(turn is not None for turn in turns)
             if bits:
                 envs.step(np.stack([vectors.bits(turn or ()) for turn in turns]))
             else:
@@ -139,12 +139,12 @@ def _by_acts(config: BenchmarkConfig, simulator: Simulator) -> Callable[[], None
 
     def call() -> None:
         nonlocal episode
-        left = config.steps
-        while left > 0:
+        remaining = config.steps
+        while remaining > 0:
             talk = simulator.start((config.seed, 0, 0, episode))
             episode += 1
             while not talk.done:
                 simulator.advance(talk, policy.respond(talk.state, talk.rng))
-            left -= talk.turns
+            remaining -= talk.turns
 
     return call

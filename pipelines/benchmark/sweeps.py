@@ -31,7 +31,7 @@ def measure(config: BenchmarkConfig) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_logs(folder / "logs.jsonl", dialogs=300, seed=config.seed)
-        where = [
+        flags = [
             "--logs",
             str(folder / "logs.jsonl"),
             "--output_dir",
@@ -43,7 +43,7 @@ def measure(config: BenchmarkConfig) -> Result:
             "--quiet",
         ]
         with connect("local", num_cpus=config.threads):
-            prepare.main(load_config(prepare.PrepareConfig, [*where, "--rewards.logged", "1"]))
+            prepare.main(load_config(prepare.PrepareConfig, [*flags, "--rewards.logged", "1"]))
             side_by_side = f"tune, {config.threads} at a time"
             contenders = {
                 "plain": lambda: [_train(folder, number) for number in range(config.trials)],

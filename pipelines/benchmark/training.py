@@ -59,17 +59,17 @@ def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[
         .train()
     )
     prior = Prior([new_lm(config)]) if method.prior_every_step else None
-    objective, given = Objective(policy, prior), replace(batch)
+    objective, inputs = Objective(policy, prior), replace(batch)
     if method.uses_prior:
-        given.prior_logp = torch.full((batch.decisions,), -np.log(config.vocabulary), dtype=torch.float32)
-        given.prior_lse = torch.full((len(batch.states),), np.log(config.vocabulary), dtype=torch.float32)
+        inputs.prior_logp = torch.full((batch.decisions,), -np.log(config.vocabulary), dtype=torch.float32)
+        inputs.prior_lse = torch.full((len(batch.states),), np.log(config.vocabulary), dtype=torch.float32)
     if method.proposals:
         shape = int(batch.turn_end.sum()), method.proposals
-        given.proposals, given.proposal_logp = torch.rand(*shape, config.width), torch.full(shape, -10.0)
+        inputs.proposals, inputs.proposal_logp = torch.rand(*shape, config.width), torch.full(shape, -10.0)
     if method.measures:
         with torch.no_grad():
-            given.measured = method.measure(policy.outputs(given), given)
-    return _step(policy, lambda: objective(given)[0] / batch.decisions, alpha=method.target_rate(1000, 0.0))
+            inputs.measured = method.measure(policy.outputs(inputs), inputs)
+    return _step(policy, lambda: objective(inputs)[0] / batch.decisions, alpha=method.target_rate(1000, 0.0))
 
 
 def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> Callable[[], None]:

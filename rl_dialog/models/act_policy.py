@@ -210,11 +210,11 @@ def read_config(directory: str | Path) -> ActPolicyConfig:
 
 
 def _check_fits(directory: str | Path, config: ActPolicyConfig, expected: ActPolicyConfig) -> None:
-    sizes, wanted = (config.state_size, config.action_size), (expected.state_size, expected.action_size)
-    if sizes != wanted or config.vocabulary != expected.vocabulary:
-        same = " with the same sizes but other acts" if sizes == wanted else ""
+    sizes, needed = (config.state_size, config.action_size), (expected.state_size, expected.action_size)
+    if sizes != needed or config.vocabulary != expected.vocabulary:
+        same = " with the same sizes but other acts" if sizes == needed else ""
         raise UserError(
-            f"{directory}: expected a policy for states of {wanted[0]} bits and {wanted[1]} acts, got one for"
+            f"{directory}: expected a policy for states of {needed[0]} bits and {needed[1]} acts, got one for"
             f" {sizes[0]} and {sizes[1]}{same}: it was trained in another world; pass that one as --world, or"
             " train a policy here"
         )

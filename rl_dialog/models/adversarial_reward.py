@@ -74,10 +74,10 @@ class AdversarialReward(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.metrics = config, {}
-        last = np.append(dialogs[1:] != dialogs[:-1], True)
-        following = np.where(last[:, None], 0.0, np.roll(states, -1, axis=0)).astype(np.float32)
+        is_last = np.append(dialogs[1:] != dialogs[:-1], True)
+        following = np.where(is_last[:, None], 0.0, np.roll(states, -1, axis=0)).astype(np.float32)
         self.experts = tuple(
-            torch.from_numpy(np.ascontiguousarray(x)).float() for x in (states, actions, following, ~last)
+            torch.from_numpy(np.ascontiguousarray(x)).float() for x in (states, actions, following, ~is_last)
         )
         size, acts = states.shape[1], actions.shape[1]
         self.generator = torch.Generator().manual_seed(seed)
@@ -93,26 +93,26 @@ class AdversarialReward(nn.Module):
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """The rewards of each trajectory's turns, float32 # (n,)"""
-        turns = [_turns(each) for each in trajectories]
+        turns = [_turns(trajectory) for trajectory in trajectories]
         self.learn(*(torch.cat(column) for column in zip(*turns, strict=True)))
         with torch.no_grad():
             weight = self.config.log_prob_weight
-            found = [
-                self.f(*turn).numpy() - weight * each.log_probs
-                for turn, each in zip(turns, trajectories, strict=True)
+            turn_rewards = [
+                self.f(*turn).numpy() - weight * trajectory.log_probs
+                for turn, trajectory in zip(turns, trajectories, strict=True)
             ]
-        mean = float(np.concatenate(found).mean())
+        mean = float(np.concatenate(turn_rewards).mean())
         self.metrics["learned_reward"] = mean
-        return [(rewards - mean * self.config.centre).astype(np.float32) for rewards in found]
+        return [(rewards - mean * self.config.centre).astype(np.float32) for rewards in turn_rewards]
 
     def learn(self, states: Tensor, actions: Tensor, following: Tensor, goes_on: Tensor) -> None:
         """One pass over the policy's turns # (N, ...), each batch against as many of the experts', drawn at
         random."""
         policy, losses = (states, actions, following, goes_on), []
         for batch in torch.randperm(len(states), generator=self.generator).split(self.config.batch_size):
-            drawn = torch.randint(len(self.experts[0]), (len(batch),), generator=self.generator)
+            expert_rows = torch.randint(len(self.experts[0]), (len(batch),), generator=self.generator)
             expert, ours = (
-                self.f(*(x[drawn] for x in self.experts)).mean(),
+                self.f(*(x[expert_rows] for x in self.experts)).mean(),
                 self.f(*(x[batch] for x in policy)).mean(),
             )
             self.optimizer.zero_grad()
@@ -128,11 +128,16 @@ class AdversarialReward(nn.Module):
             parameter.clamp_(-self.config.clamp, self.config.clamp)
 
 
-def _turns(each: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _turns(trajectory: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     observations = torch.from_numpy(
-        np.array(each.observations, np.float32)
+        np.array(trajectory.observations, np.float32)
     )  # a copy: what another process sent cannot be written to
-    goes_on = torch.ones(len(each.actions))
-    if each.terminated:
+    goes_on = torch.ones(len(trajectory.actions))
+    if trajectory.terminated:
         goes_on[-1] = 0
-    return observations[:-1], torch.from_numpy(np.array(each.actions, np.float32)), observations[1:], goes_on
+    return (
+        observations[:-1],
+        torch.from_numpy(np.array(trajectory.actions, np.float32)),
+        observations[1:],
+        goes_on,
+    )

@@ -158,15 +158,17 @@ class ControlPolicy(nn.Module):
     def fit_values(self, targets: Tensor) -> None:
         """Mean and deviation of values follow those of a batch of targets # (B,); values stay as they are
         (Pop-Art, van Hasselt et al. 2016)."""
-        old_mean, old_std, first = self.value_mean.clone(), self.value_std.clone(), self.value_std == 0
-        rate = 1.0 if first else FOLLOWING
+        old_mean, old_std, is_first = self.value_mean.clone(), self.value_std.clone(), self.value_std == 0
+        rate = 1.0 if is_first else FOLLOWING
         self.value_mean.lerp_(targets.mean(), rate)
         self.value_std.copy_(((1 - rate) * old_std**2 + rate * targets.var()).sqrt().clamp(min=1e-3))
-        if first:
+        if is_first:
             return
-        last = self.value_network[-1] if isinstance(self.value_network, nn.Sequential) else self.value_network
-        last.bias.copy_((old_std * last.bias + old_mean - self.value_mean) / self.value_std)
-        last.weight.mul_(old_std / self.value_std)
+        output = (
+            self.value_network[-1] if isinstance(self.value_network, nn.Sequential) else self.value_network
+        )
+        output.bias.copy_((old_std * output.bias + old_mean - self.value_mean) / self.value_std)
+        output.weight.mul_(old_std / self.value_std)
 
     @property
     def value_unit(self) -> Tensor | float:
@@ -179,7 +181,9 @@ class ControlPolicy(nn.Module):
             return {"policy": list(self.parameters())}
         value = list(self.value_network.parameters())
         return {
-            "policy": [each for each in self.parameters() if not any(each is other for other in value)],
+            "policy": [
+                parameter for parameter in self.parameters() if not any(parameter is other for other in value)
+            ],
             "value": value,
         }
 
@@ -187,8 +191,10 @@ class ControlPolicy(nn.Module):
     def act(self, observations: np.ndarray, *, greedy: bool = True) -> np.ndarray:
         """Actions as an environment takes them: the most probable ones, or drawn from torch's generator #
         (B,) or (B, A)"""
-        found = self.distribution(self.logits(torch.from_numpy(observations).to(self.value_mean.device)))
-        return (found.mode() if greedy else found.sample()).cpu().numpy()
+        distribution = self.distribution(
+            self.logits(torch.from_numpy(observations).to(self.value_mean.device))
+        )
+        return (distribution.mode() if greedy else distribution.sample()).cpu().numpy()
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Writes the checkpoint's two files into `directory`, which is made if needed."""
@@ -211,7 +217,7 @@ class ControlPolicy(nn.Module):
         differ, or the files are not those of a ControlPolicy.
         """
         config = _read_config(directory)
-        needs = lambda each: (each.observation, each.actions, each.discrete)  # noqa: E731
+        needs = lambda shape: (shape.observation, shape.actions, shape.discrete)  # noqa: E731
         if expected is not None and needs(config) != needs(expected):
             raise UserError(
                 f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in "
@@ -228,12 +234,12 @@ class ControlPolicy(nn.Module):
         return self.trunk(observations.movedim(-1, 1).float() / 255 if self.config.pixels else observations)
 
     def _inputs(self, hidden: Tensor) -> Tensor:
-        found = self.policy(hidden)
-        return found if self.config.discrete else torch.cat([found, self.log_std.expand_as(found)], -1)
+        inputs = self.policy(hidden)
+        return inputs if self.config.discrete else torch.cat([inputs, self.log_std.expand_as(inputs)], -1)
 
     def _values(self, hidden: Tensor) -> Tensor:
-        found = self.value_network(hidden).squeeze(-1)
-        return self.value_mean + self.value_std * found if self.config.normalise_values else found
+        values = self.value_network(hidden).squeeze(-1)
+        return self.value_mean + self.value_std * values if self.config.normalise_values else values
 
 
 def shape_of(envs: Any, **more: Any) -> ControlPolicyConfig:

@@ -91,8 +91,8 @@ class Nlu(nn.Module):
             f"{' '.join(context[len(context) - self.labels.context :] if self.labels.context else ())}"
             for _, context, side in turns
         ]
-        found = self.tokenizer(
-            [" ".join(each.split()) for each in before],
+        encoded = self.tokenizer(
+            [" ".join(line.split()) for line in before],
             [text for text, _, _ in turns],
             padding=True,
             truncation="longest_first",
@@ -100,17 +100,17 @@ class Nlu(nn.Module):
             return_offsets_mapping=True,
             return_tensors="pt",
         )
-        text = torch.tensor([[part == 1 for part in found.sequence_ids(i)] for i in range(len(turns))])
-        names = [name for name in self.tokenizer.model_input_names if name in found]
-        return Encoded({name: found[name] for name in names}, text, found["offset_mapping"].tolist())
+        text = torch.tensor([[part == 1 for part in encoded.sequence_ids(i)] for i in range(len(turns))])
+        names = [name for name in self.tokenizer.model_input_names if name in encoded]
+        return Encoded({name: encoded[name] for name in names}, text, encoded["offset_mapping"].tolist())
 
     def forward(self, inputs: dict[str, Tensor], text: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the tags # (B, T, 1 + 2 tags), and of the acts about the whole sentence # (B, acts)."""
         states = self.dropout(self.encoder(**inputs).last_hidden_state)  # (B, T, H)
         everything = _pooled(self.whole(states), inputs["attention_mask"].bool())  # (B, H)
-        told = torch.cat([_pooled(self.part(states), text), everything], -1)
+        pooled = torch.cat([_pooled(self.part(states), text), everything], -1)
         return self.tagger(torch.cat([states, everything[:, None].expand_as(states)], -1)), self.sentence(
-            self.dropout(told)
+            self.dropout(pooled)
         )
 
     @torch.inference_mode()
@@ -121,7 +121,7 @@ class Nlu(nn.Module):
         for _, _, side in turns:
             if side not in SIDES:
                 raise UserError(f"expected the side {' or '.join(SIDES)}, got {side!r}")
-        found: list[list[Act]] = [[] for _ in turns]
+        turn_acts: list[list[Act]] = [[] for _ in turns]
         worded = [i for i, turn in enumerate(turns) if turn[0].strip()]
         for places in batches([len(turns[i][0]) for i in worded], BATCH):
             part = [worded[place] for place in places]
@@ -129,17 +129,17 @@ class Nlu(nn.Module):
             sides = torch.tensor([SIDES.index(turns[i][2]) for i in part])
             tags, acts = self(batch.inputs, batch.text)
             best = tags.masked_fill(~self.tag_mask[sides][:, None], -torch.inf).argmax(-1)  # (B, T)
-            told = (acts > 0) & self.act_mask[sides]
+            active = (acts > 0) & self.act_mask[sides]
             for row, i in enumerate(part):
                 spans = self._spans(
                     turns[i][0], best[row].tolist(), batch.text[row].tolist(), batch.offsets[row]
                 )
-                found[i] = list(
+                turn_acts[i] = list(
                     dict.fromkeys(
-                        [*spans, *(self.labels.acts[k] for k in told[row].nonzero()[:, 0].tolist())]
+                        [*spans, *(self.labels.acts[k] for k in active[row].nonzero()[:, 0].tolist())]
                     )
                 )
-        return found
+        return turn_acts
 
     def reader(self, side: str) -> partial:
         """(text, context) -> acts of that side."""
@@ -170,16 +170,16 @@ class Nlu(nn.Module):
 
     def _spans(self, text: str, tags: list[int], inside: list[bool], offsets: list[list[int]]) -> list[Act]:
         """The values that a row of tags marks, widened to whole words."""
-        found: list[Act] = []
-        current, first, last = -1, 0, 0
+        acts: list[Act] = []
+        current, span_start, span_end = -1, 0, 0
         for tag, mine, (start, end) in [*zip(tags, inside, offsets, strict=True), (0, True, (0, 0))]:
             if not mine or (tag and current == (tag - 1) // 2 and tag % 2 == 0):
-                last = end if mine else last
+                span_end = end if mine else span_end
                 continue
             if current >= 0:
-                found.append((*self.labels.tags[current], _words(text, first, last)))
-            current, first, last = (tag - 1) // 2 if tag else -1, start, end
-        return [act for act in found if act[3]]
+                acts.append((*self.labels.tags[current], _words(text, span_start, span_end)))
+            current, span_start, span_end = (tag - 1) // 2 if tag else -1, start, end
+        return [act for act in acts if act[3]]
 
 
 def load_nlu(directory: str | Path) -> Nlu:

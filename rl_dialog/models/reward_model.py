@@ -123,8 +123,8 @@ class RewardModel(nn.Module):
         """Undiscounted sums over the steps that were taken: (C, L, ...), (C, L, ...) and (C,) to (M, C)."""
         clips, length = actions.shape[:2]
         rewards = self(observations.flatten(0, 1), actions.flatten(0, 1)).view(-1, clips, length)
-        taken = torch.arange(length, device=steps.device) < steps[:, None]  # (C, L)
-        return (rewards * taken).sum(-1)
+        mask = torch.arange(length, device=steps.device) < steps[:, None]  # (C, L)
+        return (rewards * mask).sum(-1)
 
     @torch.no_grad()
     def fit_normaliser(self, observations: Tensor, actions: Tensor) -> None:
@@ -203,8 +203,8 @@ class RewardModel(nn.Module):
             where=str(path),
         )
         if expected is not None and _world(config) != _world(expected):
-            told = f"expected a reward model for {_world(expected)}, got one for {_world(config)}"
-            raise UserError(f"{directory}: {told}: it was fitted in another environment")
+            mismatch = f"expected a reward model for {_world(expected)}, got one for {_world(config)}"
+            raise UserError(f"{directory}: {mismatch}: it was fitted in another environment")
         model = cls(config)
         try:
             model.load_state_dict(load_file(path.with_name("model.safetensors")))

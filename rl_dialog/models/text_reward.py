@@ -69,8 +69,8 @@ class TextReward:
     def encode(self, conversation: Conversation) -> list[int]:
         """The rendered conversation as tokens. Of a longer one the oldest messages are left out, the system
         prompt stays. Raises TemplateError."""
-        read = conversation if self.reads == "conversation" else conversation[-1:]
-        plain = [{"role": message["role"], "content": said(message)} for message in read]
+        messages = conversation if self.reads == "conversation" else conversation[-1:]
+        plain = [{"role": message["role"], "content": said(message)} for message in messages]
         return encode_conversation(plain, self.tokenizer, max_length=self.max_length)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -89,21 +89,21 @@ class TextReward:
         a batch."""
         self.model.eval()
         rows = [self.encode(conversation) for conversation in conversations]
-        found = [0.0] * len(rows)
+        scores = [0.0] * len(rows)
         for part in batches([len(row) for row in rows], BATCH):
             for i, value in zip(part, self([rows[i] for i in part]).tolist(), strict=True):
-                found[i] = value
-        return found
+                scores[i] = value
+        return scores
 
     def probabilities(self, texts: Sequence[str]) -> list[float]:
         """How likely each text, as a reply alone, is a good one, of a model that was fitted to ratings; 0 for
         an empty text."""
         places = [i for i, text in enumerate(texts) if text.strip()]
-        found = [0.0] * len(texts)
+        probabilities = [0.0] * len(texts)
         scores = torch.tensor(self.score([{"role": "assistant", "content": texts[i]}] for i in places))
         for i, value in zip(places, scores.sigmoid().tolist(), strict=True):
-            found[i] = value
-        return found
+            probabilities[i] = value
+        return probabilities
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Writes what `from_pretrained` reads; the longest input is the tokenizer's `model_max_length`."""

@@ -32,11 +32,14 @@ def take_over(source: Path, out: Path, labels: str) -> int:
     path = source / "prefer.yaml"
     if not path.is_file():
         raise UserError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
-    (theirs, there), here = open_labels(source, read_yaml(str(path))["labels"]), Segments(out / "clips")
-    copied = theirs.labels()
+    (source_log, source_segments), segments = (
+        open_labels(source, read_yaml(str(path))["labels"]),
+        Segments(out / "clips"),
+    )
+    copied = source_log.labels()
     for label in copied:
         for id in (label.first, label.second):
-            here.add(there[id])
+            segments.add(source_segments[id])
     return LabelLog(labels).add_labels(copied)
 
 

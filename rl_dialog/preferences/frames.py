@@ -45,16 +45,16 @@ def drawn_frames(clip: Clip, draw: Draw) -> np.ndarray:
     """uint8 (steps, H, W, 3): the steps that were taken, without the padding. Raises UserError where `draw`
     returns something else."""
     frames = [np.asarray(draw(observation)) for observation in clip.observations[: clip.steps]]
-    first = frames[0]
+    first_frame = frames[0]
     if (
-        first.dtype != np.uint8
-        or first.ndim != 3
-        or first.shape[2] != 3
-        or any(frame.shape != first.shape for frame in frames)
+        first_frame.dtype != np.uint8
+        or first_frame.ndim != 3
+        or first_frame.shape[2] != 3
+        or any(frame.shape != first_frame.shape for frame in frames)
     ):
-        found = sorted({f"{frame.dtype} {frame.shape}" for frame in frames})
+        kinds = sorted({f"{frame.dtype} {frame.shape}" for frame in frames})
         raise UserError(
-            f"expected frames of one size, uint8 (H, W, 3), got {', '.join(found)} for observations of "
+            f"expected frames of one size, uint8 (H, W, 3), got {', '.join(kinds)} for observations of "
             f"{clip.observations.shape[1:]}"
         )
     return np.stack(frames)
@@ -70,13 +70,13 @@ def sheet(clip: Clip, draw: Draw) -> Sheet:
     count, height, width, _ = frames.shape
     columns = min(count, max(1, round(math.sqrt(count * height / width))))
     rows = math.ceil(count / columns)
-    whole = np.zeros((rows * columns, height, width, 3), np.uint8)
-    whole[:count] = frames
-    whole = (
-        whole.reshape(rows, columns, height, width, 3)
+    canvas = np.zeros((rows * columns, height, width, 3), np.uint8)
+    canvas[:count] = frames
+    canvas = (
+        canvas.reshape(rows, columns, height, width, 3)
         .swapaxes(1, 2)
         .reshape(rows * height, columns * width, 3)
     )
     file = io.BytesIO()
-    Image.fromarray(whole).save(file, "png", compress_level=3)
+    Image.fromarray(canvas).save(file, "png", compress_level=3)
     return Sheet(file.getvalue(), count, columns, width, height)

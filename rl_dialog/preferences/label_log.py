@@ -176,8 +176,8 @@ class LabelLog:
                     f"{query.first}, {query.second}; choose pairs with queries.py, or say `validation`"
                 )
         row = asdict(query) | {"id": query.id or pair_id(query.first, query.second), "validation": validation}
-        wanted = 2 if sql.share("overlap", row["id"]) < self._overlap else 1
-        return row | {"wanted": wanted, "missing": wanted}
+        answers_wanted = 2 if sql.share("overlap", row["id"]) < self._overlap else 1
+        return row | {"wanted": answers_wanted, "missing": answers_wanted}
 
     def pairs(self) -> set[tuple[str, str]]:
         """All pairs that were ever offered, each with the smaller id first."""
@@ -230,39 +230,39 @@ class LabelLog:
 
     def answer_many(self, answers: Sequence[tuple[str | Query, Choice]], labeller: str) -> list[Label]:
         """Several answers in one transaction: all or none. Queries or their ids."""
-        chosen = [(query.id if isinstance(query, Query) else query, choice) for query, choice in answers]
-        for _, choice in chosen:
+        choices = [(query.id if isinstance(query, Query) else query, choice) for query, choice in answers]
+        for _, choice in choices:
             if choice not in PREFERENCES:
                 raise UserError(f"expected one of {', '.join(PREFERENCES)} as the choice, got {choice!r}")
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
-            shown = sql.find_shown(connection, [query for query, _ in chosen], labeller)
+            showings = sql.find_shown(connection, [query for query, _ in choices], labeller)
             number = connection.scalar(select(sql.LAST_NUMBER))
             new: dict[str, dict[str, Any]] = {}
-            for query, choice in chosen:
-                if query not in shown:
+            for query, choice in choices:
+                if query not in showings:
                     raise KeyError(f"expected the id of a query, got {query!r}")
-                if shown[query].answer is not None or query in new:
+                if showings[query].answer is not None or query in new:
                     continue
-                if shown[query].shown is None:
+                if showings[query].shown is None:
                     raise UserError(
                         f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}:"
                         " lease it first"
                     )
-                new[query] = sql.answer_row(shown[query], number + len(new) + 1, labeller, choice, now)
+                new[query] = sql.answer_row(showings[query], number + len(new) + 1, labeller, choice, now)
             sql.insert_answers(connection, list(new.values()))
             labels = {
                 label.query: label
                 for label in sql.find_labels(
-                    connection, ANSWERS.c.labeller == labeller, [query for query, _ in chosen]
+                    connection, ANSWERS.c.labeller == labeller, [query for query, _ in choices]
                 )
             }
-        return [labels[query] for query, _ in chosen]
+        return [labels[query] for query, _ in choices]
 
     def undo(self, labeller: str, seconds: float = LEASE) -> Query | None:
         """Revokes the labeller's last answer that stands (its record stays) and leases the query to them
         again, shown as before. None: no answer."""
-        last = (
+        last_answer = (
             select(ANSWERS.c.number, ANSWERS.c.query)
             .where(ANSWERS.c.labeller == labeller, STANDS)
             .order_by(ANSWERS.c.number.desc())
@@ -270,7 +270,7 @@ class LabelLog:
         )
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
-            answer = connection.execute(last).first()
+            answer = connection.execute(last_answer).first()
             if answer is None:
                 return None
             connection.execute(
@@ -289,10 +289,10 @@ class LabelLog:
     def answers(self) -> list[Answer]:
         """Every answer ever given, in order: also those that are incomparable, late or revoked."""
         with self._engine.begin() as connection:
-            found = select(
+            statement = select(
                 *sql.LABEL, *(ANSWERS.c[name] for name in ("choice", "swapped", "late", "revoked", "reason"))
             ).select_from(sql.ANSWERED)
-            return [Answer(*row) for row in connection.execute(found.order_by(ANSWERS.c.number))]
+            return [Answer(*row) for row in connection.execute(statement.order_by(ANSWERS.c.number))]
 
     def add_labels(self, labels: Iterable[Label]) -> int:
         """Labels from elsewhere, in one transaction: their queries where those are new, and the answers as
@@ -309,19 +309,19 @@ class LabelLog:
                     f"{label.query!r}"
                 )
             name_of(label.labeller, "name of a labeller")
-        asked = [
+        queries = [
             NewQuery(
-                each.first,
-                each.second,
-                each.query,
-                reward_version=each.reward_version,
-                validation=each.validation,
+                label.first,
+                label.second,
+                label.query,
+                reward_version=label.reward_version,
+                validation=label.validation,
             )
-            for each in labels
+            for label in labels
         ]
         rows = [
             self._query_row(query) | {"created": label.shown}
-            for query, label in zip(asked, labels, strict=True)
+            for query, label in zip(queries, labels, strict=True)
         ]
         with self._writing() as (connection, _):
             sql.insert_queries(connection, rows)
@@ -343,14 +343,14 @@ class LabelLog:
         """
         held = sql.held(self._clock())
         fresh = QUERIES.c.missing == QUERIES.c.wanted
-        first = ANSWERS.c.number.in_(FIRST)
+        is_first = ANSWERS.c.number.in_(FIRST)
         columns = {
             "waiting": sql.number_of(QUERIES, OPEN, fresh, ~held),
             "leased": sql.number_of(QUERIES, OPEN, fresh, held),
             "second_opinions": sql.number_of(QUERIES, OPEN, ~fresh),
             "expired": sql.number_of(QUERIES, QUERIES.c.expired.is_not(None), fresh),
-            "labels": sql.number_of(ANSWERS, first),
-            "ties": sql.number_of(ANSWERS, first, ANSWERS.c.preference == 0.5),
+            "labels": sql.number_of(ANSWERS, is_first),
+            "ties": sql.number_of(ANSWERS, is_first, ANSWERS.c.preference == 0.5),
             "skipped": sql.number_of(ANSWERS, STANDS, ANSWERS.c.preference.is_(None)),
             "late": sql.number_of(ANSWERS, STANDS, ANSWERS.c.late),
             "revoked": sql.number_of(ANSWERS, ~STANDS),
@@ -372,16 +372,16 @@ class LabelLog:
         """
         key = self.keys.add(name, scopes=scopes)
         with self._writing() as (connection, now):
-            known = connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.name == name))
-            if known is None:
+            labeller = connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.name == name))
+            if labeller is None:
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(revoked=None))
         return key
 
     def labeller_of(self, key: str) -> str | None:
         """Whose key it is; None: no labeller's, or a revoked one's."""
-        found = self.keys.find(key)
-        return found.name if found and found.may("labeller") else None
+        owner = self.keys.find(key)
+        return owner.name if owner and owner.may("labeller") else None
 
     def labellers(self) -> dict[str, dict[str, Any]]:
         """What each labeller did and how well: see labeller_statistics.py."""
@@ -393,11 +393,11 @@ class LabelLog:
         Their queries are open again."""
         name_of(name, "name of a labeller")
         name_of(reason, "reason")
-        answered = select(ANSWERS.c.query).where(ANSWERS.c.labeller == name)
+        answered_queries = select(ANSWERS.c.query).where(ANSWERS.c.labeller == name)
         with self._writing() as (connection, now):
-            known = connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.name == name))
-            if known is None:
-                if connection.execute(answered.limit(1)).first() is None:
+            labeller = connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.name == name))
+            if labeller is None:
+                if connection.execute(answered_queries.limit(1)).first() is None:
                     raise KeyError(f"expected the name of a labeller, got {name!r}")
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(revoked=now))
@@ -405,7 +405,7 @@ class LabelLog:
                 update(ANSWERS).where(ANSWERS.c.labeller == name, STANDS).values(revoked=now, reason=reason)
             ).rowcount
             connection.execute(delete(LEASES).where(LEASES.c.labeller == name))
-            sql.count_missing(connection, QUERIES.c.number.in_(answered))
+            sql.count_missing(connection, QUERIES.c.number.in_(answered_queries))
         with suppress(KeyError):  # who never had a key
             self.keys.revoke(name)
         return revoked

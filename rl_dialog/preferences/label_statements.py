@@ -39,33 +39,35 @@ def share(purpose: str, key: str) -> float:
 def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     """Those that are new. Raises UserError for the id of another pair, and for a segment that is on the other
     side already."""
-    named = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
-    known: dict[str, set[str]] = {}
+    ids = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
+    pairs: dict[str, set[str]] = {}
     sides: dict[str, bool] = {}
     columns = (QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation)
-    for part in parts(named):
-        found = or_(QUERIES.c.id.in_(part), QUERIES.c.first.in_(part), QUERIES.c.second.in_(part))
-        for id, first, second, validation in connection.execute(select(*columns).where(found)):
-            known[id] = {first, second}
+    for part in parts(ids):
+        condition = or_(QUERIES.c.id.in_(part), QUERIES.c.first.in_(part), QUERIES.c.second.in_(part))
+        for id, first, second, validation in connection.execute(select(*columns).where(condition)):
+            pairs[id] = {first, second}
             sides |= {first: validation, second: validation}
     new = []
     for row in rows:
         pair = {row["first"], row["second"]}
-        if known.get(row["id"], pair) != pair:
+        if pairs.get(row["id"], pair) != pair:
             raise UserError(
                 f"expected a new id for a new pair, got {row['id']!r}, the query about "
-                f"{' and '.join(sorted(known[row['id']]))}"
+                f"{' and '.join(sorted(pairs[row['id']]))}"
             )
-        if row["id"] in known:
+        if row["id"] in pairs:
             continue
         for segment in pair:
             if sides.setdefault(segment, row["validation"]) != row["validation"]:
-                before, now = ("validation", "training") if sides[segment] else ("training", "validation")
-                raise UserError(
-                    f"expected the segment {segment} in queries for {before} only, as before, got one for "
-                    f"{now}: {sorted(pair)}"
+                old_side, new_side = (
+                    ("validation", "training") if sides[segment] else ("training", "validation")
                 )
-        known[row["id"]] = pair
+                raise UserError(
+                    f"expected the segment {segment} in queries for {old_side} only, as before, got one for "
+                    f"{new_side}: {sorted(pair)}"
+                )
+        pairs[row["id"]] = pair
         new.append(row)
     if new:
         number = connection.scalar(select(func.coalesce(func.max(QUERIES.c.number), 0)))
@@ -94,10 +96,10 @@ def find_free(connection: Connection, labeller: str, number: int, now: float) ->
 
 def renew(connection: Connection, query: str, labeller: str, now: float, until: float) -> bool:
     """False where others hold the query, or it has all answers."""
-    others = number_of(
+    other_holders = number_of(
         LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller
     )
-    free = select(QUERIES.c.number).where(QUERIES.c.id == query, others < QUERIES.c.missing)
+    free = select(QUERIES.c.number).where(QUERIES.c.id == query, other_holders < QUERIES.c.missing)
     mine = update(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(free))
     return is_storable(query) and connection.execute(mine.values(until=until)).rowcount > 0
 
@@ -168,19 +170,19 @@ def find_shown(connection: Connection, ids: Sequence[str], labeller: str) -> dic
     }
 
 
-def answer_row(shown: Row, number: int, labeller: str, choice: Choice, now: float) -> dict[str, Any]:
+def answer_row(showing: Row, number: int, labeller: str, choice: Choice, now: float) -> dict[str, Any]:
     preference = PREFERENCES[choice]
-    if preference is not None and shown.swapped:
+    if preference is not None and showing.swapped:
         preference = 1 - preference
     row = {
         "number": number,
-        "query": shown.number,
+        "query": showing.number,
         "labeller": labeller,
         "choice": choice,
-        "swapped": shown.swapped,
+        "swapped": showing.swapped,
         "preference": preference,
     }
-    return row | {"late": shown.missing == 0, "shown": shown.shown, "answered": now}
+    return row | {"late": showing.missing == 0, "shown": showing.shown, "answered": now}
 
 
 def insert_answers(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -197,28 +199,28 @@ def insert_answers(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
 def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
     """Those whose queries exist and whose labellers have no other answer to them."""
     queries: dict[str, Row] = {}
-    known: set[tuple[int, str, float | None]] = (
+    answers: set[tuple[int, str, float | None]] = (
         set()
     )  # query, labeller, and None where an answer stands or the time of a revoked one
     columns = (ANSWERS.c.query, ANSWERS.c.labeller, ANSWERS.c.answered, ANSWERS.c.revoked)
     for part in parts({label.query for label in labels}):
-        asked = select(QUERIES.c.id, QUERIES.c.number, QUERIES.c.first, QUERIES.c.missing).where(
+        select_queries = select(QUERIES.c.id, QUERIES.c.number, QUERIES.c.first, QUERIES.c.missing).where(
             QUERIES.c.id.in_(part)
         )
-        queries |= {row.id: row for row in connection.execute(asked)}
-        answered = select(*columns).join_from(ANSWERS, QUERIES).where(QUERIES.c.id.in_(part))
-        known |= {
+        queries |= {row.id: row for row in connection.execute(select_queries)}
+        select_answers = select(*columns).join_from(ANSWERS, QUERIES).where(QUERIES.c.id.in_(part))
+        answers |= {
             (row.query, row.labeller, None if row.revoked is None else row.answered)
-            for row in connection.execute(answered)
+            for row in connection.execute(select_answers)
         }
     number = connection.scalar(select(LAST_NUMBER))
     missing = {query.number: query.missing for query in queries.values()}
     rows = []
     for label in labels:
         query = queries[label.query]
-        if known & {(query.number, label.labeller, None), (query.number, label.labeller, label.answered)}:
+        if answers & {(query.number, label.labeller, None), (query.number, label.labeller, label.answered)}:
             continue
-        known.add((query.number, label.labeller, None))
+        answers.add((query.number, label.labeller, None))
         preference = label.preference
         if preference is not None and label.first != query.first:  # the log has the pair the other way round
             preference = 1 - preference
@@ -245,26 +247,26 @@ def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
     return len(rows)
 
 
-def count_missing(connection: Connection, which: Any) -> None:
+def count_missing(connection: Connection, condition: Any) -> None:
     """Whenever answers come or go."""
-    left = QUERIES.c.wanted - number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, STANDS)
-    connection.execute(update(QUERIES).where(which).values(missing=case((left > 0, left), else_=0)))
+    missing = QUERIES.c.wanted - number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, STANDS)
+    connection.execute(update(QUERIES).where(condition).values(missing=case((missing > 0, missing), else_=0)))
 
 
-def number_of(table: Table, *which: Any) -> Any:
+def number_of(table: Table, *conditions: Any) -> Any:
     """How many rows, as a column."""
-    return select(func.count()).select_from(table).where(*which).scalar_subquery()
+    return select(func.count()).select_from(table).where(*conditions).scalar_subquery()
 
 
-def find_labels(connection: Connection, which: Any, queries: Sequence[str] | None = None) -> list[Label]:
+def find_labels(connection: Connection, condition: Any, queries: Sequence[str] | None = None) -> list[Label]:
     """Standing answers, of these queries or all, as Labels."""
-    found = select(*LABEL).select_from(ANSWERED).where(STANDS, which)
+    statement = select(*LABEL).select_from(ANSWERED).where(STANDS, condition)
     if queries is None:
-        return [Label(*row) for row in connection.execute(found.order_by(ANSWERS.c.number))]
+        return [Label(*row) for row in connection.execute(statement.order_by(ANSWERS.c.number))]
     return [
         Label(*row)
         for part in parts(queries)
-        for row in connection.execute(found.where(QUERIES.c.id.in_(part)))
+        for row in connection.execute(statement.where(QUERIES.c.id.in_(part)))
     ]
 
 

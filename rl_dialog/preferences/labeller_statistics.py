@@ -51,8 +51,8 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
         select(ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered).where(STANDS)
     ):
         seconds[labeller].append(answered - shown)
-    for labeller, taken in seconds.items():
-        figures[labeller]["seconds"] = median(taken)
+    for labeller, durations in seconds.items():
+        figures[labeller]["seconds"] = median(durations)
     for row in connection.execute(_SHARED):
         figures[row.labeller] |= {"shared": row.shared, "agreement": row.same / row.shared}
         if row.decided:
@@ -67,8 +67,8 @@ def coin_share(agreement: float) -> float:
     return 1 - sqrt(max(0.0, 2 * agreement - 1))
 
 
-def _count(which: Any) -> Any:
-    return func.coalesce(func.sum(case((which, 1), else_=0)), 0)
+def _count(condition: Any) -> Any:
+    return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
 
 
 _DECIDED = ANSWERS.c.preference.in_((0.0, 1.0))

@@ -46,7 +46,7 @@ class Oracle:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, fits, wanted in (
+        for name, fits, expected in (
             ("temperature", 0 <= self.temperature < math.inf, "a number of at least 0"),
             ("noise", 0 <= self.noise <= 1, "a share between 0 and 1"),
             ("discount", 0 <= self.discount <= 1, "a number between 0 and 1"),
@@ -54,14 +54,14 @@ class Oracle:
             ("ties", self.ties is None or 0 <= self.ties < math.inf, "a number of at least 0, or None"),
         ):
             if not fits:
-                raise UserError(f"{name}: expected {wanted}, got {getattr(self, name)!r}")
+                raise UserError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
     def value(self, segment: Segment) -> float:
         """What a segment is truly worth."""
         if self.truth:
-            found = float(self.truth(segment))
+            worth = float(self.truth(segment))
         elif isinstance(segment, Clip):
-            found = float(
+            worth = float(
                 segment.rewards.astype(np.float64) @ self.discount ** np.arange(len(segment.rewards))
             )
         else:
@@ -69,11 +69,11 @@ class Oracle:
                 "expected a function for the truth of replies, Oracle(truth=...), to answer for the reply "
                 f"{segment.text[:80]!r}"
             )
-        if not math.isfinite(found):
+        if not math.isfinite(worth):
             raise UserError(
-                f"expected a finite number as the value of segment {segment.id[:12]}, got {found}"
+                f"expected a finite number as the value of segment {segment.id[:12]}, got {worth}"
             )
-        return found
+        return worth
 
     def probability(self, first: Segment, second: Segment) -> float:
         """P(first preferred) of an answer that is no coin's; 0.5 for a tie."""

@@ -72,19 +72,23 @@ class LearnedReward:
         for trajectory in trajectories:
             self._cut(trajectory)
         if self.model is None:
-            return [np.zeros(len(each.actions), np.float32) for each in trajectories]
-        observations = np.concatenate([each.observations[: len(each.actions)] for each in trajectories])
-        rewards = self.model.predict(observations, np.concatenate([each.actions for each in trajectories]))
-        true = np.concatenate([each.rewards for each in trajectories])
+            return [np.zeros(len(trajectory.actions), np.float32) for trajectory in trajectories]
+        observations = np.concatenate(
+            [trajectory.observations[: len(trajectory.actions)] for trajectory in trajectories]
+        )
+        rewards = self.model.predict(
+            observations, np.concatenate([trajectory.actions for trajectory in trajectories])
+        )
+        true = np.concatenate([trajectory.rewards for trajectory in trajectories])
         self.metrics = {"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std())}
         if rewards.std() > 0 and true.std() > 0:
             self.metrics["reward_correlation"] = float(np.corrcoef(rewards, true)[0, 1])
-        return np.split(rewards, np.cumsum([len(each.actions) for each in trajectories])[:-1])
+        return np.split(rewards, np.cumsum([len(trajectory.actions) for trajectory in trajectories])[:-1])
 
     def take_clips(self) -> list[Clip]:
         """What was cut since the last call."""
-        taken, self._clips, self._cut_since = self._clips, [], 0
-        return taken
+        clips, self._clips, self._cut_since = self._clips, [], 0
+        return clips
 
     def _cut(self, trajectory: Trajectory) -> None:
         """Whole clips of what is known of the episode; what remains waits for the rest, or is padded where
@@ -112,7 +116,7 @@ class LearnedReward:
                 rewards[skipped:],
                 skipped,
             )
-        whole = len(actions) if ended else len(actions) // self.clip_length * self.clip_length
+        whole_steps = len(actions) if ended else len(actions) // self.clip_length * self.clip_length
         source = {
             "env": self.environment,
             "worker": trajectory.worker,
@@ -120,9 +124,9 @@ class LearnedReward:
             "reward_version": self.version,
         }
         for clip in cut_clips(
-            observations[:whole],
-            actions[:whole],
-            rewards[:whole],
+            observations[:whole_steps],
+            actions[:whole_steps],
+            rewards[:whole_steps],
             length=self.clip_length,
             source=source,
             first=start,
@@ -130,7 +134,7 @@ class LearnedReward:
             self._keep(clip)
         if not ended:
             self._rests[trajectory.episode] = _Rest(
-                observations[whole:], actions[whole:], rewards[whole:], start + whole
+                observations[whole_steps:], actions[whole_steps:], rewards[whole_steps:], start + whole_steps
             )
 
     def _keep(self, clip: Clip) -> None:

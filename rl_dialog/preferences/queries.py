@@ -145,11 +145,11 @@ class QueryBroker:
         number = min(room, wanted - counts["labels"] - open)
         if number < 1:
             return []
-        chosen = self.choose(clips, number, returns=returns and returns())
-        told = {"task": self.settings.task, "reward_version": reward_version, "about": about or {}}
-        store(dict.fromkeys(id for pair, _ in chosen for id in pair))
-        ids = self.log.add_queries(NewQuery(*pair, priority=priority, **told) for pair, priority in chosen)
-        self.asked.update(pair for pair, _ in chosen)
+        pairs = self.choose(clips, number, returns=returns and returns())
+        fields = {"task": self.settings.task, "reward_version": reward_version, "about": about or {}}
+        store(dict.fromkeys(id for pair, _ in pairs for id in pair))
+        ids = self.log.add_queries(NewQuery(*pair, priority=priority, **fields) for pair, priority in pairs)
+        self.asked.update(pair for pair, _ in pairs)
         return ids
 
     def choose(
@@ -181,8 +181,8 @@ class QueryBroker:
         short = (
             number - len(validation) - len(training)
         )  # more validation pairs, where the others are used up
-        taken = {pair for pair, _ in validation}
-        return training + validation + self._choose(sides[True], short, rng, place, returns, taken)
+        chosen_pairs = {pair for pair, _ in validation}
+        return training + validation + self._choose(sides[True], short, rng, place, returns, chosen_pairs)
 
     def _choose(
         self,
@@ -191,15 +191,15 @@ class QueryBroker:
         rng: np.random.Generator,
         place: Mapping[str, int],
         returns: np.ndarray | None,
-        taken: Set[Pair] = frozenset(),
+        excluded: Set[Pair] = frozenset(),
     ) -> list[tuple[Pair, float]]:
         if number < 1:
             return []
         by_variance = self.settings.selection == "variance" and returns is not None
-        drawn = number * self.settings.candidates if by_variance else number
-        recent = int(rng.binomial(drawn, self.settings.recency))
-        pairs = draw_pairs(clips[-self.settings.newest :], clips, recent, rng, self.asked | taken)
-        pairs += draw_pairs(clips, clips, drawn - len(pairs), rng, self.asked | taken | set(pairs))
+        draw_count = number * self.settings.candidates if by_variance else number
+        recent = int(rng.binomial(draw_count, self.settings.recency))
+        pairs = draw_pairs(clips[-self.settings.newest :], clips, recent, rng, self.asked | excluded)
+        pairs += draw_pairs(clips, clips, draw_count - len(pairs), rng, self.asked | excluded | set(pairs))
         if not by_variance or not pairs:
             return [(pair, 0.0) for pair in pairs[:number]]
         variance = preference_variance(
@@ -229,22 +229,22 @@ def draw_pairs(
 ) -> list[Pair]:
     """Up to `number` different pairs of two different clips, one of `firsts` and one of `seconds`, that are
     not in `used`; all of them where there are no more."""
-    found: dict[Pair, None] = {}
+    pairs: dict[Pair, None] = {}
     if number < 1 or not firsts:
         return []
-    for one, other in zip(
+    for i, j in zip(
         rng.integers(len(firsts), size=TRIES * number),
         rng.integers(len(seconds), size=TRIES * number),
         strict=True,
     ):
-        pair = _ordered(firsts[one], seconds[other])
-        if pair not in found and pair[0] != pair[1] and pair not in used:
-            found[pair] = None
-            if len(found) == number:
-                return list(found)
-    rest = {_ordered(one, other): None for one, other in product(firsts, seconds) if one != other}
-    left = [pair for pair in rest if pair not in found and pair not in used]
-    return [*found, *(left[i] for i in rng.permutation(len(left))[: number - len(found)])]
+        pair = _ordered(firsts[i], seconds[j])
+        if pair not in pairs and pair[0] != pair[1] and pair not in used:
+            pairs[pair] = None
+            if len(pairs) == number:
+                return list(pairs)
+    all_pairs = {_ordered(one, other): None for one, other in product(firsts, seconds) if one != other}
+    unused = [pair for pair in all_pairs if pair not in pairs and pair not in used]
+    return [*pairs, *(unused[i] for i in rng.permutation(len(unused))[: number - len(pairs)])]
 
 
 def _ordered(one: str, other: str) -> Pair:

@@ -73,25 +73,25 @@ class Preferences:
     def sizes(self) -> dict[str, int]:
         """How much there is of each kind."""
         conversations = len({group_of(reply) for reply in self.replies})
-        good = sum(rating.good for rating in self.ratings)
+        good_count = sum(rating.good for rating in self.ratings)
         return {
             "pairs": len(self.pairs),
             "ratings": len(self.ratings),
-            "good": good,
+            "good": good_count,
             "conversations": conversations,
         }
 
     def check(self, objective: str, *, where: str) -> None:
         """Raises UserError where there is nothing that `pairs`, `ratings` or `both` can learn from."""
-        good = sum(rating.good for rating in self.ratings)
-        mixed = 0 < good < len(self.ratings)
+        good_count = sum(rating.good for rating in self.ratings)
+        mixed = 0 < good_count < len(self.ratings)
         if objective != "ratings" and not self.pairs:
             hint = ": try --objective ratings" if mixed else ""
             expected = "expected two replies to one context of which one is preferred"
             raise UserError(f"{where}: {expected}, found none among {len(self.ratings)} rated{hint}")
         if objective != "pairs" and not mixed:
             expected = f"--objective {objective}: expected good and bad replies"
-            raise UserError(f"{where}: {expected}, got {good} good ones of {len(self.ratings)} rated")
+            raise UserError(f"{where}: {expected}, got {good_count} good ones of {len(self.ratings)} rated")
 
     @property
     def replies(self) -> list[Reply]:
@@ -109,16 +109,16 @@ def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int,
     plain = [{"role": message["role"], "content": said(message)} for message in dialog.messages]
     for i in dialog.replies:
         if i or openings:
-            given = {name: dialog.messages[i].get(name) for name in JUDGED}
-            judged = {name: value for name, value in given.items() if value is not None}  # null says nothing
+            fields = {name: dialog.messages[i].get(name) for name in JUDGED}
+            judged = {name: value for name, value in fields.items() if value is not None}  # null says nothing
             source = {"dialog": dialog.id, "message": i, **judged} | (
                 {"split": dialog.split} if dialog.split else {}
             )
             if "generator" in dialog.meta:
                 source["model"] = dialog.meta["generator"]
             if not i:  # its context does not tell which conversation it is of
-                asked = any(message["role"] == "user" for message in dialog.messages)
-                source["conversation"] = split_key(dialog) if asked else dialog.id
+                has_user = any(message["role"] == "user" for message in dialog.messages)
+                source["conversation"] = split_key(dialog) if has_user else dialog.id
             yield i, Reply(plain[:i], plain[i]["content"], source)
 
 
@@ -198,7 +198,7 @@ def folds(labels: Preferences, count: int, *, seed: int) -> Iterator[tuple[Prefe
 def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment]) -> list[ReplyPair]:
     """The comparable ones, with their replies from `segments`. Raises UserError for labels of clips, and of
     replies to different contexts."""
-    found = []
+    pairs = []
     for label in labels:
         if label.preference is None:
             continue
@@ -208,8 +208,8 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
                 f"expected labels of replies, got one of clips of an environment: {label.first}, "
                 f"{label.second}"
             )
-        found.append(ReplyPair(first, second, label.preference))
-    return found
+        pairs.append(ReplyPair(first, second, label.preference))
+    return pairs
 
 
 def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) -> list[ReplyPair]:
@@ -217,20 +217,20 @@ def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) ->
     texts the first one counts."""
     return [
         ReplyPair(better.reply, worse.reply)
-        for found in by_context(ratings)
-        for better, worse in _widest(found, most_per_context)
+        for group in by_context(ratings)
+        for better, worse in _widest(group, most_per_context)
     ]
 
 
 def by_context(ratings: Iterable[Rating]) -> list[list[Rating]]:
     """The ratings of each context, one for each text: the first. Replies that open a conversation share
     none."""
-    at: dict[str, dict[str, Rating]] = {}
+    contexts: dict[str, dict[str, Rating]] = {}
     for rating in (rating for rating in ratings if rating.reply.context):
-        at.setdefault(json.dumps(list(_turns(rating.reply.context))), {}).setdefault(
+        contexts.setdefault(json.dumps(list(_turns(rating.reply.context))), {}).setdefault(
             rating.reply.text, rating
         )
-    return [list(found.values()) for found in at.values()]
+    return [list(by_text.values()) for by_text in contexts.values()]
 
 
 def conversation_of(reply: Reply) -> list[Mapping[str, str]]:
@@ -238,10 +238,10 @@ def conversation_of(reply: Reply) -> list[Mapping[str, str]]:
     return [*reply.context, {"role": "assistant", "content": reply.text}]
 
 
-def _widest(found: Sequence[Rating], most: int) -> list[tuple[Rating, Rating]]:
-    numbered = [(rating.value, n) for n, rating in enumerate(found)]
+def _widest(ratings: Sequence[Rating], most: int) -> list[tuple[Rating, Rating]]:
+    numbered = [(rating.value, n) for n, rating in enumerate(ratings)]
     return [
-        (found[better], found[worse])
+        (ratings[better], ratings[worse])
         for (_, better), (_, worse) in widest_pairs(numbered, margin=0.0, most=most)
     ]
 

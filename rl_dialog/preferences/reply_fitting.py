@@ -120,11 +120,13 @@ def new_reward(
     return TextReward.new(texts, **shape, max_length=max_length, reads=reads)
 
 
-def fit_labels(reward: TextReward, labels: Preferences, *, objective: Objective, **how: Any) -> TextReward:
-    """Trains it on what the objective is about; itself. `how`: arguments of `fit`."""
+def fit_labels(
+    reward: TextReward, labels: Preferences, *, objective: Objective, **arguments: Any
+) -> TextReward:
+    """Trains it on what the objective is about; itself. `arguments`: those of `fit`."""
     pairs = labels.pairs if objective != "ratings" else []
     ratings = [(rating.reply, rating.good) for rating in labels.ratings] if objective != "pairs" else []
-    fit(reward, pairs, ratings, **how)
+    fit(reward, pairs, ratings, **arguments)
     return reward
 
 
@@ -143,10 +145,10 @@ def fit_words(labels: Preferences, settings: TfidfSettings | None = None) -> Tfi
 def plain_judges(train: Preferences, test: Preferences) -> dict[str, Scores]:
     """Judge -> what it says of every reply of `test`, where it takes no more than a word count of `train`."""
     replies = {reply.id: reply for reply in test.replies}
-    found = {"longer reply": {id: float(len(words(reply.text))) for id, reply in replies.items()}}
+    scores = {"longer reply": {id: float(len(words(reply.text))) for id, reply in replies.items()}}
     with suppress(UserError):  # too few texts to count words in: one judge less
-        found["words of the reply"] = score(fit_words(train), list(replies.values()))
-    return found
+        scores["words of the reply"] = score(fit_words(train), list(replies.values()))
+    return scores
 
 
 def score(reward: ReplyReward, replies: Sequence[Reply]) -> Scores:
@@ -162,8 +164,10 @@ def _pair_loss(
 ) -> Tensor:
     first, second, preferred = zip(*batch, strict=True)
     scores = reward([*first, *second])  # both sides in one pass; dropout has a mask of its own for each
-    ones, others = scores[: len(first)], scores[len(first) :]
-    return preference_loss(ones, others, torch.tensor(preferred, device=scores.device), noise=noise).mean()
+    first_scores, second_scores = scores[: len(first)], scores[len(first) :]
+    return preference_loss(
+        first_scores, second_scores, torch.tensor(preferred, device=scores.device), noise=noise
+    ).mean()
 
 
 def _rating_loss(reward: TextReward, batch: Sequence[tuple[list[int], bool]]) -> Tensor:
@@ -178,12 +182,12 @@ class _Rows:
     """Every reply as tokens, once."""
 
     def __init__(self, reward: TextReward) -> None:
-        self.reward, self.known = reward, {}
+        self.reward, self.encoded = reward, {}
 
     def of(self, reply: Reply) -> list[int]:
-        if reply.id not in self.known:
-            self.known[reply.id] = self.reward.encode(conversation_of(reply))
-        return self.known[reply.id]
+        if reply.id not in self.encoded:
+            self.encoded[reply.id] = self.reward.encode(conversation_of(reply))
+        return self.encoded[reply.id]
 
 
 def _batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:

@@ -37,8 +37,8 @@ class AskedContext:
 
 def several(replies: Iterable[Reply]) -> list[list[Reply]]:
     """The different replies to each context that has two or more."""
-    found = by_context(Rating(reply, 0.0) for reply in replies)
-    return [[rating.reply for rating in rated] for rated in found if len(rated) > 1]
+    contexts = by_context(Rating(reply, 0.0) for reply in replies)
+    return [[rating.reply for rating in ratings] for ratings in contexts if len(ratings) > 1]
 
 
 def asked_contexts(dialogs: Iterable[Dialog], *, most: int, seed: int) -> list[AskedContext]:
@@ -47,7 +47,9 @@ def asked_contexts(dialogs: Iterable[Dialog], *, most: int, seed: int) -> list[A
     for dialog in dialogs:
         for i, reply in replies_of(dialog):
             contexts.setdefault(json.dumps(reply.context), AskedContext(dialog, i, reply))
-    return sorted(contexts.values(), key=lambda asked: _draw(seed, asked.reply, asked.reply))[: most or None]
+    return sorted(contexts.values(), key=lambda context: _draw(seed, context.reply, context.reply))[
+        : most or None
+    ]
 
 
 def choose_pairs(
@@ -56,10 +58,10 @@ def choose_pairs(
     """Which pairs to ask about, in which order: `per_context` of each of `most` contexts, 0 for all."""
     pairs = []
     for replies in contexts:
-        drawn = sorted(combinations(replies, 2), key=lambda pair: _draw(seed, *pair))
-        pairs.append(drawn[:per_context])
-    pairs.sort(key=lambda drawn: _draw(seed, *drawn[0]))
-    return [pair for drawn in pairs[: most or None] for pair in drawn]
+        shuffled = sorted(combinations(replies, 2), key=lambda pair: _draw(seed, *pair))
+        pairs.append(shuffled[:per_context])
+    pairs.sort(key=lambda group: _draw(seed, *group[0]))
+    return [pair for group in pairs[: most or None] for pair in group]
 
 
 def add_queries(
@@ -94,17 +96,17 @@ def answer_queries(
     It skips what the reward does not apply to. Raises UserError for clips of an environment.
     """
     oracle = replace(oracle, truth=lambda reply: value_of(reply, reward))
-    done = 0
-    while queries := log.lease_many(name, min(TOGETHER, most - done) if most else TOGETHER):
+    answered = 0
+    while queries := log.lease_many(name, min(TOGETHER, most - answered) if most else TOGETHER):
         choices = []
         for query in queries:
             sides = segments[query.left], segments[query.right]
             applies = all(value_of(side, reward) is not None for side in sides)
             choices.append((query, oracle.choice(*sides) if applies else "skip"))
-        done += len(log.answer_many(choices, name))
-        if done == most:
+        answered += len(log.answer_many(choices, name))
+        if answered == most:
             break
-    return done
+    return answered
 
 
 def value_of(reply: Segment, reward: Reward) -> float | None:

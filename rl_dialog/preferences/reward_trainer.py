@@ -115,11 +115,11 @@ class RewardTrainer:
         self.validation_pairs = [label for label in comparable if label.validation][
             -max(1, self.settings.max_labels // 4) :
         ]
-        needed = {
+        ids = {
             id for label in (*self.train_pairs, *self.validation_pairs) for id in (label.first, label.second)
         }
-        kept = {id: clip for id, clip in self.clips.items() if id in needed}
-        self.clips = kept | {id: _arrays(segments[id]) for id in needed if id not in kept}
+        kept_clips = {id: clip for id, clip in self.clips.items() if id in ids}
+        self.clips = kept_clips | {id: _arrays(segments[id]) for id in ids if id not in kept_clips}
 
     def fit(self, epochs: int = 1) -> dict[str, float]:
         """So many passes over the training labels; metrics of the last. Raises UserError where there is no
@@ -158,15 +158,15 @@ class RewardTrainer:
         loss = preference_loss(
             difference, torch.zeros_like(difference), pairs.preferred, noise=self.settings.noise
         ).mean()
-        found = {"loss": loss.item(), "tie_share": float((pairs.given == 0.5).float().mean())}
-        decided = pairs.given != 0.5
+        metrics = {"loss": loss.item(), "tie_share": float((pairs.preferences == 0.5).float().mean())}
+        decided = pairs.preferences != 0.5
         if decided.any():
-            right = ((difference > 0) == (pairs.given > 0.5))[decided].float()
-            found |= {
+            right = ((difference > 0) == (pairs.preferences > 0.5))[decided].float()
+            metrics |= {
                 "accuracy": right.mean().item(),
-                "calibration_error": _calibration_error(difference[decided], pairs.given[decided]),
+                "calibration_error": _calibration_error(difference[decided], pairs.preferences[decided]),
             }
-        return found
+        return metrics
 
     def returns(self, clips: Sequence[Clip]) -> np.ndarray:
         """`clip_returns` of the model # (M, clips)"""
@@ -196,12 +196,12 @@ class RewardTrainer:
         """The inverse of `save`; the version. Labels are not part of it. Raises UserError for another
         shape."""
         directory = Path(directory)
-        found = RewardModel.from_pretrained(directory)
-        if found.config != self.model.config:
+        saved = RewardModel.from_pretrained(directory)
+        if saved.config != self.model.config:
             raise UserError(
-                f"{directory}: expected a reward model of the shape {self.model.config}, got {found.config}"
+                f"{directory}: expected a reward model of the shape {self.model.config}, got {saved.config}"
             )
-        self.model.load_state_dict(found.state_dict())
+        self.model.load_state_dict(saved.state_dict())
         load_optimizer(self.optimizer, directory / "optimizer.safetensors")
         state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
         self.updates, self.epochs, self.l2 = state["updates"], state["epochs"], state["l2"]
@@ -221,9 +221,11 @@ class RewardTrainer:
         return {"loss": sum(losses) / len(pairs)}
 
     def _update(self, pairs: _Pairs, rows: Tensor) -> float:
-        first, second = self._returns(pairs, rows)
+        first_returns, second_returns = self._returns(pairs, rows)
         preferred, counts = pairs.preferred[rows].to(self.device), pairs.counts[:, rows].to(self.device)
-        loss = preference_loss(first, second, preferred.expand_as(first), noise=self.settings.noise)  # (M, B)
+        loss = preference_loss(
+            first_returns, second_returns, preferred.expand_as(first_returns), noise=self.settings.noise
+        )  # (M, B)
         loss = (loss * counts).sum() / (len(rows) * len(loss))
         penalty = (
             self.l2
@@ -239,18 +241,18 @@ class RewardTrainer:
 
     def _returns(self, pairs: _Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Both sides in one pass; dropout has a mask of its own for every step of both."""
-        both = self.model.returns(*(each.to(self.device) for each in pairs.clips(rows)))
-        return both[:, : len(rows)], both[:, len(rows) :]
+        returns = self.model.returns(*(tensor.to(self.device) for tensor in pairs.clips(rows)))
+        return returns[:, : len(rows)], returns[:, len(rows) :]
 
     def _counts(self, pairs: Sequence[Labelled]) -> Tensor:
         """How often each label counts for each member # (M, labels)"""
         members = self.model.config.members
         if not self.settings.bagging or members == 1:
             return torch.ones(members, len(pairs))
-        drawn = [
+        counts = [
             np.random.default_rng([self.seed, *label.query.encode()]).poisson(1.0, members) for label in pairs
         ]
-        return torch.from_numpy(np.array(drawn, np.float32).T.copy())
+        return torch.from_numpy(np.array(counts, np.float32).T.copy())
 
     def _steer_l2(self, metrics: Mapping[str, float]) -> None:
         if not self.settings.adaptive_l2:
@@ -271,8 +273,8 @@ def clip_returns(model: RewardModel, clips: Sequence[Clip]) -> np.ndarray:
     model.eval()
     with torch.inference_mode():
         parts = [_stacked([_arrays(clip) for clip in clips[i : i + 128]]) for i in range(0, len(clips), 128)]
-        found = [model.returns(*(each.to(model.mean.device) for each in part)) for part in parts]
-    return torch.cat(found, 1).cpu().numpy()
+        returns = [model.returns(*(tensor.to(model.mean.device) for tensor in part)) for part in parts]
+    return torch.cat(returns, 1).cpu().numpy()
 
 
 class _Pairs:
@@ -287,15 +289,15 @@ class _Pairs:
         smoothing: float,
     ) -> None:
         self.ids = [(label.first, label.second) for label in labels]
-        self.given = torch.tensor([label.preference for label in labels], dtype=torch.float32)
-        self.preferred = self.given * (1 - smoothing) + smoothing / 2
+        self.preferences = torch.tensor([label.preference for label in labels], dtype=torch.float32)
+        self.preferred = self.preferences * (1 - smoothing) + smoothing / 2
         self.counts = counts
         numbers = {id: i for i, id in enumerate(dict.fromkeys(id for pair in self.ids for id in pair))}
         self.arrays = [clips[id] for id in numbers]
         self.sides = torch.tensor(
             [[numbers[first], numbers[second]] for first, second in self.ids]
         )  # (labels, 2)
-        small = all("observations" in each for each in self.arrays)
+        small = all("observations" in arrays for arrays in self.arrays)
         self.stacked = _stacked(self.arrays) if small else None
 
     def __len__(self) -> int:
@@ -303,10 +305,10 @@ class _Pairs:
 
     def clips(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Observations, actions and steps of the first clips, then the second ones # (2 B, ...)"""
-        wanted = self.sides[rows].T.flatten()
+        numbers = self.sides[rows].T.flatten()
         if self.stacked:
-            return tuple(each[wanted] for each in self.stacked)
-        return _stacked([self.arrays[i] for i in wanted.tolist()])
+            return tuple(tensor[numbers] for tensor in self.stacked)
+        return _stacked([self.arrays[i] for i in numbers.tolist()])
 
 
 def _arrays(clip: Clip) -> dict[str, Any]:
@@ -314,22 +316,22 @@ def _arrays(clip: Clip) -> dict[str, Any]:
 
 
 def _stacked(clips: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, Tensor]:
-    observations = np.stack([restored(each) for each in clips])
-    actions = np.stack([each["actions"] for each in clips])
+    observations = np.stack([restored(clip) for clip in clips])
+    actions = np.stack([clip["actions"] for clip in clips])
     return (
         torch.from_numpy(observations),
         torch.from_numpy(actions),
-        torch.tensor([each["steps"] for each in clips]),
+        torch.tensor([clip["steps"] for clip in clips]),
     )
 
 
-def _calibration_error(difference: Tensor, given: Tensor) -> float:
+def _calibration_error(difference: Tensor, preferences: Tensor) -> float:
     """Mean distance between what the model is sure of and how often it is right, over ten bins of P, weighted
     by their labels."""
     p = torch.sigmoid(difference)
     bins = (p * 10).long().clamp(max=9)
     gaps = [
-        ((p[bins == b] - given[bins == b]).mean().abs() * (bins == b).sum()).item()
+        ((p[bins == b] - preferences[bins == b]).mean().abs() * (bins == b).sum()).item()
         for b in range(10)
         if (bins == b).any()
     ]

@@ -77,14 +77,14 @@ class Asker:
         if len(ids) >= (2 if self.broker.asked else max(2, self.least)):
             disputed = model and self.settings.selection == "variance"
             returns = (lambda: clip_returns(model, list(self.at_hand.values()))) if disputed else None
-            write = lambda chosen: [self.segments.add(self.at_hand[id]) for id in chosen]  # noqa: E731
-            told = {
+            write = lambda chosen_ids: [self.segments.add(self.at_hand[id]) for id in chosen_ids]  # noqa: E731
+            settings = {
                 "wanted": wanted,
                 "pool": self.pool,
                 "labellers": self.labellers,
                 "reward_version": version,
             }
-            self.broker.refill(ids, returns=returns, store=write, **told)
+            self.broker.refill(ids, returns=returns, store=write, **settings)
         return {
             "clips": len(ids),
             "clips_dropped": self.clips.dropped,
@@ -141,10 +141,10 @@ class Teacher:
         self._seen: tuple[int, int] | None = None
         self._untold: dict[str, float] = {}  # of a version that was there before
         if newest:
-            seen = json.loads((self.folder / str(newest) / "labels.json").read_text(encoding="utf-8"))
+            labels_seen = json.loads((self.folder / str(newest) / "labels.json").read_text(encoding="utf-8"))
             self._seen, self._untold = (
-                tuple(seen["state"]),
-                {"version": self.version, "all_labels": seen["labels"]},
+                tuple(labels_seen["state"]),
+                {"version": self.version, "all_labels": labels_seen["labels"]},
             )
 
     def step(self) -> dict[str, float]:

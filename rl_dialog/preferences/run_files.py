@@ -28,15 +28,15 @@ class RunFiles:
         UserError for a file that is no JSON object."""
         path = self.folder / "status.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            status = json.loads(path.read_text(encoding="utf-8"))
             age = max(0.0, time.time() - path.stat().st_mtime)
         except FileNotFoundError:
             return {}
         except ValueError as error:
             raise UserError(f"{path}: expected JSON, got {error}") from None
-        if not isinstance(found, dict):
-            raise UserError(f"{path}: expected a JSON object, got {type(found).__name__}")
-        return finite(found) | {"age": age}
+        if not isinstance(status, dict):
+            raise UserError(f"{path}: expected a JSON object, got {type(status).__name__}")
+        return finite(status) | {"age": age}
 
     def metrics(self, cursor: str = "") -> dict[str, Any]:
         """The lines behind a cursor: {"lines", "cursor" for the next call, "more": there are lines left,
@@ -85,12 +85,12 @@ class RunFiles:
         evaluated = [line for line in lines if line.get("eval/return") is not None]
         figures: dict[str, Any] = {"steps": lines[-1]["step"] if lines else 0}
         if ended:
-            last, left = [], sum(count for _, count in ended) / 10
-            while ended and left > 0:
+            recent, remaining = [], sum(count for _, count in ended) / 10
+            while ended and remaining > 0:
                 value, count = ended.pop()
-                last.append((value, min(count, left)))
-                left -= count
-            mean = sum(value * count for value, count in last) / sum(count for _, count in last)
+                recent.append((value, min(count, remaining)))
+                remaining -= count
+            mean = sum(value * count for value, count in recent) / sum(count for _, count in recent)
             figures["return"] = round(mean, 3)
         for name in ("return", "return_sampled") if evaluated else ():
             figures[f"eval_{name}"] = round(evaluated[-1][f"eval/{name}"], 3)
@@ -108,21 +108,21 @@ class RunFiles:
         return paths
 
 
-def find_checkpoint(given: str) -> tuple[Path, Path | None]:
+def find_checkpoint(folder: str) -> tuple[Path, Path | None]:
     """The folder of the checkpoint that is meant, and of the run around it. Raises UserError where there is
     none."""
     path = (
-        Path(given) if Path(given).name not in ("", "..") else Path(given).resolve()
+        Path(folder) if Path(folder).name not in ("", "..") else Path(folder).resolve()
     )  # whose parent is not in its text
-    if given and (path / "config.json").is_file():
+    if folder and (path / "config.json").is_file():
         return path, path.parent if (path.parent / "prefer.yaml").is_file() else None
-    if given and (path / "latest").is_file():
+    if folder and (path / "latest").is_file():
         return path / (path / "latest").read_text(encoding="utf-8").strip(), path
-    if given and (path / "prefer.yaml").is_file():
+    if folder and (path / "prefer.yaml").is_file():
         when = "`prefer` does so every --save_every rounds and at its end"
         raise UserError(f"--checkpoint: {path} holds a run that has saved no policy yet; {when}")
     expected = "expected the folder of a run of `prefer` or of a checkpoint"
-    raise UserError(f"--checkpoint: {expected}, got {given!r}, which holds neither")
+    raise UserError(f"--checkpoint: {expected}, got {folder!r}, which holds neither")
 
 
 def find_reward(folder: Path, checkpoint: Path | None) -> tuple[Path | None, int]:
@@ -133,8 +133,8 @@ def find_reward(folder: Path, checkpoint: Path | None) -> tuple[Path | None, int
     newest.
     """
     progress = checkpoint and checkpoint / "trainer" / "progress.json"
-    there = progress and progress.is_file()
-    version = json.loads(progress.read_text(encoding="utf-8")).get("reward_version", 0) if there else 0
+    exists = progress and progress.is_file()
+    version = json.loads(progress.read_text(encoding="utf-8")).get("reward_version", 0) if exists else 0
     if version and (folder / "reward" / str(version)).is_dir():
         return folder / "reward" / str(version), 0
     newest = newest_version(folder / "reward")
@@ -168,7 +168,7 @@ def _line(text: bytes) -> dict[str, Any] | None:
 def finite(value: Any) -> Any:
     """The same with None in the place of what JSON cannot say: NaN and infinities."""
     if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [finite(each) for each in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

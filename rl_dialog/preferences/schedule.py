@@ -62,12 +62,12 @@ class AnnotationSchedule:
         """How many labels there should be when so many steps were made: never fewer than before, the budget
         at the end, never more."""
         steps = min(max(steps, 0), self.total_steps)
-        rest = self.budget - self.initial
+        remaining = self.budget - self.initial
         if self.iterations:
             return self.initial + round(
-                rest * self._rounds()[steps * (self.iterations + 1) // self.total_steps]
+                remaining * self._rounds()[steps * (self.iterations + 1) // self.total_steps]
             )
-        return self.initial + int(rest * (self._integral(steps) / self._integral(self.total_steps)))
+        return self.initial + int(remaining * (self._integral(steps) / self._integral(self.total_steps)))
 
     def _integral(self, steps: int) -> float:
         """Of the rate, up to a factor."""
@@ -75,6 +75,6 @@ class AnnotationSchedule:
 
     def _rounds(self) -> list[float]:
         """The share of the rest that is wanted in each phase; the end belongs to the last one."""
-        last = max(1, self.iterations - 1)
-        sums = list(accumulate(self.rate(self.total_steps * i / last) for i in range(self.iterations)))
-        return [0.0, *(done / sums[-1] for done in sums), 1.0]
+        last_round = max(1, self.iterations - 1)
+        sums = list(accumulate(self.rate(self.total_steps * i / last_round) for i in range(self.iterations)))
+        return [0.0, *(partial_sum / sums[-1] for partial_sum in sums), 1.0]

@@ -120,10 +120,10 @@ class Segments:
     def __getitem__(self, id: str) -> Segment:
         """The segment of that id. Raises KeyError where there is none, UserError where the file is not what
         its name says."""
-        found = [path for path in self._folder(id).glob(f"{id}.*") if path.suffix in (".npz", ".json")]
-        if not found:
+        paths = [path for path in self._folder(id).glob(f"{id}.*") if path.suffix in (".npz", ".json")]
+        if not paths:
             raise KeyError(f"expected the segment {id} in {self.folder}, found none")
-        path = found[0]
+        path = paths[0]
         try:
             segment = _read_clip(path) if path.suffix == ".npz" else _read_reply(path)
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
@@ -156,18 +156,22 @@ def cut_clips(
 
     `first`: the number of the first of these steps in the episode. `source` gets each clip's `start`.
     """
-    found = []
+    clips = []
     for start in range(0, len(actions), length):
         steps = min(length, len(actions) - start)
-        taken = np.minimum(np.arange(start, start + length), start + steps - 1)
+        indices = np.minimum(np.arange(start, start + length), start + steps - 1)
         earned = np.zeros(length, np.float32)
         earned[:steps] = rewards[start : start + steps]
-        found.append(
+        clips.append(
             Clip(
-                observations[taken], actions[taken], earned, steps, {**(source or {}), "start": first + start}
+                observations[indices],
+                actions[indices],
+                earned,
+                steps,
+                {**(source or {}), "start": first + start},
             )
         )
-    return found
+    return clips
 
 
 def _clip_bytes(clip: Clip) -> bytes:

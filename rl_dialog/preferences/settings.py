@@ -206,9 +206,9 @@ def suited_groups(suited: Suited, steps: int) -> dict[str, dict[str, Any]]:
     """Settings of the policy, the reward and the queries that suit an environment."""
     # The learning rate falls to zero at the end: a policy that has arrived is not to be led astray by what
     # the reward gets wrong.
-    end = {"lr_zero_steps": steps}
+    decay = {"lr_zero_steps": steps}
     reward = {name: asdict(getattr(suited, name)) for name in ("reward", "model", "queries")}
-    return {"ppo": asdict(suited.ppo) | end, "a2c": end, **reward}
+    return {"ppo": asdict(suited.ppo) | decay, "a2c": decay, **reward}
 
 
 def completed(run: R, suited: Suited) -> R:

@@ -76,7 +76,7 @@ class TerminalLabeller:
         self.seconds, self.idle, self.console = lease, idle, console or Console(highlight=False)
         self.pair: Query | None = None
         self.view: Callable[[float], RenderableType] = lambda _: Text()
-        self.speed, self.paused, self.told = 1.0, False, ""
+        self.speed, self.paused, self.notice = 1.0, False, ""
         self.answers = self.undone = 0
         self.renewed = self.active = self.asked = self.began = 0.0
 
@@ -116,12 +116,12 @@ class TerminalLabeller:
         frames = (now - self.began) * RATE * self.speed
         screen.show(
             self._whole(self.view(frames) if self.pair else Text()),
-            key=(self.pair and self.pair.id, self.paused, self.told),
+            key=(self.pair and self.pair.id, self.paused, self.notice),
         )
         typed = keyboard.next(1 / RATE if self.pair and screen.live else EMPTY)
         if typed is None:
             return True
-        self.active, self.told = time.monotonic(), ""
+        self.active, self.notice = time.monotonic(), ""
         return self._obey(typed)
 
     def _obey(self, typed: str) -> bool:
@@ -132,7 +132,7 @@ class TerminalLabeller:
         elif typed in CHOICES and self.pair:
             self.log.answer(self.pair.id, self.labeller, typed)
             self.answers, self.pair = self.answers + 1, None
-            self.told = f"Saved: {CHOICES[typed]}."
+            self.notice = f"Saved: {CHOICES[typed]}."
         elif typed == "undo":
             self._undo()
         elif typed == "pause":
@@ -140,22 +140,22 @@ class TerminalLabeller:
         elif typed in ("faster", "slower"):
             place = SPEEDS.index(self.speed) + (1 if typed == "faster" else -1)
             self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, place))]
-            self.told = f"Speed {self.speed:g}."
+            self.notice = f"Speed {self.speed:g}."
         elif typed not in CHOICES:
-            self.told = f"{typed!r} means nothing here. {HELP}"
+            self.notice = f"{typed!r} means nothing here. {HELP}"
         return True
 
     def _undo(self) -> None:
         self._give_back()
         pair = self.log.undo(self.labeller, self.seconds)
-        self.told = "Taken back." if pair else "There is no answer to take back."
+        self.notice = "Taken back." if pair else "There is no answer to take back."
         if pair:
             self.undone += 1
             self._take(pair)
 
     def _pause(self, why: str) -> None:
         self._give_back()
-        self.paused, self.told = True, why
+        self.paused, self.notice = True, why
 
     def _hold(self, now: float) -> None:
         """The pair stays ours while somebody looks at it; where there is none, the next one becomes ours as
@@ -163,7 +163,7 @@ class TerminalLabeller:
         if self.pair and now - self.renewed > self.seconds / 3:
             self.renewed = now
             if not self.log.renew(self.pair.id, self.labeller, self.seconds):
-                self.pair, self.told = (
+                self.pair, self.notice = (
                     None,
                     "The pair went to somebody else, or was answered. Here is another one.",
                 )
@@ -193,13 +193,15 @@ class TerminalLabeller:
             head = self.pair.task or "Which is better?"
         else:
             head = "Waiting for the next pair. It appears by itself."
-        wanted = self.files.status().get("labels_wanted") if self.files else None
-        done = f"{self.answers - self.undone} answered" + ("" if wanted is None else f", {wanted} wanted now")
+        labels_wanted = self.files.status().get("labels_wanted") if self.files else None
+        progress = f"{self.answers - self.undone} answered" + (
+            "" if labels_wanted is None else f", {labels_wanted} wanted now"
+        )
         return Group(
             Text(head, style="bold", justify="center"),
             middle,
-            Text(self.told or HELP, style="dim"),
-            Text(done, style="dim"),
+            Text(self.notice or HELP, style="dim"),
+            Text(progress, style="dim"),
         )
 
     def _clips(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
@@ -209,12 +211,12 @@ class TerminalLabeller:
             )
         width, height = (self.console.width - 6) // 2, max(4, self.console.height - 8)
         blocks = self._shown(SHADES + "▀") == SHADES + "▀"
-        how = {
+        style = {
             "colours": blocks and self.console.color_system is not None,
             "shades": SHADES if blocks else ASCII_SHADES,
         }
         clips = [
-            [half_blocks(frame, width, height, **how) for frame in drawn_frames(clip, self.draw)]
+            [half_blocks(frame, width, height, **style) for frame in drawn_frames(clip, self.draw)]
             for clip in (left, right)
         ]
         longest = max(map(len, clips))
@@ -254,8 +256,8 @@ class TerminalLabeller:
         table.add_row(
             *(Panel(Text(self._shown(reply.text) or "(an empty reply)"), title=name) for name, reply in sides)
         )
-        whole = Group(Panel(talk, title="The conversation so far", border_style="dim"), table)
-        return lambda _: whole
+        view = Group(Panel(talk, title="The conversation so far", border_style="dim"), table)
+        return lambda _: view
 
     def _shown(self, text: str) -> str:
         """The text with escapes for what the terminal's encoding does not have: two replies that differ must
@@ -339,11 +341,11 @@ class Keyboard:
         None: nothing within so many seconds."""
         if not self._whole() and not self.ended and select.select([self.file], [], [], seconds)[0]:
             try:
-                read = os.read(self.file, 1024)
+                data = os.read(self.file, 1024)
             except OSError:  # the terminal is gone
-                read = b""
-            self.ended = not read
-            self.typed += read
+                data = b""
+            self.ended = not data
+            self.typed += data
         if not self._whole():
             return "quit" if self.ended else None
         return self._key() if self.terminal else self._line()
@@ -359,10 +361,10 @@ class Keyboard:
     def _key(self) -> str:
         text = self.typed.decode("utf-8", "replace")
         if text[:1] == "\x1b" and text[1:2] in ("[", "O"):
-            key, rest = ARROWS.get(text[2:3], text[:3]), text[3:]
+            key, remainder = ARROWS.get(text[2:3], text[:3]), text[3:]
         else:
-            key, rest = KEYS.get(text[0].lower(), text[0]), text[1:]
-        self.typed = rest.encode()
+            key, remainder = KEYS.get(text[0].lower(), text[0]), text[1:]
+        self.typed = remainder.encode()
         return key
 
 
@@ -389,11 +391,11 @@ class Screen:
             with suppress(OSError):
                 self.screen.stop()
 
-    def show(self, what: RenderableType, *, key: Any) -> None:
+    def show(self, content: RenderableType, *, key: Any) -> None:
         """`key`: changes whenever there is something new to say, not with every frame."""
         if self.screen:
-            self.screen.update(what, refresh=True)
+            self.screen.update(content, refresh=True)
         elif key != self.shown:
-            self.console.print(what)
+            self.console.print(content)
             self.console.file.flush()
         self.shown = key
