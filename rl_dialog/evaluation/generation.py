@@ -159,7 +159,7 @@ def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Po
 def _require_safetensors(place: str) -> None:
     """Raises UserError for a directory whose weights are pickled: reading a pickle may run what it says."""
     pickled = sorted(path.name for path in Path(place).glob("pytorch_model*.bin"))
-    if pickled and not any(Path(place).glob("*.safetensors")):
+    if pickled and not any(Path(place).glob("*model*.safetensors")):
         raise UserError(
             f"{place}: expected weights in model.safetensors, got {pickled[0]}, a pickle, which is not read: "
             "where you trust it, load it with transformers and `save_pretrained` it anew"

@@ -286,7 +286,8 @@ class Ratings(_Body):
 
 def explain(errors: list[dict[str, Any]]) -> ApiError:
     """The first thing that is wrong with a request."""
-    error = errors[0]
+    # of the forms that a value may have and has not, the one that it was nearest to
+    error = max(errors, key=lambda each: (each["loc"][:2] == errors[0]["loc"][:2], len(each["loc"])))
     if error["type"] == "json_invalid":
         return ApiError(
             400,
@@ -294,7 +295,7 @@ def explain(errors: list[dict[str, Any]]) -> ApiError:
             code="invalid_value",
         )
     place = [str(part)[:100] for part in error["loc"] if part not in ("body", "query", "path")]
-    if not place:
+    if not place and error["type"] != "value_error":
         return ApiError(400, _no_object(error.get("input")), code="invalid_value")
     if (
         error["type"] != "extra_forbidden"
@@ -312,7 +313,9 @@ def explain(errors: list[dict[str, Any]]) -> ApiError:
             code="unknown_parameter",
         )
     message = error["msg"].removeprefix("Value error, ")
-    where = "" if param is None or message.startswith(place[0]) else f"{param}: "
+    named = message.split()[0].rstrip(":")
+    param = param or (named if named in ChatRequest.model_fields else None)
+    where = "" if param is None or message.startswith((param, *place[:1])) else f"{param}: "
     return ApiError(400, f"{where}{message}", param=param, code="invalid_value")
 
 

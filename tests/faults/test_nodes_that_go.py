@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,16 +62,15 @@ class Nodes:
         )  # fmt: skip
 
     def kill_the_one_with(self, work: str, command: subprocess.Popen, *, after: float) -> float:
-        """The node where processes with such names work, so many seconds after the first was seen; when."""
+        """The node where a process with such a name works, so many seconds after it was seen; when."""
         deadline = time.monotonic() + 120
-        while not any(self._works(node, work) for node in self.running):
+        while not (busy := [node for node in self.running if self._works(node, work)]):
             assert command.poll() is None and time.monotonic() < deadline, command.communicate()[0][-3000:]
             time.sleep(0.2)
         time.sleep(after)
         assert command.poll() is None, f"over before a node went: {command.communicate()[0][-3000:]}"
-        victim = [node for node in self.running if self._works(node, work)][-1]
-        self.cluster.remove_node(victim, allow_graceful=False)
-        self.running.remove(victim)
+        self.cluster.remove_node(busy[-1], allow_graceful=False)
+        self.running.remove(busy[-1])
         return time.monotonic()
 
     @staticmethod
@@ -138,7 +138,8 @@ WHOLE: dict[str, tuple[str, float, Callable[[dict[str, Any]], bool]]] = {
     "candidates": ("Generator", 4, lambda result: result["generated_contexts"] == result["contexts"] > 120),
     "evaluate": ("Worker.play", 3, lambda result: result["checkpoints"] == 1),
     "tune": ("ImplicitFunc", 4, lambda result: result["trials"]["ended"] == 3),
-    "simulate": ("VectorEnvRunner", 4, lambda result: result["episodes"] == 60),
+    # while they are made, all env runners are waited for
+    "simulate": ("VectorEnvRunner.apply", 4, lambda result: result["episodes"] == 60),
 }
 
 
@@ -187,12 +188,13 @@ def test_the_env_runners_all_killed(nodes: Nodes, tmp_path: Path) -> None:
     command = nodes.start("simulate", *flags_of("simulate", nodes.folder, tmp_path / "out"))
     for _ in range(3):
         deadline = time.monotonic() + 60
-        while not (runners := _processes("VectorEnvRunner")):
-            assert command.poll() is None and time.monotonic() < deadline
+        while not (runners := _processes("VectorEnvRunner.apply")):
+            assert command.poll() is None and time.monotonic() < deadline, command.communicate()[0][-3000:]
             time.sleep(0.1)
         time.sleep(1)
-        for each in runners:
-            each.kill()
+        for each in {*runners, *_processes("VectorEnvRunner")}:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
     assert ended(command)[0]["episodes"] == 60
 
 
@@ -213,8 +215,10 @@ def test_a_server_answers_with_the_replica_that_is_left(nodes: Nodes, tmp_path: 
     flags = ["--models", f"bot={nodes.folder}/policy", "--port", str(port), "--num_replicas", "2"]
     command = nodes.start("serve", *flags, "--store", f"sqlite:///{tmp_path}/chats.db", "--quiet")
     try:
-        while not command.stdout.readline().startswith('{"ready"'):
-            assert command.poll() is None, command.communicate()[0][-3000:]
+        said = ""
+        while '{"ready"' not in said:
+            said += command.stdout.readline()
+            assert command.poll() is None, said[-3000:]
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         assert _asked(url) == 200
         went = nodes.kill_the_one_with("ServeReplica", command, after=2)

@@ -71,7 +71,7 @@ def test_every_arm_looks_the_same(serve, arms):
         for arm in arms:
             assert looks[arm] == looks["bc"], arm
         statuses = [status for status, *_ in looks["bc"]]
-        assert Counter(statuses) == {200: 10, 400: 9, 404: 2}
+        assert Counter(statuses) == {200: 9, 400: 9, 404: 2}
 
 
 def test_values_are_shown_where_nothing_is_compared(serve):
@@ -89,7 +89,9 @@ def test_any_client_gets_the_model_that_is_drawn_for_its_participant(serve):
         serve(split={"bc": 1.0, "ilql": 3.0}) as (url, models, store),
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client,
     ):
-        for user in ("ann", "bob", "eve", "kim", "lee"):
+        users = [f"user {n}" for n in range(40)]
+        few = {models.draw(user)[0]: user for user in users}  # one of each model
+        for user in (*few.values(), *users[:3]):
             talk = list(TALK)
             for _ in range(2):
                 answer = client.chat.completions.create(
@@ -103,6 +105,6 @@ def test_any_client_gets_the_model_that_is_drawn_for_its_participant(serve):
             assert models_of == {dialog.meta["drawn"]} and len(dialog.replies) == 2
             assert dialog.meta["propensity"] == {"bc": 0.25, "ilql": 0.75}[dialog.meta["drawn"]]
             drawn[dialog.meta["user"]] = dialog.meta["drawn"]
-        assert len(drawn) == 5 and set(drawn.values()) == {"bc", "ilql"}
+        assert len(drawn) >= 3 and set(drawn.values()) == {"bc", "ilql"}
         shares = Counter(models.draw(f"user {n}")[0] for n in range(4000))
         assert shares["ilql"] / 4000 == pytest.approx(0.75, abs=0.03)

@@ -16,7 +16,7 @@ from rl_dialog.evaluation.generation import Decoding, generate_replies, stream
 from rl_dialog.evaluation.scoring import token_table
 from rl_dialog.methods import BC, BCQ, CHAI, CQL, DBCQ, ILQL, MCReturns, UtteranceILQL, WayOffPolicy
 from rl_dialog.models.policy import Policy
-from rl_dialog.serving.batch import Ask
+from rl_dialog.serving.batch import Ask, Row, _leaning
 from rl_dialog.serving.engine import Closed, Engine, QueueFull
 
 TALKS = [
@@ -532,3 +532,12 @@ def test_slots_that_could_not_grow_are_as_they_were(make_policy, engine_of, ask_
     again = Client()
     engine.submit(ask_of(TALKS[0]), again)
     assert again.replies() == first
+
+
+def test_penalties_and_biases_by_hand():
+    """The reply has said 3 twice and 5 once: 3 loses 2 * 0.5 + 0.25, 5 loses 0.5 + 0.25 and gains 2. The
+    other row asks for nothing."""
+    leaning = Ask([1], frequency_penalty=0.5, presence_penalty=0.25, logit_bias=((5, 2.0), (0, -1.0)))
+    rows = [Row(ask, None, None, tokens=[3, 5, 3]) for ask in (leaning, Ask([1]))]
+    found = _leaning(torch.zeros(2, 6, dtype=torch.bfloat16), rows)
+    assert found.tolist() == [[-1.0, 0, 0, -1.25, 0, 1.25], [0.0] * 6]
