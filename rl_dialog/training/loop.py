@@ -799,8 +799,8 @@ def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
     rewards = values[~np.isnan(values)]
     if not rewards.any():
         raise UserError(
-            f"{type(method).__name__} learns from rewards, and all {len(values)} replies of the training split"
-            f" have reward 0 or none{unrated(values)}: run prepare with --rewards.NAME WEIGHT (its "
+            f"{type(method).__name__} learns from rewards, and all {len(values)} replies of the training "
+            f"split have reward 0 or none{unrated(values)}: run prepare with --rewards.NAME WEIGHT (its "
             "manifest.json lists what the logs carry), or train bc"
         )
     if (rewards == rewards[0]).all():
