@@ -102,16 +102,17 @@ def test_the_page_tells_it(page, labelled_run):
     ann = page("ann")
     status = ann.get("/v1/status").json()
     assert (status["labels_wanted"], status["label_budget"]) == (7, 100) and "steps" not in status
-    run = ann.get("/v1/run").json()
+    watcher = page("wes", token=labelled_run.log.keys.add("wes", scopes=("metrics",)))
+    run = watcher.get("/v1/run").json()
     assert (
         run["name"] == labelled_run.folder.name
         and run["status"]["steps"] == 5
         and run["counts"]["labels"] == 0
     )
-    metrics = ann.get("/v1/metrics").json()
+    metrics = watcher.get("/v1/metrics").json()
     assert metrics["lines"] == [{"step": 1, "train/return": 2.5}]
-    assert ann.get("/v1/metrics", params={"cursor": metrics["cursor"]}).json()["lines"] == []
+    assert watcher.get("/v1/metrics", params={"cursor": metrics["cursor"]}).json()["lines"] == []
     (labelled_run.folder / "status.json").write_text("{")
-    broken = ann.get("/v1/run")
+    broken = watcher.get("/v1/run")
     assert broken.status_code == 500 and "status.json" in broken.json()["error"]["message"]
     assert ann.post("/v1/lease", json={}).status_code == 200, "labelling goes on"
