@@ -222,6 +222,7 @@ def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, stor
         )
         assert len(stored) - len(clients.outcomes) <= len(clients.problems)
     assert json.loads(server.output.read_text().splitlines()[-1])["turns"] == len(stored)
+    assert "/v1/chat/completions 200" not in server.output.read_text(), "no line for each request"
 
 
 def _same():
