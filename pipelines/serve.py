@@ -41,7 +41,7 @@ class ServeConfig(ServerOptions, Quiet, OnCluster):
     models: tuple[str, ...] = ()
     """NAME=CHECKPOINT each: a run folder (its best checkpoint), a checkpoint directory or a hub name"""
     split: tuple[str, ...] = ()
-    """NAME=WEIGHT each: how often new chats on the page get a model; without any, all are equally likely"""
+    """NAME=WEIGHT each: how often the model `assigned` is this one; without any, all are equally likely"""
     host: str = "127.0.0.1"
     """address to listen on; another one than this machine's own needs API keys"""
     port: int = 8000

@@ -170,6 +170,8 @@ def build(args: dict[str, Any]) -> serve.Application:
         # a replica of other settings takes over from one that serves until then; needs room for one more
         max_surge_percent=25,
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        # /metrics counts requests; a line for each drowns the rest
+        logging_config={"enable_access_log": False},
         user_config={name: settings[name] for name in IN_PLACE} if settings["models"] else None,
         version=hashlib.sha256(json.dumps([own, cpus, gpus], sort_keys=True).encode()).hexdigest()[
             :16

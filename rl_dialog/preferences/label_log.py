@@ -25,7 +25,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -406,6 +406,6 @@ class LabelLog:
             ).rowcount
             connection.execute(delete(LEASES).where(LEASES.c.labeller == name))
             sql.count_missing(connection, QUERIES.c.number.in_(answered_queries))
-        with suppress(KeyError):  # who never had a key
+        if any(key.name == name and key.may("labeller") for key in self.keys.all()):
             self.keys.revoke(name)
         return revoked

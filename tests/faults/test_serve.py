@@ -222,6 +222,7 @@ def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, stor
         )
         assert len(stored) - len(clients.outcomes) <= len(clients.problems)
     assert json.loads(server.output.read_text().splitlines()[-1])["turns"] == len(stored)
+    assert "/v1/chat/completions 200" not in server.output.read_text(), "no line for each request"
 
 
 def _same():
@@ -316,7 +317,7 @@ def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints)
 def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
     """At capacity: more clients than slots and queue, a third of which vanish, send garbage or read
     slowly."""
-    key = store.keys.add("ann", requests_per_minute=10_000_000)
+    key = store.keys.add("ann", scopes=["chat", "metrics"], requests_per_minute=10_000_000)
     headers = {"Authorization": f"Bearer {key}"}
     flags = [
         "--models",

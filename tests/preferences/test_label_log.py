@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import sqlite3
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -596,6 +599,30 @@ def test_a_labeller_is_revoked_as_a_whole(log, clock):
         and log.lease("eve") is not None
         and log.labels() == []
     )
+
+
+def test_tokens_of_an_earlier_version_go_on(tmp_path):
+    """They stood beside the labellers' names; whoever was revoked stays out."""
+    url = f"sqlite:///{tmp_path}/labels.db"
+    LabelLog(url).close()
+    hashed = {name: hashlib.sha256(f"rl-{name}".encode()).hexdigest() for name in ("ann", "bob")}
+    with closing(sqlite3.connect(tmp_path / "labels.db")) as connection, connection:
+        connection.execute("ALTER TABLE labellers ADD COLUMN hash TEXT")
+        rows = [(name, 1.0, 2.0 if name == "bob" else None, known) for name, known in hashed.items()]
+        connection.executemany(
+            "INSERT INTO labellers (name, created, revoked, hash) VALUES (?, ?, ?, ?)", rows
+        )
+    for _ in range(2):
+        log = LabelLog(url)
+        assert (log.labeller_of("rl-ann"), log.labeller_of("rl-bob")) == ("ann", None)
+        log.close()
+
+
+def test_who_labels_without_a_key_may_be_revoked_beside_a_key_of_that_name(log):
+    ask(log, 1)
+    key = log.keys.add("ann", scopes=["chat"])
+    answer(log, "ann")
+    assert log.revoke_labeller("ann") == 1 and log.keys.find(key).name == "ann"
 
 
 def test_tokens(log, store_url):

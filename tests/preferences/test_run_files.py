@@ -99,7 +99,7 @@ def test_the_page_tells_it(page, labelled_run):
         '{"labels_wanted": 7, "label_budget": 100, "steps": 5, "secret": 1}'
     )
     (labelled_run.folder / "metrics.jsonl").write_text('{"step": 1, "train/return": 2.5}\n')
-    ann = page("ann")
+    ann = page(token=labelled_run.log.add_labeller("ann", scopes=["labeller", "operator"]))
     status = ann.get("/v1/status").json()
     assert (status["labels_wanted"], status["label_budget"]) == (7, 100) and "steps" not in status
     watcher = page("wes", token=labelled_run.log.keys.add("wes", scopes=("metrics",)))
