@@ -45,6 +45,7 @@ class Nodes:
 
     cluster: Any
     folder: Path
+    port: int
     running: list[Any] = field(default_factory=list)
 
     def have(self, count: int) -> None:
@@ -99,7 +100,7 @@ def nodes(tmp_path_factory) -> Iterator[Nodes]:
         patch.setenv("OMP_NUM_THREADS", "1")
         head = {"num_cpus": 0, "object_store_memory": 100 << 20, "temp_dir": short}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        made = Nodes(cluster, folder)
+        made = Nodes(cluster, folder, _free_port())
         made.have(2)
         try:
             data = ["--output_dir", str(folder / "data"), "--vocab_size", "400"]
@@ -211,7 +212,7 @@ def _processes(work: str) -> list[psutil.Process]:
 @pytest.mark.parametrize("spare", [0, 1], ids=["nothing to spare", "a CPU to spare"])
 def test_a_server_answers_with_the_replica_that_is_left(nodes: Nodes, tmp_path: Path, spare: int) -> None:
     nodes.have(2 + spare)
-    port = _free_port()
+    port = nodes.port  # a cluster serves at one place
     flags = ["--models", f"bot={nodes.folder}/policy", "--port", str(port), "--num_replicas", "2"]
     command = nodes.start("serve", *flags, "--store", f"sqlite:///{tmp_path}/chats.db", "--quiet")
     try:
