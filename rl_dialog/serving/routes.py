@@ -62,6 +62,8 @@ async def key_of(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
 ) -> Key | None:
     """Who is asking; None where the server is open to all. Raises ApiError for nobody known."""
+    if hasattr(request.state, "key"):  # asked before its body was read
+        return request.state.key
     needs_key = server.models.settings.needs_key
     if (
         not needs_key and request.url.hostname not in LOOPBACK
