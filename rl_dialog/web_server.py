@@ -1,13 +1,20 @@
-"""A web server in a thread, for a process that has other things to do."""
+"""A web server in a thread, for a process that has other things to do.
+
+Whoever connects has to send a request in time: uvicorn itself waits for ever.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rl_dialog.errors import UserError
 
@@ -33,15 +40,90 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits for a request, and for how many at a time."""
+
+    head: float = 10.0  # seconds from the connection, or a later request's first byte, to the last header
+    body: float = 30.0  # seconds from there to the end of the body
+    connections: int = 1000
+    per_address: int = 250
+
+
+def protocol_with(patience: Patience) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP, for connections that keep to `patience`; others are closed."""
+    open_from: Counter[str] = Counter()  # connections by address
+
+    class PatientProtocol(AutoHTTPProtocol):
+        """A timer runs while the server waits for the client. More bytes do not set it back."""
+
+        timer: asyncio.TimerHandle | None = None
+        waits_for = ""  # the part of a request that the timer is about; "" while the client waits
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.address = self.client[0] if self.client else ""
+            open_from[self.address] += 1
+            many = len(self.connections) > patience.connections
+            if many or open_from[self.address] > patience.per_address:
+                self._refuse("503 Service Unavailable")
+                return
+            self._wait_for("head")
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._wait_for("")
+            open_from[self.address] -= 1
+            if not open_from[self.address]:
+                del open_from[self.address]
+            super().connection_lost(error)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.transport.is_closing():
+                return
+            between = self.cycle is None or self.cycle.response_complete
+            self._wait_for("head" if between else "body" if self.cycle.more_body else "")
+
+        def _wait_for(self, part: str) -> None:
+            if part == self.waits_for:
+                return
+            if self.timer is not None:
+                self.timer.cancel()
+            self.waits_for, self.timer = part, None
+            if part:
+                self.timer = self.loop.call_later(getattr(patience, part), self._late)
+
+        def _late(self) -> None:
+            """The client had its time."""
+            if self.cycle is None or not self.cycle.response_started:
+                self._refuse("408 Request Timeout")
+            else:
+                self.transport.close()
+
+        def _refuse(self, status: str) -> None:
+            head = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            self.transport.write(head.encode())
+            self.transport.close()
+
+    return PatientProtocol
+
+
 class WebServer:
     """Serves an application from a thread until `close`. `url` is where."""
 
-    def __init__(self, app: Any, place: socket.socket, *, drain: float = 5.0) -> None:
+    def __init__(
+        self, app: Any, place: socket.socket, *, drain: float = 5.0, patience: Patience | None = None
+    ) -> None:
         """place: what `listening` returned. drain: seconds that running requests have at the end."""
         self._place, self._drain = place, drain
         self.url = url_of(*place.getsockname()[:2])
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(drain))
+            uvicorn.Config(
+                app,
+                http=protocol_with(patience or Patience()),
+                log_level="warning",
+                timeout_graceful_shutdown=int(drain),
+            )
         )
         # In the main thread it would end the process by the signal it got.
         self._thread = threading.Thread(

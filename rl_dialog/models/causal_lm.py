@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Cache,
+    DynamicCache,
     PreTrainedModel,
 )
 
@@ -172,7 +173,28 @@ def _output_layer(lm: PreTrainedModel) -> OutputLayer:
             f"{name}: expected a model that leaves out padding, got other logits behind a padded beginning "
             "(does it count positions by itself?), so replies would depend on what else is in their batch"
         )
+    _require_cache(lm, ids, inputs, hidden)
     return layer
+
+
+def _require_cache(lm: PreTrainedModel, ids: Tensor, inputs: dict[str, Any], hidden: Tensor) -> None:
+    """Raises UserError where the last token, read behind a cache of the others, has another hidden state than
+    in `hidden`; models that have no cache pass."""
+    if not hasattr(lm.config, "num_hidden_layers") or not getattr(lm.config, "use_cache", True):
+        return
+    first = {name: value[:, :-1] for name, value in inputs.items() if name != "use_cache"}
+    last = {"attention_mask": inputs["attention_mask"], "position_ids": inputs["position_ids"][:, -1:]}
+    _, cache = run_trunk(
+        lm.base_model, ids[:, :-1], DynamicCache(config=lm.config), use_cache=True, **first
+    )
+    if cache is None:
+        return
+    got, _ = run_trunk(lm.base_model, ids[:, -1:], cache, use_cache=True, **last)
+    if not torch.allclose(got[:, 0], hidden[:, -1], **CLOSE):
+        raise UserError(
+            f"{type(lm).__name__}: expected a model that goes on from a cache of what it has read, got other "
+            "hidden states than without one"
+        )
 
 
 def _fitted(lm: PreTrainedModel, hidden: Tensor, logits: Tensor) -> OutputLayer:

@@ -286,7 +286,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         decoding does."""
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
         wants_cache = past_key_values is not None or (
-            self.config.use_cache if use_cache is None else use_cache
+            getattr(self.config, "use_cache", True) if use_cache is None else use_cache
         )
         reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
         trunks = self._trunks(value=reads_value)
@@ -302,7 +302,7 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def generate(self, *args: Any, **settings: Any) -> Any:
         """transformers' `generate`, which makes caches for keys and values only."""
-        if settings.get("past_key_values") is None and self.config.use_cache and self._keeps_states_only:
+        if settings.get("past_key_values") is None and self._keeps_states_only:
             settings["past_key_values"] = TrunkCaches(self.config, len(self._trunks()))
         return super().generate(*args, **settings)
 

@@ -30,7 +30,8 @@ class Slots(Cache):
         something else, or see other tokens than those before them."""
         super().__init__(layers=[])
         self.kinds = frozenset(get_layer_types_and_kwargs(config)[0])
-        if unknown := sorted(self.kinds - {"full_attention", "sliding_attention"}):
+        local = set(getattr(config, "attention_layers", ())) - {"global"}  # of GPT-Neo
+        if unknown := sorted(self.kinds - {"full_attention", "sliding_attention"} | local):
             raise UserError(
                 f"{config.model_type}: expected layers that attend to the conversation or to a window of it, "
                 f"got {', '.join(unknown)}"

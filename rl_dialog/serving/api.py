@@ -16,10 +16,21 @@ from starlette.exceptions import HTTPException
 
 from rl_dialog.data.store import Store
 from rl_dialog.serving.completions import Completions
-from rl_dialog.serving.limits import BodyLimit, RateLimit
+from rl_dialog.serving.limits import BodyLimit, KeyBeforeBody, RateLimit
 from rl_dialog.serving.metrics import Metrics
 from rl_dialog.serving.protocol import ApiError, Error, explain
-from rl_dialog.serving.routes import PAGE, PageFiles, Server, Take, chats, openai, operation
+from rl_dialog.serving.routes import (
+    PAGE,
+    PageFiles,
+    Server,
+    Take,
+    bearer,
+    chats,
+    key_of,
+    openai,
+    operation,
+    server_of,
+)
 from rl_dialog.serving.served import Models
 
 ERRORS = {status: {"model": Error, "description": "what is wrong"} for status in ("4XX", "5XX")}
@@ -41,6 +52,7 @@ def create_app(models: Models, store: Store, *, take: Take | None = None) -> Fas
     app.add_exception_handler(HTTPException, _other)
     app.add_exception_handler(Exception, _broken)
     app.add_middleware(BodyLimit, most=models.settings.max_body_bytes)
+    app.add_middleware(KeyBeforeBody, knows=_known, refuse=_refused)
     app.add_middleware(_Counted, metrics=metrics)
     return app
 
@@ -59,6 +71,11 @@ def _taking_alone() -> Take:
         return buckets.take(key, per_minute)
 
     return take
+
+
+async def _known(request: Request) -> None:
+    """Raises ApiError for strangers; whose key it is stays with the request."""
+    request.state.key = await key_of(request, await server_of(request), await bearer(request))
 
 
 # Errors in OpenAI's form.

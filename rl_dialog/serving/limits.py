@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rl_dialog.serving.protocol import ApiError
+
+Knows = Callable[[Request], Awaitable[Any]]
+Refuse = Callable[[Request, Any], Awaitable[Response]]
 
 
 class RateLimit:
@@ -51,3 +58,25 @@ class BodyLimit:
             return message
 
         await self.app(scope, limited if scope["type"] == "http" else receive, send)
+
+
+class KeyBeforeBody:
+    """ASGI middleware: a request with a body is asked who sends it before any of the body is read. FastAPI
+    would read it first.
+
+    `knows` gets the request and raises ApiError for strangers; `refuse` makes the response of that.
+    """
+
+    def __init__(self, app: Any, knows: Knows, refuse: Refuse) -> None:
+        self.app, self.knows, self.refuse = app, knows, refuse
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
+            request = Request(scope)
+            try:
+                await self.knows(request)
+            except ApiError as error:
+                await (await self.refuse(request, error))(scope, receive, send)
+                return
+        await self.app(scope, receive, send)

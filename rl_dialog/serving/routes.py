@@ -66,6 +66,8 @@ async def key_of(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
 ) -> Key:
     """Who is asking; anybody where the server is open. Raises ApiError for nobody known."""
+    if hasattr(request.state, "key"):  # asked before its body was read
+        return request.state.key
     needs_key = server.models.settings.needs_key
     if (
         not needs_key and request.url.hostname not in LOOPBACK

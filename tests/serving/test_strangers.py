@@ -1,0 +1,201 @@
+"""Whoever connects has to send a request in time, and to show a key before anybody reads what it sends."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+import rl_dialog.serving
+from rl_dialog.data.store import Store
+from rl_dialog.serving.api import create_app
+from rl_dialog.serving.served import Models
+from rl_dialog.web_server import Patience, WebServer, listening
+
+PROXY = Path(rl_dialog.serving.__file__).parent / "haproxy.cfg"
+QUICK = Patience(head=0.4, body=0.8, connections=40, per_address=30)
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+BODY = b'{"model": "bc", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}'
+LONG = b"Content-Length: 1048576\r\n\r\n"
+
+
+@pytest.fixture
+def served(settings):
+    """(port, key) of a server that needs one; its patience is short."""
+    settings = replace(settings, needs_key=True)
+    store = Store(settings.store)
+    key = store.add_key("ann", requests_per_minute=1000)
+    server = WebServer(create_app(Models(settings), store), listening("127.0.0.1", 0), patience=QUICK)
+    yield int(server.url.rsplit(":", 1)[1]), key
+    server.close()
+    store.close()
+
+
+def connected(port, sent=b""):
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection.sendall(sent)
+    return connection
+
+
+def ends(connection):
+    """(what the server said, seconds until it closed the connection)."""
+    start, said = time.monotonic(), b""
+    try:
+        while piece := connection.recv(65536):
+            said += piece
+    except ConnectionResetError:
+        pass
+    return said, time.monotonic() - start
+
+
+def trickled(connection, byte, *, pause, until):
+    """Whether the server ends the connection while a byte comes every `pause` seconds."""
+    deadline = time.monotonic() + until
+    connection.settimeout(pause)
+    while time.monotonic() < deadline:
+        try:
+            connection.sendall(byte)
+            if not connection.recv(65536).startswith(b"HTTP/1.1 100"):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def with_key(key):
+    return HEAD + b"Authorization: Bearer " + key.encode() + b"\r\n"
+
+
+def test_silent_and_slow_connections_are_ended(served):
+    port, key = served
+    silent, half = connected(port), connected(port, HEAD)
+    unfinished = connected(port, with_key(key) + LONG + b"{")
+    for connection, least, most in ((silent, 0.2, 2), (half, 0.0, 2), (unfinished, 0.0, 3)):
+        said, seconds = ends(connection)
+        assert said.startswith(b"HTTP/1.1 408") and least <= seconds <= most
+    assert trickled(connected(port, HEAD), b"X", pause=0.05, until=3)
+    assert trickled(connected(port, with_key(key) + LONG), b" ", pause=0.05, until=3)
+    later = connected(port, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert later.recv(65536).startswith(b"HTTP/1.1 200")
+    later.sendall(HEAD)  # a second request of the same connection
+    assert ends(later)[1] < 2
+
+
+def test_whoever_keeps_to_the_times_is_answered(served):
+    """A reply may take longer than a request: the client waits, not the server."""
+    port, key = served
+    for pause in (0.0, 0.2):
+        connection = connected(port, with_key(key) + b"Content-Length: %d\r\n\r\n" % len(BODY))
+        for part in (BODY[:20], BODY[20:]):
+            time.sleep(pause)
+            connection.sendall(part)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
+def test_an_address_has_so_many_connections(served):
+    port, _ = served
+    first = [connected(port) for _ in range(QUICK.per_address)]
+    refused = connected(port)
+    assert ends(refused)[0].startswith(b"HTTP/1.1 503")
+    for connection in first:
+        connection.close()
+    deadline = time.monotonic() + 5
+    while True:  # until the server has noticed
+        try:
+            assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+            return
+        except (AssertionError, httpx.HTTPError):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_without_a_key_no_byte_of_a_body_is_read(settings):
+    """Neither locally nor in a replica: what is asked comes before what is read."""
+    store = Store(settings.store)
+    app = create_app(Models(replace(settings, needs_key=True)), store)
+    said = []
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        said.append(message)
+
+    for headers in ([(b"content-length", b"1000000")], [(b"transfer-encoding", b"chunked")]):
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b""}
+        scope |= {"headers": [(b"host", b"x"), *headers], "scheme": "http", "server": ("x", 80), "state": {}}
+        asyncio.run(app(dict(scope), receive, send))
+        assert said[0]["status"] == 401 and b"invalid_api_key" in said[1]["body"]
+        said.clear()
+    app.state.server.models.close()
+    store.close()
+
+
+@contextmanager
+def proxied(port):
+    """The port where the proxy of haproxy.cfg listens."""
+    with listening("127.0.0.1", 0) as free:
+        place = free.getsockname()[1]
+    names = {"RL_DIALOG_LISTEN": f"127.0.0.1:{place}", "RL_DIALOG_SERVER": f"127.0.0.1:{port}"}
+    command = [shutil.which("haproxy"), "-db", "-f", str(PROXY)]
+    proxy = subprocess.Popen(command, env=os.environ | names)
+    try:
+        for _ in range(100):
+            try:
+                connected(place).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield place, proxy.pid
+    finally:
+        proxy.terminate()
+        proxy.wait(10)
+
+
+def resident(pid):
+    """MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("haproxy"), reason="needs haproxy (apt install haproxy)")
+def test_the_proxy_keeps_strangers_out(served):
+    """haproxy.cfg as it is: times, keys before bodies, connections by address, memory."""
+    port, key = served
+    with proxied(port) as (place, pid):
+        url = f"http://127.0.0.1:{place}"
+        authorization = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        assert httpx.get(f"{url}/health").status_code == 200
+        reply = httpx.post(f"{url}/v1/chat/completions", content=BODY, headers=authorization)
+        assert reply.status_code == 200
+        before = resident(pid)
+        strangers = [connected(place, HEAD + LONG) for _ in range(40)]
+        assert all(connection.recv(65536).startswith(b"HTTP/1.1 401") for connection in strangers)
+        for connection in strangers:
+            connection.close()
+        assert resident(pid) - before < 20
+        too_long = connected(place, with_key(key) + b"Content-Length: 99999999\r\n\r\n")
+        assert too_long.recv(65536).startswith(b"HTTP/1.1 413")
+        half, trickling = [connected(place, HEAD) for _ in range(30)], connected(place, HEAD)
+        assert trickled(trickling, b"X", pause=0.5, until=15)
+        assert all(ends(connection)[1] < 15 for connection in half)
+        many = [connected(place, HEAD) for _ in range(60)]
+        refused = sum(ends(connection)[1] < 2 for connection in many[50:])
+        assert refused >= 9
+        for connection in many:
+            connection.close()
+        time.sleep(0.5)
+        body = connected(place, with_key(key) + LONG)
+        assert trickled(body, b" ", pause=0.5, until=40)
+        assert httpx.get(f"{url}/health").status_code == 200
