@@ -61,7 +61,7 @@ class Wordle:
         return grid(self.state or State(self.words.every))
 
     @classmethod
-    def players(cls) -> dict[str, Callable[[int], Player]]:
+    def scripted_players(cls) -> dict[str, Callable[[int], Player]]:
         """Scripted players by name: each is made of a seed and maps messages to a guess."""
         return {name: partial(Player, cls.vocabulary(), name) for name in POLICIES}
 

@@ -281,8 +281,8 @@ def test_every_player_plays_to_the_end_by_seed_and_in_words(name):
     assert ends == [play(words, name, seed=2, index=i) for i in range(8)]
     assert all(end.over and 1 <= len(end.guesses) <= TRIES for end in ends)
     messages = messages_of(first_guesses(words, ends[0], 1))
-    assert Wordle.players()[name](7)(messages) == Wordle.players()[name](7)(messages)
-    assert well_formed(Wordle.players()[name](7)(messages))
+    assert Wordle.scripted_players()[name](7)(messages) == Wordle.scripted_players()[name](7)(messages)
+    assert well_formed(Wordle.scripted_players()[name](7)(messages))
 
 
 def test_players_do_what_their_names_say(words):
