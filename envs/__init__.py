@@ -1,7 +1,7 @@
 """Worlds by name.
 
-small_talk and multiwoz are talked in: Gymnasium environments whose observations are messages (`multiwoz/` can
-be spoken in acts too). The others are vectors of environments with numbers or pictures, where policies learn
+small_talk, multiwoz and wordle are talked in: their observations are messages (`multiwoz/` can be spoken in
+acts too). The others are vectors of environments with numbers or pictures, where policies learn
 from preferences; atari is any of its games: `game`.
 
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
@@ -31,12 +31,14 @@ from envs.atari import AtariVector, EnduroVector, PongVector
 from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
+from envs.wordle.world import Wordle
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
 ENVS = {
     "small_talk": SmallTalk,
     "multiwoz": MultiWOZText,
+    "wordle": Wordle,
     "moving_dot": MovingDotVector,
     "pong": PongVector,
     "enduro": EnduroVector,
@@ -47,7 +49,7 @@ ENVS = {
 def text_env(name: str) -> Callable[..., Any]:
     """The constructor of a world to talk in; `module:Class` is imported. Raises UserError for other names."""
     if ":" not in name:
-        return _choose(name, ("small_talk", "multiwoz"), "messages")
+        return _choose(name, ("small_talk", "multiwoz", "wordle"), "messages")
     found = _own(name, ("reset", "step"), "a world to talk in")
     try:
         inspect.signature(found).bind()
