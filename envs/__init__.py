@@ -5,11 +5,8 @@ be spoken in acts too). The others are vectors of environments with numbers or p
 from preferences; atari is any of its games: `game`.
 
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
-world to talk in is made by `Class()`: `reset(seed=...)` returns (messages, info), where messages end with
-what the policy is to answer, and `step(reply)` returns (messages with the reply and what came after it,
-reward, terminated, truncated, info). The same seed gives the same conversation partner. It may bring
-`reference_returns(episodes, seed)`, a static function that returns {name: list of returns}: lines that
-`evaluate` draws beside the policies.
+world to talk in is made by `Class()` and has `reset(seed=...)` and `step(reply)`: `text_world.py` has the
+contract, `conformance.py` the check of it.
 
 A world that is watched is a gymnasium.vector.VectorEnv that `Class(num_envs, worker=i)` makes, with the
 options of `--env_options`, and that starts an episode one step after the last one ended
