@@ -1,8 +1,8 @@
 """Worlds by name.
 
-small_talk and multiwoz are talked in: Gymnasium environments whose observations are messages (`multiwoz/` can
-be spoken in acts too). The others are vectors of environments with numbers or pictures, where policies learn
-from preferences; atari is any of its games: `game`.
+small_talk, multiwoz and the toy worlds are talked in: `reset` and `step` as Gymnasium has them, whose
+observations are messages (`multiwoz/` can be spoken in acts too). The others are vectors of environments with
+numbers or pictures, where policies learn from preferences; atari is any of its games: `game`.
 
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
 world to talk in is made by `Class()` and has `reset(seed=...)` and `step(reply)`: `text_world.py` has the
@@ -17,7 +17,7 @@ them.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -28,23 +28,26 @@ from envs.atari import AtariVector, EnduroVector, PongVector
 from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
+from envs.toy import TOYS
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
 ENVS = {
     "small_talk": SmallTalk,
     "multiwoz": MultiWOZText,
+    **TOYS,
     "moving_dot": MovingDotVector,
     "pong": PongVector,
     "enduro": EnduroVector,
     "atari": AtariVector,
 }
+CONTROL = ("moving_dot", "pong", "enduro", "atari")  # whose observations are numbers or pictures
 
 
 def text_env(name: str) -> Callable[..., Any]:
     """The constructor of a world to talk in; `module:Class` is imported. Raises UserError for other names."""
     if ":" not in name:
-        return _choose(name, ("small_talk", "multiwoz"), "messages")
+        return _choose(name, [each for each in ENVS if each not in CONTROL], "messages")
     found = _own(name, ("reset", "step"), "a world to talk in")
     try:
         inspect.signature(found).bind()
@@ -57,7 +60,7 @@ def control_env(name: str) -> Callable[..., Any]:
     """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported.
     Raises UserError for any other name."""
     if ":" not in name:
-        return _choose(name, ("moving_dot", "pong", "enduro", "atari"), "numbers or pictures")
+        return _choose(name, CONTROL, "numbers or pictures")
     return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
 
 
@@ -85,7 +88,7 @@ def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
     return found
 
 
-def _choose(name: str, names: tuple[str, ...], observations: str) -> Callable[..., Any]:
+def _choose(name: str, names: Sequence[str], observations: str) -> Callable[..., Any]:
     if name in names:
         return ENVS[name]
     near, kind = get_close_matches(name, names, 1), "unsuitable" if name in ENVS else "unknown"

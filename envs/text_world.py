@@ -42,7 +42,8 @@ speaker's. An episode gives one Dialog per role (`play`).
     reference_returns(episodes, seed)    {name: list of returns}: lines that `evaluate` draws
     write_logs(path, *, dialogs, seed)   Dialogs of mixed quality, one JSON line each
 
-and as a method `draw()`, the present state in lines of text.
+as a method `draw()`, the present state in lines of text, and as an attribute `max_turns`, the replies after
+which the verbs cut an episode off; by default 64.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Message = dict[str, Any]
 Player = Callable[[list[Message]], str]  # what the player sees, its own replies as the assistant's -> a reply
 
 ALONE = "assistant"  # the role of a world's only player
-MAX_TURNS = 64  # replies after which an episode that its world does not end is cut off
+MAX_TURNS = 64  # replies after which an episode is cut off whose world does not say
 
 
 class TextWorld(Protocol):
@@ -70,6 +71,11 @@ class TextWorld(Protocol):
 
     def step(self, reply: str) -> tuple[list[Message], float | None, bool, bool, dict[str, Any]]:
         """What the reply leads to."""
+
+
+def most_turns(world: Any) -> int:
+    """The replies after which an episode is cut off."""
+    return getattr(world, "max_turns", MAX_TURNS)
 
 
 def snapshot(world: Any) -> Any:
@@ -156,7 +162,7 @@ class Record:
 
 
 def play(
-    world: Any, players: Player | Mapping[str, Player], *, seed: int, max_turns: int = MAX_TURNS
+    world: Any, players: Player | Mapping[str, Player], *, seed: int, max_turns: int | None = None
 ) -> Played:
     """Plays the episode of a seed. `players` is a function for everyone, or one by role.
 
@@ -181,7 +187,7 @@ def play(
             records.setdefault(name, Record()).earn(None if "failed" in info else value)
         if not isinstance(reward, Mapping):
             speaker.earn(None if "failed" in info else reward)
-        over = terminated or truncated or "failed" in info or len(infos) >= max_turns
+        over = terminated or truncated or "failed" in info or len(infos) >= (max_turns or most_turns(world))
     return _played(world, records, infos, terminated=terminated, failed=info.get("failed"), seed=seed)
 
 

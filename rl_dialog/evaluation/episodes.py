@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 NO_RETURN = ENDS[2:]  # failed, unscored
-MAX_TURNS = 64  # replies after which a conversation that its environment does not end is cut off
+MAX_TURNS = 64  # replies after which a conversation is cut off whose environment does not say
 
 
 @dataclass
@@ -51,10 +51,10 @@ def play_episodes(
     *,
     seed: int = 0,
     batch_size: int = 128,
-    max_turns: int = MAX_TURNS,
+    max_turns: int | None = None,
 ) -> list[Episode]:
     """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order
-    given.
+    given. They are cut off after `max_turns` replies, by default the world's own `max_turns`, or 64.
 
     Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays
     it and whatever else is played.
@@ -75,7 +75,7 @@ def play_episodes(
             )
             turn += 1
             for table, reply in zip(running, replies, strict=True):
-                table.step(reply, last=turn == max_turns)
+                table.step(reply, last=turn == (max_turns or table.max_turns))
         played += [table.episode() for table in tables]
     return played
 
@@ -117,7 +117,7 @@ class _Table:
 
     def __init__(self, make_env: Callable[[], Any], seed: int, index: int) -> None:
         self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
-        self.seed = stream(seed, index)
+        self.seed, self.max_turns = stream(seed, index), getattr(self.env, "max_turns", MAX_TURNS)
         begun = self.env.reset(seed=self.seed)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):
             got = str(begun)[:200]

@@ -379,6 +379,8 @@ def test_an_episode_that_failed_or_was_not_scored_has_no_return(make_policy, tok
     assert played[ends.index("failed")].dialog.meta["failed"] == "the server is gone"
     cut = play_episodes(policy, tokenizer, Echo, [0], decoding, max_turns=1)[0]
     assert (cut.end, cut.dialog.truncated) == ("truncated", True)
+    short = type("Short", (Echo,), {"max_turns": 2})  # what the world itself says
+    assert len(play_episodes(policy, tokenizer, short, [0], decoding)[0].replies) == 2
     found = env_return(policy, tokenizer, make_env=Broken, episodes=12, seed=4, decoding=decoding)
     assert found["eval/return"] == 3.0 and found["eval/return_stderr"] == 0.0
     assert found["eval/failed"] == ends.count("failed") / 12
