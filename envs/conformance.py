@@ -95,7 +95,7 @@ def _going_on(world: Any, player: Player, messages: list[Message], most: int) ->
 
 def _player(make_world: MakeWorld, seed: int) -> Player:
     """One that gets somewhere where the world brings some, for every other seed."""
-    players = make_world().players() if hasattr(make_world(), "players") else {}
+    players = make_world().scripted_players() if hasattr(make_world(), "scripted_players") else {}
     names = sorted(players)
     return players[names[seed % len(names)]](seed) if names and seed % 2 == 0 else Babbler(seed)
 
@@ -295,11 +295,11 @@ def _play_all(make_world: MakeWorld) -> list[list[Step]]:
 def _check_players(make_world: MakeWorld) -> str:
     """Scripted players speak, and none is better than the optimum."""
     brought = make_world()
-    if not hasattr(brought, "players"):
+    if not hasattr(brought, "scripted_players"):
         return NONE
     best = brought.optimum() if hasattr(brought, "optimum") else None
     told = []
-    for name, make in brought.players().items():
+    for name, make in brought.scripted_players().items():
         played = [play(make_world(), make(seed), seed=seed) for seed in range(MEASURED)]
         returns = [each for one in played for each in one.returns.values() if each is not None]
         if not returns:

@@ -175,7 +175,7 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
         return {"behaviour policy": mixed, "best inside the logs": friend, "optimum": [optimal_return()]}
 
     @staticmethod
-    def players() -> dict[str, Callable[[int], Policy]]:
+    def scripted_players() -> dict[str, Callable[[int], Policy]]:
         """The scripted policies, from good to silly."""
         return POLICIES
 

@@ -37,7 +37,7 @@ speaker's. An episode gives one Dialog per role (`play`).
 
 **By choice** a class has, as static or class methods,
 
-    players()                            {name: make}: make(seed) is a scripted player, messages -> reply
+    scripted_players()                   {name: make}: make(seed) is a player, messages -> reply
     optimum()                            the best mean return that is possible
     reference_returns(episodes, seed)    {name: list of returns}: lines that `evaluate` draws
     write_logs(path, *, dialogs, seed)   Dialogs of mixed quality, one JSON line each

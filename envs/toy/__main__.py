@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
 def returns(world: type[TextProcess], dialogs: int, seed: int) -> dict[str, float]:
     """The optimum, and the mean return of each player and of the logs."""
     found = {"optimum": world.optimum()}
-    for name, make in world.players().items():
+    for name, make in world.scripted_players().items():
         played = (play(world(), make(i), seed=i) for i in range(seed, seed + dialogs))
         found[name] = float(np.mean([sum(one.returns.values()) for one in played]))
     logs = [sum(one.returns.values()) for one in world.logged(dialogs, seed)]
@@ -63,7 +63,7 @@ def show(world: type[TextProcess], seed: int) -> None:
     begun.reset(seed=seed)
     if hasattr(begun, "draw"):
         print(f"\n{begun.draw()}")
-    played = play(world(), world.players()["optimal"](seed), seed=seed)
+    played = play(world(), world.scripted_players()["optimal"](seed), seed=seed)
     print()
     for message in next(iter(played.dialogs.values())).messages:
         reward = f"   [{message['reward']:g}]" if "reward" in message else ""

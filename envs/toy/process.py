@@ -96,7 +96,7 @@ class TextProcess:
         return cls.solution().best_return()
 
     @classmethod
-    def players(cls) -> dict[str, Callable[[int], Player]]:
+    def scripted_players(cls) -> dict[str, Callable[[int], Player]]:
         """Scripted players, from the best to a random one."""
         return {
             "optimal": lambda seed: Guided(cls(), 1.0, seed),

@@ -12,10 +12,10 @@ import pytest
 from envs import conformance
 from envs.conformance import CHECKS, check_world
 from envs.example import House
+from envs.multiwoz.text import MultiWOZText
 from envs.small_talk import SmallTalk
 from envs.text_world import play, restore, snapshot
 from rl_dialog.errors import UserError
-from tests.worlds.mazes import Maze, Walk
 
 
 def faults(make_world, *but: str) -> dict[str, str]:
@@ -44,7 +44,7 @@ class Haggle:
         return self._view(1 - number), rewards, over, False, {"role": role}
 
 
-@pytest.mark.parametrize("world", [House, SmallTalk, Maze, Walk, Haggle])
+@pytest.mark.parametrize("world", [House, SmallTalk, MultiWOZText, Haggle])
 def test_worlds_that_keep_the_contract(world):
     assert faults(world) == {}
 
@@ -137,7 +137,7 @@ class Proud(House):
     """Its optimum is not one."""
 
     @staticmethod
-    def players():
+    def scripted_players():
         return {"reader": lambda seed: lambda messages: messages[-1]["content"]}
 
     @staticmethod

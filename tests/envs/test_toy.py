@@ -39,7 +39,7 @@ def test_they_go_by_name(name):
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_optimal_player_earns_the_optimum(world):
     """Within 4 standard errors over 200 episodes, and never above it with its own luck averaged."""
-    make = world.players()["optimal"]
+    make = world.scripted_players()["optimal"]
     returns = [sum(play(world(), make(i), seed=i).returns.values()) for i in range(200)]
     error = np.std(returns, ddof=1) / np.sqrt(len(returns))
     assert abs(np.mean(returns) - world.optimum()) <= 4 * error + 1e-9
@@ -137,7 +137,7 @@ def test_luck_is_no_choice():
 def test_the_best_walk_is_the_shortest(graph_seed):
     world = type("Walks", (RandomWalks,), {"graph_seed": graph_seed})
     assert world.optimum() == pytest.approx(1.0)
-    make, fewest = world.players()["optimal"], fewest_steps(graph_seed)
+    make, fewest = world.scripted_players()["optimal"], fewest_steps(graph_seed)
     for seed in range(30):
         played = play(world(), make(seed), seed=seed)
         first = ord(played.dialogs["assistant"].messages[0]["content"]) - ord("a")
@@ -248,7 +248,7 @@ def test_the_best_player_of_the_house_takes_the_shortest_way():
             frontier = [state for state in dict.fromkeys(frontier) if state not in seen]
             seen |= set(frontier)
             steps += 1
-        assert len(play(House(), House.players()["optimal"](seed), seed=seed).infos) == steps
+        assert len(play(House(), House.scripted_players()["optimal"](seed), seed=seed).infos) == steps
 
 
 def test_food_out_of_sight_is_not_told():
