@@ -1,15 +1,12 @@
 """Worlds by name.
 
-small_talk, multiwoz and wordle are talked in: their observations are messages (`multiwoz/` can be spoken in
-acts too). The others are vectors of environments with numbers or pictures, where policies learn
-from preferences; atari is any of its games: `game`.
+small_talk, multiwoz, wordle and the toy worlds are talked in: `reset` and `step` as Gymnasium has them, whose
+observations are messages (`multiwoz/` can be spoken in acts too). The others are vectors of environments with
+numbers or pictures, where policies learn from preferences; atari is any of its games: `game`.
 
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
-world to talk in is made by `Class()`: `reset(seed=...)` returns (messages, info), where messages end with
-what the policy is to answer, and `step(reply)` returns (messages with the reply and what came after it,
-reward, terminated, truncated, info). The same seed gives the same conversation partner. It may bring
-`reference_returns(episodes, seed)`, a static function that returns {name: list of returns}: lines that
-`evaluate` draws beside the policies.
+world to talk in is made by `Class()` and has `reset(seed=...)` and `step(reply)`: `text_world.py` has the
+contract, `conformance.py` the check of it.
 
 A world that is watched is a gymnasium.vector.VectorEnv that `Class(num_envs, worker=i)` makes, with the
 options of `--env_options`, and that starts an episode one step after the last one ended
@@ -20,7 +17,7 @@ them.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -31,6 +28,7 @@ from envs.atari import AtariVector, EnduroVector, PongVector
 from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
+from envs.toy import TOYS
 from envs.wordle.world import Wordle
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
@@ -39,17 +37,19 @@ ENVS = {
     "small_talk": SmallTalk,
     "multiwoz": MultiWOZText,
     "wordle": Wordle,
+    **TOYS,
     "moving_dot": MovingDotVector,
     "pong": PongVector,
     "enduro": EnduroVector,
     "atari": AtariVector,
 }
+CONTROL = ("moving_dot", "pong", "enduro", "atari")  # whose observations are numbers or pictures
 
 
 def text_env(name: str) -> Callable[..., Any]:
     """The constructor of a world to talk in; `module:Class` is imported. Raises UserError for other names."""
     if ":" not in name:
-        return _choose(name, ("small_talk", "multiwoz", "wordle"), "messages")
+        return _choose(name, [known for known in ENVS if known not in CONTROL], "messages")
     found = _own(name, ("reset", "step"), "a world to talk in")
     try:
         inspect.signature(found).bind()
@@ -62,7 +62,7 @@ def control_env(name: str) -> Callable[..., Any]:
     """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported.
     Raises UserError for any other name."""
     if ":" not in name:
-        return _choose(name, ("moving_dot", "pong", "enduro", "atari"), "numbers or pictures")
+        return _choose(name, CONTROL, "numbers or pictures")
     return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
 
 
@@ -90,7 +90,7 @@ def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
     return found
 
 
-def _choose(name: str, names: tuple[str, ...], observations: str) -> Callable[..., Any]:
+def _choose(name: str, names: Sequence[str], observations: str) -> Callable[..., Any]:
     if name in names:
         return ENVS[name]
     near, kind = get_close_matches(name, names, 1), "unsuitable" if name in ENVS else "unknown"

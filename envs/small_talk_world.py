@@ -176,6 +176,16 @@ class SmallTalk(gymnasium.Env[list[Message], str]):
         )
         return {"behaviour policy": mixed, "best inside the logs": friend, "optimum": [optimal_return()]}
 
+    @staticmethod
+    def scripted_players() -> dict[str, Callable[[int], Policy]]:
+        """The scripted policies, from good to silly."""
+        return POLICIES
+
+    @staticmethod
+    def optimum() -> float:
+        """The best mean return of a policy that sees the text."""
+        return optimal_return()
+
     def _observation(self) -> list[Message]:
         return [dict(message) for message in self.messages]
 

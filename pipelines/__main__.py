@@ -18,6 +18,7 @@ ARCS = {
     },
     "How good it is": {
         "evaluate": "checkpoints become a report with intervals",
+        "check_env": "does a world of one's own keep the contract",
         "compare": "the table of all methods on all tasks, with a fair search for settings",
         "ab": "served models compared by what their users said of them",
         "analyse": "what happened in simulated task-oriented dialogs",

@@ -158,11 +158,14 @@ def _timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None
 
 
 def _write_logs(asked: dict[str, Any], path: Path) -> None:
-    """Logs of small talk, or of `world`, whose module has a function write_logs(world, path, dialogs,
-    seed)."""
+    """Logs of small talk, or of `world`, whose class has write_logs(path, dialogs=..., seed=...), or whose
+    module has write_logs(world, path, dialogs, seed)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if world := asked.get("world"):
         made = text_env(world)
+        if hasattr(made, "write_logs"):
+            made.write_logs(path, dialogs=asked["dialogs"], seed=asked["seed"])
+            return
         importlib.import_module(world.partition(":")[0]).write_logs(
             made, path, asked["dialogs"], asked["seed"]
         )

@@ -13,6 +13,7 @@ user reads with the templates of the world backwards (`matcher.py`) or with an N
 
 from __future__ import annotations
 
+import copy
 import string
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -80,6 +81,7 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
             raise UserError(f"expected render_mode None or 'ansi', got {render_mode!r}")
         if isinstance(world, Simulator) and options is not None:
             raise UserError("expected options with a world, got some beside a Simulator, which has its own")
+        self.made_of = world, options, user_nlu, system_nlu, render_mode
         self.render_mode = render_mode
         self.observation_space = Messages()
         self.action_space = gymnasium.spaces.Text(
@@ -124,6 +126,18 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
             info["outcome"] = asdict(self.simulator.outcome(self.meeting.talk))
         return self._observation(), reward, self.meeting.done, False, info
 
+    def snapshot(self) -> Any:
+        """The conversation, without the world that it takes place in."""
+        return copy.deepcopy((self.base, self.episode, self.meeting, getattr(self, "turn", None)))
+
+    def restore(self, saved: Any) -> None:
+        """Goes back to a snapshot."""
+        self.base, self.episode, self.meeting, self.turn = copy.deepcopy(saved)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process makes its own world from what this one was made of, and goes on."""
+        return _made_again, (self.made_of, self.snapshot())
+
     def render(self) -> str | None:
         """The conversation so far as both sides read it, one line per turn."""
         if self.render_mode != "ansi" or self.meeting is None:
@@ -134,6 +148,14 @@ class MultiWOZText(gymnasium.Env[list[Message], str]):
 
     def _observation(self) -> list[Message]:
         return [dict(message) for message in self.meeting.system.messages]
+
+
+def _made_again(made_of: tuple[Any, ...], saved: Any) -> MultiWOZText:
+    world, options, user_nlu, system_nlu, render_mode = made_of
+    nlus = {"user_nlu": user_nlu, "system_nlu": system_nlu}
+    made = MultiWOZText(world, options, **nlus, render_mode=render_mode)
+    made.restore(saved)
+    return made
 
 
 def _nobody(messages: list[Message]) -> str:

@@ -30,6 +30,7 @@ from rl_dialog.errors import UserError
 
 ROLES = ("system", "user", "assistant", "tool")
 SPLITS = ("train", "validation", "test")
+ENDS = ("terminated", "truncated", "failed", "unscored")  # of an episode; the first two have a return
 TEXT = "text that UTF-8 and JSON can hold (no lone surrogate, NaN or value that is not JSON)"
 
 # Column names equal the JSON keys. Free-form values (goal, meta, and what a message carries beyond its text)
@@ -173,6 +174,16 @@ class Dialog:
             goal=json.loads(row["goal"]),
             meta=json.loads(row["meta"]),
         )
+
+
+def end_of(rewards: Iterable[float | None], *, terminated: bool, failed: bool) -> str:
+    """Which of `ENDS` an episode came to: `failed` where its world broke, `unscored` where nobody knows what
+    a reply earned. Neither is an episode that earned 0, so neither has a return."""
+    if failed:
+        return "failed"
+    if any(reward is None for reward in rewards):
+        return "unscored"
+    return "terminated" if terminated else "truncated"
 
 
 def said(message: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.episodes import Episode, play_episodes
+from rl_dialog.evaluation.episodes import NO_RETURN, Episode, play_episodes
 from rl_dialog.evaluation.generation import Decoding, generations, load_for_decoding
 from rl_dialog.evaluation.held_out import HeldOut, HeldOutConfig, check_held_out, score_held_out
 from rl_dialog.evaluation.intervals import Measure
@@ -30,7 +30,8 @@ class CheckpointConfig(HeldOutConfig):
     """What to measure of every checkpoint."""
 
     env: str = ""
-    """environment to talk in: small_talk, multiwoz, or module:Class for one of your own (envs/README.md)"""
+    """environment to talk in: small_talk, multiwoz, toy_maze and others, or module:Class for one of your own
+    (envs/README.md)"""
     episodes: int = 128
     """conversations per checkpoint"""
     greedy: bool = True
@@ -99,6 +100,7 @@ def evaluate_checkpoint(
     if play:
         result.episodes = play(policy, tokenizer, directory, beta, Decoding.of(config))
         result.measures["return"] = Measure.mean([episode.total for episode in result.episodes])
+        _count_those_without_return(result)
         for figure, decoding in _other_ways(policy, config).items():
             episodes = play(policy, tokenizer, directory, beta, decoding)
             result.measures[figure] = Measure.mean([episode.total for episode in episodes])
@@ -113,6 +115,16 @@ def evaluate_checkpoint(
         )
     result.score(choose_rewards([*trained, *config.rewards, *reward_names], scorers=scorers))
     return result
+
+
+def _count_those_without_return(result: RunResult) -> None:
+    """The shares of episodes that stand in no mean, and a note where there are some."""
+    ends = [episode.end for episode in result.episodes]
+    result.measures |= {end: Measure.mean([each == end for each in ends]) for end in NO_RETURN}
+    if any(each in NO_RETURN for each in ends):
+        failed, unscored = (ends.count(end) for end in NO_RETURN)
+        told = f"{failed} of {len(ends)} episodes failed and {unscored} were not scored"
+        result.notes["return"] = f"{told}: they have no return and are left out"
 
 
 def _other_ways(policy: Policy, config: CheckpointConfig) -> dict[str, Decoding]:

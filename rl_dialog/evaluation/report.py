@@ -11,6 +11,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import plots
 from rl_dialog.evaluation.candidates import CLICK
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, print_tables, write_document
+from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.scoring import WAYS
 from rl_dialog.evaluation.summary import FIGURES, Figure, Group, RunResult, figure_of, shown
@@ -372,6 +373,10 @@ def _point(run: RunResult, name: str) -> Estimate | None:
     )
 
 
+def _told_return(episode: Episode) -> str:
+    return episode.end if episode.total is None else f"return {episode.total:.2f}"
+
+
 def _samples(evaluation: Evaluation) -> Section | None:
     same: dict[str, list[Group]] = {}
     for group in evaluation.groups:  # the best checkpoint is often the last one too
@@ -389,7 +394,7 @@ def _samples(evaluation: Evaluation) -> Section | None:
         ]
         if episodes:
             columns = [
-                Column(f"{label}: return {e.total:.2f}", _lines(e.dialog), directory)
+                Column(f"{label}: {_told_return(e)}", _lines(e.dialog), directory)
                 for label, directory, e in episodes
             ]
             samples.append(Sample(f"Episode {episodes[0][2].index}", columns))

@@ -29,6 +29,8 @@ FIGURES: dict[str, Figure] = {
     "return": Figure("return per dialog"),
     "return_greedy": Figure("greedy return"),
     "return_best_of": Figure("return, best by Q"),
+    "failed": Figure("failed episodes", percent=True),
+    "unscored": Figure("unscored episodes", percent=True),
     "replies": Figure("replies per dialog"),
     "perplexity": Figure("perplexity (policy)"),
     "lm_perplexity": Figure("perplexity (plain LM)"),

@@ -349,6 +349,63 @@ def test_episodes_become_dialogs_with_rewards_and_votes(make_policy, tokenizer):
     assert cut.replies == first.replies[:2]
 
 
+class Broken(Echo):
+    """Fails at its second reply for some partners, and cannot score the second reply of others."""
+
+    def reset(self, *, seed=None):
+        self.kind = ("whole", "failed", "unscored")[seed % 3]
+        return super().reset(seed=seed)
+
+    def step(self, reply):
+        messages, reward, over, _, info = super().step(reply)
+        second = len(messages) > 4
+        if second and self.kind == "failed":
+            return messages, 0.0, False, True, info | {"failed": "the server is gone"}
+        return messages, None if second and self.kind == "unscored" else 1.0, over, False, info
+
+
+def test_an_episode_that_failed_or_was_not_scored_has_no_return(make_policy, tokenizer):
+    policy, decoding = make_policy(BC()), Decoding(max_new_tokens=3)
+    played = play_episodes(policy, tokenizer, Broken, range(12), decoding, seed=4)
+    ends = [episode.end for episode in played]
+    assert set(ends) == {"terminated", "failed", "unscored"}
+    for episode in played:
+        assert episode.dialog.meta["end"] == episode.end
+        assert episode.total == (3.0 if episode.end == "terminated" else None)
+        assert episode.dialog.truncated == (episode.end == "failed")
+        rewards = [episode.dialog.messages[i]["reward"] for i in episode.dialog.replies]
+        known = {"terminated": [1.0, 1.0, 1.0], "failed": [1.0, None], "unscored": [1.0, None, None]}
+        assert rewards == known[episode.end]
+    assert played[ends.index("failed")].dialog.meta["failed"] == "the server is gone"
+    cut = play_episodes(policy, tokenizer, Echo, [0], decoding, max_turns=1)[0]
+    assert (cut.end, cut.dialog.truncated) == ("truncated", True)
+    short = type("Short", (Echo,), {"max_turns": 2})  # what the world itself says
+    assert len(play_episodes(policy, tokenizer, short, [0], decoding)[0].replies) == 2
+    found = env_return(policy, tokenizer, make_env=Broken, episodes=12, seed=4, decoding=decoding)
+    assert found["eval/return"] == 3.0 and found["eval/return_stderr"] == 0.0
+    assert found["eval/failed"] == ends.count("failed") / 12
+    assert found["eval/unscored"] == ends.count("unscored") / 12
+
+
+def test_a_world_that_fails_at_once(make_policy, tokenizer):
+    class Gone(Echo):
+        def reset(self, *, seed=None):
+            return super().reset(seed=seed)[0], {"failed": "no server"}
+
+    found = env_return(make_policy(BC()), tokenizer, make_env=Gone, episodes=2)
+    assert found == {"eval/failed": 1.0, "eval/unscored": 0.0, "eval/replies_per_dialog": 0.0}
+
+
+def test_a_policy_takes_one_role(make_policy, tokenizer):
+    class Two(Echo):
+        def step(self, reply):
+            *stepped, info = super().step(reply)
+            return *stepped, {"role": "seller"}
+
+    with pytest.raises(UserError, match="Two: expected a world of one player, got None and 'seller'"):
+        play_episodes(make_policy(BC()), tokenizer, Two, [0], Decoding(max_new_tokens=3))
+
+
 def test_episodes_do_not_depend_on_who_else_is_playing(make_policy, tokenizer):
     policy = make_policy(ILQL())
     decoding = Decoding(max_new_tokens=5)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 
-from pipelines import compare
+from pipelines import compare, stages
 from pipelines.compare import CompareConfig, main
 from rl_dialog.cluster import experiment
 from rl_dialog.errors import UserError
@@ -71,6 +71,13 @@ def table(tmp_path: Path) -> Path:
 
 def config_of(table: Path, **changes) -> CompareConfig:
     return CompareConfig(experiments=str(table), output_dir=str(table.parent / "out"), **changes)
+
+
+def test_worlds_write_their_logs_by_their_class_or_their_module(tmp_path: Path) -> None:
+    for world in ("toy_graph", "tests.worlds.mazes:Maze"):
+        path = tmp_path / world / "logs.jsonl"
+        stages._write_logs({"world": world, "dialogs": 11, "seed": 1}, path)
+        assert len(path.read_text(encoding="utf-8").splitlines()) == 11
 
 
 def test_from_logs_to_table_and_again(

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from envs.conformance import check_world
 from rl_dialog.data.schema import Dialog
 from tests.worlds.mazes import Maze, Walk
 from tests.worlds.text_game import PLAYERS, Game, play_episode, player_return, write_logs
@@ -48,6 +49,11 @@ def test_an_episode_grows_by_the_reply_and_depends_on_its_seed_only(world: type[
     assert random.getstate() == state
     random.seed(2)
     assert play() == first
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_they_keep_the_contract(world: type[Game]):
+    assert not [found for found in check_world(world, but=("other process",)) if found.fault]
 
 
 @pytest.mark.parametrize("world", WORLDS)

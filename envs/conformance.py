@@ -1,0 +1,364 @@
+"""Does a world keep the contract of `text_world.py`? For anybody's class:
+
+python -m pipelines.check_env --env my_worlds:House
+
+assert not [each for each in check_world(House) if each.fault]      # in a test of one's own
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import multiprocessing
+import numbers
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.text_world import ALONE, Message, Player, most_turns, play, restore, snapshot
+from rl_dialog.data.schema import ROLES, read_jsonl
+from rl_dialog.errors import UserError
+
+MakeWorld = Callable[[], Any]
+SEEDS = (11, 6, 2**40 + 3)  # of the episodes that are played twice; players of odd seeds babble
+MEASURED = 32  # episodes behind a scripted player's mean
+CHILD_SECONDS = 120.0  # after which another process that plays the same episodes is given up
+NONE = "the class brings none"
+# messages, reward, terminated, truncated, role, why it failed
+Step = tuple[list[Message], Any, bool, bool, str, str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: a fault, or something to know."""
+
+    check: str
+    fault: str = ""
+    note: str = ""
+
+
+def check_world(make_world: MakeWorld, *, but: tuple[str, ...] = ()) -> list[Finding]:
+    """Plays in worlds of a class, in every way that the verbs do, and returns what was found: one Finding per
+    check, in the order of `CHECKS`, less those in `but`. What a world brings by choice is checked where it
+    does. A fault in one of the first two hides what comes after them, which is left out."""
+    findings = []
+    for name, check in CHECKS.items():
+        if name not in but:
+            try:
+                findings.append(Finding(name, note=check(make_world) or ""))
+            except UserError as fault:
+                findings.append(Finding(name, str(fault)))
+            except Exception as error:
+                findings.append(Finding(name, f"the world raised {type(error).__name__}: {error}"))
+            if findings[-1].fault and name in ("contract", "seed"):
+                break
+    return findings
+
+
+class Babbler:
+    """Says words that it heard, and sometimes nothing or a great deal; the same to the same conversation."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, messages: list[Message]) -> str:
+        chance = random.Random(f"{self.seed} {len(messages)}")
+        words = " ".join(message["content"] or "" for message in messages[-3:]).split() or ["yes"]
+        odd = ("", "so it is\n" * 2000, "¿Qué? 你好 🙂\u2028 \\n {} <|end|>")
+        return chance.choice([chance.choice(words), " ".join(words[-8:]), *odd][: 5 if self.seed % 2 else 2])
+
+
+def episode_steps(world: Any, player: Player, seed: int) -> Iterator[Step]:
+    """The episode of a seed, a step at a time, and before them how it began."""
+    messages, info = world.reset(seed=seed)
+    yield copy.deepcopy(messages), 0.0, False, False, info.get("role", ALONE), info.get("failed", "")
+    if "failed" not in info:
+        yield from _going_on(world, player, messages, most_turns(world))
+
+
+def _going_on(world: Any, player: Player, messages: list[Message], most: int) -> Iterator[Step]:
+    role = ALONE
+    for _ in range(most):
+        messages, reward, terminated, truncated, info = world.step(player(messages))
+        role, failed = info.get("role", role), info.get("failed", "")
+        yield copy.deepcopy(messages), copy.copy(reward), terminated, truncated, role, failed
+        if terminated or truncated or failed:
+            return
+
+
+def _player(make_world: MakeWorld, seed: int) -> Player:
+    """One that gets somewhere where the world brings some, for every other seed."""
+    players = make_world().scripted_players() if hasattr(make_world(), "scripted_players") else {}
+    names = sorted(players)
+    return players[names[seed % len(names)]](seed) if names and seed % 2 == 0 else Babbler(seed)
+
+
+def _alone(make_world: MakeWorld, seed: int) -> list[Step]:
+    return list(episode_steps(make_world(), _player(make_world, seed), seed))
+
+
+def _expect(condition: Any, expected: str, got: Any) -> None:
+    if not condition:
+        shown = repr(got)
+        raise UserError(f"expected {expected}, got {shown if len(shown) <= 200 else shown[:200] + '...'}")
+
+
+def _expect_same(one: list[Step], other: list[Step], how: str) -> None:
+    for number, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours != theirs:
+            names = ("messages", "rewards", "terminated", "truncated", "roles", "failures")
+            which = next(i for i in range(len(ours)) if ours[i] != theirs[i])
+            last = [str(step[which][-1:] if which == 0 else step[which])[:160] for step in (ours, theirs)]
+            raise UserError(f"{how}: at step {number} other {names[which]}: {last[0]} and then {last[1]}")
+    if len(one) != len(other):
+        raise UserError(f"{how}: {len(one) - 1} steps and then {len(other) - 1}")
+
+
+def _check_contract(make_world: MakeWorld) -> str:
+    """What `reset` and `step` return, for good replies and odd ones."""
+    begun = make_world().reset(seed=SEEDS[0])
+    _expect(isinstance(begun, tuple) and len(begun) == 2, "reset to return (messages, info)", begun)
+    _check_messages("reset", begun[0])
+    _expect(isinstance(begun[1], dict), "a dict as info of reset", begun[1])
+    ended = [_check_episode(make_world, seed + more) for seed in SEEDS for more in (0, 1)]
+    make_world().reset()  # without a seed
+    played = play(make_world(), Babbler(SEEDS[0]), seed=SEEDS[0])
+    _expect(played.dialogs, "a Dialog of the episode", played)
+    return "" if all(ended) else "some episodes do not end by themselves: they are cut"
+
+
+def _check_episode(make_world: MakeWorld, seed: int) -> bool:
+    """Whether the episode ends by itself."""
+    world, player = make_world(), _player(make_world, seed)
+    messages, info = world.reset(seed=seed)
+    seen: dict[str, list[Message]] = {}
+    for _ in range(most_turns(world)):
+        if "failed" in info:
+            return True
+        role = info.get("role", ALONE)
+        seen[role] = copy.deepcopy(messages)
+        stepped = world.step(player(messages))
+        _check_step(stepped, messages, role, seen)
+        messages, _, terminated, truncated, info = stepped
+        if terminated or truncated:
+            return True
+    return False
+
+
+def _check_messages(where: str, messages: Any) -> None:
+    full = isinstance(messages, list) and messages
+    _expect(full, f"{where} to return a non-empty list of messages", messages)
+    for message in messages:
+        fits = isinstance(message, dict) and message.get("role") in ROLES
+        _expect(fits, f"messages of {where} with `role` (one of {', '.join(ROLES)}) and `content`", message)
+        said = isinstance(message.get("content"), str) or (
+            message.get("content") is None and message.get("tool_calls")
+        )
+        _expect(said, f"messages of {where} with text as `content`", message)
+
+
+def _check_step(stepped: Any, given: list[Message], role: str, seen: dict[str, list[Message]]) -> None:
+    what = "step to return (messages, reward, terminated, truncated, info)"
+    _expect(isinstance(stepped, tuple) and len(stepped) == 5, what, stepped)
+    messages, reward, terminated, truncated, info = stepped
+    _check_messages("step", messages)
+    _expect(isinstance(info, dict), "a dict as info of step", info)
+    _expect(messages is not given, "a new list of messages from each step", "the list of the step before")
+    _expect(given == seen[role], "a list of messages that later steps leave alone", given[len(seen[role]) :])
+    following = info.get("role", role)
+    before = seen.get(following, [])
+    grown = messages[: len(before)] == before
+    if following in seen:
+        grown = grown and len(messages) > len(before) and messages[len(before)]["role"] == "assistant"
+    _expect(grown, "the conversation so far with the reply added, as the assistant's", messages[-2:])
+    for one in reward.values() if isinstance(reward, dict) else [reward]:
+        _expect(one is None or _finite(one), "a finite number or None as the reward", one)
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        _expect(isinstance(value, bool | np.bool_), f"true or false as {name}", value)
+    if "failed" in info:
+        told = isinstance(info["failed"], str) and info["failed"]
+        _expect(told, "words that say why it failed in info['failed']", info["failed"])
+        _expect(truncated and not terminated, "a failed step to be truncated", (terminated, truncated))
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _check_seed(make_world: MakeWorld) -> str:
+    """Twice the same, whatever the generators of the process say, and these are left alone."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        found = []
+        for luck in (1, 2):
+            random.seed(luck)
+            np.random.seed(luck)
+            before = random.getstate(), str(np.random.get_state())
+            found.append([_alone(make_world, seed) for seed in SEEDS])
+            after = random.getstate(), str(np.random.get_state())
+            _expect(before == after, "a generator per episode", "draws from the generator of the process")
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+    for first, again in zip(*found, strict=True):
+        _expect_same(first, again, "the same seed and replies, played twice")
+    several = [list(episode_steps(make_world(), _player(make_world, 0), seed)) for seed in range(8)]
+    return "every seed gives the same episode" if all(one == several[0] for one in several) else ""
+
+
+def _check_order(make_world: MakeWorld) -> str:
+    """One world after the other, with an episode that was left halfway."""
+    world = make_world()
+    for seed in reversed(SEEDS):
+        left = episode_steps(world, Babbler(seed + 2), seed + 2)
+        next(left)
+        next(left, None)
+        again = list(episode_steps(world, _player(make_world, seed), seed))
+        _expect_same(_alone(make_world, seed), again, "a new world, and one that was played in before")
+    return ""
+
+
+def _check_side_by_side(make_world: MakeWorld) -> str:
+    tables = [episode_steps(make_world(), _player(make_world, seed), seed) for seed in SEEDS]
+    played: list[list[Step]] = [[] for _ in SEEDS]
+    for row in itertools.zip_longest(*tables):
+        for steps, step in zip(played, row, strict=True):
+            steps += [step] if step else []
+    for seed, steps in zip(SEEDS, played, strict=True):
+        _expect_same(_alone(make_world, seed), steps, "alone, and side by side with others")
+    return ""
+
+
+def _halfway(make_world: MakeWorld, seed: int) -> tuple[Any, Player, list[Message], list[Step]]:
+    """A world in mid-episode, who plays in it, what is seen, and what is to follow."""
+    whole = _alone(make_world, seed)
+    turns = (len(whole) - 1) // 2
+    world, player = make_world(), _player(make_world, seed)
+    messages, _ = world.reset(seed=seed)
+    for _ in range(turns):
+        messages, *_ = world.step(player(messages))
+    return world, player, messages, whole[turns + 1 :]
+
+
+def _check_snapshot(make_world: MakeWorld) -> str:
+    for seed in SEEDS:
+        world, player, messages, rest = _halfway(make_world, seed)
+        saved = snapshot(world)
+        for how in ("on from a snapshot", "on from it after going back", "and once more"):
+            _expect_rest(rest, world, player, messages, f"an episode without a break, {how}")
+            restore(world, saved)
+        other = make_world()
+        other.reset(seed=seed + 1)
+        restore(other, saved)
+        _expect_rest(rest, other, player, messages, "an episode without a break, and in another world")
+    return ""
+
+
+def _check_pickle(make_world: MakeWorld) -> str:
+    for seed in SEEDS:
+        world, player, messages, rest = _halfway(make_world, seed)
+        try:
+            sent = ForkingPickler.loads(ForkingPickler.dumps(world))  # as processes send it to each other
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}"
+            raise UserError(f"expected a world that can be pickled, got {got}") from error
+        _expect_rest(rest, sent, player, messages, "an episode without a break, and on from a pickled world")
+    return ""
+
+
+def _expect_rest(rest: list[Step], world: Any, player: Player, messages: list[Message], how: str) -> None:
+    found = list(_going_on(world, copy.deepcopy(player), messages, len(rest)))
+    roles_told = [step[:4] + step[5:] for step in rest]  # a role that is not told anew is the one before
+    _expect_same(roles_told, [step[:4] + step[5:] for step in found], how)
+
+
+def _check_other_process(make_world: MakeWorld) -> str:
+    """As a worker plays it: another process, whose hashes of strings differ."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
+        there = child.submit(_play_all, make_world).result(timeout=CHILD_SECONDS)
+    for here, other in zip(_play_all(make_world), there, strict=True):
+        _expect_same(here, other, "this process, and another one (does it go through a set?)")
+    return ""
+
+
+def _play_all(make_world: MakeWorld) -> list[list[Step]]:
+    return [_alone(make_world, seed) for seed in SEEDS]
+
+
+def _check_players(make_world: MakeWorld) -> str:
+    """Scripted players speak, and none is better than the optimum."""
+    brought = make_world()
+    if not hasattr(brought, "scripted_players"):
+        return NONE
+    best = brought.optimum() if hasattr(brought, "optimum") else None
+    told = []
+    for name, make in brought.scripted_players().items():
+        played = [play(make_world(), make(seed), seed=seed) for seed in range(MEASURED)]
+        returns = [each for one in played for each in one.returns.values() if each is not None]
+        if not returns:
+            raise UserError(f"player {name}: expected episodes with a return, got {played[0].end} ones")
+        mean, error = np.mean(returns), np.std(returns) / np.sqrt(len(returns))
+        told.append(f"{name} {mean:.2f}")
+        if best is not None and len(played[0].returns) == 1:
+            expected = f"no player above the optimum {best:g}"
+            _expect(mean <= best + 4 * error + 1e-6, expected, f"{name} at {mean:g} +- {error:g}")
+    return ", ".join([*told, *([] if best is None else [f"optimum {best:.2f}"])])
+
+
+def _check_references(make_world: MakeWorld) -> str:
+    brought = make_world()
+    if not hasattr(brought, "reference_returns"):
+        return NONE
+    found = brought.reference_returns(4, 0)
+    fits = isinstance(found, dict) and all(
+        isinstance(name, str) and len(values) and all(isinstance(value, numbers.Real) for value in values)
+        for name, values in found.items()
+    )
+    _expect(fits, "{name: list of returns} from reference_returns(episodes, seed)", found)
+    return ", ".join(found)
+
+
+def _check_drawing(make_world: MakeWorld) -> str:
+    world = make_world()
+    if not hasattr(world, "draw"):
+        return NONE
+    for _ in episode_steps(world, _player(make_world, SEEDS[0]), SEEDS[0]):
+        _expect(isinstance(world.draw(), str) and world.draw(), "text from draw()", world.draw())
+    return "drawn in text"
+
+
+def _check_logs(make_world: MakeWorld) -> str:
+    brought = make_world()
+    if not hasattr(brought, "write_logs"):
+        return NONE
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("logs.jsonl", "again.jsonl")]
+        for path in paths:
+            brought.write_logs(path, dialogs=5, seed=3)
+        dialogs = list(read_jsonl(paths[0]))
+        _expect(len(dialogs) == 5, "5 Dialogs from write_logs(path, dialogs=5, seed=3)", len(dialogs))
+        same = paths[0].read_bytes() == paths[1].read_bytes()
+        _expect(same, "the same logs from the same seed", "other ones")
+    return "written as Dialogs"
+
+
+CHECKS: dict[str, Callable[[MakeWorld], str]] = {
+    "contract": _check_contract,
+    "seed": _check_seed,
+    "order": _check_order,
+    "side by side": _check_side_by_side,
+    "snapshot": _check_snapshot,
+    "pickle": _check_pickle,
+    "other process": _check_other_process,
+    "players": _check_players,
+    "references": _check_references,
+    "drawing": _check_drawing,
+    "logs": _check_logs,
+}

@@ -1,0 +1,213 @@
+"""Worlds to talk in: the contract, and how scripted players play an episode.
+
+A worked example is `example.py`; `python -m pipelines.check_env --env module:Class` tells whether a class
+keeps the contract (`conformance.py`).
+
+    reset(*, seed=None) -> messages, info
+    step(reply)         -> messages, reward, terminated, truncated, info
+
+**Messages** are dicts in OpenAI's form, `role` (system, user, assistant or tool) and `content`. Both methods
+return the conversation so far in a new list, and each begins with the one before; after a step follow the
+reply, as the assistant's, and what the world says to it. The world may have words of its own beforehand.
+
+**The reward** of a step is a number. None says that nobody knows what the reply earned, which is not 0.
+
+**An episode ends** in one of four ways:
+
+    terminated   the world is at its end: nothing can be earned any more
+    truncated    it was cut off, so that what would have followed is worth something
+    failed       the world broke (a server is gone, an opponent crashed): `info["failed"]` says why, and
+                 `truncated` is true. `reset` can say so too
+    unscored     a reward was None
+
+The last two have no return: they are counted apart and stand in no mean. An exception out of `reset` or
+`step` is a defect of the world and ends the command.
+
+**Randomness** comes from a generator that `reset` makes of its seed, never from that of the process: then
+episodes are the same side by side, in any order and on any number of workers. Without a seed any episode will
+do. A world can be pickled at any time.
+
+**Snapshots**: `snapshot(world)` and `restore(world, saved)` copy all that the world is made of. One that
+knows better (its state is on a server, or shares large tables) has methods `snapshot()` and `restore(saved)`.
+
+**Several players**: `info["role"]` names who speaks next, and messages are as that role sees them, its own as
+the assistant's. Rewards come by role, {"buyer": 1.0, "seller": -1.0}; what a role gets out of its turn is
+earned by what it said last. The last step's `info["role"]` says whose view its messages are, by default the
+speaker's. An episode gives one Dialog per role (`play`).
+
+**By choice** a class has, as static or class methods,
+
+    scripted_players()                   {name: make}: make(seed) is a player, messages -> reply
+    optimum()                            the best mean return that is possible
+    reference_returns(episodes, seed)    {name: list of returns}: lines that `evaluate` draws
+    write_logs(path, *, dialogs, seed)   Dialogs of mixed quality, one JSON line each
+
+as a method `draw()`, the present state in lines of text, and as an attribute `max_turns`, the replies after
+which the verbs cut an episode off; by default 64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rl_dialog.data.schema import Dialog, end_of
+from rl_dialog.errors import UserError
+
+Message = dict[str, Any]
+Player = Callable[[list[Message]], str]  # what the player sees, its own replies as the assistant's -> a reply
+
+ALONE = "assistant"  # the role of a world's only player
+MAX_TURNS = 64  # replies after which an episode is cut off whose world does not say
+
+
+class TextWorld(Protocol):
+    """A world to talk in: any class with these two methods."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[list[Message], dict[str, Any]]:
+        """Begins the episode of a seed."""
+
+    def step(self, reply: str) -> tuple[list[Message], float | None, bool, bool, dict[str, Any]]:
+        """What the reply leads to."""
+
+
+def most_turns(world: Any) -> int:
+    """The replies after which an episode is cut off."""
+    return getattr(world, "max_turns", MAX_TURNS)
+
+
+def snapshot(world: Any) -> Any:
+    """All that the episode's future depends on, to go back to with `restore`, in this world or another of its
+    class."""
+    return world.snapshot() if hasattr(world, "snapshot") else copy.deepcopy(vars(world))
+
+
+def restore(world: Any, saved: Any) -> None:
+    """Goes back to a snapshot, as often as one likes."""
+    if hasattr(world, "restore"):
+        world.restore(saved)
+        return
+    vars(world).clear()
+    vars(world).update(copy.deepcopy(saved))
+
+
+@dataclass
+class Played:
+    """An episode that is over."""
+
+    dialogs: dict[str, Dialog]  # role -> what it saw and said; of roles that spoke
+    end: str  # one of rl_dialog.data.schema.ENDS
+    infos: list[dict[str, Any]]  # of the steps
+
+    @property
+    def returns(self) -> dict[str, float | None]:
+        """Role -> the undiscounted return; None where the episode has none."""
+        scored = self.end in ("terminated", "truncated")
+        return {
+            role: sum(dialog.messages[i]["reward"] for i in dialog.replies) if scored else None
+            for role, dialog in self.dialogs.items()
+        }
+
+
+@dataclass
+class Record:
+    """What one role saw, said and earned."""
+
+    messages: list[Message] = field(default_factory=list)
+    rewards: dict[int, float | None] = field(default_factory=dict)  # index of a reply -> what it earned
+    early: float | None = 0.0  # earned before the role said anything
+
+    def see(self, messages: list[Message], world: Any) -> None:
+        """Takes a newer view. Raises UserError for one that rewrites what was seen or said."""
+        before = len(self.messages)
+        if messages[:before] != self.messages:
+            raise UserError(
+                f"{type(world).__name__}: expected messages that begin with those before, got "
+                f"{str(messages[max(0, before - 2) :])[:200]}"
+            )
+        self.messages = list(messages)
+
+    def say(self, messages: list[Message], world: Any) -> None:
+        """Takes the view that its reply led to."""
+        before = len(self.messages)
+        added = messages[before:]
+        if messages[:before] != self.messages or not added or added[0]["role"] != "assistant":
+            raise UserError(
+                f"{type(world).__name__}: expected step to return the conversation so far with the reply "
+                f"added, got {str(messages[-2:])[:200]}"
+            )
+        self.messages = list(messages)
+        self.rewards[before], self.early = self.early, 0.0
+
+    def earn(self, reward: float | None) -> None:
+        """Adds to what the last reply earned; once it is unknown it stays so."""
+        last = max(self.rewards, default=None)
+        before = self.early if last is None else self.rewards[last]
+        total = None if reward is None or before is None else before + float(reward)
+        if last is None:
+            self.early = total
+        else:
+            self.rewards[last] = total
+
+    def dialog(self, **about: Any) -> Dialog:
+        """The Dialog; assistant messages that are the world's own words have weight 0."""
+        messages = []
+        for i, message in enumerate(self.messages):
+            own = message["role"] == "assistant" and i not in self.rewards
+            earned = {"weight": 0} if own else {"reward": self.rewards[i]} if i in self.rewards else {}
+            messages.append({**message, **earned})
+        return Dialog(messages=messages, **about)
+
+
+def play(
+    world: Any, players: Player | Mapping[str, Player], *, seed: int, max_turns: int | None = None
+) -> Played:
+    """Plays the episode of a seed. `players` is a function for everyone, or one by role.
+
+    Raises UserError for a world whose steps do not add to the conversation.
+    """
+    messages, info = world.reset(seed=seed)
+    role, infos, terminated, over = info.get("role", ALONE), [], False, "failed" in info
+    records: dict[str, Record] = {role: Record(list(messages))}
+    while not over:
+        reply = (players[role] if isinstance(players, Mapping) else players)(messages)
+        messages, reward, terminated, truncated, info = world.step(reply)
+        infos.append(info)
+        speaker, role = records[role], info.get("role", role)
+        if records.get(role) is speaker:
+            speaker.say(messages, world)
+        else:
+            said = {"role": "assistant", "content": reply}
+            speaker.say([*speaker.messages, said], world)
+            records.setdefault(role, Record()).see(messages, world)
+        earned = reward if isinstance(reward, Mapping) else {}
+        for name, value in earned.items():
+            records.setdefault(name, Record()).earn(None if "failed" in info else value)
+        if not isinstance(reward, Mapping):
+            speaker.earn(None if "failed" in info else reward)
+        over = terminated or truncated or "failed" in info or len(infos) >= (max_turns or most_turns(world))
+    return _played(world, records, infos, terminated=terminated, failed=info.get("failed"), seed=seed)
+
+
+def _played(
+    world: Any,
+    records: Mapping[str, Record],
+    infos: list[dict[str, Any]],
+    *,
+    terminated: bool,
+    failed: str | None,
+    seed: int,
+) -> Played:
+    rewards = [reward for record in records.values() for reward in (*record.rewards.values(), record.early)]
+    end = end_of(rewards, terminated=terminated, failed=failed is not None)
+    name = type(world).__name__
+    meta = {"seed": seed, "end": end} | ({} if failed is None else {"failed": failed})
+    dialogs = {}
+    for role, record in records.items():
+        if record.rewards or (failed is not None and record.messages):
+            number = f"{name}-{seed}" + ("" if role == ALONE else f"-{role}")
+            own = meta | ({} if role == ALONE else {"role": role})
+            dialogs[role] = record.dialog(id=number, source=name, truncated=not terminated, meta=own)
+    return Played(dialogs, end, infos)

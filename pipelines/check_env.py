@@ -1,0 +1,51 @@
+"""Does a world keep the contract of worlds to talk in?
+
+    python -m pipelines.check_env --env my_worlds:House
+
+The contract is in envs/text_world.py. Episodes are played in every way that the verbs play them: twice from
+one seed, in any order, side by side, from a snapshot, after pickling, in another process; what the class
+brings by choice (scripted players, an optimum, a drawing, logs) is tried as well. Ends with status 2 when a
+check finds a fault.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from envs import text_env
+from envs.conformance import check_world
+from rl_dialog.errors import UserError
+from rl_dialog.run import Quiet, require, run
+
+
+@dataclass(frozen=True)
+class CheckEnvConfig(Quiet):
+    """Which world."""
+
+    env: str = ""
+    """module:Class of your own, or the name of a world that is here (envs/README.md)"""
+
+
+def main(config: CheckEnvConfig) -> dict[str, Any]:
+    """Checks, prints what was found, and returns it. Raises UserError for a world with faults."""
+    require(config, env="module:Class, or the name of a world")
+    findings = check_world(text_env(config.env))
+    for each in () if config.quiet else findings:
+        print(
+            f"{each.check:<15} {each.fault and 'fault: ' + each.fault or each.note or 'ok'}", file=sys.stderr
+        )
+    faults = [f"{each.check}: {each.fault}" for each in findings if each.fault]
+    if faults:
+        known = f"{len(faults)} of {len(findings)} checks found a fault"
+        raise UserError(f"env {config.env!r}: {known}. {'; '.join(faults)}. envs/README.md has the contract")
+    return {
+        "env": config.env,
+        "checks": len(findings),
+        "notes": {e.check: e.note for e in findings if e.note},
+    }
+
+
+if __name__ == "__main__":
+    run(CheckEnvConfig, main)

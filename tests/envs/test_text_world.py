@@ -1,0 +1,294 @@
+"""The contract of text worlds: worlds that keep it pass the check, each fault has a name, and an episode of
+several players gives a Dialog for each of them."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pytest
+
+from envs import conformance
+from envs.conformance import CHECKS, check_world
+from envs.example import House
+from envs.multiwoz.text import MultiWOZText
+from envs.small_talk import SmallTalk
+from envs.text_world import play, restore, snapshot
+from rl_dialog.errors import UserError
+
+
+def faults(make_world, *but: str) -> dict[str, str]:
+    found = check_world(make_world, but=("other process", *but))
+    return {finding.check: finding.fault for finding in found if finding.fault}
+
+
+class Haggle:
+    """Two players by turns; the one who says yes pays the other a half. Each sees the other as the user."""
+
+    def reset(self, *, seed=None):
+        self.chance, self.said = random.Random(seed), []
+        self.price = self.chance.randint(1, 9)
+        return self._view(0), {"role": "buyer"}
+
+    def _view(self, number):
+        roles = ["assistant" if i % 2 == number else "user" for i in range(len(self.said))]
+        talk = [{"role": role, "content": text} for role, text in zip(roles, self.said, strict=True)]
+        return [{"role": "system", "content": f"The price is {self.price}."}, *talk]
+
+    def step(self, reply):
+        number = len(self.said) % 2
+        self.said.append(reply)
+        over, role = "yes" in reply or len(self.said) == 6, ("seller", "buyer")[number]
+        rewards = {"buyer": 0.5 - number, "seller": number - 0.5} if over else {"buyer": -0.1}
+        return self._view(1 - number), rewards, over, False, {"role": role}
+
+
+@pytest.mark.parametrize("world", [House, SmallTalk, MultiWOZText, Haggle])
+def test_worlds_that_keep_the_contract(world):
+    assert faults(world) == {}
+
+
+def test_the_whole_check_and_what_a_world_brings():
+    found = {finding.check: finding for finding in check_world(SmallTalk)}
+    assert list(found) == list(CHECKS)
+    assert not [finding for finding in found.values() if finding.fault]
+    assert "optimal 3." in found["players"].note and "optimum 3.19" in found["players"].note
+    assert found["references"].note == "behaviour policy, best inside the logs, optimum"
+
+
+class Lucky(House):
+    """Draws from the generator of the process."""
+
+    def reset(self, *, seed=None):
+        _, info = super().reset(seed=seed)
+        self.doors = random.choices(["left", "right"], k=3)
+        self.messages[0]["content"] += self.doors[0]
+        return list(self.messages), info
+
+
+class Late(House):
+    """Ignores its seed."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=time.perf_counter_ns())
+
+
+class Tired(House):
+    """Remembers the episodes before."""
+
+    count = 0
+
+    def reset(self, *, seed=None):
+        self.count += 1
+        _, info = super().reset(seed=seed)
+        self.messages[0]["content"] += f" You come for the {self.count}th time."
+        return list(self.messages), info
+
+
+class Shared(House):
+    """All worlds of the class are one."""
+
+    visits: list[int] = []
+
+    def reset(self, *, seed=None):
+        self.visits.clear()
+        return super().reset(seed=seed)
+
+    def step(self, reply):
+        self.visits.append(1)
+        *rest, info = super().step(reply)
+        return *rest[:1], float(len(self.visits)), *rest[2:], info
+
+
+class Opened(House):
+    """Holds what no process can send."""
+
+    def reset(self, *, seed=None):
+        self.friend = lambda: None
+        return super().reset(seed=seed)
+
+
+class Same(House):
+    """Hands its own list out."""
+
+    def reset(self, *, seed=None):
+        super().reset(seed=seed)
+        return self.messages, {}
+
+
+class Scored(House):
+    """A reward that is no number."""
+
+    def step(self, reply):
+        messages, _, *rest = super().step(reply)
+        return messages, float("nan"), *rest
+
+
+class Silent(House):
+    """Forgets the reply."""
+
+    def step(self, reply):
+        messages, *rest = super().step(reply)
+        return [*messages[:-2], *messages[-1:]], *rest
+
+
+class Proud(House):
+    """Its optimum is not one."""
+
+    @staticmethod
+    def scripted_players():
+        return {"reader": lambda seed: lambda messages: messages[-1]["content"]}
+
+    @staticmethod
+    def optimum():
+        return -4.0
+
+
+class Vague(House):
+    """Fails without a word."""
+
+    def step(self, reply):
+        messages, reward, *_ = super().step(reply)
+        return messages, reward, False, True, {"failed": ""}
+
+
+@pytest.mark.parametrize(
+    ("world", "check", "message"),
+    [
+        (Lucky, "seed", "expected a generator per episode"),
+        (Late, "seed", "the same seed and replies, played twice: at step . other messages"),
+        (Tired, "order", "a new world, and one that was played in before: at step 0 other messages"),
+        (Shared, "side by side", "other rewards"),
+        (Opened, "pickle", "expected a world that can be pickled, got "),
+        (Same, "contract", "expected a new list of messages from each step|expected a list of messages that"),
+        (Scored, "contract", "expected a finite number or None as the reward, got nan"),
+        (Silent, "contract", "expected the conversation so far with the reply added"),
+        (Proud, "players", "expected no player above the optimum -4, got 'reader at -3 "),
+        (Vague, "contract", r"expected words that say why it failed in info\['failed'\]"),
+    ],
+)
+def test_faults_are_named(world, check, message):
+    found = faults(world)
+    assert check in found and re.search(message, found[check]), found
+
+
+def test_what_raises_is_a_fault():
+    class Raises(House):
+        def step(self, reply):
+            raise KeyError("door")
+
+    assert faults(Raises) == {"contract": "the world raised KeyError: 'door'"}
+
+
+def test_an_order_of_hashes_is_seen_in_another_process(monkeypatch):
+    """Strings hash differently in every process, so a world that goes through a set of them does too."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    found = check_world(Hashed, but=tuple(name for name in CHECKS if name not in ("other process",)))
+    assert "does it go through a set?" in found[0].fault
+
+
+class Hashed(House):
+    """Greets in the order of a set."""
+
+    def reset(self, *, seed=None):
+        messages, info = super().reset(seed=seed)
+        order = " ".join({f"word{i}" for i in range(30)})
+        self.messages[0]["content"] += order
+        return messages, info
+
+
+def test_a_world_that_never_ends_and_one_that_does_not_vary_are_noted():
+    class Endless(House):
+        def reset(self, *, seed=None):
+            messages, info = super().reset(seed=1)
+            return messages, info
+
+        def step(self, reply):
+            self.doors = ["nowhere"] * 3
+            messages, reward, *_ = super().step(reply)
+            return messages, reward, False, False, {}
+
+    found = {each.check: each for each in check_world(Endless, but=("other process", "pickle"))}
+    assert not any(each.fault for each in found.values())
+    assert "do not end by themselves" in found["contract"].note
+    assert found["seed"].note == "every seed gives the same episode"
+
+
+def test_a_dialog_per_role_with_what_it_saw_and_earned():
+    lines = iter(["five?", "no", "six?", "yes"])
+    played = play(Haggle(), lambda messages: next(lines), seed=3)
+    assert played.end == "terminated" and list(played.dialogs) == ["buyer", "seller"]
+    buyer, seller = (played.dialogs[role] for role in ("buyer", "seller"))
+    assert [m["content"] for m in buyer.messages[1:]] == ["five?", "no", "six?", "yes"]
+    assert [m["role"] for m in buyer.messages[1:]] == ["assistant", "user"] * 2
+    assert [m["role"] for m in seller.messages[1:]] == ["user", "assistant"] * 2
+    assert [buyer.messages[i]["reward"] for i in buyer.replies] == pytest.approx([-0.2, -0.6])
+    assert [seller.messages[i]["reward"] for i in seller.replies] == [0, 0.5]
+    assert played.returns == {"buyer": pytest.approx(-0.8), "seller": 0.5}
+    assert buyer.meta == {"seed": 3, "end": "terminated", "role": "buyer"} and buyer.id == "Haggle-3-buyer"
+
+
+def test_players_by_role():
+    players = {"buyer": lambda messages: "no", "seller": lambda messages: "yes"}
+    played = play(Haggle(), players, seed=0)
+    assert played.returns["seller"] == 0.5
+
+
+def test_the_four_ends():
+    class World(House):
+        def step(self, reply):
+            messages, reward, terminated, truncated, info = super().step(reply)
+            if "break" in reply:
+                return messages, 0.0, False, True, {"failed": "broken"}
+            return messages, None if "hm" in reply else reward, terminated, truncated, info
+
+    def say(text):
+        return play(World(), lambda messages: text, seed=2)
+
+    for text, end, total in [
+        ("left or right", "terminated", -3.0),
+        ("up", "truncated", -9.0),
+        ("break", "failed", None),
+        ("hm, left right", "unscored", None),
+    ]:
+        played = say(text)
+        assert (played.end, played.returns["assistant"]) == (end, total)
+        assert played.dialogs["assistant"].truncated == (end in ("truncated", "failed"))
+    assert say("break").dialogs["assistant"].meta["failed"] == "broken"
+    assert play(World(), lambda messages: "up", seed=2, max_turns=2).returns["assistant"] == -2.0
+
+
+def test_a_step_that_forgets_is_told():
+    with pytest.raises(UserError, match="Silent: expected step to return the conversation so far"):
+        play(Silent(), lambda messages: "left", seed=1)
+
+
+def test_going_back():
+    world = House()
+    world.reset(seed=1)
+    world.step("left")
+    saved = snapshot(world)
+    ways = []
+    for _ in range(2):
+        restore(world, saved)
+        ways.append(world.step("left or right"))
+    assert ways[0] == ways[1] and len(ways[0][0]) == 5
+
+
+def test_a_world_that_keeps_its_state_elsewhere_says_how():
+    class Elsewhere(House):
+        def snapshot(self):
+            return list(self.doors), list(self.messages)
+
+        def restore(self, saved):
+            self.doors, self.messages = list(saved[0]), list(saved[1])
+
+    assert faults(Elsewhere) == {"pickle": faults(Elsewhere)["pickle"]}  # a class inside a function
+
+
+def test_the_check_leaves_the_generators_of_the_process_alone():
+    random.seed(5)
+    before = random.getstate()
+    conformance.CHECKS["seed"](House)
+    assert random.getstate() == before
