@@ -30,7 +30,8 @@ class CheckpointConfig(HeldOutConfig):
     """What to measure of every checkpoint."""
 
     env: str = ""
-    """environment to talk in: small_talk, multiwoz, wordle, or module:Class for one of your own (envs/README.md)"""
+    """environment to talk in: small_talk, multiwoz, wordle, or module:Class for one of your own
+    (envs/README.md)"""
     episodes: int = 128
     """conversations per checkpoint"""
     greedy: bool = True
