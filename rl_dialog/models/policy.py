@@ -300,11 +300,12 @@ class Policy(PreTrainedModel, GenerationMixin):
         logits = self.method.decode(self._outputs(*(each.flatten(0, 1) for each in hidden), training=False))
         return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden[0].shape[:2]), past_key_values=cache)
 
-    def generate(self, *args: Any, past_key_values: Any = None, **settings: Any) -> Any:
+    def generate(self, *args: Any, **settings: Any) -> Any:
         """transformers' `generate`, which makes caches for keys and values only."""
-        if past_key_values is None and self._keeps_states_only:
-            past_key_values = TrunkCaches(self.config, len(self._trunks()))
-        return super().generate(*args, past_key_values=past_key_values, **settings)
+        given = settings.get("past_key_values") is not None or not settings.get("use_cache", True)
+        if not given and self._keeps_states_only:
+            settings["past_key_values"] = TrunkCaches(self.config, len(self._trunks()))
+        return super().generate(*args, **settings)
 
     @cached_property
     def _keeps_states_only(self) -> bool:
