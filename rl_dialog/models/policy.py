@@ -302,7 +302,8 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def generate(self, *args: Any, **settings: Any) -> Any:
         """transformers' `generate`, which makes caches for keys and values only."""
-        if settings.get("past_key_values") is None and self._keeps_states_only:
+        given = settings.get("past_key_values") is not None or not settings.get("use_cache", True)
+        if not given and self._keeps_states_only:
             settings["past_key_values"] = TrunkCaches(self.config, len(self._trunks()))
         return super().generate(*args, **settings)
 
