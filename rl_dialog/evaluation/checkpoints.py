@@ -30,7 +30,7 @@ class CheckpointConfig(HeldOutConfig):
     """What to measure of every checkpoint."""
 
     env: str = ""
-    """environment to talk in: small_talk, multiwoz, wordle, toy_maze, ..., or module:Class for one of your own
+    """environment to talk in: small_talk, multiwoz, wordle, toy_maze, ..., or module:Class for your own
     (envs/README.md)"""
     episodes: int = 128
     """conversations per checkpoint"""
