@@ -31,7 +31,7 @@ def served(settings):
     """(port, key) of a server that needs one; its patience is short."""
     settings = replace(settings, needs_key=True)
     store = Store(settings.store)
-    key = store.add_key("ann", requests_per_minute=1000)
+    key = store.keys.add("ann", requests_per_minute=1000)
     server = WebServer(create_app(Models(settings), store), listening("127.0.0.1", 0), patience=QUICK)
     yield int(server.url.rsplit(":", 1)[1]), key
     server.close()
