@@ -175,7 +175,7 @@ def served(server):
 @pytest.fixture
 def open_page(chromium):
     """open_page(address, width, height): a page of a new browser profile; `watch` is called with every
-    response. What it complains about or asks of other hosts fails the test."""
+    request and its whole response. What it complains about or asks of other hosts fails the test."""
     contexts, wrong = [], []
 
     def start(address, *, width=1000, height=800, clock=False, watch=None, **options):
@@ -200,8 +200,14 @@ def open_page(chromium):
         )
         if clock:
             page.clock.install()
-        if watch:
-            page.on("response", watch)
+        if watch:  # not by the page's own events: a browser soon forgets what came in a stream
+
+            def fetch(route):
+                response = route.fetch()
+                watch(route.request, response)
+                route.fulfill(response=response)
+
+            page.route("**/*", fetch)
         page.goto(address)
         return page
 
