@@ -2,6 +2,7 @@
 drawn by rank."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import TextStreamer
 
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.checkpoints import CheckpointConfig, evaluate_checkpoint, play_here
 from rl_dialog.evaluation.episodes import env_return, play_episodes
 from rl_dialog.evaluation.generation import (
     Decoding,
@@ -23,6 +25,8 @@ from rl_dialog.evaluation.generation import (
     stream,
     stream_reply,
 )
+from rl_dialog.evaluation.results import headline, put_together, write_evaluation
+from rl_dialog.evaluation.runs import Entry
 from rl_dialog.evaluation.scoring import rank_replies
 from rl_dialog.methods import BC, DPO, ILQL, UtteranceILQL, WayOffPolicy
 
@@ -387,13 +391,34 @@ def test_an_episode_that_failed_or_was_not_scored_has_no_return(make_policy, tok
     assert found["eval/unscored"] == ends.count("unscored") / 12
 
 
-def test_a_world_that_fails_at_once(make_policy, tokenizer):
-    class Gone(Echo):
-        def reset(self, *, seed=None):
-            return super().reset(seed=seed)[0], {"failed": "no server"}
+class Gone(Echo):
+    """Fails before anything is said."""
 
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0], {"failed": "no server"}
+
+
+def test_a_world_that_fails_at_once(make_policy, tokenizer):
     found = env_return(make_policy(BC()), tokenizer, make_env=Gone, episodes=2)
     assert found == {"eval/failed": 1.0, "eval/unscored": 0.0, "eval/replies_per_dialog": 0.0}
+
+
+@pytest.mark.parametrize("world", [Broken, Gone])
+def test_a_report_says_how_many_have_no_return(world, make_policy, tokenizer, tmp_path):
+    make_policy(BC()).save_pretrained(tmp_path / "bc")
+    tokenizer.save_pretrained(tmp_path / "bc")
+    config = CheckpointConfig(episodes=12, seed=4, rewards=("logged",), max_new_tokens=3, replicates=20)
+    found = evaluate_checkpoint(str(tmp_path / "bc"), config, play_here(config, world), None)
+    failed, unscored = (int(found.measures[end].numerator.sum()) for end in ("failed", "unscored"))
+    kinds = [stream(4, i) % 3 for i in range(12)]  # how `Broken` chooses
+    assert (failed, unscored) == ((12, 0) if world is Gone else (kinds.count(1), kinds.count(2)))
+    entry = Entry("bc", "", "bc", str(tmp_path / "bc"), tmp_path / "bc")
+    told = put_together(config, [entry], {entry.directory: found}, None, world)
+    written = write_evaluation(told, tmp_path, {})
+    note = f"return per dialog: {failed} of 12 episodes failed and {unscored} were not scored"
+    assert note in Path(written["report"]).read_text(encoding="utf-8")
+    figures = headline(told)["figures"]["bc"]
+    assert figures.get("return", [None])[0] == (None if world is Gone else 3.0)
 
 
 def test_a_policy_takes_one_role(make_policy, tokenizer):
