@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import compare, train, tune
+from pipelines import compare, stages, train
 from pipelines.__main__ import VERBS, overview
+from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.config import load_config
 from rl_dialog.evaluation.comparison_file import read_comparison
 from rl_dialog.evaluation.sweep_space import find_points, read_sweep
@@ -113,4 +114,5 @@ def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: 
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --output_dir runs/")
     sweep = read_sweep(str(path))
-    assert all(list(tune.plan_trials(sweep, point, tmp_path)) for point in find_points(sweep))
+    experiment = SweepExperiment(sweep, tmp_path, stages)
+    assert all(list(experiment.trials_of(point)) for point in find_points(sweep))

@@ -19,9 +19,11 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from pipelines import stages
 from pipelines.chat import ChatConfig
-from pipelines.tune import TuneConfig, chat_flags, main, plan_trials
+from pipelines.tune import TuneConfig, main
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.cluster.tune import Resources, run_trials
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.errors import UserError
@@ -117,7 +119,8 @@ def test_what_is_never_measured_is_said_before_anything_starts(tmp_path, why) ->
 
 def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
     [point, *_] = find_points(sweep(space={"method": ["psi"], "method.c": [0.5]}))
-    first, second = plan_trials(sweep(train="--max_steps 3", seeds=(0, 1)), point, tmp_path)
+    planned = SweepExperiment(sweep(train="--max_steps 3", seeds=(0, 1)), tmp_path, stages)
+    first, second = planned.trials_of(point)
     assert (first.config.method.c, first.config.max_steps, first.config.seed, second.config.seed) == (
         0.5,
         3,
@@ -129,9 +132,8 @@ def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
 
 def test_the_chat_that_the_report_suggests_answers_as_the_evaluation_did(tmp_path) -> None:
     point = Point({"method": "mc", "evaluate.beta": 2, "evaluate.top_k": 5})
-    chat = load_config(
-        ChatConfig, chat_flags(sweep(evaluate="--env small_talk --temperature 0.5"), point, tmp_path).split()
-    )
+    experiment = SweepExperiment(sweep(evaluate="--env small_talk --temperature 0.5"), tmp_path, stages)
+    chat = load_config(ChatConfig, experiment.chat_flags(point).split())
     assert (chat.do_sample, chat.num_beams, chat.max_new_tokens) == (True, 1, 64)
     assert (chat.temperature, chat.top_k, chat.beta) == (0.5, 5, 2.0)
 
