@@ -5,7 +5,7 @@
     python -m pipelines.fit_reward --logs preferences.jsonl --output_dir models/reward
     python -m pipelines.fit_reward --logs taskmaster4/reward --output_dir models/reward --folds 5
     python -m pipelines.fit_reward --data data/chats --reward vote --output_dir models/reward
-    python -m pipelines.fit_reward --data data/votes --reward vote --output_dir models/upvotes \
+    python -m pipelines.fit_reward --data data/votes --reward vote --output_dir models/upvotes \\
         --objective ratings --model_name_or_path tfidf
 
 It learns from answers of the labelling page (`--run`), from TRL's prompt, chosen, rejected or replies rated 0
