@@ -29,6 +29,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
 T = TypeVar("T")
+INSTALLED = "RL_DIALOG_INSTALLED"  # set where the command was started as `rl-dialog VERB`
 Choices = Mapping[str, Mapping[str, type]]  # field name -> {choice name: dataclass}
 
 
@@ -93,13 +94,23 @@ def load_config(
             for name, value in unset.items()
         }
         default = dataclasses.replace(default, **numbers)
-    program = f"python -m {Path(sys.argv[0]).resolve().parent.name}.{Path(sys.argv[0]).stem}"
     shown = {
-        "prog": program,
+        "prog": _program(Path(sys.argv[0]).resolve()),
         "description": _described(config_class, choices),
         "config": (tyro.conf.AvoidSubcommands,),
     }
     return finite(tyro.cli(config_class, args=arguments, default=default, **shown), "flags", "--")
+
+
+def command_of(verb: str) -> str:
+    """How to start a verb: as this one was started, `rl-dialog VERB` or `python -m pipelines.VERB`."""
+    return f"rl-dialog {verb}" if os.environ.get(INSTALLED) else f"python -m pipelines.{verb}"
+
+
+def _program(path: Path) -> str:
+    if path.parent.name == "pipelines":
+        return command_of(path.stem)
+    return f"python -m {path.parent.name}.{path.stem}"
 
 
 def _described(config_class: type, choices: Choices) -> str:

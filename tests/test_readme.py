@@ -13,6 +13,7 @@ import pytest
 
 from pipelines import compare, stages, train
 from pipelines.__main__ import VERBS, overview
+from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.config import load_config
 from rl_dialog.evaluation.comparison_file import read_comparison
@@ -74,6 +75,24 @@ def test_the_overview_lists_every_verb() -> None:
     }
     assert ours | {"benchmark"} == VERBS.keys()
     assert all(name in overview() for name in VERBS)
+
+
+def test_a_verb_that_is_not_there_is_told_and_the_version_is(monkeypatch, capsys) -> None:
+    def typed(*words: str) -> tuple[int | None, str]:
+        monkeypatch.setattr("sys.argv", ["rl-dialog", *words])
+        status = None
+        try:
+            run_verb()
+        except SystemExit as end:
+            status = end.code
+        return status, "".join(capsys.readouterr())
+
+    assert typed("trian")[0] == typed("--verison")[0] == 2
+    assert "unknown verb 'trian'" in typed("trian")[1] and "Did you mean train?" in typed("trian")[1]
+    assert "unknown verb '--verison'" in typed("--verison")[1]
+    status, told = typed("--version")
+    assert status is None and told.startswith("rl-dialog ")
+    assert typed() == typed("--help") == typed("help") == (None, overview() + "\n")
 
 
 def test_every_file_it_names_exists() -> None:
