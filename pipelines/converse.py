@@ -119,8 +119,12 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     if not config.quiet:
         print(table(figures), flush=True)
     ends = {"success_interval": [figures["success"]["low"], figures["success"]["high"]]}
-    told = {"episodes": config.episodes, "seconds": round(seconds, 1), "results": str(out / "results.json")}
-    return {**headline(figures), **ends, **told}
+    outcome = {
+        "episodes": config.episodes,
+        "seconds": round(seconds, 1),
+        "results": str(out / "results.json"),
+    }
+    return {**headline(figures), **ends, **outcome}
 
 
 def _meetings(

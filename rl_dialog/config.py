@@ -76,12 +76,12 @@ def load_config(
                     key: _to_float(number, f"--{field.name}.{key}", "flags")
                 }
     default = from_dict(config_class, values, where=path or "config")
-    known = set(_flags(default))
+    flags = set(_flags(default))
     for argument in arguments:
         flag = argument.split("=", 1)[0]
-        if flag.startswith("--") and flag != "--help" and _positive(flag) not in known:
+        if flag.startswith("--") and flag != "--help" and _positive(flag) not in flags:
             raise ConfigError(
-                f"unknown flag {flag}.{_nearest(flag, known)} `--help` lists every flag with its default."
+                f"unknown flag {flag}.{_nearest(flag, flags)} `--help` lists every flag with its default."
             )
     if "--help" in arguments:  # tyro shows {None} for a number that is None
         unset = {
@@ -203,34 +203,34 @@ def choice_class(what: str, name: str, options: Mapping[str, type], *, where: st
     if not is_own(name):
         expected = f"expected one of {', '.join(options)}, or module:Class for one of your own"
         raise ConfigError(f"{where}unknown {what} {name!r}: {expected}.{_nearest(name, options)}")
-    found = own(name, what)
+    loaded = own(name, what)
     kinds = set.intersection(*(set(option.__mro__) for option in options.values())) - {object}
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and kinds & set(found.__mro__)):
+    if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded) and kinds & set(loaded.__mro__)):
         expected = " or ".join(sorted(kind.__name__ for kind in kinds))
         raise ConfigError(
-            f"{where}{what} {name!r}: expected a frozen dataclass derived from {expected}, got {found!r}"
+            f"{where}{what} {name!r}: expected a frozen dataclass derived from {expected}, got {loaded!r}"
         )
-    return found
+    return loaded
 
 
 def changed(config: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, nested ones too: what a later version with
     more fields says the same of."""
-    default, found = type(config)(), {}
+    default, changes = type(config)(), {}
     for field in dataclasses.fields(config):
         value, usual = getattr(config, field.name), getattr(default, field.name)
         if dataclasses.is_dataclass(value):
             inner = changed(value)
             if inner or type(value) is not type(usual):
-                found[field.name] = {"type": type(value).__name__, **inner}
+                changes[field.name] = {"type": type(value).__name__, **inner}
         elif isinstance(value, dict):
             if entries := {
                 key: entry for key, entry in value.items() if key not in usual or usual[key] != entry
             }:
-                found[field.name] = entries
+                changes[field.name] = entries
         elif value != usual:
-            found[field.name] = value
-    return found
+            changes[field.name] = value
+    return changes
 
 
 def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
@@ -329,7 +329,7 @@ def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
 
 
 def _flags(config: Any, prefix: str = "--") -> list[str]:
-    found = []
+    flags = []
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value, extras = getattr(config, field.name), getattr(hints[field.name], "__metadata__", ())
@@ -338,18 +338,18 @@ def _flags(config: Any, prefix: str = "--") -> list[str]:
             if any(getattr(extra, "prefix_name", None) is False for extra in extras)
             else f"{prefix}{field.name}"
         )
-        found.append(flag)
+        flags.append(flag)
         # other names, in tyro's spelling: --process-num
-        found += [
+        flags += [
             _dashes_to_underscores(alias)
             for extra in extras
             for alias in getattr(extra, "aliases", None) or ()
         ]
         if dataclasses.is_dataclass(value):
-            found += _flags(value, flag + ".")
+            flags += _flags(value, flag + ".")
         elif isinstance(value, dict):
-            found += [f"{flag}.{key}" for key in value]
-    return found
+            flags += [f"{flag}.{key}" for key in value]
+    return flags
 
 
 def _field_default(config_class: type, name: str) -> Any:

@@ -191,10 +191,12 @@ def check_same(
     with."""
     different = [name for name in now if name not in (*HOW, *free) and before.get(name) != now[name]]
     if different:
-        told = "; ".join(f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3])
+        differences = "; ".join(
+            f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3]
+        )
         raise UserError(
-            f"{out} was made with other settings: {told}. Resume it with the same ones, or choose another "
-            "--output_dir"
+            f"{out} was made with other settings: {differences}. Resume it with the same ones, or choose "
+            "another --output_dir"
         )
 
 

@@ -87,7 +87,7 @@ def run_trials(
     once). After `seconds` the rest is left as it is. Raises UserError for a metric that is not among the
     first report.
     """
-    began, taken, limit, heard, unreported = time.monotonic(), {}, seconds or math.inf, set(), []
+    began, started, limit, heard, unreported = time.monotonic(), {}, seconds or math.inf, set(), []
 
     class UnknownMetric(tune.Stopper):
         """A metric that no trial ever reports ends the sweep at the first report."""
@@ -101,7 +101,7 @@ def run_trials(
 
     class Listener(tune.Callback):
         def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-            taken.setdefault(trial.trial_id, time.monotonic())
+            started.setdefault(trial.trial_id, time.monotonic())
 
         def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
             if time.monotonic() - began < limit and not unreported:
@@ -112,7 +112,7 @@ def run_trials(
 
         def _say(self, trial: Any, how: str) -> None:
             heard.add(trial.config["position"])
-            ended(trial.config["position"], how, time.monotonic() - taken[trial.trial_id])
+            ended(trial.config["position"], how, time.monotonic() - started[trial.trial_id])
 
     def trainable(config: dict[str, Any]) -> None:
         import torch
