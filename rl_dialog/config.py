@@ -65,35 +65,11 @@ def load_config(
         picked, arguments = _take(arguments, f"--{name}")
         default = _field_default(config_class, name)
         values[name] = _choose(name, picked, values.get(name), options, default, path)
-    for field in dataclasses.fields(config_class):
-        keys = _field_default(config_class, field.name)
-        for key in (
-            [*keys, *_own_keys(arguments, field.name)] if isinstance(keys, dict) else ()
-        ):  # tyro cannot type `--rewards.vote 1` from None
-            number, arguments = _take(arguments, f"--{field.name}.{key}")
-            if number is not None:
-                values[field.name] = (values.get(field.name) or {}) | {
-                    key: _to_float(number, f"--{field.name}.{key}", "flags")
-                }
+    values, arguments = _take_numbers(config_class, values, arguments)
     default = from_dict(config_class, values, where=path or "config")
-    flags = set(_flags(default))
-    for argument in arguments:
-        flag = argument.split("=", 1)[0]
-        if flag.startswith("--") and flag != "--help" and _positive(flag) not in flags:
-            raise ConfigError(
-                f"unknown flag {flag}.{_nearest(flag, flags)} `--help` lists every flag with its default."
-            )
-    if "--help" in arguments:  # tyro shows {None} for a number that is None
-        unset = {
-            f.name: value
-            for f in dataclasses.fields(default)
-            if isinstance(value := getattr(default, f.name), dict)
-        }
-        numbers = {
-            name: {key: math.nan if v is None else v for key, v in value.items()}
-            for name, value in unset.items()
-        }
-        default = dataclasses.replace(default, **numbers)
+    _refuse_unknown(arguments, set(_flags(default)))
+    if "--help" in arguments:
+        default = _with_numbers_to_show(default)
     shown = {
         "prog": _program(Path(sys.argv[0]).resolve()),
         "description": _described(config_class, choices),
@@ -102,15 +78,57 @@ def load_config(
     return finite(tyro.cli(config_class, args=arguments, default=default, **shown), "flags", "--")
 
 
+def _take_numbers(
+    config_class: type, values: dict[str, Any], arguments: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Flags of numbers in a dictionary, `--rewards.vote 1`, become values: tyro cannot type them from
+    None."""
+    for field in dataclasses.fields(config_class):
+        usual = _field_default(config_class, field.name)
+        keys = [*usual, *_own_keys(arguments, field.name)] if isinstance(usual, dict) else []
+        for key in keys:
+            flag = f"--{field.name}.{key}"
+            number, arguments = _take(arguments, flag)
+            if number is not None:
+                entries = values.get(field.name) or {}
+                values = values | {field.name: entries | {key: _to_float(number, flag, "flags")}}
+    return values, arguments
+
+
+def _refuse_unknown(arguments: Sequence[str], flags: set[str]) -> None:
+    """Raises ConfigError for the first flag that there is not."""
+    for argument in arguments:
+        flag = argument.split("=", 1)[0]
+        if flag.startswith("--") and flag != "--help" and _positive(flag) not in flags:
+            listed = "`--help` lists every flag with its default."
+            raise ConfigError(f"unknown flag {flag}.{_nearest(flag, flags)} {listed}")
+
+
+def _with_numbers_to_show(config: T) -> T:
+    """For --help: tyro would show {None} for a number that is None."""
+    dictionaries = {
+        field.name: value
+        for field in dataclasses.fields(config)
+        if isinstance(value := getattr(config, field.name), dict)
+    }
+    numbers = {
+        name: {key: math.nan if value is None else value for key, value in entries.items()}
+        for name, entries in dictionaries.items()
+    }
+    return dataclasses.replace(config, **numbers)
+
+
 def command_of(verb: str) -> str:
     """How to start a verb: as this one was started, `rl-dialog VERB` or `python -m pipelines.VERB`."""
     return f"rl-dialog {verb}" if os.environ.get(INSTALLED) else f"python -m pipelines.{verb}"
 
 
 def _program(path: Path) -> str:
-    if path.parent.name == "pipelines":
-        return command_of(path.stem)
-    return f"python -m {path.parent.name}.{path.stem}"
+    """What runs this file; a package is run by its __main__.py."""
+    module = path.parent if path.stem == "__main__" else path.with_suffix("")
+    if module.parent.name == "pipelines":
+        return command_of(module.name)
+    return f"python -m {module.parent.name}.{module.name}"
 
 
 def _described(config_class: type, choices: Choices) -> str:
