@@ -438,4 +438,6 @@ def _plain(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         got = f"expected UTF-8 text, got the byte {error.object[error.start]:#04x} of another encoding"
         return f"{got}: convert the file, from Latin-1 by `iconv -f latin1 -t utf-8 FILE > NEW_FILE`"
+    if isinstance(error, OSError) and error.strerror:
+        return f"the file cannot be read: {error.strerror}"
     return f"the file cannot be read: {type(error).__name__}: {error}"
