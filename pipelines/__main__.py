@@ -7,6 +7,10 @@ import difflib
 import os
 import runpy
 import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rl_dialog.config import INSTALLED
 
 ARCS = {
     "From logs to a better policy": {
@@ -51,26 +55,31 @@ VERBS = {verb: text for verbs in ARCS.values() for verb, text in verbs.items()}
 
 def main() -> None:
     """Runs the verb that is named first; without one, or with --help, lists them."""
-    verb, *rest = [
-        argument.replace("-", "_") if i == 0 else argument for i, argument in enumerate(sys.argv[1:])
-    ] or ["__help"]
-    if verb in ("__help", "_h", "help"):
+    first, *rest = sys.argv[1:] or ["--help"]
+    verb = first.replace("-", "_")
+    if first in ("--help", "-h", "help"):
         print(overview())
+    elif first == "--version":
+        print(f"rl-dialog {_version()}")
     elif verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, 1)
-        print(
-            f"error: unknown verb {verb!r}: expected one of {', '.join(VERBS)}."
-            + (f" Did you mean {near[0]}?" if near else ""),
-            file=sys.stderr,
-        )
+        hint = f" Did you mean {near[0]}?" if near else " Without a verb, all of them are explained."
+        print(f"error: unknown verb {first!r}: expected one of {', '.join(VERBS)}.{hint}", file=sys.stderr)
         sys.exit(2)
     else:
+        if Path(sys.argv[0]).name == "rl-dialog":
+            os.environ[INSTALLED] = "1"
         sys.argv[1:] = rest
-        if os.getcwd() not in sys.path:
-            sys.path.insert(
-                0, os.getcwd()
-            )  # where `module:Name` of one's own is looked for; `python -m` does so by itself
+        if os.getcwd() not in sys.path:  # where `module:Name` of one's own is looked for, as `python -m` does
+            sys.path.insert(0, os.getcwd())
         runpy.run_module(f"pipelines.{verb}", run_name="__main__", alter_sys=True)
+
+
+def _version() -> str:
+    try:
+        return version("rl-dialog")
+    except PackageNotFoundError:
+        return "from a source tree, not installed"
 
 
 def overview() -> str:

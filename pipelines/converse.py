@@ -89,12 +89,8 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     reads = {side: reader(name, side, simulator) for side, name in _readers(config).items()}
     began = time.perf_counter()
     policy = responder(config.system, simulator)
-    if policy is None and (
-        config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual"
-    ):
-        flags = "--placeholders, --mistakes, --nlu acts, --templates auto_manual"
-        why = "a language model writes its own words, and hears those that its logs were made of"
-        raise UserError(f"{flags}: expected with --system rule or a task policy; {why}")
+    if policy is None:
+        _check_language_model(config)
     out = claim_output(config, "converse")
     running = _meetings(config, simulator, reads, policy)
     meetings = list(
@@ -119,8 +115,12 @@ def main(config: ConverseConfig) -> dict[str, Any]:
     if not config.quiet:
         print(table(figures), flush=True)
     ends = {"success_interval": [figures["success"]["low"], figures["success"]["high"]]}
-    told = {"episodes": config.episodes, "seconds": round(seconds, 1), "results": str(out / "results.json")}
-    return {**headline(figures), **ends, **told}
+    outcome = {
+        "episodes": config.episodes,
+        "seconds": round(seconds, 1),
+        "results": str(out / "results.json"),
+    }
+    return {**headline(figures), **ends, **outcome}
 
 
 def _meetings(
@@ -164,6 +164,13 @@ def _of_language_model(
 
 def _readers(config: ConverseConfig) -> dict[str, str]:
     return {"user": config.user_nlu or config.nlu, "system": config.system_nlu or config.nlu}
+
+
+def _check_language_model(config: ConverseConfig) -> None:
+    if config.placeholders or config.mistakes or config.nlu == "acts" or config.templates == "auto_manual":
+        flags = "--placeholders, --mistakes, --nlu acts, --templates auto_manual"
+        why = "a language model writes its own words, and hears those that its logs were made of"
+        raise UserError(f"{flags}: expected with --system rule or a task policy; {why}")
 
 
 def _check(config: ConverseConfig) -> None:

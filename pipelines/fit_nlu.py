@@ -17,8 +17,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from envs.multiwoz import load_world
@@ -28,17 +26,17 @@ from envs.multiwoz.varied import varied_dialogs
 from rl_dialog.data.files import write_json
 from rl_dialog.data.labelled import LabelledTurn, labelled_turns
 from rl_dialog.data.readers import Bad, read_logs, write_quarantine
-from rl_dialog.data.splits import drawn
 from rl_dialog.errors import UserError
-from rl_dialog.models.nlu import Labels, Nlu, load_nlu, new_nlu
+from rl_dialog.models.nlu import load_nlu
 from rl_dialog.run import Output, at_least, claim_output, run
-from rl_dialog.training.nlu import fit, judge, labels_of, table
+from rl_dialog.training.fitting import fitting_bar
+from rl_dialog.training.nlu import NluSettings, fitted, is_held_out, judge, labels_of, table
 
 SIMULATED_SEED = 1_000_003  # of simulated dialogs: not those that policies are judged on
 
 
 @dataclass(frozen=True)
-class FitNluConfig(Output):
+class FitNluConfig(NluSettings, Output):
     """What to learn from, and how."""
 
     logs: tuple[str, ...] = ()
@@ -51,33 +49,6 @@ class FitNluConfig(Output):
     templates: Literal["manual", "auto_manual"] = "manual"
     """how simulated dialogs are worded. manual: a sentence for each act; auto_manual: one for all acts of a
     kind where the world has one"""
-    model_name_or_path: str = ""
-    """a pretrained encoder, a folder or a hub name; by default a small one is trained from nothing"""
-    hidden_size: int = 64
-    """width of the encoder, where no pretrained one is given"""
-    num_hidden_layers: int = 2
-    """layers of the encoder, where no pretrained one is given"""
-    vocab_size: int = 4096
-    """size of the tokenizer, where no pretrained encoder is given"""
-    context: int = 1
-    """how many turns before the text are read with it; 0 for none"""
-    max_length: int = 128
-    """the most tokens of context and text together"""
-    min_count: int = 3
-    """acts that occur less often are not learned"""
-    learning_rate: float = 1e-2
-    """the learning rate at its highest, after a tenth of the steps; 3e-5 is usual with
-    --model_name_or_path"""
-    per_device_train_batch_size: int = 32
-    """turns in a training step"""
-    num_train_epochs: float = 10.0
-    """how often every turn is seen"""
-    weight_decay: float = 0.01
-    """weight decay of all matrices"""
-    validation: float = 0.1
-    """the share of the dialogs that is held out to judge by"""
-    seed: int = 0
-    """decides on the new weights, the order of the turns and the held-out dialogs"""
 
 
 def main(config: FitNluConfig) -> dict[str, Any]:
@@ -89,13 +60,16 @@ def main(config: FitNluConfig) -> dict[str, Any]:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     sources, bad = _sources(config)
-    parts = {name: [turn for turn in turns if _held_out(turn, config)] for name, turns in sources.items()}
-    turns = [turn for each in sources.values() for turn in each if not _held_out(turn, config)]
+    parts = {name: [turn for turn in turns if is_held_out(turn, config)] for name, turns in sources.items()}
+    turns = [turn for each in sources.values() for turn in each if not is_held_out(turn, config)]
     out = claim_output(config, "fit_nlu")
     labels = labels_of(
         turns, min_count=config.min_count, context=config.context, max_length=config.max_length
     )
-    nlu, seconds = _fitted(config, turns, labels)
+    training_began = time.perf_counter()
+    with fitting_bar(quiet=config.quiet) as progress:
+        nlu = fitted(turns, labels, config, progress=progress)
+    seconds = round(time.perf_counter() - training_began, 1)
     nlu.save(out)
     write_quarantine(bad, out)
     nlu = load_nlu(out)  # what is judged is what was saved
@@ -128,29 +102,6 @@ def _sources(config: FitNluConfig) -> tuple[dict[str, list[LabelledTurn]], list[
         what = "dialogs with acts (MultiWOZ's annotations, or what `simulate` wrote)"
         raise UserError(f"expected {what}, found none in {', '.join(config.logs)}{why}")
     return turns, bad
-
-
-def _fitted(config: FitNluConfig, turns: list[LabelledTurn], labels: Labels) -> tuple[Nlu, float]:
-    """The model, and the seconds of its training."""
-    torch.manual_seed(config.seed)
-    sizes = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
-    nlu = new_nlu(turns, labels, encoder=config.model_name_or_path, **sizes)
-    settings = {"learning_rate": config.learning_rate, "batch_size": config.per_device_train_batch_size}
-    settings |= {"epochs": config.num_train_epochs, "weight_decay": config.weight_decay, "seed": config.seed}
-    began = time.perf_counter()
-    with tqdm(unit="step", disable=True if config.quiet else None) as bar:
-
-        def show(step: int, steps: int, loss: float) -> None:
-            bar.total = steps
-            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            bar.update(step - bar.n)
-
-        fit(nlu, turns, **settings, progress=show)
-    return nlu, round(time.perf_counter() - began, 1)
-
-
-def _held_out(turn: LabelledTurn, config: FitNluConfig) -> bool:
-    return drawn(turn.dialog, seed=config.seed) < config.validation
 
 
 def _check(config: FitNluConfig) -> None:

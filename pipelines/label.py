@@ -1,11 +1,14 @@
 """Compare clips or replies of a run: in this terminal, or on a page for browsers.
 
-    python -m pipelines.label --run runs/dot                           L, R, E, blank; U takes back, P is a
-    break, Q leaves python -m pipelines.label --run runs/dot --new_token ann           a labeller's access
-    token, shown once python -m pipelines.label --run runs/dot --page --host 0.0.0.0     the page, for
-    everybody with a token python -m pipelines.label --run runs/dot --page --open             the page for
-    yourself, without tokens python -m pipelines.label --run runs/dot --page --backend ray      on Ray Serve,
-    which starts it anew when it dies
+    python -m pipelines.label --run runs/dot                          in this terminal
+    python -m pipelines.label --run runs/dot --new_token ann          a labeller's access token, shown once
+    python -m pipelines.label --run runs/dot --page --host 0.0.0.0    the page, for everybody with a token
+    python -m pipelines.label --run runs/dot --page --open            the page for yourself, without tokens
+    python -m pipelines.label --run runs/dot --page --backend ray     on Ray Serve, which starts it anew when
+                                                                      it dies
+
+In the terminal the keys are L, R, E (equal) and the space bar (cannot say); U takes back, P is a break, Q
+leaves.
 
 The run may be under way (`prefer` writes the pairs) or over. Any number of people label at once, nobody gets
 a pair that another one has."""

@@ -2,10 +2,11 @@
 to, exports it.
 
     python -m pipelines.prefer_replies --output_dir runs/replies --source candidates --data data/scored
-    python -m pipelines.prefer_replies --output_dir runs/replies --source checkpoints --data data/chats \
+    python -m pipelines.prefer_replies --output_dir runs/replies --source checkpoints --data data/chats \\
         --checkpoints runs/bc runs/ilql
-    python -m pipelines.prefer_replies --output_dir runs/replies --source logs --logs preferences.jsonl
-    --oracle logged python -m pipelines.prefer_replies --output_dir runs/replies --export preferences.jsonl
+    python -m pipelines.prefer_replies --output_dir runs/replies --source logs --logs preferences.jsonl \\
+        --oracle logged
+    python -m pipelines.prefer_replies --output_dir runs/replies --export preferences.jsonl
 
 N replies of one policy; a reply of each of two; replies of logs, with the labels they have; and what people
 said so far, for TRL. Into the folder go

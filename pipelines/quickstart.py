@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rich.console import Console
 from envs.small_talk import SmallTalk, write_logs
 from pipelines import stages
 from rl_dialog.cluster.data import connect
+from rl_dialog.config import command_of
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
@@ -33,9 +34,9 @@ METHODS = ("bc", "psi", "ilql")
 REWARDED = ("--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0")
 YOURS = "--logs YOUR_LOGS --output_dir data/mine --rewards.vote 1 --rewards.sentiment 0.5"
 NEXT = f"""Next:
-  python -m pipelines.chat --checkpoint {{best}} --debug        talk to the best policy
-  tensorboard --logdir {{out}}                                        learning curves
-  python -m pipelines.prepare {YOURS}      your own logs"""
+  {{chat}} --checkpoint {{best}} --debug        talk to the best policy
+  tensorboard --logdir {{out}}        learning curves
+  {{prepare}} {YOURS}        your own logs"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
     files = f"[bold]{report['html']}[/] (also report.md, metrics.json, replies.csv)"
     say(f"\nDone in {seconds:.0f} s. The report: {files}.")
-    say(NEXT.format(best=out / f"{best}-seed0", out=out))
+    commands = {verb: command_of(verb) for verb in ("chat", "prepare")}
+    say(NEXT.format(best=out / f"{best}-seed0", out=out, **commands))
     paths = {"report": report["html"], "output_dir": str(out)}
     return {
         "returns": returns | report["references"],
@@ -112,17 +114,18 @@ def _train(config: QuickstartConfig, out: Path) -> None:
         start.result()
         stages.train_run(settings)
 
-    with ThreadPoolExecutor(
-        max_workers=max(1, min(os.cpu_count() or 1, 4))
-    ) as pool:  # jobs start in order, so none waits in vain
+    pool = ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4)))
+    try:  # jobs start in order, so none waits in vain
         cloned = [pool.submit(stages.train_run, configs["bc", seed]) for seed in range(config.seeds)]
         improved = [
             pool.submit(after, cloned[seed], configs[method, seed])
             for seed in range(config.seeds)
             for method in METHODS[1:]
         ]
-        for job in (*cloned, *improved):
-            job.result()
+        for job in as_completed([*cloned, *improved]):
+            job.result()  # the first one that fails ends the quickstart
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # what still runs ends with Ray
 
 
 def _sample(folder: Path, say: Any) -> None:

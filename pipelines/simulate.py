@@ -22,10 +22,8 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import torch
-import tyro
 from tqdm import tqdm
 
 from envs.multiwoz import ORIGINAL, MultiWOZVector, Options
@@ -41,46 +39,20 @@ from rl_dialog.evaluation.task_figures import headline, table, task_figures
 from rl_dialog.models.act_policy import ActPolicy, GreedyActs
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.run import OnCluster, ResumableOutput, at_least, claim_output, run
-from rl_dialog.training.imitation import Imitation
-from rl_dialog.training.policy_gradient import APPO, GDPL, PG, PPO
-from rl_dialog.training.task_policy import (
-    VALIDATION,
-    Checkpoints,
-    TaskTraining,
-    train_by_imitation,
-    validation_figures,
-)
+from rl_dialog.training.task_policy import VALIDATION, TaskTraining, imitated, validation_figures
+from rl_dialog.training.task_settings import TaskSettings
 
 CHANGEABLE = ("epochs", "episodes", "together", "num_workers", "save_total_limit")  # by --resume
 
 
 @dataclass(frozen=True)
-class SimulateConfig(ResumableOutput, OnCluster):
+class SimulateConfig(TaskSettings, ResumableOutput, OnCluster):
     """Which policy meets which users, and how it is trained."""
 
-    policy: Literal["rule", "mle", "pg", "ppo", "appo", "gdpl"] = "rule"
-    """rule: the hand-written policy of envs/multiwoz/rule_policy.py. mle: imitation. From there on, pg:
-    REINFORCE; ppo; appo: PPO that samples asynchronously, with V-trace; gdpl: PPO on an adversarially learned
-    reward"""
     world: str = ""
     """the folder with MultiWOZ's files; by default a generated town"""
     seed: int = 0
     """decides on goals, users and the policy's chance"""
-    train_seed: int = 0
-    """decides on networks, and the conversations to learn from; held-out goals depend on `seed` alone"""
-    model_name_or_path: str = ""
-    """a task policy's checkpoint, or the folder of a run (its best): where training starts; with --epochs 0
-    it is evaluated as it is"""
-    epochs: Annotated[int | None, tyro.conf.arg(aliases=["--epoch"])] = None
-    """passes over the demonstrations (mle), batches of turns (all others); by default 16 and 220. ConvLab-2's
-    --epoch is understood"""
-    batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--batchsz"])] = None
-    """system turns per epoch, in place of the method's own number. ConvLab-2's --batchsz is understood"""
-    num_workers: Annotated[int, tyro.conf.arg(aliases=["--process-num"])] = 0
-    """actors that hold conversations, in training and evaluation; 0: this process. ConvLab-2's --process_num
-    is understood"""
-    num_envs: int = 64
-    """conversations that each of them steps at a time while training"""
     demonstrations: str = ""
     """MultiWOZ dialogs to imitate, {id: {goal, log}} as JSON or zipped; by default val.json.zip in the
     world's folder, and where there is none the rule policy's conversations"""
@@ -89,24 +61,6 @@ class SimulateConfig(ResumableOutput, OnCluster):
     (envs/multiwoz/demonstrations.py)"""
     rule_episodes: int = 1000
     """the rule policy's conversations to imitate"""
-    eval_every: int = 5
-    """epochs between evaluations on the validation goals, which are also the checkpoints"""
-    eval_episodes: int = 500
-    """conversations of such an evaluation"""
-    save_total_limit: int = 3
-    """checkpoints kept, besides the best"""
-    report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
-    """where metrics go besides metrics.jsonl"""
-    mle: Imitation = Imitation()
-    """settings of imitation"""
-    pg: PG = PG()
-    """settings of REINFORCE"""
-    ppo: PPO = PPO()
-    """settings of PPO"""
-    appo: APPO = APPO()
-    """settings of asynchronous PPO"""
-    gdpl: GDPL = GDPL()
-    """settings of PPO on a learned reward"""
     original: bool = False
     """ConvLab-2's behaviour throughout, mistakes included, except for the options that are given"""
     options: Options = Options()
@@ -123,16 +77,6 @@ class SimulateConfig(ResumableOutput, OnCluster):
     def simulator_options(self) -> Options:
         """`options`, over ConvLab-2's if `original`."""
         return replace(ORIGINAL, **changed(self.options)) if self.original else self.options
-
-    @property
-    def method(self) -> PPO:
-        """The settings of reinforcement."""
-        settings = getattr(self, self.policy)
-        if self.batch_size is None:
-            return settings
-        return replace(
-            settings, batch_size=self.batch_size, minibatch_size=min(settings.minibatch_size, self.batch_size)
-        )
 
 
 def main(config: SimulateConfig) -> dict[str, Any]:
@@ -194,61 +138,36 @@ def _trained(config: SimulateConfig, out: Path, player: Player) -> tuple[ActPoli
         start = ActPolicy.from_pretrained(place, expected=shape)
         if config.epochs == 0:
             return start, {"checkpoint": place}
-    goals = range(VALIDATION, VALIDATION + config.eval_episodes)
-    training = TaskTraining(
-        out,
-        config.train_seed,
-        lambda: experts(
-            player.simulator,
-            config.demonstrations,
-            features=config.features,
-            episodes=config.rule_episodes,
-            seed=2**31 + config.train_seed,  # conversations that nobody else learns from or is measured with
-        ),
-        lambda policy: validation_figures(
-            each.outcome for each in player(goals, GreedyActs(policy), config.seed)
-        ),
-        config.save_total_limit,
-        config.report_to,
-        config.quiet,
-        {"policy": config.policy, "train_seed": config.train_seed},
-    )
-    began = time.perf_counter()
+    training, began = _training(config, out, player), time.perf_counter()
     if config.policy == "mle":
-        torch.manual_seed(config.train_seed)
-        settings = config.mle if config.epochs is None else replace(config.mle, epochs=config.epochs)
-        policy, figures = train_by_imitation(training, start or ActPolicy(shape), settings)
+        policy, figures = imitated(training, config.imitation, shape, start)
     else:
-        policy, figures = _reinforced(config, training, player, start)
+        from rl_dialog.cluster.task_policy import reinforced  # RLlib loads for seconds
+
+        make_envs = partial(MultiWOZVector, world=player.world, options=config.simulator_options)
+        where = {"resume": config.resume, "address": config.address or None}
+        policy, figures = reinforced(training, config, shape, make_envs, start, **where)
     return policy, {**figures, "train_seconds": round(time.perf_counter() - began, 1)}
 
 
-def _reinforced(
-    config: SimulateConfig, training: TaskTraining, player: Player, start: ActPolicy | None
-) -> tuple[ActPolicy, dict[str, Any]]:
-    """From a checkpoint, or from what imitation leads to."""
-    from rl_dialog.cluster.task_policy import Reinforcement, train_by_reinforcement  # RLlib loads for seconds
+def _training(config: SimulateConfig, out: Path, player: Player) -> TaskTraining:
+    """What is imitated, and how a policy is validated."""
+    demonstrations = partial(
+        experts,
+        player.simulator,
+        config.demonstrations,
+        features=config.features,
+        episodes=config.rule_episodes,
+        seed=2**31 + config.train_seed,  # conversations that nobody else learns from or is measured with
+    )
+    goals = range(VALIDATION, VALIDATION + config.eval_episodes)
 
-    shape, checkpoints = (
-        shape_of(player.simulator),
-        Checkpoints(training.folder, training.save_total_limit, resume=config.resume),
-    )
-    if checkpoints.epoch:
-        start = ActPolicy.from_pretrained(checkpoints.latest, expected=shape)
-    elif start is None:
-        torch.manual_seed(config.train_seed)
-        before = replace(training, folder=training.folder / "imitation")
-        start, _ = train_by_imitation(before, ActPolicy(shape), config.mle)
-    settings = Reinforcement(
-        config.method,
-        partial(MultiWOZVector, world=player.world, options=config.simulator_options),
-        220 if config.epochs is None else config.epochs,
-        config.num_workers,
-        config.num_envs,
-        config.eval_every,
-        config.address or None,
-    )
-    return train_by_reinforcement(training, settings, start, checkpoints)
+    def validate(policy: ActPolicy) -> dict[str, float]:
+        return validation_figures(one.outcome for one in player(goals, GreedyActs(policy), config.seed))
+
+    limits = {name: getattr(config, name) for name in ("save_total_limit", "report_to", "quiet")}
+    about = {"policy": config.policy, "train_seed": config.train_seed}
+    return TaskTraining(out, config.train_seed, demonstrations, validate, **limits, about=about)
 
 
 def _check(config: SimulateConfig) -> None:

@@ -29,6 +29,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
 T = TypeVar("T")
+INSTALLED = "RL_DIALOG_INSTALLED"  # set where the command was started as `rl-dialog VERB`
 Choices = Mapping[str, Mapping[str, type]]  # field name -> {choice name: dataclass}
 
 
@@ -64,42 +65,70 @@ def load_config(
         picked, arguments = _take(arguments, f"--{name}")
         default = _field_default(config_class, name)
         values[name] = _choose(name, picked, values.get(name), options, default, path)
-    for field in dataclasses.fields(config_class):
-        keys = _field_default(config_class, field.name)
-        for key in (
-            [*keys, *_own_keys(arguments, field.name)] if isinstance(keys, dict) else ()
-        ):  # tyro cannot type `--rewards.vote 1` from None
-            number, arguments = _take(arguments, f"--{field.name}.{key}")
-            if number is not None:
-                values[field.name] = (values.get(field.name) or {}) | {
-                    key: _to_float(number, f"--{field.name}.{key}", "flags")
-                }
+    values, arguments = _take_numbers(config_class, values, arguments)
     default = from_dict(config_class, values, where=path or "config")
-    known = set(_flags(default))
-    for argument in arguments:
-        flag = argument.split("=", 1)[0]
-        if flag.startswith("--") and flag != "--help" and _positive(flag) not in known:
-            raise ConfigError(
-                f"unknown flag {flag}.{_nearest(flag, known)} `--help` lists every flag with its default."
-            )
-    if "--help" in arguments:  # tyro shows {None} for a number that is None
-        unset = {
-            f.name: value
-            for f in dataclasses.fields(default)
-            if isinstance(value := getattr(default, f.name), dict)
-        }
-        numbers = {
-            name: {key: math.nan if v is None else v for key, v in value.items()}
-            for name, value in unset.items()
-        }
-        default = dataclasses.replace(default, **numbers)
-    program = f"python -m {Path(sys.argv[0]).resolve().parent.name}.{Path(sys.argv[0]).stem}"
+    _refuse_unknown(arguments, set(_flags(default)))
+    if "--help" in arguments:
+        default = _with_numbers_to_show(default)
     shown = {
-        "prog": program,
+        "prog": _program(Path(sys.argv[0]).resolve()),
         "description": _described(config_class, choices),
         "config": (tyro.conf.AvoidSubcommands,),
     }
     return finite(tyro.cli(config_class, args=arguments, default=default, **shown), "flags", "--")
+
+
+def _take_numbers(
+    config_class: type, values: dict[str, Any], arguments: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Flags of numbers in a dictionary, `--rewards.vote 1`, become values: tyro cannot type them from
+    None."""
+    for field in dataclasses.fields(config_class):
+        usual = _field_default(config_class, field.name)
+        keys = [*usual, *_own_keys(arguments, field.name)] if isinstance(usual, dict) else []
+        for key in keys:
+            flag = f"--{field.name}.{key}"
+            number, arguments = _take(arguments, flag)
+            if number is not None:
+                entries = values.get(field.name) or {}
+                values = values | {field.name: entries | {key: _to_float(number, flag, "flags")}}
+    return values, arguments
+
+
+def _refuse_unknown(arguments: Sequence[str], flags: set[str]) -> None:
+    """Raises ConfigError for the first flag that there is not."""
+    for argument in arguments:
+        flag = argument.split("=", 1)[0]
+        if flag.startswith("--") and flag != "--help" and _positive(flag) not in flags:
+            listed = "`--help` lists every flag with its default."
+            raise ConfigError(f"unknown flag {flag}.{_nearest(flag, flags)} {listed}")
+
+
+def _with_numbers_to_show(config: T) -> T:
+    """For --help: tyro would show {None} for a number that is None."""
+    dictionaries = {
+        field.name: value
+        for field in dataclasses.fields(config)
+        if isinstance(value := getattr(config, field.name), dict)
+    }
+    numbers = {
+        name: {key: math.nan if value is None else value for key, value in entries.items()}
+        for name, entries in dictionaries.items()
+    }
+    return dataclasses.replace(config, **numbers)
+
+
+def command_of(verb: str) -> str:
+    """How to start a verb: as this one was started, `rl-dialog VERB` or `python -m pipelines.VERB`."""
+    return f"rl-dialog {verb}" if os.environ.get(INSTALLED) else f"python -m pipelines.{verb}"
+
+
+def _program(path: Path) -> str:
+    """What runs this file; a package is run by its __main__.py."""
+    module = path.parent if path.stem == "__main__" else path.with_suffix("")
+    if module.parent.name == "pipelines":
+        return command_of(module.name)
+    return f"python -m {module.parent.name}.{module.name}"
 
 
 def _described(config_class: type, choices: Choices) -> str:
@@ -192,34 +221,34 @@ def choice_class(what: str, name: str, options: Mapping[str, type], *, where: st
     if not is_own(name):
         expected = f"expected one of {', '.join(options)}, or module:Class for one of your own"
         raise ConfigError(f"{where}unknown {what} {name!r}: {expected}.{_nearest(name, options)}")
-    found = own(name, what)
+    loaded = own(name, what)
     kinds = set.intersection(*(set(option.__mro__) for option in options.values())) - {object}
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and kinds & set(found.__mro__)):
+    if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded) and kinds & set(loaded.__mro__)):
         expected = " or ".join(sorted(kind.__name__ for kind in kinds))
         raise ConfigError(
-            f"{where}{what} {name!r}: expected a frozen dataclass derived from {expected}, got {found!r}"
+            f"{where}{what} {name!r}: expected a frozen dataclass derived from {expected}, got {loaded!r}"
         )
-    return found
+    return loaded
 
 
 def changed(config: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, nested ones too: what a later version with
     more fields says the same of."""
-    default, found = type(config)(), {}
+    default, changes = type(config)(), {}
     for field in dataclasses.fields(config):
         value, usual = getattr(config, field.name), getattr(default, field.name)
         if dataclasses.is_dataclass(value):
             inner = changed(value)
             if inner or type(value) is not type(usual):
-                found[field.name] = {"type": type(value).__name__, **inner}
+                changes[field.name] = {"type": type(value).__name__, **inner}
         elif isinstance(value, dict):
             if entries := {
                 key: entry for key, entry in value.items() if key not in usual or usual[key] != entry
             }:
-                found[field.name] = entries
+                changes[field.name] = entries
         elif value != usual:
-            found[field.name] = value
-    return found
+            changes[field.name] = value
+    return changes
 
 
 def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
@@ -318,7 +347,7 @@ def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
 
 
 def _flags(config: Any, prefix: str = "--") -> list[str]:
-    found = []
+    flags = []
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value, extras = getattr(config, field.name), getattr(hints[field.name], "__metadata__", ())
@@ -327,18 +356,18 @@ def _flags(config: Any, prefix: str = "--") -> list[str]:
             if any(getattr(extra, "prefix_name", None) is False for extra in extras)
             else f"{prefix}{field.name}"
         )
-        found.append(flag)
+        flags.append(flag)
         # other names, in tyro's spelling: --process-num
-        found += [
+        flags += [
             _dashes_to_underscores(alias)
             for extra in extras
             for alias in getattr(extra, "aliases", None) or ()
         ]
         if dataclasses.is_dataclass(value):
-            found += _flags(value, flag + ".")
+            flags += _flags(value, flag + ".")
         elif isinstance(value, dict):
-            found += [f"{flag}.{key}" for key in value]
-    return found
+            flags += [f"{flag}.{key}" for key in value]
+    return flags
 
 
 def _field_default(config_class: type, name: str) -> Any:

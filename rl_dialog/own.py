@@ -3,8 +3,10 @@ module."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,13 +22,18 @@ def own(name: str, what: str) -> Any:
             raise AttributeError("no colon in the name")
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, SyntaxError, AttributeError, ValueError) as error:
-        where = (
-            f"{module.replace('.', '/')}.py in the folder where the command starts, or in an installed module"
-        )
-        raise UserError(
-            f"{what} {name!r}: expected {attribute or 'module:Name'} in {where}, got {type(error).__name__}: "
-            f"{error}"
-        ) from error
+        file = f"{module.replace('.', '/')}.py"
+        where = f"{file} in the folder where the command starts, or in an installed module"
+        expected = f"{what} {name!r}: expected {attribute or 'module:Name'} in {where}"
+        got = f"{type(error).__name__}: {error}"
+        raise UserError(f"{expected}, got {got}{_nearest(module, attribute)}") from error
+
+
+def _nearest(module: str, attribute: str) -> str:
+    """A name of the module that may have been meant."""
+    names = [name for name in vars(sys.modules.get(module, object)) if not name.startswith("_")]
+    near = difflib.get_close_matches(attribute, names, 1)
+    return f". Did you mean {near[0]}?" if near else ""
 
 
 def files_of_own(names: Iterable[str]) -> list[str]:

@@ -116,11 +116,8 @@ def run(
     except (UserError, OSError) as error:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
-        print(
-            "\n"
-            + textwrap.fill(f"error: {error}", width=140, break_long_words=False, replace_whitespace=False),
-            file=sys.stderr,
-        )
+        how = {"width": 140, "break_long_words": False, "replace_whitespace": False}
+        print("\n" + textwrap.fill(f"error: {_in_words(error)}", **how), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         if os.environ.get("RL_DIALOG_DEBUG"):
@@ -128,6 +125,20 @@ def run(
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
     print(_shown_as_json(result), flush=True)
+
+
+def _in_words(error: Exception) -> str:
+    """What the machine refused names the file and what to look at; `[Errno 13]` tells a person nothing."""
+    if not (isinstance(error, OSError) and error.strerror and error.filename):
+        return str(error)
+    remedies = {
+        PermissionError: "choose another place, or have it made readable and writable for you",
+        FileNotFoundError: "look whether the path is spelt right and its folder can be made",
+        FileExistsError: "choose another place",
+        NotADirectoryError: "choose a path whose folders are folders",
+    }
+    remedy = remedies.get(type(error))
+    return f"{error.filename}: {error.strerror}" + (f" ({remedy})" if remedy else "")
 
 
 def require(config: Any, **fields: str) -> None:
@@ -191,10 +202,12 @@ def check_same(
     with."""
     different = [name for name in now if name not in (*HOW, *free) and before.get(name) != now[name]]
     if different:
-        told = "; ".join(f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3])
+        differences = "; ".join(
+            f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3]
+        )
         raise UserError(
-            f"{out} was made with other settings: {told}. Resume it with the same ones, or choose another "
-            "--output_dir"
+            f"{out} was made with other settings: {differences}. Resume it with the same ones, or choose "
+            "another --output_dir"
         )
 
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,30 @@ EXAMPLES = (
     "rl_dialog/data/formats/example.py",
     "envs/example.py",
 )
+
+
+def test_the_reader_of_a_table_on_the_page(tmp_path, monkeypatch):
+    """Another language, a byte order mark, quotes, a line break in a cell, an empty cell, a broken row; and
+    the same table in Latin-1, which is told how to become readable."""
+    page = (ROOT / "rl_dialog/data/README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "table_on_the_page.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = ["Ticket no.;Sent;Who?;Text", 'K-1;10:00;Customer;"Ich möchte ""sofort"" Geld;\nbitte"']
+    rows += ["K-1;10:01;Agent;Tut mir leid", "K-2;10:00;Customer;", "K-2;10:01;Agent;Hallo?", "K-3;9:00;?;Hm"]
+    for encoding in ("utf-8-sig", "latin-1"):
+        (tmp_path / f"{encoding}.csv").write_text("\n".join(rows), encoding=encoding)
+    [log], bad, _ = find_logs([str(tmp_path / "utf-8-sig.csv")], reader="table_on_the_page:read")
+    first, second, broken = read_log(log)
+    assert not bad and first.id.endswith("K-1") and second.messages[0]["content"] == ""
+    texts = [message["content"] for message in first.messages]
+    assert texts == ['Ich möchte "sofort" Geld;\nbitte', "Tut mir leid"]
+    assert isinstance(broken, Bad) and "KeyError: '?'" in broken.reason
+    [log], *_ = find_logs([str(tmp_path / "latin-1.csv")], reader="table_on_the_page:read")
+    [told] = read_log(log)
+    assert "expected UTF-8 text, got the byte 0xf6" in told.reason and "iconv" in told.reason
+    _, [unknown], _ = find_logs([str(tmp_path / "utf-8-sig.csv")])
+    assert "--reader module:function" in unknown.reason
 
 
 @pytest.mark.parametrize("path", EXAMPLES)

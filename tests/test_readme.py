@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from pipelines import compare, train, tune
+from pipelines import compare, stages, train
 from pipelines.__main__ import VERBS, overview
+from pipelines.__main__ import main as run_verb
+from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.config import load_config
 from rl_dialog.evaluation.comparison_file import read_comparison
 from rl_dialog.evaluation.sweep_space import find_points, read_sweep
@@ -75,6 +77,24 @@ def test_the_overview_lists_every_verb() -> None:
     assert all(name in overview() for name in VERBS)
 
 
+def test_a_verb_that_is_not_there_is_told_and_the_version_is(monkeypatch, capsys) -> None:
+    def typed(*words: str) -> tuple[int | None, str]:
+        monkeypatch.setattr("sys.argv", ["rl-dialog", *words])
+        status = None
+        try:
+            run_verb()
+        except SystemExit as end:
+            status = end.code
+        return status, "".join(capsys.readouterr())
+
+    assert typed("trian")[0] == typed("--verison")[0] == 2
+    assert "unknown verb 'trian'" in typed("trian")[1] and "Did you mean train?" in typed("trian")[1]
+    assert "unknown verb '--verison'" in typed("--verison")[1]
+    status, told = typed("--version")
+    assert status is None and told.startswith("rl-dialog ")
+    assert typed() == typed("--help") == typed("help") == (None, overview() + "\n")
+
+
 def test_every_file_it_names_exists() -> None:
     figure = re.search(r"```mermaid\n(.*?)```", README, re.S).group(1)
     for name in re.findall(r"[\w/]+/[\w*]+\.py", figure):
@@ -113,4 +133,5 @@ def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: 
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --output_dir runs/")
     sweep = read_sweep(str(path))
-    assert all(list(tune.plan_trials(sweep, point, tmp_path)) for point in find_points(sweep))
+    experiment = SweepExperiment(sweep, tmp_path, stages)
+    assert all(list(experiment.trials_of(point)) for point in find_points(sweep))

@@ -3,8 +3,35 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+
+import pytest
 
 from rl_dialog import run
+from rl_dialog.errors import UserError
+from rl_dialog.own import own
+
+
+def test_what_the_machine_refused_is_told_in_words(tmp_path, monkeypatch, capsys) -> None:
+    """A file where a folder is to be, and a folder that cannot be made."""
+    monkeypatch.delenv("RL_DIALOG_DEBUG", raising=False)
+    (tmp_path / "file").touch()
+    for path, reason in ((tmp_path / "file" / "out", "Not a directory"), (Path("/proc/out"), "No such file")):
+        monkeypatch.setattr("sys.argv", ["pipelines/x.py", "--output_dir", str(path)])
+        with pytest.raises(SystemExit) as end:
+            run.run(run.Output, lambda config: {"out": run.claim_output(config, "x")})
+        shown = capsys.readouterr().err
+        assert end.value.code == 2 and "Errno" not in shown and "Traceback" not in shown
+        assert f"error: {path}: {reason}" in shown and "path" in shown.split(reason)[1]
+
+
+def test_a_name_of_the_users_that_is_misspelt_gets_a_suggestion(tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_rewards_of_run.py").write_text("def politeness(dialog): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="has no attribute 'polite'. Did you mean politeness?"):
+        own("my_rewards_of_run:polite", "reward")
+    with pytest.raises(UserError, match="No module named 'my_rewards_nowhere'$"):
+        own("my_rewards_nowhere:polite", "reward")
 
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(monkeypatch, capsys) -> None:

@@ -63,7 +63,7 @@ class Turn:
     text: str | None = None  # the same with values in place of placeholders
 
     @property
-    def said(self) -> Utterance:
+    def utterance(self) -> Utterance:
         """What goes out."""
         return self.acts if self.text is None else self.text
 
@@ -275,8 +275,8 @@ class Session:
         user, system = self.user.start(seeds, goal), self.system.start(seeds)
         own_goal = copied(user.mind.goal)
         talk = Conversation(seeds, user.mind, system.mind, Record(user.mind.goal), system.rng, system.noise)
-        talk.said = self.user.respond(user, ()).acts
-        self.simulator.evaluator.user_said(talk.record, talk.said)
+        talk.user_acts = self.user.respond(user, ()).acts
+        self.simulator.evaluator.user_said(talk.record, talk.user_acts)
         return Meeting(talk, user, system, own_goal)
 
     def step(
@@ -290,19 +290,21 @@ class Session:
         `respond` is given in place of outputs."""
         user_turn = meeting.user.turns[-1]
         turn = self.system.respond(
-            meeting.system, user_turn.said, **{**self._user_acts(meeting), **(system or {})}
+            meeting.system, user_turn.utterance, **{**self._user_acts(meeting), **(system or {})}
         )
         return self.answer(meeting, turn, user=user)
 
     def listen(self, meeting: Meeting) -> Turn:
         """The first third of `step` with an end-to-end system, which then speaks (`EndToEndAgent.speak`) and
         is answered."""
-        return self.system.listen(meeting.system, meeting.user.turns[-1].said, **self._user_acts(meeting))
+        return self.system.listen(
+            meeting.system, meeting.user.turns[-1].utterance, **self._user_acts(meeting)
+        )
 
     def _user_acts(self, meeting: Meeting) -> dict[str, Any]:
         """The user's acts for a system that does not read words."""
         user_turn = meeting.user.turns[-1]
-        if self.system.nlu is not None or not isinstance(user_turn.said, str):
+        if self.system.nlu is not None or not isinstance(user_turn.utterance, str):
             return {}
         return {"understood": self.simulator.channel.passed(user_turn.acts, meeting.system.noise)}
 
@@ -312,7 +314,7 @@ class Session:
         overrides = dict(user or {})
         if turn.text is not None and self.user.nlu is None and "understood" not in overrides:
             overrides["understood"] = turn.acts
-        answer = self.user.respond(meeting.user, turn.said, **overrides)
+        answer = self.user.respond(meeting.user, turn.utterance, **overrides)
         meeting.rewards.append(self.simulator.judge(meeting.talk, answer.understood, answer.acts))
         return meeting.rewards[-1]
 

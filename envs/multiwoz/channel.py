@@ -92,9 +92,9 @@ def _values(values: Values, domain: str, slot: str) -> list[str]:
     if slot in ("people", "stay"):
         return [str(number) for number in range(1, 9)]
     like = SAME_AS.get(slot, slot).lower()
-    choices = values.known.get((domain, slot.lower())) or [
+    choices = values.by_slot.get((domain, slot.lower())) or [
         value
-        for (_, other_slot), slot_values in values.known.items()
+        for (_, other_slot), slot_values in values.by_slot.items()
         if other_slot == like
         for value in slot_values
     ]

@@ -51,7 +51,7 @@ class Conversation:
     record: Record
     rng: random.Random  # the system's chance: the rule policy's choices, the makes of taxis
     noise: random.Random | None = None  # the channel's chance; None where nothing is lost
-    said: Acts = ()  # the user's last turn as it was meant
+    user_acts: Acts = ()  # the user's last turn as it was meant
     turns: int = 0  # system turns so far
     acts: int = 0  # acts in them
     total: float = 0.0  # the return so far
@@ -103,9 +103,9 @@ class Simulator:
         talk = Conversation(
             seeds, user, self.tracker.start(), Record(user.goal), stream(seeds, "system"), self.noise(seeds)
         )
-        talk.said = self.users.respond(user, ())
-        self.evaluator.user_said(talk.record, talk.said)
-        self.tracker.user_said(talk.state, self.channel.passed(talk.said, talk.noise))
+        talk.user_acts = self.users.respond(user, ())
+        self.evaluator.user_said(talk.record, talk.user_acts)
+        self.tracker.user_said(talk.state, self.channel.passed(talk.user_acts, talk.noise))
         return talk
 
     def user(self, seeds: Seeds, goal: Mapping[str, Any] | None = None) -> UserState:
@@ -144,7 +144,7 @@ class Simulator:
         the caller."""
         self.evaluator.system_said(talk.record, system_acts, talk.state)
         self.evaluator.user_said(talk.record, user_acts)
-        talk.said = user_acts
+        talk.user_acts = user_acts
         talk.turns += 1
         talk.acts += len(system_acts)
         reward = self._reward(talk, len(system_acts))
@@ -232,7 +232,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
             (self.base, self.worker, self.env, self.episode), (options or {}).get("goal")
         )
         self.episode += 1
-        self.transcript = [("user", self.talk.said)]
+        self.transcript = [("user", self.talk.user_acts)]
         return self._observation(), {"goal": copied(self.talk.goal)}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
@@ -264,7 +264,7 @@ class MultiWOZ(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
     def _advance(self, acts: Acts) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         talk = self.talk
         reward = self.simulator.advance(talk, acts)
-        self.transcript += [("system", acts), ("user", talk.said)]
+        self.transcript += [("system", acts), ("user", talk.user_acts)]
         info = {"outcome": asdict(self.simulator.outcome(talk))} if talk.done else {}
         return self._observation(), reward, talk.done, False, info
 

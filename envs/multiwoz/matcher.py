@@ -216,7 +216,7 @@ def _values(world: World) -> dict[tuple[str, str], frozenset[str]]:
     values = {}
     for domain, slots in GOAL_SLOT.items():
         for slot, long in slots.items():
-            if slot_values := world.values.known.get((GOAL_DOMAIN[domain], long.lower())):
+            if slot_values := world.values.by_slot.get((GOAL_DOMAIN[domain], long.lower())):
                 values[domain, slot] = frozenset(
                     finished(value)[:-1].lower() for value in slot_values
                 )  # punctuated as in sentences

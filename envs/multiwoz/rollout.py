@@ -93,7 +93,7 @@ def play_together(
         for played, acts in zip(running, respond([played.talk for played in running]), strict=True):
             talk = played.talk
             played.rewards.append(simulator.advance(talk, acts))
-            played.turns += [("system", acts), ("user", talk.said)]
+            played.turns += [("system", acts), ("user", talk.user_acts)]
             if talk.done:
                 played.outcome = simulator.outcome(talk)
                 finished[played.episode] = played
@@ -160,7 +160,7 @@ def published_scores(
 
 def _begun(simulator: Simulator, seed: int, episode: int) -> Played:
     talk = simulator.start((seed, 0, 0, episode))
-    return Played(episode, copied(talk.goal), talk, [("user", talk.said)])
+    return Played(episode, copied(talk.goal), talk, [("user", talk.user_acts)])
 
 
 def transcripts_hash(played: Iterable[Played]) -> str:

@@ -147,7 +147,7 @@ class Talk:
     def hint(self) -> Turn:
         """What the system's modules would make of the user's last turn."""
         memory, user_turn = copy.deepcopy(self.now.system), self.now.user.turns[-1]
-        return self.system.respond(memory, user_turn.said)
+        return self.system.respond(memory, user_turn.utterance)
 
     def belief(self) -> DialogState:
         """The system's memory."""

@@ -19,10 +19,10 @@ MEMO = 1 << 16  # remembered spellings; the memory starts anew beyond
 
 
 class Values:
-    """The known values by (goal domain, slot)."""
+    """The values of the world by (goal domain, slot)."""
 
     def __init__(self, table: Mapping[str, Mapping[str, Iterable[Any]]]) -> None:
-        self.known = {
+        self.by_slot = {
             (domain, slot.lower()): {
                 value.strip().lower(): value.strip().lower()
                 for value in values
@@ -55,7 +55,7 @@ class Values:
         value = value.strip().lower()
         if slot in ("parking", "internet") and value == "none":
             return "yes"
-        known_values = self.known.get((domain, slot.lower()), {})
+        known_values = self.by_slot.get((domain, slot.lower()), {})
         if value in known_values or not known_values or TIME.fullmatch(value):
             return value
         for known_value in known_values:
@@ -66,7 +66,7 @@ class Values:
 
     def _place(self, domain: str, slot: str, value: str) -> str:
         value = value.strip().lower()
-        known_values = self.known.get((domain, slot.lower()), {})
+        known_values = self.by_slot.get((domain, slot.lower()), {})
         if value in known_values or value == "dontcare":
             return value
         for spelling in (value, *_spellings(value)):

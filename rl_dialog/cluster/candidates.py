@@ -193,13 +193,13 @@ class Generator:
         settings = {"count": d.count, "tries": d.tries, "seed": d.seed, "batch_size": d.batch_size}
         drawn = draw_replies(self.policy, self.tokenizer, contexts, d.decoding, **settings)
         texts = []
-        for dialog, context, found in zip(dialogs, contexts, drawn, strict=True):
-            said = [(context.human, True), *((reply.text, reply.finished) for reply in found.replies)]
+        for dialog, context, draws in zip(dialogs, contexts, drawn, strict=True):
+            replies = [(context.human, True), *((reply.text, reply.finished) for reply in draws.replies)]
             texts += [
                 {"context": dialog.id, "candidate": k, "text": text, "finished": finished}
-                for k, (text, finished) in enumerate(said)
+                for k, (text, finished) in enumerate(replies)
             ]
-        figures = {"contexts": len(contexts), "duplicates": sum(found.duplicates for found in drawn)}
+        figures = {"contexts": len(contexts), "duplicates": sum(draws.duplicates for draws in drawn)}
         write_shard(pa.Table.from_pylist(texts, TEXTS), self.folder / "texts" / file, self.key, figures)
 
     def _load(self) -> None:
@@ -247,24 +247,24 @@ class Scorer:
         rows = texts.to_pylist()
         humans = {r["context"]: r["text"] for r in rows if not r["candidate"]}
         generated = [r for r in rows if r["candidate"]]
-        found = self.similarity([r["text"] for r in generated], [humans[r["context"]] for r in generated])
+        values = self.similarity([r["text"] for r in generated], [humans[r["context"]] for r in generated])
         for r in rows:
             r["similarity"], r["learned"] = 1.0, None  # the human's own
-        for r, value in zip(generated, found, strict=True):
+        for r, value in zip(generated, values, strict=True):
             r["similarity"] = value
         if self.reward_model:
             contexts = {
                 c["id"]: Dialog.from_row(c).messages[:-1]
                 for c in pq.read_table(self.folder / "contexts" / row["file"]).to_pylist()
             }
-            said = ([*contexts[r["context"]], {"role": "assistant", "content": r["text"]}] for r in rows)
-            for r, value in zip(rows, self.reward_model.score(said), strict=True):
+            whole = ([*contexts[r["context"]], {"role": "assistant", "content": r["text"]}] for r in rows)
+            for r, value in zip(rows, self.reward_model.score(whole), strict=True):
                 r["learned"] = value
         figures |= {
             "candidates": len(generated),
             "empty": sum(not r["text"] for r in generated),
             "unfinished": sum(not r["finished"] for r in generated),
-            "similarity": sum(found),
+            "similarity": sum(values),
             "learned": sum(r["learned"] for r in generated) if self.reward_model else None,
         }
         write_shard(pa.Table.from_pylist(rows, SCORES), self.folder / row["file"], self.keys.scores, figures)

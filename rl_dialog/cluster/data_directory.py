@@ -219,7 +219,7 @@ def _reward_figures(
     """Statistics of the raw components; of their sum as it is used, normalised or not."""
     figures = scored.statistics.summary(weights)
     if normalisers:
-        totals = [Statistics.from_dict(shard.rewards) for found in shards.values() for shard in found]
+        totals = [Statistics.from_dict(shard.rewards) for written in shards.values() for shard in written]
         figures["sum"] = reduce(Statistics.merge, totals).summary({})["sum"]
         for row in figures["correlation"].values():
             row.pop(SUM)  # it was that of the raw sum
@@ -240,7 +240,7 @@ def _count_figures(scored: Scored, shards: Mapping[str, Sequence[Shard]], *, spl
         "split_why": scored.split_why,
         "no_reply": sum(count["no_reply"] for count in scored.counts.values()),
         "renamed_ids": sum(int((count > 1).sum()) for count in occurrences(scored).values()),
-        "cut_replies": sum(shard.cut_replies for found in shards.values() for shard in found),
+        "cut_replies": sum(shard.cut_replies for written in shards.values() for shard in written),
         "shared_contexts": shared,
         "largest_context": round(largest_context(scored), 4),
     }

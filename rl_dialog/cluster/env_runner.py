@@ -69,8 +69,8 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         if force_reset or self._needs_initial_reset:
             self._reset()
         rows: list[dict[str, Any]] = []
-        taken, ends = 0, 0
-        while taken < num_timesteps:
+        steps, ends = 0, 0
+        while steps < num_timesteps:
             actions, outputs = self._act(explore)
             row = {
                 Columns.OBS: self.observations,
@@ -87,16 +87,16 @@ class VectorEnvRunner(SingleAgentEnvRunner):
                     Columns.TRUNCATEDS: truncated,
                 }
             )
-            taken += self.num_envs - int(row["starting"].sum())
+            steps += self.num_envs - int(row["starting"].sum())
             self.returns += rewards
             self.lengths += ~row["starting"]
             self.ended = terminated | truncated
             if self.ended.any():
                 ends += self._log_ends(infos)
-        found = self._episodes(rows)
-        self._log_env_steps(metric=self._metrics_num_env_steps_sampled, num_steps=taken)
-        self._increase_sampled_metrics(taken, ends)
-        return found
+        episodes = self._episodes(rows)
+        self._log_env_steps(metric=self._metrics_num_env_steps_sampled, num_steps=steps)
+        self._increase_sampled_metrics(steps, ends)
+        return episodes
 
     def _reset(self) -> None:
         self.observations, _ = self.env.reset(seed=self._seed)

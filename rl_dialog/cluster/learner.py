@@ -145,8 +145,8 @@ class LearnedRewards(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any
     ) -> dict[str, Any]:
-        found = self.reward([trajectory_of(episode) for episode in episodes])
-        for episode, rewards in zip(episodes, found, strict=True) if found is not None else ():
+        all_rewards = self.reward([trajectory_of(episode) for episode in episodes])
+        for episode, rewards in zip(episodes, all_rewards, strict=True) if all_rewards is not None else ():
             if np.shape(rewards) != (len(episode),):
                 raise UserError(
                     f"expected {len(episode)} rewards for an episode of {len(episode)} steps, got the shape "

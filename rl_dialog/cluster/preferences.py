@@ -198,9 +198,9 @@ class Supervisor:
 
     def _give_asker(self, role: Role) -> None:
         clips, self.clips = self.clips, None
-        wanted = self.plan.wanted(self.steps)
+        label_goal = self.plan.wanted(self.steps)
         role.running = role.actor.call.remote(
-            "step", clips if clips is not None else [], wanted=wanted, published=self.published
+            "step", clips if clips is not None else [], wanted=label_goal, published=self.published
         )
 
     def _give_teacher(self, role: Role) -> None:
@@ -244,13 +244,13 @@ class Supervisor:
             self.roles["asker"].state,
             self.roles["teacher"].state if "teacher" in self.roles else {},
         )
-        told = {f"pref/{name}": value for name, value in (counts | taught).items()}
+        role_metrics = {f"pref/{name}": value for name, value in (counts | taught).items()}
         newer = {
             "pref/staleness": counts.get("labels", 0) - self.known,
             "pref/loads_dropped": self.dropped,
             "pref/label_rate": self._rate(counts),
         }
-        self.log(self.steps, state | told | newer)
+        self.log(self.steps, state | role_metrics | newer)
         if self.steps >= self.plan.steps:
             self.over = True
         elif due:
@@ -358,12 +358,12 @@ class Supervisor:
 
 def write_status(folder: Path, plan: Plan, steps: int, more: Mapping[str, Any], *, over: bool) -> None:
     """Replaces status.json."""
-    wanted = max(0, plan.wanted(steps) - int(more.get("labels", 0)))
-    known = {
+    labels_due = max(0, plan.wanted(steps) - int(more.get("labels", 0)))
+    status = {
         "time": time.time(),
         "steps": steps,
         "total_steps": plan.steps,
         "label_budget": plan.budget,
         "over": over,
     }
-    write_json(folder / "status.json", {**more, **known, "labels_wanted": 0 if over else wanted})
+    write_json(folder / "status.json", {**more, **status, "labels_wanted": 0 if over else labels_due})

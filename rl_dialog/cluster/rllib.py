@@ -162,7 +162,7 @@ class PolicyTrainer:
         """
         group, began = self.algorithm.env_runner_group, time.monotonic()
         most = group.num_remote_worker_restarts() + RESTARTS * group.num_remote_env_runners()
-        while not has_samples(found := round_of()):
+        while not has_samples(samples := round_of()):
             seconds, restarts = time.monotonic() - began, group.num_remote_worker_restarts()
             if restarts > most or seconds > STALLED:
                 raise UserError(
@@ -170,19 +170,19 @@ class PolicyTrainer:
                     f"failed or have no place. {cpus_of_cluster()}; RL_DIALOG_DEBUG=1 shows Ray's log"
                 )
             time.sleep(AGAIN)
-        return found
+        return samples
 
     def policy(self) -> Policy:
         """A copy of the policy as it is now."""
-        found = self.kind(self.shape)
-        found.load_state_dict(
+        policy = self.kind(self.shape)
+        policy.load_state_dict(
             self._on_learner(
                 lambda each: {
                     name: value.detach().cpu().clone() for name, value in each.network.state_dict().items()
                 }
             )
         )
-        return found.eval()
+        return policy.eval()
 
     def save(self, directory: Path) -> None:
         """Writes what a resumed run needs besides the policy: the state of its optimizers, and the number of

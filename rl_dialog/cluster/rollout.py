@@ -135,7 +135,7 @@ class Workers:
         Raises UserError where that is the how-manieth death over the same, and what it raised.
         """
         try:
-            found = _result(result)
+            outcome = _result(result)
         except LOST as error:
             ray.kill(worker)  # one that is out of reach may still run
             self.deaths[what] += 1
@@ -147,7 +147,7 @@ class Workers:
             return None
         self.free.append(worker)
         self.deaths.pop(what, None)
-        return found
+        return outcome
 
     def _stalled(self, seconds: float, done: int, chunks: int) -> str:
         counts = f"{self.num_workers} rollout workers ({len(self.starting)} of them not started)"
@@ -184,12 +184,12 @@ class Rollouts(Workers):
         """The numbered episodes in the order given. Raises TimeoutError when no worker finishes anything for
         `stalled` seconds."""
         size = min(CHUNK, batch_size, -(-len(episodes) // self.num_workers))
-        found: dict[int, Episode] = {}
+        by_index: dict[int, Episode] = {}
         for _, played in self.play_chunks(
             split(episodes, size), str(checkpoint), beta, decoding, seed, batch_size, stalled=stalled
         ):
-            found |= {episode.index: episode for episode in played}
-        return [found[index] for index in episodes]
+            by_index |= {episode.index: episode for episode in played}
+        return [by_index[index] for index in episodes]
 
 
 class _CheckpointPlayer:

@@ -99,9 +99,9 @@ def choose_split(
 
     The chunks are then written anew beside those that pass 1 wrote, which stay for a run that is killed now.
     """
-    wanted = [code for code, share in enumerate((1.0, validation, test)) if share]  # in the order of SPLITS
+    splits = [code for code, share in enumerate((1.0, validation, test)) if share]  # in the order of SPLITS
     sizes, others = (_sizes(rows, column) for column in ("split", "by_dialog"))
-    if sum(others[wanted] == 0) >= sum(sizes[wanted] == 0):
+    if sum(others[splits] == 0) >= sum(sizes[splits] == 0):
         return merge(rows, directory, ranked, split_by="first_turn")
     again = [_cut_by_dialog(row, directory) for row in rows]
     scored = merge(again, directory / BY_DIALOG, ranked, split_by="dialog")
@@ -170,8 +170,8 @@ def _add(scored: Scored, summary: dict[str, Any]) -> None:
         scored.counts.setdefault((log, source), Counter())[what] += count
     scored.files |= summary["files"]
     for name in ("statistics", "training"):
-        found, more = getattr(scored, name), Statistics.from_dict(summary[name])
-        setattr(scored, name, more if found is None else found.merge(more))
+        before, more = getattr(scored, name), Statistics.from_dict(summary[name])
+        setattr(scored, name, more if before is None else before.merge(more))
     for split, count in summary["characters"].items():
         scored.characters[split] += count
     scored.hashes = max(scored.hashes, summary["hashes"])

@@ -114,12 +114,12 @@ def score_logs(
 def _whole_groups(directory: Path) -> dict[int, list[pa.Table]]:
     """group -> the figures of all its chunks, for the groups that an earlier run has read and scored to the
     end."""
-    found: dict[int, list[pa.Table]] = {}
+    chunks: dict[int, list[pa.Table]] = {}
     for path in sorted((directory / FIGURES).glob("*.parquet")):  # by group, then position
         table = pq.read_table(path)
-        found.setdefault(table["group"][0].as_py(), []).append(table)
+        chunks.setdefault(table["group"][0].as_py(), []).append(table)
     whole = {}
-    for group, tables in found.items():
+    for group, tables in chunks.items():
         ends = itertools.accumulate((table["records"][0].as_py() for table in tables), initial=0)
         if (
             tables[-1]["last"][0].as_py()
@@ -218,11 +218,11 @@ class Scorer:
         if figures.is_file() and (done := pq.read_table(figures))["records"][0].as_py() == len(rows):
             return done  # by a run that was killed later
         chunk = _Chunk([], [], [], Counter(), {})
-        found = [(Dialog.from_json(row["json"]), row) for row in rows if row["kind"] == "dialog"]
+        dialogs = [(Dialog.from_json(row["json"]), row) for row in rows if row["kind"] == "dialog"]
         for row in rows:
             self._take(row, chunk)
-        ready = in_batches([dialog for dialog, _ in found], list(self.rewards.values()), self.models)
-        for dialog, (_, row) in zip(ready, found, strict=True):
+        ready = in_batches([dialog for dialog, _ in dialogs], list(self.rewards.values()), self.models)
+        for dialog, (_, row) in zip(ready, dialogs, strict=True):
             self._score(dialog, row, chunk)
         for split in SPLITS:
             if members := [d for d in chunk.dialogs if d.split == split]:

@@ -76,7 +76,7 @@ def write_shards(
     """
     plan = [json.dumps(entry) for entry in plan_shards(scored, shard_rows)]
     tables = [pa.table({"plan": pa.array([entry], pa.large_string())}) for entry in plan]
-    found: dict[str, list[tuple[int, Shard]]] = {split: [] for split in SPLITS}
+    written: dict[str, list[tuple[int, Shard]]] = {split: [] for split in SPLITS}
     with errors_of_workers():
         shards = dataset(tables).map_batches(
             ShardWriter,
@@ -96,11 +96,12 @@ def write_shards(
         )
         for row in rows_of(stream_tables(shards)):
             shard = Shard(**json.loads(row["summary"]))
-            found[row["split"]].append((row["number"], shard))
+            written[row["split"]].append((row["number"], shard))
             if progress:
                 progress(shard.dialogs)
     return {
-        split: [shard for _, shard in sorted(entries, key=lambda e: e[0])] for split, entries in found.items()
+        split: [shard for _, shard in sorted(entries, key=lambda e: e[0])]
+        for split, entries in written.items()
     }
 
 
@@ -230,14 +231,14 @@ class ShardWriter:
         for dialog in dialogs:
             for i in dialog.replies:
                 message = dialog.messages[i]
-                known = {
+                components = {
                     name: message["rewards"][name] for name in self.weights if name in message["rewards"]
                 }
-                message["reward"] = weighted_sum(known, self.weights, self.normalisers)
+                message["reward"] = weighted_sum(components, self.weights, self.normalisers)
                 totals.append(message["reward"])
-        found = Statistics.of(np.array(totals, dtype=float)[:, None])  # None becomes NaN
+        statistics = Statistics.of(np.array(totals, dtype=float)[:, None])  # None becomes NaN
         shard.rewards = (
-            found if shard.rewards is None else Statistics.from_dict(shard.rewards).merge(found)
+            statistics if shard.rewards is None else Statistics.from_dict(shard.rewards).merge(statistics)
         ).to_dict()
         return to_table(dialogs)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
-from rl_dialog.models.act_policy import ActPolicy
+from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.models.adversarial_reward import AdversarialReward
 from rl_dialog.training.policy_gradient import GDPL, PPO
-from rl_dialog.training.task_policy import Checkpoints, TaskTraining
+from rl_dialog.training.task_policy import Checkpoints, TaskTraining, imitated
+from rl_dialog.training.task_settings import REINFORCED_EPOCHS, TaskSettings
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,33 @@ class Reinforcement:
 
     method: PPO
     make_envs: MakeEnvs
-    epochs: int = 220
+    epochs: int = REINFORCED_EPOCHS
     num_workers: int = 0
     num_envs: int = 64
     eval_every: int = 5
     address: str | None = None
+
+
+def reinforced(
+    training: TaskTraining,
+    settings: TaskSettings,
+    shape: ActPolicyConfig,
+    make_envs: MakeEnvs,
+    start: ActPolicy | None = None,
+    *,
+    resume: bool = False,
+    address: str | None = None,
+) -> tuple[ActPolicy, dict[str, Any]]:
+    """From the latest checkpoint of the run, from `start`, or from what imitation leads to."""
+    checkpoints = Checkpoints(training.folder, training.save_total_limit, resume=resume)
+    if checkpoints.epoch:
+        start = ActPolicy.from_pretrained(checkpoints.latest, expected=shape)
+    elif start is None:
+        before = replace(training, folder=training.folder / "imitation")
+        start, _ = imitated(before, settings.mle, shape)
+    sizes = {name: getattr(settings, name) for name in ("num_workers", "num_envs", "eval_every")}
+    how = Reinforcement(settings.method, make_envs, settings.reinforced_epochs, **sizes, address=address)
+    return train_by_reinforcement(training, how, start, checkpoints)
 
 
 def train_by_reinforcement(

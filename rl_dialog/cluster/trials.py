@@ -166,8 +166,8 @@ def trial_of(point: Point, one: Run) -> Trial:
     weights = {name: row["weight"] for name, row in scored["components"].items() if row["weight"]}
     scales = {name: _scale(row, scored["components"][name]) for name, row in scored["normalisers"].items()}
     error = _error(one) if how == "failed" else ""
-    told = {"error": error, "rewards": weights, "scales": scales}
-    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports_of(one), **told)
+    about = {"error": error, "rewards": weights, "scales": scales}
+    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports_of(one), **about)
 
 
 def _error(one: Run) -> str:

@@ -87,66 +87,20 @@ def run_trials(
     once). After `seconds` the rest is left as it is. Raises UserError for a metric that is not among the
     first report.
     """
-    began, taken, limit, heard, unreported = time.monotonic(), {}, seconds or math.inf, set(), []
-
-    class UnknownMetric(tune.Stopper):
-        """A metric that no trial ever reports ends the sweep at the first report."""
-
-        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-            unreported.extend([result[UNREPORTED]] if UNREPORTED in result else [])
-            return self.stop_all()
-
-        def stop_all(self) -> bool:
-            return bool(unreported)
-
-    class Listener(tune.Callback):
-        def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-            taken.setdefault(trial.trial_id, time.monotonic())
-
-        def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-            if time.monotonic() - began < limit and not unreported:
-                self._say(trial, "ended" if trial.last_result.get(LAST) else "stopped")
-
-        def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-            self._say(trial, "failed")
-
-        def _say(self, trial: Any, how: str) -> None:
-            heard.add(trial.config["position"])
-            ended(trial.config["position"], how, time.monotonic() - taken[trial.trial_id])
-
-    def trainable(config: dict[str, Any]) -> None:
-        import torch
-
-        torch.set_num_threads(max(1, int(resources.cpus_per_worker)))
-
-        def report(metrics: dict[str, float]) -> None:
-            if metric not in metrics:
-                tune.report({metric: math.nan, STEP: metrics[STEP], UNREPORTED: ", ".join(sorted(metrics))})
-            tune.report(metrics)
-
-        if last := work(trials[config["position"]], report):
-            report({**last, LAST: True})
-
-    driver = (
-        {"CPU": resources.cpus_per_worker} if resources.in_trial else {"memory": 1}
-    )  # Tune wants something
-    scheduler = None
-    if halving:
-        scheduler = _Halving(
-            time_attr=STEP, max_t=10**12, grace_period=halving.grace, reduction_factor=halving.factor
-        )
-    os.environ |= {
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-        "RAY_AIR_NEW_OUTPUT": "0",
-    }  # we say what is worth saying
+    began, unknown = time.monotonic(), _UnknownMetric()
+    limit = seconds or math.inf
+    listener = _Listener(ended, deaf=lambda: unknown.stop_all() or time.monotonic() - began >= limit)
+    os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}  # we say what counts
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    # a trial that only starts workers takes no CPU, but Tune wants something
+    driver = {"CPU": resources.cpus_per_worker} if resources.in_trial else {"memory": 1}
     tuner = tune.Tuner(
-        tune.with_resources(trainable, driver),
+        tune.with_resources(_trainable(work, trials, metric, resources), driver),
         param_space={"position": tune.grid_search(list(range(len(trials))))},
         tune_config=tune.TuneConfig(
             metric=metric,
             mode=mode,
-            scheduler=scheduler,
+            scheduler=_scheduler(halving),
             max_concurrent_trials=resources.trials_at_once(),
             time_budget_s=seconds or None,
             # a process that starts and imports torch takes as long as a small trial
@@ -156,16 +110,83 @@ def run_trials(
             name=folder.name,
             storage_path=str(folder.parent),
             failure_config=tune.FailureConfig(max_failures=retries),
-            callbacks=[Listener()],
+            callbacks=[listener],
             verbose=0,
-            stop=UnknownMetric(),
+            stop=unknown,
         ),
     )
     tuner.fit()
-    if unreported:
-        raise UserError(f"the metric {metric!r} is never reported: expected one of {unreported[0]}")
-    if len(heard) < len(trials) and time.monotonic() - began < limit:
+    if unknown.reported:
+        raise UserError(f"the metric {metric!r} is never reported: expected one of {unknown.reported}")
+    if len(listener.heard) < len(trials) and time.monotonic() - began < limit:
         raise KeyboardInterrupt  # Tune takes Ctrl-C for "finish early"
+
+
+def _trainable(
+    work: Callable[[Any, Report], dict[str, float] | None],
+    trials: Sequence[Any],
+    metric: str,
+    resources: Resources,
+) -> Callable[[dict[str, Any]], None]:
+    """What the process of a trial does."""
+
+    def report(metrics: dict[str, float]) -> None:
+        if metric not in metrics:
+            tune.report({metric: math.nan, STEP: metrics[STEP], UNREPORTED: ", ".join(sorted(metrics))})
+        tune.report(metrics)
+
+    def trainable(config: dict[str, Any]) -> None:
+        import torch
+
+        torch.set_num_threads(max(1, int(resources.cpus_per_worker)))
+        if last := work(trials[config["position"]], report):
+            report({**last, LAST: True})
+
+    return trainable
+
+
+def _scheduler(halving: Halving | None) -> _Halving | None:
+    if not halving:
+        return None
+    steps = {"grace_period": halving.grace, "reduction_factor": halving.factor}
+    return _Halving(time_attr=STEP, max_t=10**12, **steps)
+
+
+class _UnknownMetric(tune.Stopper):
+    """A metric that no trial ever reports ends the sweep at the first report."""
+
+    def __init__(self) -> None:
+        self.reported = ""  # what is reported instead
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.reported = self.reported or result.get(UNREPORTED, "")
+        return self.stop_all()
+
+    def stop_all(self) -> bool:
+        return bool(self.reported)
+
+
+class _Listener(tune.Callback):
+    """Tells how each trial ended, until it is deaf: what Tune ends because time is over has not ended."""
+
+    def __init__(self, ended: Callable[[int, str, float], None], *, deaf: Callable[[], bool]) -> None:
+        self.ended, self.deaf = ended, deaf
+        self.started: dict[str, float] = {}  # trial -> when
+        self.heard: set[int] = set()  # positions
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.started.setdefault(trial.trial_id, time.monotonic())
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        if not self.deaf():
+            self._tell(trial, "ended" if trial.last_result.get(LAST) else "stopped")
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._tell(trial, "failed")
+
+    def _tell(self, trial: Any, how: str) -> None:
+        self.heard.add(trial.config["position"])
+        self.ended(trial.config["position"], how, time.monotonic() - self.started[trial.trial_id])
 
 
 def tune_callbacks() -> list[Any]:

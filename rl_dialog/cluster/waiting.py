@@ -33,20 +33,20 @@ def told_what_is_awaited() -> Iterator[None]:
 
 
 def _watch(ended: threading.Event) -> None:
-    waited, told, due = 0.0, False, SOON
+    waited, announced, due = 0.0, False, SOON
     while not ended.wait(LOOK):
         what = ""
         with suppress(Exception):  # a Ray that is just ending; who uses it hears of that
             what = awaited()
         if not what:
-            if told:
+            if announced:
                 print(f"goes on after {waited:.0f} s", file=sys.stderr, flush=True)
-            waited, told, due = 0.0, False, SOON
+            waited, announced, due = 0.0, False, SOON
             continue
         waited += LOOK
         if waited >= due:
             print(f"waiting for {waited:.0f} s: {what}", file=sys.stderr, flush=True)
-            told, due = True, 2 * due
+            announced, due = True, 2 * due
 
 
 def awaited() -> str:

@@ -207,8 +207,8 @@ def _create_tables(connection: Connection, metadata: MetaData) -> None:
 
 def _add_columns(connection: Connection, table: Table) -> None:
     """Columns that an earlier version did not have, where rows without them mean something."""
-    found = {column["name"] for column in inspect(connection).get_columns(table.name)}
-    missing = [column for column in table.columns if column.name not in found]
+    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    missing = [column for column in table.columns if column.name not in there]
     if any(not column.nullable and column.server_default is None for column in missing):
         return  # another program's table: `_check_tables` says so
     name = connection.dialect.identifier_preparer.format_table(table)
@@ -222,9 +222,9 @@ def _add_columns(connection: Connection, table: Table) -> None:
 
 def _check_tables(connection: Connection, metadata: MetaData, name: str, what: str) -> None:
     inspector = inspect(connection)
-    found = inspector.get_table_names()
-    if missing := [table for table in metadata.tables if table not in found]:
-        holds = f"the tables {', '.join(sorted(found)[:12])}" if found else "no table"
+    tables = inspector.get_table_names()
+    if missing := [table for table in metadata.tables if table not in tables]:
+        holds = f"the tables {', '.join(sorted(tables)[:12])}" if tables else "no table"
         raise UserError(f"expected a {what}, missing the tables {', '.join(missing)}; {name} holds {holds}")
     for table in metadata.tables.values():
         columns = {column["name"] for column in inspector.get_columns(table.name)}

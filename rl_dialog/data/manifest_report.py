@@ -115,7 +115,8 @@ def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator
     yield from _split_notes(manifest)
     for name, row in manifest["rewards"]["components"].items():
         if not row["coverage"]:
-            yield f"the reward {name} applies to no reply of these logs"
+            what = "rl_dialog/rewards/README.md says what it reads"
+            yield f"the reward {name} applies to no reply of these logs: {what}"
     yield from _unrated(manifest)
     if manifest["rewards"]["sum"]["std"] == 0:
         enough = "enough for behaviour cloning, nothing for the other methods to learn from"

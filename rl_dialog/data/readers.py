@@ -405,7 +405,8 @@ def _unrecognised(head: Head) -> str:
         holds = f"the columns {', '.join(head.columns)}"
     elif head.records:
         holds = f"the keys {', '.join(sorted(head.keys)[:12])}"
-    return f"no reader recognises this file: expected one of {', '.join(READERS)}; got {holds}"
+    own_format = "a format of your own is read by --reader module:function (rl_dialog/data/README.md)"
+    return f"no reader recognises this file: expected one of {', '.join(READERS)}; got {holds}; {own_format}"
 
 
 def _distinct(logs: list[LogFile]) -> list[LogFile]:
@@ -434,4 +435,9 @@ def _plain(error: Exception) -> str:
         return f"expected a whole gzip file, got one that is cut off: {error}"
     if isinstance(error, zipfile.BadZipFile):
         return f"expected a whole zip file, got a damaged one: {error}"
+    if isinstance(error, UnicodeDecodeError):
+        got = f"expected UTF-8 text, got the byte {error.object[error.start]:#04x} of another encoding"
+        return f"{got}: convert the file, from Latin-1 by `iconv -f latin1 -t utf-8 FILE > NEW_FILE`"
+    if isinstance(error, OSError) and error.strerror:
+        return f"the file cannot be read: {error.strerror}"
     return f"the file cannot be read: {type(error).__name__}: {error}"

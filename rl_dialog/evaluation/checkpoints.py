@@ -123,8 +123,8 @@ def _count_those_without_return(result: RunResult) -> None:
     result.measures |= {end: Measure.mean([each == end for each in ends]) for end in NO_RETURN}
     if any(each in NO_RETURN for each in ends):
         failed, unscored = (ends.count(end) for end in NO_RETURN)
-        told = f"{failed} of {len(ends)} episodes failed and {unscored} were not scored"
-        result.notes["return"] = f"{told}: they have no return and are left out"
+        counts = f"{failed} of {len(ends)} episodes failed and {unscored} were not scored"
+        result.notes["return"] = f"{counts}: they have no return and are left out"
 
 
 def _other_ways(policy: Policy, config: CheckpointConfig) -> dict[str, Decoding]:

@@ -79,16 +79,16 @@ def q_rank(
     told_apart = _told_apart(better, worse, last)
     heads = ("online", "target") if policy.method.heads.target else ("online",)
     good, bad = (_values(policy, rows, heads, last) for rows in (better, worse))  # (heads, pairs, last)
-    found: dict[str, dict[str, Any]] = {}
+    by_kind: dict[str, dict[str, Any]] = {}
     for kind in dict.fromkeys(pair.kind for pair in pairs):
         chosen = np.array([pair.kind == kind for pair in pairs])
-        found[kind] = {"pairs": int(chosen.sum())}
+        by_kind[kind] = {"pairs": int(chosen.sum())}
         counted = told_apart & chosen[:, None]
         count = counted.sum(axis=0)
         for name, higher in zip(heads, good > bad, strict=True):
             won = (higher & counted).sum(axis=0)
-            found[kind][name] = [float(a / b) if b else None for a, b in zip(won, count, strict=True)]
-    return found
+            by_kind[kind][name] = [float(a / b) if b else None for a, b in zip(won, count, strict=True)]
+    return by_kind
 
 
 def _rows(
@@ -105,23 +105,23 @@ def _rows(
 def _told_apart(first: Sequence[Row], second: Sequence[Row], last: int) -> np.ndarray:
     """(pairs, last) whether two replies, aligned at their ends, have a token there and differ by then."""
     pairs = [(a.input_ids[a.assistant], b.input_ids[b.assistant]) for a, b in zip(first, second, strict=True)]
-    found = np.zeros((len(pairs), last), bool)
-    for apart, (a, b) in zip(found, pairs, strict=True):
+    differs = np.zeros((len(pairs), last), bool)
+    for apart, (a, b) in zip(differs, pairs, strict=True):
         both = min(len(a), len(b))
         differ = np.logical_or.accumulate(a[-both:] != b[-both:]) | (len(a) != len(b))
         apart[max(0, last - both) :] = differ[-last:]
-    return found
+    return differs
 
 
 def _values(policy: Policy, rows: Sequence[Row], heads: Sequence[str], last: int) -> np.ndarray:
     """(heads, rows, last) Q of the last tokens of each row's reply; NaN before a shorter reply begins."""
-    found = np.full((len(heads), len(rows), last), np.nan)
+    all_values = np.full((len(heads), len(rows), last), np.nan)
     for start in range(0, len(rows), AT_ONCE):
         batch = collate(list(rows[start : start + AT_ONCE])).to(policy.device)
         out, reply = policy.outputs(batch), batch.reply.cpu().numpy()
-        for values, scores in zip(found, (out.q, out.q_target), strict=False):
+        for values, scores in zip(all_values, (out.q, out.q_target), strict=False):
             q = minimum(tuple(each.at(batch.actions) for each in scores)).float().cpu().numpy()
             for number in range(int(batch.turn_end.sum())):
                 own = q[reply == number][-last:]
                 values[start + number, last - len(own) :] = own
-    return found
+    return all_values

@@ -3,8 +3,9 @@ figures out.
 
     accuracy      share of preferences without ties that the judge has right; equal scores count half
     chosen_good   of the replies to one context that the judge puts first, the share that people called good;
-    equal scores share the place random_good   the same for a reply chosen by chance: the share of good ones
-    among all auc           how often a good reply of any context scores above a bad one of any
+                  equal scores share the place
+    random_good   the same for a reply chosen by chance: the share of good ones among all
+    auc           how often a good reply of any context scores above a bad one of any
 
 `log_odds_measures` and `calibration` are for models whose score differences are log-odds.
 The unit of every interval is the conversation, since pairs within one are alike.

@@ -89,32 +89,16 @@ def write_sweep_report(
     winner = ranked[0] if ranked and ranked[0].headline else None
     best_trial = _best_trial(sweep, winner) if winner else None
     measured = headline_of(sweep, ranked)
-    sections = [
-        _winner(sweep, ranked, best_trial, out, command),
-        _ranking(sweep, ranked),
-        _frontier(sweep, ranked),
-        _effects(sweep, ranked),
-    ]
-    sections += [
-        _parallel(sweep, ranked),
-        _curves(sweep, ranked),
-        _over_optimised(sweep, ranked),
-        _late(sweep, ranked),
-        _samples(sweep, ranked),
-    ]
     runs = list({trial.folder: trial for trial in trials}.values())
-    markdown, page = write_document(
-        sweep.title, [section for section in [*sections, _cost(runs, seconds)] if section], out
-    )
+    parts = (_ranking, _frontier, _effects, _parallel, _curves, _over_optimised, _late, _samples)
+    sections = [_winner(sweep, ranked, best_trial, out, command), *(part(sweep, ranked) for part in parts)]
+    sections.append(_cost(runs, seconds))
+    markdown, page = write_document(sweep.title, [section for section in sections if section], out)
     _write_tensorboard(out / TENSORBOARD, sweep, ranked)
     if best_trial:
         _copy_best(out, best_trial)
-    record = {
-        "command": command,
-        "seconds": round(seconds, 1),
-        "metric": sweep.metric,
-        "figure": sweep.figure,
-    }
+    record = {"command": command, "seconds": round(seconds, 1)}
+    record |= {"metric": sweep.metric, "figure": sweep.figure}
     write_json(out / "sweep.json", record | {"points": [_as_json(point) for point in ranked]})
     headline = (
         {"winner": winner.name, measured: winner.headline.value, BEST: str(out / BEST)}

@@ -39,13 +39,13 @@ def check_metric(sweep: Any, runs: Sequence[Any], *, held_out: bool, where: str)
             raise ConfigError(f"{where}: the metric {metric} is measured in an environment: {fix}")
         return
     for method in methods:
-        known = reported_metrics(method) if held_out else set()
-        if metric not in known:
-            told = ", ".join(sorted(known)) or "nothing, as --validation 0 leaves no dialogs"
+        reported = reported_metrics(method) if held_out else set()
+        if metric not in reported:
+            listing = ", ".join(sorted(reported)) or "nothing, as --validation 0 leaves no dialogs"
             raise ConfigError(
                 f"{where}: the metric {metric} is never measured: expected one that training "
-                f"{method_name(method)} reports of held-out dialogs, {told}, or with --env one of "
-                f"{', '.join(MEASURED)}.{nearest(metric, [*known, *MEASURED])}"
+                f"{method_name(method)} reports of held-out dialogs, {listing}, or with --env one of "
+                f"{', '.join(MEASURED)}.{nearest(metric, [*reported, *MEASURED])}"
             )
     names = dict.fromkeys(method_name(method) for method in methods)
     by_metric = sweep.halving or sweep.search == "optuna" or not sweep.evaluate
@@ -67,10 +67,10 @@ def _missing(figure: str, config: CheckpointConfig) -> str:
     """What the evaluation lacks that would measure the figure; nothing where it is measured."""
     texts = bool(config.env or config.contexts)
     if figure in RETURNS:
-        wanted = "" if config.env else "--env in evaluate, the environment that returns are earned in"
+        missing = "" if config.env else "--env in evaluate, the environment that returns are earned in"
         if figure == "return_greedy" and not (config.greedy and config.do_sample):
-            wanted = "--greedy and --do_sample in evaluate"
-        return wanted if figure != "return_best_of" or config.best_of > 1 else "--best_of in evaluate"
+            missing = "--greedy and --do_sample in evaluate"
+        return missing if figure != "return_best_of" or config.best_of > 1 else "--best_of in evaluate"
     if figure in OF_TEXTS or figure.startswith("reward/"):
         return "" if texts else "--env or --contexts in evaluate, where replies are generated"
     if figure in OF_LOGS or figure.startswith("critic/"):

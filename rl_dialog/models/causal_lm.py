@@ -53,8 +53,8 @@ def open_causal_lm(
         return _adapted(open_causal_lm(base), str(name_or_path), where)
     try:
         config = AutoConfig.from_pretrained(name_or_path)
-        known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-        lm = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=torch.float32) if known else None
+        is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        lm = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=torch.float32) if is_causal else None
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise UserError(f"{where}: expected {expected} ({error})") from error
     if lm is None:
@@ -77,21 +77,21 @@ def base_of_adapter(name_or_path: str | Path) -> str | None:
     if not (directory / ADAPTER).is_file():
         return None
     try:
-        said = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-        name = Path(said).name
+        base = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        name = Path(base).name
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{directory / ADAPTER}: expected a base_model_name_or_path ({error})") from error
     for place in (directory / name, directory.parent / name) if name in KEPT else ():
         if is_model(place):
             return str(place)
     try:
-        require_hub_name_or_directory(said)
+        require_hub_name_or_directory(base)
     except UserError as error:
         raise UserError(
-            f"{directory / ADAPTER}: expected the model that these adapters belong to at {said}, found "
+            f"{directory / ADAPTER}: expected the model that these adapters belong to at {base}, found "
             "nothing; copy it there, or let base_model_name_or_path name it"
         ) from error
-    return said
+    return base
 
 
 def _adapted(lm: PreTrainedModel, adapters: str, where: str) -> PreTrainedModel:
@@ -153,9 +153,9 @@ class OutputLayer:
 
 @torch.no_grad()
 def _output_layer(lm: PreTrainedModel) -> OutputLayer:
-    name, known = type(lm).__name__, lm.get_input_embeddings().num_embeddings
+    name, vocabulary = type(lm).__name__, lm.get_input_embeddings().num_embeddings
     # two texts that differ in their last token, and the first one again behind a token of padding
-    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5], [0, 1, 2, 3]], device=lm.device) % known
+    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5], [0, 1, 2, 3]], device=lm.device) % vocabulary
     real = torch.ones_like(ids)
     real[2, 0] = 0
     positions = (real.cumsum(1) - 1).clamp(min=0)
@@ -184,9 +184,7 @@ def _require_cache(lm: PreTrainedModel, ids: Tensor, inputs: dict[str, Any], hid
         return
     first = {name: value[:, :-1] for name, value in inputs.items() if name != "use_cache"}
     last = {"attention_mask": inputs["attention_mask"], "position_ids": inputs["position_ids"][:, -1:]}
-    _, cache = run_trunk(
-        lm.base_model, ids[:, :-1], DynamicCache(config=lm.config), use_cache=True, **first
-    )
+    _, cache = run_trunk(lm.base_model, ids[:, :-1], DynamicCache(config=lm.config), use_cache=True, **first)
     if cache is None:
         return
     got, _ = run_trunk(lm.base_model, ids[:, -1:], cache, use_cache=True, **last)

@@ -221,19 +221,19 @@ def _keep_prior(
 ) -> None:
     """Writes a prior into `directory`, unless it is there."""
     if directory.is_dir():
-        found = _difference(directory, lms, weights)
-        if not found:
+        difference = _difference(directory, lms, weights)
+        if not difference:
             return
         ours = "the model as it is before training" if not checkpoints else " and ".join(checkpoints)
         if started:
             raise UserError(
-                f"{directory}: expected the {directory.name} of this run, {ours}, found {found}, with which "
-                "the run's checkpoints were trained: resume with the same --model, --prior and "
+                f"{directory}: expected the {directory.name} of this run, {ours}, found {difference}, with "
+                "which the run's checkpoints were trained: resume with the same --model, --prior and "
                 "--prior_weights (and --seed, where the model is new), or start a run in another --output_dir"
             )
         warnings.warn(
-            f"{directory} held another {directory.name} ({found}) of a run that wrote no checkpoint: it is "
-            f"replaced by {ours}",
+            f"{directory} held another {directory.name} ({difference}) of a run that wrote no checkpoint: it "
+            f"is replaced by {ours}",
             stacklevel=4,
         )
 

@@ -221,50 +221,61 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
 
     Raises UserError for an encoder that cannot be loaded.
     """
-    from transformers import AutoModel, AutoTokenizer, ModernBertConfig, ModernBertModel
-
     if encoder:
-        require_hub_name_or_directory(encoder)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(encoder)
-            model = AutoModel.from_pretrained(encoder, dtype=torch.float32)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub "
-                f"name ({error})"
-            ) from error
-        if not tokenizer.is_fast:
-            raise UserError(
-                f"--model_name_or_path {encoder}: expected a fast tokenizer (tokenizer.json), because values "
-                "are cut out by character offsets"
-            )
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        longest = min(
-            labels.max_length, getattr(model.config, "max_position_embeddings", None) or labels.max_length
-        )
-        labels = replace(labels, max_length=longest)
+        model, tokenizer = _pretrained(encoder)
+        most = getattr(model.config, "max_position_embeddings", None) or labels.max_length
+        labels = replace(labels, max_length=min(labels.max_length, most))
     else:
         tokenizer = _tokenizer([turn.text for turn in turns], vocab_size)
-        config = (
-            ModernBertConfig(  # rotary positions: a word means the same wherever the context before it ends
-                vocab_size=len(tokenizer),
-                hidden_size=hidden_size,
-                intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
-                num_hidden_layers=num_hidden_layers,
-                num_attention_heads=hidden_size // 32,
-                max_position_embeddings=labels.max_length,
-                global_attn_every_n_layers=1,
-                pad_token_id=tokenizer.pad_token_id,
-                bos_token_id=None,
-                eos_token_id=None,
-                cls_token_id=None,
-                sep_token_id=None,
-            )
-        )
-        model = ModernBertModel(config)
+        model = _new_encoder(tokenizer, labels, hidden_size, num_hidden_layers)
     tokenizer.truncation_side = "left"  # of the context; the latest words count
     return Nlu(model, tokenizer, labels)
+
+
+def _pretrained(encoder: str) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder or hub name. Raises UserError for what cannot be loaded or used."""
+    from transformers import AutoModel, AutoTokenizer
+
+    require_hub_name_or_directory(encoder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        model = AutoModel.from_pretrained(encoder, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub "
+            f"name ({error})"
+        ) from error
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"--model_name_or_path {encoder}: expected a fast tokenizer (tokenizer.json), because values "
+            "are cut out by character offsets"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def _new_encoder(
+    tokenizer: PreTrainedTokenizerFast, labels: Labels, hidden_size: int, num_hidden_layers: int
+) -> Any:
+    """Rotary positions: a word means the same wherever the context before it ends."""
+    from transformers import ModernBertConfig, ModernBertModel
+
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=hidden_size // 32,
+        max_position_embeddings=labels.max_length,
+        global_attn_every_n_layers=1,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=None,
+        cls_token_id=None,
+        sep_token_id=None,
+    )
+    return ModernBertModel(config)
 
 
 def _pooled(states: Tensor, mask: Tensor) -> Tensor:

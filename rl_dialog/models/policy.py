@@ -226,11 +226,11 @@ class Policy(PreTrainedModel, GenerationMixin):
         super().__init__(lm.config)
         self.output_layer = OutputLayer.of(lm)
         speed_up(lm)
-        wanted = method.heads.q or method.heads.v or method.heads.utterance_q
+        has_heads = method.heads.q or method.heads.v or method.heads.utterance_q
         if (
             config.value_trunk == "auto" or method.proposals
         ):  # proposals are read by the frozen LM, and so is what is compared with them
-            shared = config.use_peft or bool(method.proposals) or not wanted
+            shared = config.use_peft or bool(method.proposals) or not has_heads
             config = replace(config, value_trunk="shared" if shared else "separate")
         self.lm, self.method, self.model_config = lm, method, config
         self.generation_config = lm.generation_config
@@ -241,7 +241,7 @@ class Policy(PreTrainedModel, GenerationMixin):
                 "separate"
             )
         self.value_trunk = (
-            copy.deepcopy(lm.base_model) if wanted and config.value_trunk == "separate" else None
+            copy.deepcopy(lm.base_model) if has_heads and config.value_trunk == "separate" else None
         )
         self.target_trunk = (
             self._new_target_trunk() if method.heads.target and config.target_trunk == "separate" else None
@@ -250,7 +250,7 @@ class Policy(PreTrainedModel, GenerationMixin):
             _add_lora(lm, config)
         self.heads = (
             ValueHeads(method.heads, hidden, vocabulary, kind=config.heads, rank=config.rank)
-            if wanted
+            if has_heads
             else None
         )
         self.lm_target: PreTrainedModel | None = None  # made by `start_training`
@@ -293,10 +293,10 @@ class Policy(PreTrainedModel, GenerationMixin):
         if wants_cache and (trunks or self._keeps_states_only):
             past_key_values = TrunkCaches.around(past_key_values, self.config, len(trunks))
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        found, cache = self._run(input_ids, past_key_values, trunks, **inputs)
+        states, cache = self._run(input_ids, past_key_values, trunks, **inputs)
         if isinstance(cache, TrunkCaches):
             cache.read += input_ids.shape[1]
-        hidden = [each[:, keep] for each in found]
+        hidden = [each[:, keep] for each in states]
         logits = self.method.decode(self._outputs(*(each.flatten(0, 1) for each in hidden), training=False))
         return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden[0].shape[:2]), past_key_values=cache)
 
@@ -338,10 +338,10 @@ class Policy(PreTrainedModel, GenerationMixin):
         wants_v: the states' values too, where the method has them but does not need them to decode.
         """
         mask = slots.aim(first, positions, real)
-        found, _ = self._run(
+        states, _ = self._run(
             tokens, slots, self._trunks(), attention_mask=mask, position_ids=positions, use_cache=True
         )
-        return self._outputs(*_at(wanted, *found), training=False, wants_v=wants_v)
+        return self._outputs(*_at(wanted, *states), training=False, wants_v=wants_v)
 
     def _trunks(self, *, value: bool = True) -> list[nn.Module]:
         """The transformers beside the LM that decoding runs."""

@@ -1,8 +1,8 @@
 """How a reward model learns from preferences over replies, and judges beside it that learn next to nothing.
 
-    pairs    two replies to one context and P(first preferred)    Bradley and Terry with noise, of the two
-    scores ratings  a reply and whether it is good                       -log sigmoid(score), of a bad one
-    -log sigmoid(-score)
+    pairs      two replies to one context, P(first preferred)    Bradley and Terry with noise, on both scores
+    ratings    a reply and whether it is good                    -log sigmoid(score), of a bad one
+                                                                 -log sigmoid(-score)
 
 Pairs fix differences between replies to one context; ratings compare replies of all contexts, and so teach
 from contexts with one reply, too."""

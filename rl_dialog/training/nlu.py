@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,12 +20,68 @@ from torch.nn import functional as F
 
 from rl_dialog.data.by_length import shuffled_batches
 from rl_dialog.data.labelled import NO_TEXT, SIDES, Act, LabelledTurn, located
+from rl_dialog.data.splits import drawn
 from rl_dialog.errors import UserError
-from rl_dialog.models.nlu import Encoded, Labels, Nlu
+from rl_dialog.models.nlu import Encoded, Labels, Nlu, new_nlu
 from rl_dialog.training.fitting import Progress, minimise
 
 POOL = 32  # batches whose turns are sorted by length together
 OUTSIDE = 0
+
+
+@dataclass(frozen=True)
+class NluSettings:
+    """The model, and how it learns."""
+
+    model_name_or_path: str = ""
+    """a pretrained encoder, a folder or a hub name; by default a small one is trained from nothing"""
+    hidden_size: int = 64
+    """width of the encoder, where no pretrained one is given"""
+    num_hidden_layers: int = 2
+    """layers of the encoder, where no pretrained one is given"""
+    vocab_size: int = 4096
+    """size of the tokenizer, where no pretrained encoder is given"""
+    context: int = 1
+    """how many turns before the text are read with it; 0 for none"""
+    max_length: int = 128
+    """the most tokens of context and text together"""
+    min_count: int = 3
+    """acts that occur less often are not learned"""
+    learning_rate: float = 1e-2
+    """the learning rate at its highest, after a tenth of the steps; 3e-5 is usual with
+    --model_name_or_path"""
+    per_device_train_batch_size: int = 32
+    """turns in a training step"""
+    num_train_epochs: float = 10.0
+    """how often every turn is seen"""
+    weight_decay: float = 0.01
+    """weight decay of all matrices"""
+    validation: float = 0.1
+    """the share of the dialogs that is held out to judge by"""
+    seed: int = 0
+    """decides on the new weights, the order of the turns and the held-out dialogs"""
+
+
+def is_held_out(turn: LabelledTurn, settings: NluSettings) -> bool:
+    """Is its dialog one of those to judge by?"""
+    return drawn(turn.dialog, seed=settings.seed) < settings.validation
+
+
+def fitted(
+    turns: Sequence[LabelledTurn],
+    labels: Labels,
+    settings: NluSettings,
+    *,
+    progress: Progress = lambda step, steps, loss: None,
+) -> Nlu:
+    """A model of these turns. Raises UserError for a pretrained encoder that cannot be loaded."""
+    torch.manual_seed(settings.seed)  # of the new weights
+    sizes = {name: getattr(settings, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    nlu = new_nlu(turns, labels, encoder=settings.model_name_or_path, **sizes)
+    how = {"learning_rate": settings.learning_rate, "batch_size": settings.per_device_train_batch_size}
+    how |= {"epochs": settings.num_train_epochs, "weight_decay": settings.weight_decay, "seed": settings.seed}
+    fit(nlu, turns, **how, progress=progress)
+    return nlu
 
 
 def labels_of(

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
 
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.errors import UserError
-from rl_dialog.models.act_policy import ActPolicy
+from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.models.adversarial_reward import AdversarialReward
 from rl_dialog.training.imitation import Imitation, imitate
 from rl_dialog.training.logger import Log, logged
@@ -101,6 +102,14 @@ def train_by_imitation(
         "demonstrations": len(experts),
         "checkpoint": str(checkpoints.best_folder),
     }
+
+
+def imitated(
+    training: TaskTraining, settings: Imitation, shape: ActPolicyConfig, start: ActPolicy | None = None
+) -> tuple[ActPolicy, dict[str, Any]]:
+    """`start`, or a new policy of this shape, after imitation."""
+    torch.manual_seed(training.seed)
+    return train_by_imitation(training, start or ActPolicy(shape), settings)
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -156,11 +156,11 @@ def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
     slower = copy.deepcopy(TINY)
     del slower["tasks"]["elsewhere"]
     slower["train"] = "--report_to none --per_device_train_batch_size 4"
-    slower["tasks"]["talk"] |= {"improve": "--max_steps 200 --save_steps 10", "figures": ["perplexity"]}
+    slower["tasks"]["talk"] |= {"improve": "--max_steps 80 --save_steps 10", "figures": ["perplexity"]}
     table.write_text(written(slower))
     killed, whole = table.parent / "killed", table.parent / "whole"
     process = start(table, killed)
-    wait_for(killed / "talk" / "tf_top-seed0" / "checkpoint-50", process)
+    wait_for(killed / "talk" / "tf_top-seed0" / "checkpoint-20", process)
     kill(process)
     assert (
         not (killed / "compare.json").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.fit_reward import FitRewardConfig, divisions, main, read_labels
+from pipelines.fit_reward import FitRewardConfig, main
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
@@ -20,6 +20,7 @@ from rl_dialog.evaluation.reply_judges import MODEL
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.replies import Preferences, Rating, ReplyPair, group_of
 from rl_dialog.preferences.reply_fitting import Fitting
+from rl_dialog.preferences.reply_reward import divisions, read_labels
 from rl_dialog.preferences.segments import Reply
 
 DATA = (

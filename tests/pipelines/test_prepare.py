@@ -13,9 +13,10 @@ import pytest
 import ray
 
 from pipelines import fit_reward
-from pipelines.prepare import PrepareConfig, _recipe, main
+from pipelines.prepare import PrepareConfig, main
 from rl_dialog.cluster import scoring, shards
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.preparation import recipe
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.data.manifest_report import notes
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
@@ -717,11 +718,10 @@ def test_what_is_half_done_by_a_reader_or_a_reward_that_changed_is_not_gone_on_w
     for name in ("our_reader", "our_reward"):
         (tmp_path / f"{name}.py").write_text("def ours(*_): ...\n")
 
-    def recipe():
-        return _recipe(PrepareConfig(reader="our_reader:ours"), [], {"our_reward:ours": 1.0, "vote": 1.0})
-
-    recipes = {recipe()}
+    config = PrepareConfig(reader="our_reader:ours")
+    weights = {"our_reward:ours": 1.0, "vote": 1.0}
+    recipes = {recipe(config, [], weights)}
     for name in ("our_reader", "our_reward"):
         (tmp_path / f"{name}.py").write_text("def ours(*_): ...  # another\n")
-        recipes.add(recipe())
+        recipes.add(recipe(config, [], weights))
     assert len(recipes) == 3

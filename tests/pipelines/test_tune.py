@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,9 +20,11 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from pipelines import stages
 from pipelines.chat import ChatConfig
-from pipelines.tune import TuneConfig, chat_flags, main, plan_trials
+from pipelines.tune import TuneConfig, main
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.cluster.tune import Resources, run_trials
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.errors import UserError
@@ -117,7 +120,8 @@ def test_what_is_never_measured_is_said_before_anything_starts(tmp_path, why) ->
 
 def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
     [point, *_] = find_points(sweep(space={"method": ["psi"], "method.c": [0.5]}))
-    first, second = plan_trials(sweep(train="--max_steps 3", seeds=(0, 1)), point, tmp_path)
+    planned = SweepExperiment(sweep(train="--max_steps 3", seeds=(0, 1)), tmp_path, stages)
+    first, second = planned.trials_of(point)
     assert (first.config.method.c, first.config.max_steps, first.config.seed, second.config.seed) == (
         0.5,
         3,
@@ -129,15 +133,21 @@ def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
 
 def test_the_chat_that_the_report_suggests_answers_as_the_evaluation_did(tmp_path) -> None:
     point = Point({"method": "mc", "evaluate.beta": 2, "evaluate.top_k": 5})
-    chat = load_config(
-        ChatConfig, chat_flags(sweep(evaluate="--env small_talk --temperature 0.5"), point, tmp_path).split()
-    )
+    experiment = SweepExperiment(sweep(evaluate="--env small_talk --temperature 0.5"), tmp_path, stages)
+    chat = load_config(ChatConfig, experiment.chat_flags(point).split())
     assert (chat.do_sample, chat.num_beams, chat.max_new_tokens) == (True, 1, 64)
     assert (chat.temperature, chat.top_k, chat.beta) == (0.5, 5, 2.0)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def running() -> Iterator[None]:
+    """One Ray for all tests that kill nothing: it takes seconds to start."""
+    with connect("local", num_cpus=2):
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(running, tmp_path_factory) -> Path:
     """A sweep that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     result = main(
@@ -213,7 +223,7 @@ def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_p
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
 
 
-def test_more_than_the_cluster_has_is_said_at_once(tmp_path: Path) -> None:
+def test_more_than_the_cluster_has_is_said_at_once(running, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a trial takes 4000 CPUs \(4000 workers\), the cluster has"):
         main(
             TuneConfig(
@@ -266,7 +276,7 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
 
 
 @pytest.mark.slow
-def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) -> None:
+def test_halving_stops_trials_that_fall_behind_and_remembers_it(running, tmp_path: Path) -> None:
     changes = {
         "halving": {"grace": 3, "factor": 2},
         "evaluate": None,
@@ -299,7 +309,7 @@ def test_halving_stops_trials_that_fall_behind_and_remembers_it(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_reward_mix_has_data_of_its_own(tmp_path: Path) -> None:
+def test_a_reward_mix_has_data_of_its_own(running, tmp_path: Path) -> None:
     space = [{"prepare.rewards.vote": [1]}, {"prepare.rewards.vote": [1], "prepare.rewards.sentiment": [0.5]}]
     changes = {
         "space": space,
@@ -354,7 +364,7 @@ def test_the_page_shows_samples_what_fell_and_what_tensorboard_compares(whole: P
 
 
 @pytest.mark.slow
-def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) -> None:
+def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(running, tmp_path: Path) -> None:
     heard = []
 
     def work(trial: int, report) -> None:
@@ -362,12 +372,8 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) 
             report({"step": step, "eval/return": 0.5})
             (tmp_path / f"{trial}-{step}").touch()
 
-    with (
-        connect("local", num_cpus=2),
-        pytest.raises(
-            UserError, match="the metric 'eval/retrun' is never reported: expected one of eval/return, step"
-        ),
-    ):
+    expected = "the metric 'eval/retrun' is never reported: expected one of eval/return, step"
+    with pytest.raises(UserError, match=expected):
         run_trials(
             work,
             range(20),
@@ -381,7 +387,7 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -> None:
+def test_ways_to_decode_and_kinds_of_start_share_what_they_can(running, tmp_path: Path) -> None:
     space = {
         "start.model.layers": [1, 2],
         "method": ["mc"],
@@ -419,12 +425,12 @@ def test_ways_to_decode_and_kinds_of_start_share_what_they_can(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> None:
+def test_optuna_chooses_again_what_it_chose_before_a_kill(running, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     space = {"method": ["psi", "mc"], "learning_rate": {"loguniform": [1.0e-5, 1.0e-1]}}
-    changes = {"search": "optuna", "space": space, "samples": 6, "batch": 2, "seeds": [0], "evaluate": None}
+    changes = {"search": "optuna", "space": space, "samples": 4, "batch": 2, "seeds": [0], "evaluate": None}
     found = {}
-    for name, stop in (("whole", 0), ("cut", 4)):
+    for name, stop in (("whole", 0), ("cut", 2)):
         config = TuneConfig(
             sweep=written(tmp_path, **changes), output_dir=str(tmp_path / name), quiet=True, trials=stop
         )
@@ -434,11 +440,11 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(tmp_path: Path) -> Non
             done = {path: path.stat().st_mtime_ns for path in (tmp_path / name).glob("trials/*/result.json")}
             result = main(TuneConfig(**{**config.__dict__, "trials": 0, "resume": True}))
             assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
-        assert result["trials"]["ended"] == 6
+        assert result["trials"]["ended"] == 4
         found[name] = [
             point["point"] for point in json.loads((tmp_path / name / "sweep.json").read_text())["points"]
         ]
-    assert found["whole"] == found["cut"] and len(set(found["whole"])) == 6
+    assert found["whole"] == found["cut"] and len(set(found["whole"])) == 4
 
 
 @pytest.mark.slow
@@ -508,7 +514,7 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
 
 
 @pytest.mark.slow
-def test_time_that_is_over_leaves_the_rest_and_says_so(tmp_path: Path) -> None:
+def test_time_that_is_over_leaves_the_rest_and_says_so(running, tmp_path: Path) -> None:
     config = TuneConfig(
         sweep=written(tmp_path, evaluate=None, seeds=[0]),
         output_dir=str(tmp_path / "out"),

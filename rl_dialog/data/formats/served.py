@@ -48,12 +48,12 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
     except ValueError as error:
         raise ConnectionError(str(error)) from None
     with closing(store):
-        found = (
+        records = (
             Record(thread, f"chat {thread[0][0].id}", thread[0][0].number)
             for thread in store.threads(first, last, last_turn=last_turn)
         )
         try:
-            yield from dialogs(log, found, lambda record: chat_dialogs(*record.value))
+            yield from dialogs(log, records, lambda record: chat_dialogs(*record.value))
         except OperationalError as error:
             raise ConnectionError(
                 f"expected the database {log.path} to answer, got: {plain_reason(error)}"

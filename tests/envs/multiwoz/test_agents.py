@@ -85,7 +85,9 @@ def test_any_subset_of_the_modules(town, kit):
                 kit.simulator.outcome(meeting.talk).success for meeting in meetings
             )
             turn = meetings[0].system.turns[0]
-            assert isinstance(turn.heard, str) is user_words and isinstance(turn.said, str) is system_words
+            assert (
+                isinstance(turn.heard, str) is user_words and isinstance(turn.utterance, str) is system_words
+            )
     assert all(abs(count - found[False, False]) <= 2 for count in found.values()), (
         found
     )  # of 40: the words lose next to nothing
@@ -108,7 +110,7 @@ def test_every_output_can_be_overwritten(kit):
     assert ("Inform", "Hotel", "Area", "east") in plain.understood and plain.state.semi == {
         "hotel": {"area": "east"}
     }
-    assert plain.acts and plain.text == plain.said
+    assert plain.acts and plain.text == plain.utterance
     memory = agent.start((0, 0, 0, 0))
     assert agent.respond(memory, heard, understood=[["Inform", "Hotel", "Area", "west"]]).state.semi == {
         "hotel": {"area": "west"}
@@ -121,14 +123,14 @@ def test_every_output_can_be_overwritten(kit):
     turn = agent.respond(agent.start((0, 0, 0, 0)), heard, acts=[["Request", "Hotel", "Stars", "?"]])
     assert turn.acts == (("Request", "Hotel", "Stars", "?"),) and "stars" in turn.text
     memory = agent.start((0, 0, 0, 0))
-    assert agent.respond(memory, heard, text="Pardon?").said == "Pardon?" and memory.words == [
+    assert agent.respond(memory, heard, text="Pardon?").utterance == "Pardon?" and memory.words == [
         heard,
         "Pardon?",
     ]
     user = kit.user()
     memory = user.start((0, 0, 0, 0), GOAL)
     turn = user.respond(memory, "", text="A room, quick!")
-    assert turn.said == "A room, quick!" and turn.acts
+    assert turn.utterance == "A room, quick!" and turn.acts
     assert user.respond(memory, "Hello.", understood=[("Request", "Hotel", "Area", "?")]).acts == (
         ("Inform", "Hotel", "Area", "east"),
     )

@@ -27,7 +27,7 @@ def folder(town, tmp_path):
     (tmp_path / "db/taxi_db.json").write_text(json.dumps({"taxi_types": town.database.taxi_types}))
     (tmp_path / "goal/new_goal_model.json").write_text(json.dumps(town.goals.model))
     values = {}
-    for (domain, slot), known in town.values.known.items():
+    for (domain, slot), known in town.values.by_slot.items():
         values.setdefault(domain, {})[slot] = list(known)
     (tmp_path / "value_dict.json").write_text(json.dumps(values))
     (tmp_path / "usr_da_voc.txt").write_text("\n".join(town.user_acts.tokens))
