@@ -150,12 +150,11 @@ class _Book:
     def enter(self, name: str, episode: Episode) -> None:
         """One more episode, which is not kept."""
         self.tallies.setdefault(name, Tally()).add(episode)
-        dialog, seed = episode.dialog, self.config.seed
-        world = dialog.source.rpartition(":")[2]
+        dialog, number = episode.dialog, f"{self.config.seed}-{episode.index:06d}"
         who = re.sub(r"[^\w.-]+", "_", name) or "player"
-        dialog.id = f"{world}-{seed}-{episode.index:06d}-{who}"
+        dialog.id = f"{dialog.source}-{number}-{who}"
         # Episodes of one number begin alike, and only they: `prepare` keeps them in one split.
-        dialog.meta |= {"player": name, "group": f"{world}-{seed}-{episode.index}"}
+        dialog.meta |= {"player": name, "group": f"{dialog.source}-{number}"}
         if self.file:
             self.file.write(dialog.to_json() + "\n")
         if self.out and episode.drawings:
