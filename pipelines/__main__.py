@@ -22,6 +22,7 @@ ARCS = {
     },
     "How good it is": {
         "evaluate": "checkpoints become a report with intervals",
+        "play": "a checkpoint, scripted players or you in any world: returns, logs, films",
         "check_env": "does a world of one's own keep the contract",
         "compare": "the table of all methods on all tasks, with a fair search for settings",
         "ab": "served models compared by what their users said of them",
@@ -37,7 +38,6 @@ ARCS = {
         "prefer": "teach a policy by comparing clips of what it does",
         "prefer_replies": "pairs of replies for people, or a reward, to compare",
         "label": "compare them, in the terminal or on a page for browsers",
-        "play": "watch what a policy learned, beside what its reward model thinks of it",
         "fit_reward": (
             "a reward model over replies, from preferences or ratings, or a quick count of good and bad words"
         ),

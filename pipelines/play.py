@@ -1,147 +1,103 @@
-"""Watch a policy that `prefer` trained: films of its episodes, and the predicted against the true reward.
+"""Play in any world: a checkpoint, scripted players, or you; and logs of what was played.
 
-    python -m pipelines.play --checkpoint runs/dot                                    the latest policy, the
-    newest reward python -m pipelines.play --checkpoint runs/dot/checkpoint-57600 --sampled         an earlier
-    one, with the reward of its time python -m pipelines.play --checkpoint runs/dot --reward_model
-    runs/other/reward/3        what another reward makes of it python -m pipelines.play --checkpoint policy
-    --env pong --format mp4              without a run around it; MP4 needs PyAV
+    python -m pipelines.play --env wordle --player optimal --episodes 1000     mean return, error and ends
+    python -m pipelines.play --env toy_maze --player random=3 half=1 --episodes 2000 --logs logs.jsonl
+        logs to train on, each player with its share of the episodes
+    python -m pipelines.play --env wordle --player person                       you, in this terminal
+    python -m pipelines.play --env toy_maze --player optimal --watch 1          an episode as it goes on
+    python -m pipelines.play --env wordle --checkpoint runs/ilql --beta 0 2 4 8 --output_dir runs/played
+    python -m pipelines.play --checkpoint runs/dot                              what `prefer` trained
 
-Into the output folder, by default `play/CHECKPOINT` in the run's, go
+In a world of words (--env, envs/README.md) episodes of a checkpoint are played in batches, and what was read
+of a conversation stays in the cache. Episode i of a seed is the same for every player, whatever the batch
+size and number of workers. Into the output folder go
 
-    episode-<i>.gif (or .mp4)   the first `films` episodes: what was seen before each action, the action, both
-        rewards and their sums
-    episode-<i>.png             both rewards of its steps, and their sums
-    returns.png                 both returns of all episodes
-    steps.csv                   every step of every episode: action and both rewards
-    play.json                   the figures, and both returns of every episode
+    dialogs.jsonl        every episode as a Dialog with its rewards, which `prepare` reads (or in --logs)
+    play.json            mean return, standard error and ends by player
+    PLAYER/episode-<i>.svg    the first `films` episodes, drawn by the world
+
+What `prefer` trained plays in its own world: films, and the predicted reward beside the true one
+(rl_dialog/preferences/README.md).
 """
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from envs import vectors_of
-from rl_dialog.config import read_yaml
-from rl_dialog.data.files import write_json
+from transformers.utils import logging as transformers_logging
+
+from envs import text_env
+from pipelines.play_control import watch_control
+from pipelines.play_text import play_text, talks
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.control_episodes import ControlEpisode, headline, play_control
-from rl_dialog.evaluation.control_report import write_episodes
-from rl_dialog.evaluation.films import MOST_GIF_FPS, mp4_library
-from rl_dialog.models.control_policy import ControlPolicy, shape_of
-from rl_dialog.models.reward_model import RewardModel
-from rl_dialog.preferences.run_files import find_checkpoint, find_reward
-from rl_dialog.run import Output, at_least, claim_output, run
+from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.run import OnCluster, OnDevice, Output, run
 
 
 @dataclass(frozen=True)
-class PlayConfig(Output):
-    """Whose episodes, and how they are shown."""
+class PlayConfig(Decoding, Output, OnCluster, OnDevice):
+    """Who plays, where, and how it is shown."""
 
     checkpoint: str = ""
-    """folder of a run, or of one of its checkpoints, or of a checkpoint without a run"""
+    """run folder (its best checkpoint) or checkpoint directory; of `prefer`, also one without a run"""
+    player: tuple[str, ...] = ()
+    """instead of a checkpoint: scripted players of the world by name, with shares (random=3 half=1) or
+    alike, module:Class for your own, or person"""
     env: str = ""
-    """moving_dot, pong, enduro or atari; by default the run's"""
-    env_options: str = ""
-    """arguments of the environment, `observations=position,continuous=true`; by default the run's"""
-    reward_model: str = ""
-    """folder of a reward model; by default the run's: the newest, of a checkpoint the one that it was trained
-    on last"""
+    """small_talk, wordle, toy_maze, ... (envs/README.md), or module:Class for your own; of `prefer` by
+    default the run's"""
     episodes: int = 20
-    """episodes that are played, all at once"""
-    films: int = 3
-    """episodes that are drawn and plotted"""
-    film_steps: int = 3000
-    """most steps of a film; episodes are played to their ends"""
-    sampled: bool = False
-    """draw actions as in training; otherwise the most probable ones are taken"""
+    """episodes of each checkpoint and beta, or of all players together"""
     seed: int = 0
-    """seed of the episodes and of sampled actions"""
-    format: Literal["gif", "mp4"] = "gif"
-    """format of the films"""
+    """seed of the episodes, of players and of what is sampled"""
+    beta: tuple[float, ...] = ()
+    """play once with each of these, for a checkpoint whose method has a beta; by default with its own"""
+    batch_size: int = 128
+    """conversations of a checkpoint in step"""
+    num_workers: int = 0
+    """Ray actors that play; 0 plays in this process. The result is the same"""
+    logs: str = ""
+    """file for the Dialogs; by default dialogs.jsonl in the output folder"""
+    watch: int = 0
+    """show the first so many episodes in the terminal as they go on"""
+    films: int = 3
+    """episodes that are drawn, into the output folder"""
+    format: Literal["", "svg", "gif", "mp4"] = ""
+    """format of the films: svg of worlds in words, gif (the default) or mp4 of the others"""
+    env_options: str = ""
+    """of `prefer`: arguments of the environment, `observations=position,continuous=true`; by default the
+    run's"""
+    reward_model: str = ""
+    """of `prefer`: folder of a reward model; by default the run's: the newest, of a checkpoint the one that
+    it was trained on last"""
+    film_steps: int = 3000
+    """of `prefer`: most steps of a film; episodes are played to their ends"""
+    sampled: bool = False
+    """of `prefer`: draw actions as in training; otherwise the most probable ones are taken"""
     fps: int = 0
-    """frames per second of films; 0: the environment's own speed"""
+    """of `prefer`: frames per second of films; 0: the environment's own speed"""
+
+
+# Settings that only one of the two kinds of worlds has.
+IN_WORDS = ("player", "beta", "logs", "watch", "num_workers", "address", "batch_size", "device")
+OF_PREFER = ("env_options", "reward_model", "film_steps", "sampled", "fps")
 
 
 def main(config: PlayConfig) -> dict[str, Any]:
-    """Plays, writes, and returns headline figures. Raises UserError for what does not fit, ImportError
-    without a library."""
-    _check(config)
-    checkpoint, folder = find_checkpoint(config.checkpoint)
-    envs = _make_envs(config, folder)(config.episodes, worker=0)
-    try:
-        shape = shape_of(envs)
-        policy = ControlPolicy.from_pretrained(checkpoint, expected=shape)
-        reward_folder = _reward_folder(config, checkpoint, folder)
-        reward = RewardModel.from_pretrained(reward_folder, expected=shape) if reward_folder else None
-        shown = f"reward     {reward_folder or 'none there: only the true one is shown'}"
-        _say(config, f"checkpoint {checkpoint}\n{shown}")
-        out = folder / "play" / checkpoint.name if folder else checkpoint / "play"
-        out = claim_output(replace(config, output_dir=config.output_dir or str(out)), "play")
-        more = {
-            "draw": envs.draw,
-            "drawn": config.films,
-            "most_frames": config.film_steps,
-            "quiet": config.quiet,
-        }
-        episodes = play_control(
-            policy, envs, seed=config.seed, greedy=not config.sampled, reward=reward, **more
-        )
-        films = {"films": config.films, "format": config.format, "fps": config.fps or envs.frames_per_second}
-        names = getattr(envs, "action_names", ())
-        write_episodes(out, episodes, **films, names=names, say=lambda text: _say(config, text))
-    finally:
-        envs.close()
-    figures = {
-        "checkpoint": str(checkpoint),
-        "reward": str(reward_folder) if reward else None,
-        **headline(episodes),
-    }
-    settings = {"greedy": not config.sampled, "seed": config.seed}
-    write_json(out / "play.json", {**figures, **settings, "each": [_returns(one) for one in episodes]})
-    return {**figures, "output_dir": str(out)}
-
-
-def _returns(episode: ControlEpisode) -> dict[str, Any]:
-    both = {"return": episode.true_return, "predicted_return": episode.predicted_return}
-    return {"steps": len(episode.rewards), **both}
-
-
-def _check(config: PlayConfig) -> None:
-    at_least(config, episodes=1, films=0, film_steps=1, fps=0, seed=0)
-    if config.format == "gif" and config.fps > MOST_GIF_FPS:
-        most = f"a GIF has at most {MOST_GIF_FPS} frames per second, got {config.fps}"
-        raise UserError(f"--fps: {most}: expected fewer, or --format mp4")
-    if config.format == "mp4" and config.films:
-        mp4_library()
-
-
-def _make_envs(config: PlayConfig, folder: Path | None) -> Any:
-    """The environment that the flags say, else the run's."""
-    settings = read_yaml(str(folder / "prefer.yaml")) if folder else {}
-    if not config.env and "env" not in settings:
-        where = f"{config.checkpoint} has no run's prefer.yaml around it that says where its policy plays"
-        raise UserError(f"expected --env: {where}")
-    own = settings.get("env_options", "") if config.env in ("", settings.get("env")) else ""
-    return vectors_of(config.env or settings["env"], config.env_options or own)
-
-
-def _reward_folder(config: PlayConfig, checkpoint: Path, folder: Path | None) -> Path | None:
-    """The folder of the reward model that is meant; None: the run has none."""
-    if config.reward_model or folder is None:
-        return Path(config.reward_model) if config.reward_model else None
-    path, deleted = find_reward(folder, checkpoint if checkpoint.samefile(config.checkpoint) else None)
-    if deleted:
-        was = f"the reward of version {deleted}, which this checkpoint was trained on, was deleted"
-        _say(config, f"{was}: the newest is shown")
-    return path
-
-
-def _say(config: PlayConfig, text: str) -> None:
-    if not config.quiet:
-        print(text, file=sys.stderr, flush=True)
+    """Plays, writes what is asked for, and returns headline figures. Raises UserError for what does not
+    fit."""
+    in_words = talks(config)
+    default, decoding = PlayConfig(), tuple(Decoding.__dataclass_fields__)
+    for name in OF_PREFER if in_words else (*IN_WORDS, *decoding):
+        if getattr(config, name) != getattr(default, name):
+            kind = "a world in words" if in_words else "a policy of `prefer`"
+            raise UserError(f"--{name} does not apply to {kind}: leave it out")
+    if not in_words:
+        return watch_control(config)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    return play_text(config, text_env(config.env))
 
 
 if __name__ == "__main__":

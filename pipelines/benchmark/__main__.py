@@ -11,6 +11,7 @@
     tune        trials/s of a sweep, over those of a plain loop; and what Ray Tune adds to a trial
     prefer      steps/s of learning from preferences, over those of plain RLlib
     simulate    system steps/s with simulated users, over those of one conversation after the other; memory
+    play        episodes/s of a language model in a text world, over those of one at a time; scripted players
     serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; the cost of HTTP
     cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
 
@@ -34,6 +35,7 @@ from pipelines.benchmark import (
     cartpole,
     generation,
     memory,
+    playing,
     preferences,
     preparation,
     scorers,
@@ -63,6 +65,7 @@ MEASURES = {
     "tune": sweeps.measure,
     "serve": serving.measure,
     "simulate": simulation.measure,
+    "play": playing.measure,
     "prefer": preferences.measure,
     "cartpole": cartpole.measure,
 }

@@ -39,6 +39,7 @@ UNITS = {  # and digits
     "tune": ("trials/s", 3),
     "serve": ("tokens/s", 0),
     "simulate": ("steps/s", 0),
+    "play": ("episodes/s", 1),
     "prefer": ("steps/s", 0),
 }
 

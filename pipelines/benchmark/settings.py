@@ -27,13 +27,15 @@ class BenchmarkConfig(Output):
             "tune",
             "serve",
             "simulate",
+            "play",
             "prefer",
             "cartpole",
         ]
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
     candidates: contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to
-    several clients; simulate: system steps/s; prefer: environment steps/s; cartpole: mean returns"""
+    several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; cartpole: mean
+    returns"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -101,7 +103,7 @@ class BenchmarkConfig(Output):
     """simulate, prefer: system steps, or steps of the environments, of a round; cartpole: updates of each
     network of values"""
     num_envs: int = 64
-    """simulate: conversations stepped together"""
+    """simulate: conversations stepped together; play: episodes of a round, and of a batch"""
     num_workers: int = 0
     """simulate: measure so many rollout workers too, against one; 0: none"""
     seeds: int = 10

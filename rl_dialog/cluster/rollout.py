@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,10 +20,11 @@ import ray
 import torch
 
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.cluster.waiting import cpus_of_cluster
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.episodes import Episode, play_episodes
+from rl_dialog.evaluation.episodes import Episode, Watch, play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
@@ -168,7 +170,7 @@ class Rollouts(Workers):
     ) -> None:
         device = "auto" if use_gpu else "cpu"  # auto: the GPU that Ray gave the worker
         what = {"cpus_per_worker": cpus_per_worker, "gpus_per_worker": float(use_gpu), "address": address}
-        super().__init__(lambda: _CheckpointPlayer(make_env, device), num_workers, **what)
+        super().__init__(lambda: CheckpointPlayer(make_env, device), num_workers, **what)
 
     def play(
         self,
@@ -192,11 +194,12 @@ class Rollouts(Workers):
         return [by_index[index] for index in episodes]
 
 
-class _CheckpointPlayer:
-    """Holds one policy at a time."""
+class CheckpointPlayer:
+    """A language model's checkpoint in a text world; holds one policy at a time."""
 
-    def __init__(self, make_env: Callable[[], Any], device: str) -> None:
-        self.make_env, self.device = make_env, named_device(device)
+    def __init__(self, make_env: Callable[[], Any], device: str, *, keep_caches: bool = False) -> None:
+        """keep_caches: as `play_episodes` has it."""
+        self.make_env, self.device, self.keep_caches = make_env, named_device(device), keep_caches
         self.loaded, self.policy, self.tokenizer = None, None, None
 
     def __call__(
@@ -207,6 +210,8 @@ class _CheckpointPlayer:
         decoding: Decoding,
         seed: int,
         batch_size: int,
+        drawn: Container[int] = (),
+        watch: Watch | None = None,
     ) -> list[Episode]:
         if self.loaded != (checkpoint, beta):
             self.policy, self.tokenizer = (
@@ -214,9 +219,9 @@ class _CheckpointPlayer:
                 load_tokenizer(resolve(checkpoint)),
             )
             self.loaded = checkpoint, beta
-        return play_episodes(
-            self.policy, self.tokenizer, self.make_env, episodes, decoding, seed=seed, batch_size=batch_size
-        )
+        how = {"seed": seed, "batch_size": batch_size, "keep_caches": self.keep_caches}
+        shown = {"drawn": drawn, "watch": watch}
+        return play_episodes(self.policy, self.tokenizer, self.make_env, episodes, decoding, **how, **shown)
 
 
 def split(episodes: Sequence[int], size: int = CHUNK) -> list[list[int]]:
@@ -235,23 +240,42 @@ def play_in_order(
 ) -> Iterator[Any]:
     """What becomes of each episode, in their order, each as soon as those before it are done too; without
     workers this process plays."""
-    chunks = split(episodes, size)
-    with (
-        Workers(make_player, num_workers, address=address) if num_workers else nullcontext(make_player())
-    ) as players:
-        done = (
-            players.play_chunks(chunks, *arguments)
-            if num_workers
-            else ((chunk, players(chunk, *arguments)) for chunk in chunks)
+    with players(make_player, num_workers, address=address) as play:
+        yield from play(episodes, *arguments, size=size)
+
+
+@contextmanager
+def players(
+    make_player: Callable[[], Player],
+    num_workers: int,
+    *,
+    device: str = "cpu",
+    address: str | None = None,
+) -> Iterator[Callable[..., Iterator[Any]]]:
+    """`play(episodes, *arguments, size=CHUNK)`, as often as one likes with the same players: what becomes of
+    each episode, in their order. With workers these are Ray actors, with a GPU each where `device` says so
+    and the cluster has them; without this process plays."""
+    if not num_workers:
+        alone = make_player()
+        yield lambda episodes, *arguments, size=CHUNK: (
+            outcome for chunk in split(episodes, size) for outcome in alone(chunk, *arguments)
         )
-        finished: dict[int, Sequence[Any]] = {}
-        following = iter(chunks)
-        chunk = next(following, None)
-        for played, result in done:
-            finished[played[0]] = result
-            while chunk is not None and chunk[0] in finished:
-                yield from finished.pop(chunk[0])
-                chunk = next(following, None)
+        return
+    with connect(address, num_cpus=max(num_workers, os.cpu_count() or 1)):
+        gpus = float(device != "cpu" and wants_gpus(device, num_workers))
+        with Workers(make_player, num_workers, gpus_per_worker=gpus, address=address) as workers:
+            yield partial(_in_order, workers)
+
+
+def _in_order(workers: Workers, episodes: Sequence[int], *arguments: Any, size: int = CHUNK) -> Iterator[Any]:
+    chunks, finished = split(episodes, size), {}
+    following = iter(chunks)
+    chunk = next(following, None)
+    for played, result in workers.play_chunks(chunks, *arguments):
+        finished[played[0]] = result
+        while chunk is not None and chunk[0] in finished:
+            yield from finished.pop(chunk[0])
+            chunk = next(following, None)
 
 
 def _result(reference: Any) -> Sequence[Any]:

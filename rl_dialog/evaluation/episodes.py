@@ -6,14 +6,16 @@ apart. The whole contract is in envs/text_world.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl_dialog.data.schema import ENDS, Dialog, end_of
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.conversations import Conversations, can_keep
 from rl_dialog.evaluation.generation import Decoding, Reply, generate_replies, stream
 from rl_dialog.models.policy import Policy
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 NO_RETURN = ENDS[2:]  # failed, unscored
+Watch = Callable[["Table"], None]
 MAX_TURNS = 64  # replies after which a conversation is cut off whose environment does not say
 
 
@@ -33,6 +36,7 @@ class Episode:
     dialog: Dialog
     replies: list[Reply]
     end: str  # one of rl_dialog.data.schema.ENDS
+    drawings: list[str] = field(default_factory=list)  # in the beginning and after each reply, if asked for
 
     @property
     def total(self) -> float | None:
@@ -52,32 +56,67 @@ def play_episodes(
     seed: int = 0,
     batch_size: int = 128,
     max_turns: int | None = None,
+    keep_caches: bool = False,
+    drawn: Container[int] = (),
+    watch: Watch | None = None,
+) -> list[Episode]:
+    """A policy plays the numbered episodes, as `play_with` says.
+
+    keep_caches: what was read of a conversation stays from turn to turn, where the policy allows it
+    (`conversations.can_keep`). What is said is the same, but for ties of probabilities that are equal in all
+    digits of their type.
+    """
+    kept = keep_caches and can_keep(policy, decoding)
+    running = Conversations(policy, tokenizer, decoding, rows=batch_size) if kept else None
+
+    def answer(tables: Sequence[Table]) -> list[Reply]:
+        seeds = [stream(seed, table.index, 1 + len(table.replies)) for table in tables]
+        if running:
+            return running.answer({table.index: table.messages for table in tables}, seeds)
+        views = [table.messages for table in tables]
+        return generate_replies(policy, tokenizer, views, decoding, seeds=seeds, batch_size=batch_size)
+
+    how = {"seed": seed, "batch_size": batch_size, "max_turns": max_turns, "drawn": drawn, "watch": watch}
+    return play_with(answer, make_env, episodes, **how)
+
+
+def play_with(
+    answer: Callable[[Sequence[Table]], Sequence[Reply]],
+    make_env: Callable[[], Any],
+    episodes: Sequence[int],
+    *,
+    seed: int = 0,
+    batch_size: int = 128,
+    max_turns: int | None = None,
+    drawn: Container[int] = (),
+    watch: Watch | None = None,
 ) -> list[Episode]:
     """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order
-    given. They are cut off after `max_turns` replies, by default the world's own `max_turns`, or 64.
+    given. Where one is over the next begins. They are cut off after `max_turns` replies, by default the
+    world's own `max_turns`, or 64.
 
-    Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays
-    it and whatever else is played.
+    answer: what is said next at each of several tables; drawn: the episodes whose drawings are kept; watch:
+    is shown each table when it begins and after each reply.
+
+    Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whoever plays it and
+    whatever else is played.
     """
-    played: list[Episode] = []
-    for start in range(0, len(episodes), batch_size):
-        tables = [_Table(make_env, seed, index) for index in episodes[start : start + batch_size]]
-        turn = 0
-        while running := [table for table in tables if not table.finished]:
-            seeds = [stream(seed, table.index, 1 + turn) for table in running]
-            replies = generate_replies(
-                policy,
-                tokenizer,
-                [table.messages for table in running],
-                decoding,
-                seeds=seeds,
-                batch_size=batch_size,
-            )
-            turn += 1
-            for table, reply in zip(running, replies, strict=True):
-                table.step(reply, last=turn == (max_turns or table.max_turns))
-        played += [table.episode() for table in tables]
-    return played
+    played: dict[int, Episode] = {}
+    waiting, running = deque(dict.fromkeys(episodes)), []
+    while waiting or running:
+        while waiting and len(running) < batch_size:
+            index = waiting.popleft()
+            running.append(Table(make_env, seed, index, draws=index in drawn, max_turns=max_turns))
+            if watch:
+                watch(running[-1])
+        speaking = [table for table in running if not table.finished]  # some fail when they begin
+        for table, reply in zip(speaking, answer(speaking) if speaking else (), strict=True):
+            table.step(reply)
+            if watch:
+                watch(table)
+        played |= {table.index: table.episode() for table in running if table.finished}
+        running = [table for table in speaking if not table.finished]
+    return [played[index] for index in episodes]
 
 
 MEASURED = (  # what `env_return` says
@@ -117,12 +156,21 @@ def env_return(
     return figures
 
 
-class _Table:
+class Table:
     """One running conversation."""
 
-    def __init__(self, make_env: Callable[[], Any], seed: int, index: int) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[], Any],
+        seed: int,
+        index: int,
+        *,
+        draws: bool = False,
+        max_turns: int | None = None,
+    ) -> None:
         self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
-        self.seed, self.max_turns = stream(seed, index), getattr(self.env, "max_turns", MAX_TURNS)
+        self.seed = stream(seed, index)
+        self.max_turns = max_turns or getattr(self.env, "max_turns", MAX_TURNS)
         begun = self.env.reset(seed=self.seed)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):
             got = str(begun)[:200]
@@ -132,8 +180,14 @@ class _Table:
         self.replies: list[Reply] = []
         self.terminated, self.failed = False, info.get("failed")
         self.finished, self.role = self.failed is not None, info.get("role")
+        self.draws, self.drawings = draws, [self.drawing()] if draws else []
 
-    def step(self, reply: Reply, *, last: bool) -> None:
+    def drawing(self) -> str:
+        """The present state as the world draws it; empty for one that does not."""
+        return str(self.env.draw()) if hasattr(self.env, "draw") else ""
+
+    def step(self, reply: Reply) -> None:
+        """Says the reply."""
         before = self.messages
         self.messages, reward, self.terminated, truncated, info = self.env.step(reply.text)
         grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
@@ -148,7 +202,9 @@ class _Table:
         scored = reward is not None and self.failed is None
         self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
         self.replies.append(reply)
+        last = len(self.replies) >= self.max_turns
         self.finished = self.terminated or truncated or last or self.failed is not None
+        self.drawings += [self.drawing()] if self.draws else []
 
     def _expect_one_role(self, info: dict[str, Any]) -> None:
         if info.get("role", self.role) != self.role:
@@ -158,6 +214,7 @@ class _Table:
             )
 
     def episode(self) -> Episode:
+        """What became of it."""
         messages = [dict(message) for message in self.messages]
         for i, message in enumerate(messages):
             if i in self.rewards:
@@ -175,4 +232,4 @@ class _Table:
             truncated=not self.terminated,
             meta=meta | ({} if self.failed is None else {"failed": self.failed}),
         )
-        return Episode(self.index, dialog, self.replies, end)
+        return Episode(self.index, dialog, self.replies, end, self.drawings)

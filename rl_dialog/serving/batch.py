@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_dialog.errors import UserError
+from rl_dialog.evaluation.conversations import common_beginning, require_plain_attention
 from rl_dialog.evaluation.generation import Decoding, stop_ids, warpers
 from rl_dialog.evaluation.scoring import in_states, values_of
 from rl_dialog.methods.method import Outputs
@@ -128,7 +128,7 @@ class RunningBatch:
         self.owners = [("", "")] * (slots + kept)  # whose they are
         self.prompted = [0] * (slots + kept)  # how many of them were the prompt, the reply behind them
         self.used = [0] * (slots + kept)  # the step in which each was last used
-        _require_plain_attention(policy)
+        require_plain_attention(policy)
 
     def __len__(self) -> int:
         return len(self.replies) + len(self.prompts)
@@ -189,7 +189,7 @@ class RunningBatch:
         """The slot of this owner that shares the longest beginning with the prompt, and its length; the
         prompt's last token is always read anew."""
         shared = [
-            _common(held, prompt) if whose == owner else 0
+            common_beginning(held, prompt) if whose == owner else 0
             for held, whose in zip(self.held, self.owners, strict=True)
         ]
         best = int(np.argmax(shared))
@@ -387,56 +387,5 @@ def _by_kind(
     return torch.cat(parts)[order.argsort()]
 
 
-def _common(held: list[int], prompt: list[int]) -> int:
-    """Tokens that both begin with."""
-    for n, (one, other) in enumerate(zip(held, prompt, strict=False)):
-        if one != other:
-            return n
-    return min(len(held), len(prompt))
-
-
 def _finite(value: float, otherwise: float | None = None) -> float | None:
     return value if math.isfinite(value) else otherwise
-
-
-def _require_plain_attention(policy: Policy) -> None:
-    """Raises UserError for a model that the slots cannot carry: it needs more than positions and a mask."""
-    tokens = torch.randint(
-        0, policy.get_input_embeddings().num_embeddings, (2, 9), generator=torch.Generator().manual_seed(0)
-    ).to(policy.device)
-    try:
-        got, expected = _said_from_slots(policy, tokens), _said_at_once(policy, tokens)
-    except Exception as error:  # whatever it is, it is this architecture that does not fit
-        raise UserError(
-            f"{policy.config.model_type}: cannot be served, its attention needs more than positions and a "
-            f"mask ({type(error).__name__}: {error})"
-        ) from error
-    if not torch.allclose(
-        got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2
-    ):
-        raise UserError(
-            f"{policy.config.model_type}: cannot be served, its logits with keys and values kept in slots "
-            "are not those it has without"
-        )
-
-
-def _said_from_slots(policy: Policy, tokens: Tensor) -> Tensor:
-    """(B, V) behind tokens (B, 9), read in two pieces into the slots from 1 on."""
-    slots, positions, real = (
-        policy.new_slots(3, 16),
-        torch.arange(9, device=tokens.device).expand(2, 9),
-        torch.ones_like(tokens, dtype=torch.bool),
-    )
-    for part in (slice(0, 4), slice(4, 9)):
-        wanted = torch.arange(2, device=tokens.device), torch.full((2,), -1, device=tokens.device)
-        out = policy.read(
-            tokens[:, part], slots, first=1, positions=positions[:, part], real=real[:, part], wanted=wanted
-        )
-    with torch.inference_mode():
-        return policy.method.decode(out)
-
-
-@torch.inference_mode()
-def _said_at_once(policy: Policy, tokens: Tensor) -> Tensor:
-    """The same without slots."""
-    return policy(tokens, use_cache=False, logits_to_keep=1).logits[:, 0]

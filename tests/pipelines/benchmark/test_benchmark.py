@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.benchmark import playing
 from pipelines.benchmark.__main__ import main
 from pipelines.benchmark.contenders import CONTENDERS
 from pipelines.benchmark.measuring import summarise
@@ -91,6 +92,20 @@ def test_memory_is_measured_in_fresh_processes(tmp_path):
     assert (
         figures["ilql mlp"]["peak_kib"] > figures["plain"]["peak_kib"] > 0
     )  # four heads of 32 x 4096 numbers, with their moments
+
+
+def test_games_are_measured_against_one_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(playing, "GAMES", 20)
+    size = {"layers": 1, "width": 16, "attention_heads": 2, "num_envs": 3, "rounds": 1, "warmup": 0}
+    size |= {"threads": 1}
+    out = tmp_path / "play"
+    found = main(BenchmarkConfig(what="play", **size, quiet=True, output_dir=str(out)))
+    (ratios,) = found["ratios"].values()
+    assert set(ratios) == {"one at a time, caches kept", "3 at a time", "3 at a time, caches kept"}
+    assert set(found["games_per_second"]) == set(playing.PLAYERS)
+    assert min(found["games_per_second"].values()) > 0 and found["microseconds_per_step"] > 0
+    told = figures_in(out)
+    assert told["games_per_second"] == found["games_per_second"]
 
 
 def test_simulated_users_are_measured_with_their_memory(tmp_path):

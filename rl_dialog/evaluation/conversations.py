@@ -1,0 +1,200 @@
+"""Replies in conversations that go on: what a policy has read of one stays in its cache from turn to turn.
+
+`generation.py` reads a whole prompt for every reply. Here every conversation has a row of models/slots.py,
+and only what is new in its prompt is read: the end of the last reply, and what was said to it. Each reply
+draws from its own stream as there, so that both say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rl_dialog.data.tokenize import encode_prompt
+from rl_dialog.errors import UserError
+from rl_dialog.evaluation.generation import (
+    Decoding,
+    Message,
+    Reply,
+    evaluating,
+    generations,
+    prompt_room,
+    read_reply,
+    sampler,
+    stop_ids,
+)
+from rl_dialog.models.policy import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# What a model's generation config may say without another reply: lengths and ends are given with every call,
+# and how to draw from the logits too.
+KNOWN = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
+    *("max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams"),
+    *("use_cache", "_from_model_config", "transformers_version"),
+}
+
+
+def can_keep(policy: Policy, decoding: Decoding) -> bool:
+    """Whether `Conversations` says what generation.py says: one reply is drawn, nothing but the method's
+    logits decides on it, and the model's attention needs no more than positions and a mask."""
+    if decoding.num_beams > 1 or generations(policy, decoding) > 1:
+        return False
+    if set(policy.generation_config.to_diff_dict()) - KNOWN:
+        return False
+    try:
+        with evaluating(policy):
+            require_plain_attention(policy)
+    except UserError:
+        return False
+    return True
+
+
+class Conversations:
+    """The running conversations of a policy, each known by a key."""
+
+    def __init__(
+        self, policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding, *, rows: int
+    ) -> None:
+        """rows: conversations at a time, at most. Raises UserError for settings that contradict each
+        other."""
+        decoding.check()
+        self.policy, self.tokenizer, self.decoding = policy, tokenizer, decoding
+        self.room = prompt_room(policy, decoding)
+        self.slots = policy.new_slots(rows, self.room + decoding.max_new_tokens)
+        self.stops = stop_ids(policy, tokenizer)
+        self.keys: list[Any] = []  # of the rows in use
+        self.held: list[list[int]] = [[] for _ in range(rows)]  # the tokens that each row has read
+
+    @torch.inference_mode()
+    def answer(self, conversations: Mapping[Any, list[Message]], seeds: Sequence[int]) -> list[Reply]:
+        """A reply in each conversation, in the order given; number i draws from the stream seeds[i]. Those
+        that are not named any more are over, and their rows go to new ones."""
+        self._seat(conversations)
+        order = {key: i for i, key in enumerate(conversations)}
+        prompts = [
+            encode_prompt(conversations[key], self.tokenizer, max_length=self.room) for key in self.keys
+        ]
+        with evaluating(self.policy):
+            said = self._say(prompts, [seeds[order[key]] for key in self.keys])
+        by_key = dict(zip(self.keys, said, strict=True))
+        return [read_reply(by_key[key], self.policy, self.tokenizer) for key in conversations]
+
+    def _seat(self, keys: Mapping[Any, Any]) -> None:
+        """Gives every key a row; the rows in use are the first ones."""
+        seated = set(self.keys)
+        new = [key for key in keys if key not in seated]
+        for row in reversed(range(len(self.keys))):
+            if self.keys[row] in keys:
+                continue
+            if new:
+                self.keys[row] = new.pop()
+                continue
+            last = len(self.keys) - 1
+            if row != last:
+                self.slots.swap(row, last)
+                self.held[row], self.held[last] = self.held[last], self.held[row]
+                self.keys[row] = self.keys[last]
+            self.keys.pop()
+        self.keys += new
+
+    def _say(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        """The new tokens of a reply to each row's prompt."""
+        pieces = []
+        for row, prompt in enumerate(prompts):
+            known = min(common_beginning(self.held[row], prompt), len(prompt) - 1)
+            self.held[row] = prompt[:known]
+            pieces.append(prompt[known:])
+        draw, said = sampler(self.decoding, seeds), [[] for _ in prompts]
+        ids, running = torch.empty(len(prompts), 0, dtype=torch.int64), list(range(len(prompts)))
+        while running:
+            scores = draw(ids, self._read(pieces))
+            tokens = scores.argmax(1).tolist()
+            for row in running:
+                said[row].append(tokens[row])
+            running = [
+                row
+                for row in running
+                if tokens[row] not in self.stops and len(said[row]) < self.decoding.max_new_tokens
+            ]
+            pieces = [[] for _ in prompts]
+            for row in running:
+                pieces[row] = said[row][-1:]
+        return said
+
+    def _read(self, pieces: list[list[int]]) -> Tensor:
+        """(B, V) logits behind a piece of every row; those of rows with an empty one mean nothing."""
+        lengths = torch.tensor([len(piece) for piece in pieces])
+        real = torch.arange(int(lengths.max())) < lengths[:, None]  # (B, T)
+        tokens = torch.zeros(real.shape, dtype=torch.int64)
+        tokens[real] = torch.tensor([token for piece in pieces for token in piece])
+        before = torch.tensor([len(held) for held in self.held[: len(pieces)]])
+        positions = (before[:, None] + torch.arange(real.shape[1])) * real
+        device = self.policy.device
+        out = self.policy.read(
+            tokens.to(device),
+            self.slots,
+            first=0,
+            positions=positions.to(device),
+            real=real.to(device),
+            wanted=(torch.arange(len(pieces), device=device), (lengths - 1).clamp(min=0).to(device)),
+        )
+        for held, piece in zip(self.held, pieces, strict=False):
+            held += piece
+        return self.policy.method.decode(out)
+
+
+def common_beginning(held: list[int], prompt: list[int]) -> int:
+    """Tokens that both begin with."""
+    for n, (one, other) in enumerate(zip(held, prompt, strict=False)):
+        if one != other:
+            return n
+    return min(len(held), len(prompt))
+
+
+def require_plain_attention(policy: Policy) -> None:
+    """Raises UserError for a model that the slots cannot carry: it needs more than positions and a mask."""
+    tokens = torch.randint(
+        0, policy.get_input_embeddings().num_embeddings, (2, 9), generator=torch.Generator().manual_seed(0)
+    ).to(policy.device)
+    try:
+        got, expected = _said_from_slots(policy, tokens), _said_at_once(policy, tokens)
+    except Exception as error:  # whatever it is, it is this architecture that does not fit
+        raise UserError(
+            f"{policy.config.model_type}: cannot be served, its attention needs more than positions and a "
+            f"mask ({type(error).__name__}: {error})"
+        ) from error
+    if not torch.allclose(
+        got.nan_to_num(neginf=-1e9), expected.nan_to_num(neginf=-1e9), atol=1e-2, rtol=1e-2
+    ):
+        raise UserError(
+            f"{policy.config.model_type}: cannot be served, its logits with keys and values kept in slots "
+            "are not those it has without"
+        )
+
+
+def _said_from_slots(policy: Policy, tokens: Tensor) -> Tensor:
+    """(B, V) behind tokens (B, 9), read in two pieces into the slots from 1 on."""
+    slots, positions, real = (
+        policy.new_slots(3, 16),
+        torch.arange(9, device=tokens.device).expand(2, 9),
+        torch.ones_like(tokens, dtype=torch.bool),
+    )
+    for part in (slice(0, 4), slice(4, 9)):
+        wanted = torch.arange(2, device=tokens.device), torch.full((2,), -1, device=tokens.device)
+        out = policy.read(
+            tokens[:, part], slots, first=1, positions=positions[:, part], real=real[:, part], wanted=wanted
+        )
+    with torch.inference_mode():
+        return policy.method.decode(out)
+
+
+@torch.inference_mode()
+def _said_at_once(policy: Policy, tokens: Tensor) -> Tensor:
+    """The same without slots."""
+    return policy(tokens, use_cache=False, logits_to_keep=1).logits[:, 0]

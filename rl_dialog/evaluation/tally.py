@@ -1,0 +1,68 @@
+"""What became of many episodes: the mean return and its error, and how they ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rl_dialog.data.schema import ENDS
+from rl_dialog.evaluation.episodes import Episode
+
+
+@dataclass
+class Tally:
+    """Counts episodes without keeping them."""
+
+    returns: list[float] = field(default_factory=list)  # of those that have one
+    ends: Counter[str] = field(default_factory=Counter)
+    replies: int = 0
+
+    def add(self, episode: Episode) -> None:
+        """One more."""
+        self.ends[episode.end] += 1
+        self.replies += len(episode.replies)
+        if episode.total is not None:
+            self.returns.append(episode.total)
+
+    def join(self, other: Tally) -> None:
+        """The episodes of another tally."""
+        self.returns += other.returns
+        self.ends += other.ends
+        self.replies += other.replies
+
+    def figures(self) -> dict[str, Any]:
+        """`return`, the mean over the `n` episodes that have one, None without any; `stderr`, its standard
+        error, deviation / sqrt(n), None of fewer than two; the episodes of each end; replies per episode."""
+        n, played = len(self.returns), sum(self.ends.values())
+        mean = float(np.mean(self.returns)) if n else None
+        error = float(np.std(self.returns, ddof=1) / np.sqrt(n)) if n > 1 else None
+        return {
+            "return": _rounded(mean),
+            "stderr": _rounded(error),
+            "n": n,
+            "episodes": played,
+            **{end: self.ends[end] for end in ENDS},
+            "replies_per_episode": round(self.replies / played, 3) if played else None,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def table(rows: Mapping[str, Tally]) -> str:
+    """A line for each player."""
+    width = max(len("player"), *map(len, rows))
+    lines = [f"{'player':<{width}}   return   stderr       n  " + "  ".join(f"{end:>10}" for end in ENDS)]
+    for name, tally in rows.items():
+        found = tally.figures()
+        mean, error = (
+            f"{'-':>8}" if found[key] is None else f"{found[key]:>8.3f}" for key in ("return", "stderr")
+        )
+        ends = "  ".join(f"{found[end]:>10}" for end in ENDS)
+        lines.append(f"{name:<{width}} {mean} {error} {found['n']:>7}  {ends}")
+    return "\n".join(lines)
