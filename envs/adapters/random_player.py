@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from envs.text_world import Message
 
-TRIALS = 40
+TRIALS, DRAWS = 40, 400
 SNIPPET = re.compile(r"\[[^\[\]\n]{1,40}\]")
 PART = re.compile(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|(?<![A-Za-z])[a-h](?=\d)")
 SPEAKER = re.compile(r"\[(GAME|Player ?\d*)\]")
@@ -51,11 +51,15 @@ def propose(texts: list[str], chance: random.Random) -> str:
 def random_move(messages: list[Message], chance: random.Random, legal: Callable[[str], bool]) -> str:
     """A move that the game would take, if `TRIALS` proposals hold one."""
     texts, tried, proposal = snippets(messages), set(), ""
-    for _ in range(TRIALS):
+    for _ in range(DRAWS):
         proposal = propose(texts, chance)
-        if proposal not in tried and legal(proposal):
-            return proposal
+        if proposal in tried:
+            continue
         tried.add(proposal)
+        if legal(proposal):
+            return proposal
+        if len(tried) == TRIALS:
+            break
     return proposal
 
 

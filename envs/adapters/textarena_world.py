@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs.adapters.endpoint_player import EndpointPlayer
-from envs.adapters.random_player import random_move
+from envs.adapters.random_player import RandomTalker, random_move
 from envs.adapters.textarena_game import GameCrash, TextArenaGame, fresh_seed
 from envs.text_world import ALONE, Message
 from rl_dialog.errors import UserError
@@ -90,6 +90,11 @@ class TextArenaWorld:
         """What whose turn it is was told last."""
         told = [message["content"] for message in self.views[self.speaker] if message["role"] == "user"]
         return told[-1] if told else self.game.name
+
+    @staticmethod
+    def scripted_players() -> dict[str, Callable[[int], Any]]:
+        """One that says at random what it read in brackets."""
+        return {"random": RandomTalker}
 
     def random_move(self, chance: random.Random) -> str:
         """A move that the game takes, for whose turn it is (`random_player.py`)."""

@@ -1,0 +1,115 @@
+"""The catalogue of worlds behind adapters.
+
+    python -m envs.adapters                                    every game of TextArena and task of reasoning-gym
+    python -m envs.adapters textarena:Nim-v0 textarena:Chess-v0
+    python -m envs.adapters --list                             their names
+    python -m envs.adapters --ids                              every id of TextArena, not one per game
+    python -m envs.adapters --page envs/adapters/CATALOGUE.md  writes the page
+
+Each world is checked against the contract and played by a random mover; ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+from envs.adapters.catalogue import EPISODES, TWICE, Row, as_json, differing, measured, summary, table
+from rl_dialog.errors import UserError
+
+PAGE = """# The catalogue
+
+Written by `python -m envs.adapters --page envs/adapters/CATALOGUE.md` (TextArena {textarena}, reasoning-gym {gym}). One id
+of each game, {episodes} episodes of a random mover against random movers, and the checks of `conformance.py`. Replies and
+returns are means per episode of the policy's role; replies per second are of one core, the others' moves, the search
+for moves that the game takes and the checks' own overhead included.
+
+{counts}
+
+{table}
+"""
+
+
+def games() -> list[str]:
+    """One id of each game of TextArena."""
+    from envs.adapters.textarena_game import game_names
+    from textarena.envs.registration import ENV_REGISTRY
+
+    found: dict[str, str] = {}
+    for name in game_names():
+        found.setdefault(str(ENV_REGISTRY[name].entry_point), name)
+    return [f"textarena:{name}" for name in found.values()]
+
+
+def everything(*, ids: bool = False) -> list[str]:
+    """The names of what is installed."""
+    from envs.adapters.reasoning_gym_world import task_names
+    from envs.adapters.textarena_game import game_names
+
+    names: list[str] = []
+    for found in (
+        lambda: [f"textarena:{name}" for name in game_names()] if ids else games(),
+        lambda: [f"reasoning_gym:{name}" for name in task_names()],
+    ):
+        try:
+            names += found()
+        except UserError as error:
+            print(f"note: {error}", file=sys.stderr)
+    return names
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m envs.adapters", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="worlds; by default all of what is installed")
+    parser.add_argument("--list", action="store_true", help="print the names only")
+    parser.add_argument("--ids", action="store_true", help="every id of TextArena, not one per game")
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="behind each mean")
+    parser.add_argument("--page", type=Path, help="write the table to this file")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    names = options.names or everything(ids=options.ids)
+    if options.list:
+        print("\n".join(names))
+        return
+    if options.digests:
+        print(json.dumps({row.name: row.episodes for row in measured(names, TWICE)}))
+        return
+    if options.episodes <= TWICE:
+        parser.error(f"--episodes: expected more than {TWICE}, got {options.episodes}")
+    rows = []
+    for row in measured(names, options.episodes):
+        rows.append(row)
+        state = row.why_not or "; ".join(row.faults) or "ok"
+        print(f"{row.name:<44} {state[:120]}", file=sys.stderr, flush=True)
+    _report(rows, options.page, options.json)
+
+
+def _report(rows: list[Row], page: Path | None, rows_file: Path | None) -> None:
+    others = differing(rows)
+    counts = summary(rows, others)
+    if rows_file:
+        rows_file.write_text(json.dumps(as_json(rows), indent=1), encoding="utf-8")
+    if page:
+        told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts.items())
+        versions = {"textarena": _version("textarena"), "gym": _version("reasoning-gym")}
+        made = PAGE.format(episodes=EPISODES, counts=f"{told[0].upper()}{told[1:]}.", table=table(rows, others), **versions)
+        page.write_text(made, encoding="utf-8")
+    else:
+        print(table(rows, others))
+    print(json.dumps(counts | {"other_episodes_in_other_processes": sorted(others)}))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    main()
