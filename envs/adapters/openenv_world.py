@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from envs.adapters.textarena_game import fresh_seed
-from envs.text_world import Message
+from envs.text_world import MAX_TURNS, Message
 from rl_dialog.errors import UserError
 
 SECONDS, CONNECT_SECONDS = 60.0, 10.0
@@ -54,7 +54,9 @@ class OpenEnvWorld:
         action = given.pop("action", None)
         if given:
             raise UserError(f"env 'openenv:{url}': expected options action, text, seconds; got {', '.join(given)}")
-        self.action = action or _action_field(self.url, self.seconds)
+        schema = _schema(self.url, self.seconds)
+        self.action = action or _action_field(schema)
+        self.max_turns = schema["max_turns"] if isinstance(schema.get("max_turns"), int) else MAX_TURNS
         self.messages: list[Message] = []
         self.seed, self.replies = 0, []
         self._socket: Any = None
@@ -170,22 +172,30 @@ def _address(url: str) -> str:
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/ws')}"
 
 
-def _action_field(url: str, seconds: float) -> str:
-    """The field of the server's actions that takes a text. Raises UserError where nobody answers."""
+def _schema(url: str, seconds: float) -> dict[str, Any]:
+    """What the server says of its world, if anything. Raises UserError where nobody answers."""
     page = f"http{url[2:]}/schema"  # ws -> http, wss -> https
     try:
-        answer = httpx.get(page, timeout=min(CONNECT_SECONDS, seconds))
-    except httpx.HTTPError as error:
+        answer = httpx.get(page, timeout=min(CONNECT_SECONDS, seconds), trust_env=False)
+        schema = answer.json() if answer.is_success else {}
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UserError(
             f"env 'openenv:{url}': expected a server that answers at {page}, got {type(error).__name__}: {error}"
         ) from error
-    try:
-        schema = answer.json()["action"]
-        fields, needed = schema["properties"], schema.get("required", [])
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
+        schema = {}
+    return schema if isinstance(schema, dict) else {}
+
+
+def _action_field(schema: Mapping[str, Any]) -> str:
+    """The field of the server's actions that takes a text."""
+    action = schema.get("action")
+    fields = action.get("properties") if isinstance(action, dict) else None
+    if not isinstance(fields, dict):
         return "message"
-    texts = [name for name, about in fields.items() if about.get("type") == "string"]
-    return next((name for name in (*needed, *texts) if name in texts), "message")
+    texts = [name for name, about in fields.items() if isinstance(about, dict) and about.get("type") == "string"]
+    needed = [name for name in action.get("required", ()) if name in texts]
+    return next(iter([*needed, *texts]), "message")
 
 
 def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
