@@ -1,6 +1,6 @@
 """The catalogue of worlds behind adapters.
 
-    python -m envs.adapters                                    every game of TextArena and task of reasoning-gym
+    python -m envs.adapters                                    all games of TextArena, tasks of reasoning-gym
     python -m envs.adapters textarena:Nim-v0 textarena:Chess-v0
     python -m envs.adapters --list                             their names
     python -m envs.adapters --ids                              every id of TextArena, not one per game
@@ -22,10 +22,11 @@ from rl_dialog.errors import UserError
 
 PAGE = """# The catalogue
 
-Written by `python -m envs.adapters --page envs/adapters/CATALOGUE.md` (TextArena {textarena}, reasoning-gym {gym}). One id
-of each game, {episodes} episodes of a random mover against random movers, and the checks of `conformance.py`. Replies and
-returns are means per episode of the policy's role; replies per second are of one core, the others' moves, the search
-for moves that the game takes and the checks' own overhead included.
+Written by `python -m envs.adapters --page envs/adapters/CATALOGUE.md` (TextArena {textarena}, reasoning-gym
+{gym}). One id of each game, {episodes} episodes of a random mover against random movers, and the checks of
+`conformance.py`. Replies and returns are means per episode of the policy's role; replies per second are of one
+core, and include the others' moves and the search for moves that the game takes. In reasoning-gym the player
+knows every other answer.
 
 {counts}
 
@@ -35,8 +36,9 @@ for moves that the game takes and the checks' own overhead included.
 
 def games() -> list[str]:
     """One id of each game of TextArena."""
-    from envs.adapters.textarena_game import game_names
     from textarena.envs.registration import ENV_REGISTRY
+
+    from envs.adapters.textarena_game import game_names
 
     found: dict[str, str] = {}
     for name in game_names():
@@ -86,10 +88,10 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(row)
         state = row.why_not or "; ".join(row.faults) or "ok"
         print(f"{row.name:<44} {state[:120]}", file=sys.stderr, flush=True)
-    _report(rows, options.page, options.json)
+    _report(rows, options.episodes, options.page, options.json)
 
 
-def _report(rows: list[Row], page: Path | None, rows_file: Path | None) -> None:
+def _report(rows: list[Row], episodes: int, page: Path | None, rows_file: Path | None) -> None:
     others = differing(rows)
     counts = summary(rows, others)
     if rows_file:
@@ -97,8 +99,8 @@ def _report(rows: list[Row], page: Path | None, rows_file: Path | None) -> None:
     if page:
         told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts.items())
         versions = {"textarena": _version("textarena"), "gym": _version("reasoning-gym")}
-        made = PAGE.format(episodes=EPISODES, counts=f"{told[0].upper()}{told[1:]}.", table=table(rows, others), **versions)
-        page.write_text(made, encoding="utf-8")
+        text = PAGE.format(episodes=episodes, counts=f"{told}.", table=table(rows, others), **versions)
+        page.write_text(text, encoding="utf-8")
     else:
         print(table(rows, others))
     print(json.dumps(counts | {"other_episodes_in_other_processes": sorted(others)}))

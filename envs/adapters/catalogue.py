@@ -71,7 +71,8 @@ def measure(name: str, episodes: int = EPISODES) -> Row:
 
 
 def measured(names: Iterable[str], episodes: int = EPISODES, seconds: float = SECONDS) -> Iterator[Row]:
-    """A row for each name. Each is measured in a process of its own, which is ended when it takes too long."""
+    """A row for each name. Each is measured in a process of its own, which is ended when it takes too
+    long."""
     context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
     names = list(names)
     _load({name.partition(":")[0] for name in names})

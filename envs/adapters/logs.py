@@ -13,7 +13,8 @@ from rl_dialog.data.schema import Dialog, write_jsonl
 
 
 def player_of(world: Any, seed: int) -> Player:
-    """Who plays when nobody else does: a random mover in games, in tasks somebody who knows every other answer."""
+    """Who plays when nobody else does: a random mover in games, in tasks somebody who knows every other
+    answer."""
     chance = random.Random(f"player {seed}")
     if hasattr(world, "random_move"):
         return lambda messages: world.random_move(chance)

@@ -1,10 +1,10 @@
 """Worlds behind a server that speaks OpenEnv's WebSocket protocol: `openenv:ws://localhost:8000`.
 
-    {"type": "reset", "data": {"seed": 1}}         -> {"type": "observation", "data": {observation, reward, done}}
-    {"type": "step", "data": {"message": "[4]"}}   -> the same
-    {"type": "state"}                              -> {"type": "state", "data": {...}}
+    {"type": "reset", "data": {"seed": 1}}        -> {"type": "observation",
+                                                      "data": {observation, reward, done}}
+    {"type": "step", "data": {"message": "[4]"}}  -> the same
     {"type": "close"}
-    whatever goes wrong                            -> {"type": "error", "data": {message, code}}
+    whatever goes wrong                           -> {"type": "error", "data": {message, code}}
 
 Options of the name, for servers other than ours (`python -m pipelines.serve_env`):
 
@@ -53,7 +53,8 @@ class OpenEnvWorld:
         self.text = given.pop("text", None)
         action = given.pop("action", None)
         if given:
-            raise UserError(f"env 'openenv:{url}': expected options action, text, seconds; got {', '.join(given)}")
+            wrong = ", ".join(given)
+            raise UserError(f"env 'openenv:{url}': expected options action, text, seconds; got {wrong}")
         schema = _schema(self.url, self.seconds)
         self.action = action or _action_field(schema)
         self.max_turns = schema["max_turns"] if isinstance(schema.get("max_turns"), int) else MAX_TURNS
@@ -118,9 +119,8 @@ class OpenEnvWorld:
 
     def snapshot(self) -> dict[str, Any]:
         """The seed and what was said, from which `restore` gets there again."""
-        return {
-            "seed": self.seed, "replies": list(self.replies), "messages": [dict(each) for each in self.messages]
-        }  # fmt: skip
+        messages = [dict(each) for each in self.messages]
+        return {"seed": self.seed, "replies": list(self.replies), "messages": messages}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Says everything again."""
@@ -168,7 +168,8 @@ def _address(url: str) -> str:
     parts = urlsplit(url if "://" in url else f"ws://{url}")
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     if scheme not in ("ws", "wss") or not parts.hostname:
-        raise UserError(f"env 'openenv:{url}': expected an address such as openenv:ws://localhost:8000, got {url!r}")
+        expected = "an address such as openenv:ws://localhost:8000"
+        raise UserError(f"env 'openenv:{url}': expected {expected}, got {url!r}")
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/ws')}"
 
 
@@ -179,9 +180,8 @@ def _schema(url: str, seconds: float) -> dict[str, Any]:
         answer = httpx.get(page, timeout=min(CONNECT_SECONDS, seconds), trust_env=False)
         schema = answer.json() if answer.is_success else {}
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(
-            f"env 'openenv:{url}': expected a server that answers at {page}, got {type(error).__name__}: {error}"
-        ) from error
+        got = f"{type(error).__name__}: {error}"
+        raise UserError(f"env 'openenv:{url}': expected a server that answers at {page}, got {got}") from error
     except ValueError:
         schema = {}
     return schema if isinstance(schema, dict) else {}
@@ -193,7 +193,8 @@ def _action_field(schema: Mapping[str, Any]) -> str:
     fields = action.get("properties") if isinstance(action, dict) else None
     if not isinstance(fields, dict):
         return "message"
-    texts = [name for name, about in fields.items() if isinstance(about, dict) and about.get("type") == "string"]
+    described = {name: about for name, about in fields.items() if isinstance(about, dict)}
+    texts = [name for name, about in described.items() if about.get("type") == "string"]
     needed = [name for name in action.get("required", ()) if name in texts]
     return next(iter([*needed, *texts]), "message")
 
