@@ -44,7 +44,8 @@ def main(config: ServeEnvConfig) -> dict[str, Any]:
     require(config, env="the name of a world, or module:Class")
     at_least(config, sessions=1, idle=1)
     if not config.public and not is_loopback(config.host):
-        raise UserError(f"--host: expected 127.0.0.1, got {config.host}: --public lets other machines talk too")
+        remedy = "--public lets other machines talk too"
+        raise UserError(f"--host: expected 127.0.0.1, got {config.host}: {remedy}")
     make_world = text_env(config.env)
 
     from rl_dialog.serving.worlds import WorldLimits, create_world_app

@@ -180,8 +180,8 @@ def _schema(url: str, seconds: float) -> dict[str, Any]:
         answer = httpx.get(page, timeout=min(CONNECT_SECONDS, seconds), trust_env=False)
         schema = answer.json() if answer.is_success else {}
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        got = f"{type(error).__name__}: {error}"
-        raise UserError(f"env 'openenv:{url}': expected a server that answers at {page}, got {got}") from error
+        got = f"got {type(error).__name__}: {error}"
+        raise UserError(f"env 'openenv:{url}': expected a server that answers at {page}, {got}") from error
     except ValueError:
         schema = {}
     return schema if isinstance(schema, dict) else {}

@@ -2,8 +2,8 @@
 one for a move.
 
 Moves of TextArena stand in brackets, `[4]` or `[attack 0 1]`, and the prompts show some. A proposal is one of
-those texts, or one with other numbers and letters in the same places. Where the game is asked whether it would
-take a proposal (`legal`), the first that it would take is played, so the mover is random but not uniform. After
+those texts, or one with other numbers and letters in the same places. The game is asked whether it would take
+it (`legal`), and the first that it would take is played: a mover that is random but not uniform. After
 `TRIALS` refusals the last proposal is played as it is, and TextArena's own allowance for errors applies.
 """
 

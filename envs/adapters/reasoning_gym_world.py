@@ -5,9 +5,9 @@ Options are those of the task's configuration, and
     size    how many problems there are; the seed of an episode chooses one. By default 10,000
     seed    of the data set: other problems. By default 0
 
-The message is the question, and the reward the score of the answer, mostly 0 to 1: what stands between the last
-<answer> and </answer> of the reply, or else the whole reply. An answer that the scorer cannot read is a
-failed episode: a score is not known.
+The message is the question, and the reward the score of the answer, mostly 0 to 1: what stands between the
+last <answer> and </answer> of the reply, or else the whole reply. An answer on which the scorer raises an error
+is a failed episode: its score is not known.
 """
 
 from __future__ import annotations

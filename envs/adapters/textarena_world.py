@@ -45,7 +45,8 @@ class TextArenaWorld:
         players = range(self.game.players)
         if self.role != "any" and self.role not in players:
             fits = ", ".join(map(str, players))
-            raise UserError(f"env 'textarena:{name}': expected role to be one of {fits} or any, got {self.role}")
+            expected = f"role to be one of {fits} or any"
+            raise UserError(f"env 'textarena:{name}': expected {expected}, got {self.role!r}")
         self.make_opponent = _opponent(self.opponent)
         self.seed, self.ours, self.views = 0, (), {}
 
@@ -156,10 +157,8 @@ def _opponent(named: str) -> Callable[[int], Any] | None:
     if named.startswith(("http://", "https://")):
         return EndpointPlayer(named).of_seed
     if ":" not in named:
-        raise UserError(
-            "opponent: expected random, self, module:function, module:Class or the http address of an endpoint, "
-            f"got {named!r}"
-        )
+        expected = "random, self, module:function, module:Class or the http address of an endpoint"
+        raise UserError(f"opponent: expected {expected}, got {named!r}")
     return _Brought(named)
 
 

@@ -2,15 +2,15 @@
 
     /ws        {"type": "reset", "data": {"seed": 1}}            begins the episode of a seed
                {"type": "step", "data": {"message": "hello"}}    says something
-               both answer {"type": "observation", "data": {"observation": {...}, "reward": 0.5, "done": false}}
+               both answer {"type": "observation", "data": {"observation": {...}, "reward": 0, "done": false}}
                {"type": "state"}, {"type": "close"}
     /schema    what actions, observations and the state look like
     /health
 
-An observation has `messages`, the conversation so far, and `text`, what the world said last. `metadata` keeps
-apart what `done` joins: terminated, truncated and failed, and has the world's `info`. A connection is a session
-with a world of its own; sessions are limited in number, in the size of a message and in how long they may be
-silent.
+An observation has `messages`, the conversation so far, and `text`, what the world said last. `metadata`
+keeps apart what `done` joins: terminated, truncated and failed, and has the world's `info`. A connection is a
+session with a world of its own; sessions are limited in number, in the size of a message and in how long they
+may be silent.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Session:
     def _reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
         seed = data.get("seed")
         if seed is not None and not (type(seed) is int and 0 <= seed <= LARGEST_SEED):
-            raise Refused("VALIDATION_ERROR", f"expected a whole number from 0 as seed, got {str(seed)[:100]}")
+            got = str(seed)[:100]
+            raise Refused("VALIDATION_ERROR", f"expected a whole number from 0 as seed, got {got}")
         self.running = False
         messages, info = self.world.reset(seed=seed)
         self.episode, self.turns = str(data.get("episode_id") or uuid.uuid4()), 0
