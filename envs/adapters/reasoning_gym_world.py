@@ -6,8 +6,8 @@ Options are those of the task's configuration, and
     seed    of the data set: other problems. By default 0
 
 The message is the question, and the reward the score of the answer, mostly 0 to 1: what stands between the
-last <answer> and </answer> of the reply, or else the whole reply. An answer on which the scorer raises an error
-is a failed episode: its score is not known.
+last <answer> and </answer> of the reply, or else the whole reply. An answer on which the scorer raises an
+error is a failed episode: its score is not known.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _cannot(name: str, options: Mapping[str, Any], error: BaseException) -> User
         lists = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
         return UserError(f"{where}: expected the word lists of nltk on this machine; {lists} downloads them")
     if "api key" in text.lower() or "api_key" in text.lower():
-        return UserError(f"{where}: expected a game that runs offline, got one that needs a key: {text[:300]}")
+        return UserError(f"{where}: expected a game without a key, got one that needs it: {text[:300]}")
     if isinstance(error, TypeError) and options:
         takes = ", ".join(_options_of(name)) or "no options"
         return UserError(f"{where}: expected options that the game takes ({takes}), got {text[:300]}")
