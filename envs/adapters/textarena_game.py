@@ -71,7 +71,8 @@ class TextArenaGame:
         self.actions: list[str] = []
         self.seed = 0
         self.crashed = ""
-        self.players = players or players_of(name, self.options)
+        library()
+        self.players = players_of(name, self.options, players)
 
     def begin(self, seed: int) -> None:
         """The episode of a seed. Raises UserError where the game cannot start here, GameCrash for an error of
@@ -137,7 +138,7 @@ class TextArenaGame:
             told, state.observations[player] = state.observations[player], []
         if isinstance(told, str):
             return [(GAME, told, "GAME_MESSAGE")]
-        return [(who, str(what), kind.name) for who, what, kind in told]
+        return [_said(*each) for each in told]
 
     def name_of(self, player: int) -> str:
         """What TextArena calls a player, as in `Player 1`."""
@@ -166,7 +167,7 @@ class TextArenaGame:
                 trial.step(self._written(reply))
         except Exception:
             return False
-        said = " ".join(str(what) for _, what, kind in unread[mover] if kind.name == "GAME_ADMIN")
+        said = " ".join(what for _, what, kind in (_said(*each) for each in unread[mover]) if "ADMIN" in kind)
         return not told[mover].get("invalid_move") and "invalid move" not in said.lower()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,6 +186,10 @@ class TextArenaGame:
         self.crashed = crashed
         if not self.done:
             self.read(self.player)
+
+
+def _said(who: int, what: Any, kind: Any = "") -> Said:
+    return who, str(what), getattr(kind, "name", str(kind))  # some games give texts as kinds
 
 
 def made(name: str, options: Mapping[str, Any]) -> Any:
@@ -232,28 +237,29 @@ def draws_from_numpy(module: str) -> bool:
     return any(hasattr(each, "np") or hasattr(each, "numpy") for each in loaded)
 
 
-def players_of(name: str, options: Mapping[str, Any]) -> int:
-    """The smallest number of players that the game takes. Raises UserError where it takes none."""
-    key = name, repr(sorted(options.items()))
+def players_of(name: str, options: Mapping[str, Any], asked: int | None = None) -> int:
+    """The smallest number of players that the game takes, or the one that was asked for. Raises UserError
+    where it takes none."""
+    key = name, repr(sorted(options.items())), asked
     if key not in _PLAYERS:
-        _PLAYERS[key] = _try_players(name, options)
+        _PLAYERS[key] = _try_players(name, options, asked)
     return _PLAYERS[key]
 
 
-_PLAYERS: dict[tuple[str, str], int] = {}  # trying takes a while
+_PLAYERS: dict[tuple[str, str, int | None], int] = {}  # trying takes a while
 
 
-def _try_players(name: str, options: Mapping[str, Any]) -> int:
+def _try_players(name: str, options: Mapping[str, Any], asked: int | None) -> int:
     why: Exception = ValueError("no number of players fits")
-    for players in range(1, MOST_PLAYERS + 1):
+    for players in range(1, MOST_PLAYERS + 1) if asked is None else (asked,):
         with own_luck(0, with_numpy=True), _offline():
             env = made(name, options)
             try:
                 env.reset(num_players=players, seed=0)
             except Exception as error:
-                why = why if isinstance(error, AssertionError) else error
+                why = why if isinstance(error, AssertionError) and asked is None else error
                 continue
-        if players > 1 or type(env.state).__name__ == "SinglePlayerState":
+        if asked or players > 1 or type(env.state).__name__ == "SinglePlayerState":
             return players
     raise _cannot(name, options, why) from why
 
