@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import math
+import numbers
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -151,9 +153,7 @@ class TextArenaGame:
         rewards, infos = self._env.close()
         told = {player: (rewards or {}).get(player) for player in range(self.players)}
         reasons = [str(info["reason"]) for info in (infos or {}).values() if info.get("reason")]
-        return {
-            player: None if reward is None else float(reward) for player, reward in told.items()
-        }, next(iter(reasons), "")
+        return {player: _number(reward) for player, reward in told.items()}, next(iter(reasons), "")
 
     def legal(self, reply: str) -> bool:
         """Whether the game would take the reply for a move. It is tried in a copy; one that crashes the game
@@ -190,6 +190,12 @@ class TextArenaGame:
 
 def _said(who: int, what: Any, kind: Any = "") -> Said:
     return who, str(what), getattr(kind, "name", str(kind))  # some games give texts as kinds
+
+
+def _number(reward: Any) -> float | None:
+    """The reward; None for what is no number, as where a game takes the reason for it."""
+    known = isinstance(reward, numbers.Real) and math.isfinite(reward)
+    return float(reward) if known else None
 
 
 def made(name: str, options: Mapping[str, Any]) -> Any:

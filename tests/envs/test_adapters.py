@@ -247,13 +247,18 @@ def test_an_answer_that_breaks_the_scorer_is_a_failed_episode(gym, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("reasoning_gym:chain_sums", "Did you mean chain_sum"), ("reasoning_gym:chain_sum?terms=3", "min_terms")],
+    [
+        ("reasoning_gym:chain_sums", "Did you mean chain_sum"),
+        ("reasoning_gym:chain_sum?terms=3", "min_terms"),
+        ("reasoning_gym:chain_sum?size=0", "size"),
+    ],
 )
 def test_unknown_tasks_and_options_are_named(gym, name, said):
     with pytest.raises(UserError, match=said):
         text_env(name)
 
 
+@pytest.mark.slow
 def test_the_catalogue_of_two_worlds(textarena, gym, capsys):
     """One that runs and one that does not, in processes of their own."""
     main(["textarena:Nim-v0", "textarena:Debate-v0", "--episodes", "4"])
