@@ -4,6 +4,7 @@
     python -m envs.adapters textarena:Nim-v0 textarena:Chess-v0
     python -m envs.adapters --list                             their names
     python -m envs.adapters --ids                              every id of TextArena, not one per game
+    python -m envs.adapters textarena:Nim-v0 --logs nim.jsonl --dialogs 2000 --seed 1      logs of a random mover
     python -m envs.adapters --page envs/adapters/CATALOGUE.md  writes the page
 
 Each world is checked against the contract and played by a random mover; ends with one line of JSON.
@@ -15,9 +16,12 @@ import argparse
 import importlib.metadata
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
+from envs.adapters import adapter
 from envs.adapters.catalogue import EPISODES, TWICE, Row, as_json, differing, measured, summary, table
+from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
 
 PAGE = """# The catalogue
@@ -72,8 +76,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=EPISODES, help="behind each mean")
     parser.add_argument("--page", type=Path, help="write the table to this file")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--logs", type=Path, help="write episodes of a random mover in one world to this file")
+    parser.add_argument("--dialogs", type=int, default=1000, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="of the logs")
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.logs:
+        if len(options.names) != 1:
+            parser.error("--logs: expected the name of one world")
+        _write_logs(options.names[0], options.logs, options.dialogs, options.seed)
+        return
     names = options.names or everything(ids=options.ids)
     if options.list:
         print("\n".join(names))
@@ -89,6 +101,16 @@ def main(arguments: list[str] | None = None) -> None:
         state = row.why_not or "; ".join(row.faults) or "ok"
         print(f"{row.name:<44} {state[:120]}", file=sys.stderr, flush=True)
     _report(rows, options.episodes, options.page, options.json)
+
+
+def _write_logs(name: str, path: Path, dialogs: int, seed: int) -> None:
+    adapter(name).write_logs(path, dialogs=dialogs, seed=seed)
+    logs = list(read_jsonl(path))
+    ends = Counter(str(log.meta["end"]) for log in logs)
+    scored = [log for log in logs if log.meta["end"] != "unscored"]
+    totals = [sum(log.messages[i]["reward"] for i in log.replies) for log in scored]
+    mean = round(sum(totals) / len(totals), 4) if totals else None
+    print(json.dumps({"logs": str(path), "dialogs": len(logs), "return": mean, "ends": ends}))
 
 
 def _report(rows: list[Row], episodes: int, page: Path | None, rows_file: Path | None) -> None:
@@ -114,4 +136,7 @@ def _version(package: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
