@@ -4,10 +4,11 @@
     python -m envs.adapters textarena:Nim-v0 textarena:Chess-v0
     python -m envs.adapters --list                             their names
     python -m envs.adapters --ids                              every id of TextArena, not one per game
-    python -m envs.adapters textarena:Nim-v0 --logs nim.jsonl --dialogs 2000 --seed 1      logs of a random mover
+    python -m envs.adapters textarena:Nim-v0 --logs nim.jsonl --dialogs 2000 --seed 1
     python -m envs.adapters --page envs/adapters/CATALOGUE.md  writes the page
 
-Each world is checked against the contract and played by a random mover; ends with one line of JSON.
+Each world is checked against the contract and played by a random mover, who also writes logs (--logs). Ends
+with one line of JSON.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=EPISODES, help="behind each mean")
     parser.add_argument("--page", type=Path, help="write the table to this file")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--logs", type=Path, help="write episodes of a random mover in one world to this file")
+    parser.add_argument("--logs", type=Path, help="write a random mover's episodes to this file")
     parser.add_argument("--dialogs", type=int, default=1000, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="of the logs")
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)

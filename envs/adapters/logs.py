@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from envs.adapters.random_player import RandomTalker
-from envs.text_world import Played, Player, play
+from envs.text_world import ALONE, Played, Player, play
 from rl_dialog.data.schema import Dialog, write_jsonl
 
 
@@ -37,9 +38,12 @@ def write_logs(make_world: Callable[[], Any], path: str | Path, *, dialogs: int,
 
 def _dialogs(make_world: Callable[[], Any], count: int, seed: int) -> list[Dialog]:
     found: list[Dialog] = []
+    name = getattr(make_world, "__name__", "world")
     for number in range(4 * count):
         episode = played(make_world, (seed << 32) + number)
-        found += episode.dialogs.values() if episode.end != "failed" else ()
+        for role, dialog in episode.dialogs.items() if episode.end != "failed" else ():
+            end = "" if role == ALONE else f"-{role}"
+            found.append(replace(dialog, id=f"{name}-{seed}-{number:06d}{end}", source=name))
         if len(found) >= count:
             break
     return found[:count]

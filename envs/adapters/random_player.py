@@ -18,6 +18,7 @@ from envs.text_world import Message
 TRIALS, DRAWS = 40, 400
 SNIPPET = re.compile(r"\[[^\[\]\n]{1,40}\]")
 PART = re.compile(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|(?<![A-Za-z])[a-h](?=\d)")
+PLACES = "XYZNMRCIJK"  # letters that prompts write for numbers: [swap X Y]
 SPEAKER = re.compile(r"\[(GAME|Player ?\d*)\]")
 NOTHING = ("[pass]", "yes", "no", "[1]", "[0]")
 
@@ -41,6 +42,8 @@ def propose(texts: list[str], chance: random.Random) -> str:
     def another(part: re.Match[str]) -> str:
         if part[0].isdigit():
             return str(chance.randint(0, chance.choice((3, 9, highest))))
+        if part[0].upper() in PLACES and chance.random() < 0.7:
+            return str(chance.randint(0, 3))
         letters = "abcdefgh" if chance.random() < 0.7 else "abcdefghijklmnopqrstuvwxyz"
         letter = chance.choice(letters)
         return letter.upper() if part[0].isupper() else letter
