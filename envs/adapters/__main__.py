@@ -5,6 +5,7 @@
     python -m envs.adapters --list                             their names
     python -m envs.adapters --ids                              every id of TextArena, not one per game
     python -m envs.adapters textarena:Nim-v0 --logs nim.jsonl --dialogs 2000 --seed 1
+    python -m envs.adapters --cost textarena:Nim-v0            microseconds that the adapter adds to a move
     python -m envs.adapters --page envs/adapters/CATALOGUE.md  writes the page
 
 Each world is checked against the contract and played by a random mover, who also writes logs (--logs). Ends
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from envs.adapters import adapter
 from envs.adapters.catalogue import EPISODES, TWICE, Row, as_json, differing, measured, summary, table
+from envs.adapters.cost import cost
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
 
@@ -80,6 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--logs", type=Path, help="write a random mover's episodes to this file")
     parser.add_argument("--dialogs", type=int, default=1000, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="of the logs")
+    parser.add_argument("--cost", action="store_true", help="time the moves of TextArena's games, and ours")
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.logs:
@@ -90,6 +93,9 @@ def main(arguments: list[str] | None = None) -> None:
     names = options.names or everything(ids=options.ids)
     if options.list:
         print("\n".join(names))
+        return
+    if options.cost:
+        print(json.dumps([cost(name.partition(":")[2]) for name in names if name.startswith("textarena:")]))
         return
     if options.digests:
         print(json.dumps({row.name: row.episodes for row in measured(names, TWICE)}))
