@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from envs.adapters import PREFIXES, adapter
 from envs.atari import AtariVector, EnduroVector, PongVector
 from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
@@ -47,7 +48,10 @@ CONTROL = ("moving_dot", "pong", "enduro", "atari")  # whose observations are nu
 
 
 def text_env(name: str) -> Callable[..., Any]:
-    """The constructor of a world to talk in; `module:Class` is imported. Raises UserError for other names."""
+    """The constructor of a world to talk in; `module:Class` is imported, and `textarena:Nim-v0` is an adapter
+    (`adapters/`). Raises UserError for other names."""
+    if name.partition(":")[0] in PREFIXES:
+        return adapter(name)
     if ":" not in name:
         return _choose(name, [known for known in ENVS if known not in CONTROL], "messages")
     found = _own(name, ("reset", "step"), "a world to talk in")

@@ -32,6 +32,7 @@ ARCS = {
     "Talking": {
         "chat": "talk to a checkpoint in the terminal",
         "serve": "an OpenAI-compatible endpoint and a chat page on Ray Serve, whose chats are logs",
+        "serve_env": "a world to talk in, served to other trainers by OpenEnv's WebSocket protocol",
         "circle": "clone, serve, collect votes, learn from them, serve again, compare",
     },
     "Preferences": {

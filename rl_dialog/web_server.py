@@ -112,9 +112,16 @@ class WebServer:
     """Serves an application from a thread until `close`. `url` is where."""
 
     def __init__(
-        self, app: Any, place: socket.socket, *, drain: float = 5.0, patience: Patience | None = None
+        self,
+        app: Any,
+        place: socket.socket,
+        *,
+        drain: float = 5.0,
+        patience: Patience | None = None,
+        largest: int = 2**20,
     ) -> None:
-        """place: what `listening` returned. drain: seconds that running requests have at the end."""
+        """place: what `listening` returned. drain: seconds that running requests have at the end. largest:
+        bytes of a message in a WebSocket."""
         self._place, self._drain = place, drain
         self.url = url_of(*place.getsockname()[:2])
         self._server = uvicorn.Server(
@@ -122,6 +129,7 @@ class WebServer:
                 app,
                 http=protocol_with(patience or Patience()),
                 log_level="warning",
+                ws_max_size=largest,
                 timeout_graceful_shutdown=int(drain),
             )
         )

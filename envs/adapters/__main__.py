@@ -1,0 +1,149 @@
+"""The catalogue of worlds behind adapters.
+
+    python -m envs.adapters                                    all games of TextArena, tasks of reasoning-gym
+    python -m envs.adapters textarena:Nim-v0 textarena:Chess-v0
+    python -m envs.adapters --list                             their names
+    python -m envs.adapters --ids                              every id of TextArena, not one per game
+    python -m envs.adapters textarena:Nim-v0 --logs nim.jsonl --dialogs 2000 --seed 1
+    python -m envs.adapters --cost textarena:Nim-v0            microseconds that the adapter adds to a move
+    python -m envs.adapters --page envs/adapters/CATALOGUE.md  writes the page
+
+Each world is checked against the contract and played by a random mover, who also writes logs (--logs). Ends
+with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from envs.adapters import adapter
+from envs.adapters.catalogue import EPISODES, TWICE, Row, as_json, differing, measured, summary, table
+from envs.adapters.cost import cost
+from rl_dialog.data.schema import read_jsonl
+from rl_dialog.errors import UserError
+
+PAGE = """# The catalogue
+
+Written by `python -m envs.adapters --page envs/adapters/CATALOGUE.md` (TextArena {textarena}, reasoning-gym
+{gym}). One id of each game, {episodes} episodes of a random mover against random movers, and the checks of
+`conformance.py`. Replies and returns are means per episode of the policy's role; replies per second are of
+one core, and include the others' moves and the search for moves that the game takes. In reasoning-gym the
+player knows every other answer.
+
+{counts}
+
+{table}
+"""
+
+
+def games() -> list[str]:
+    """One id of each game of TextArena."""
+    from textarena.envs.registration import ENV_REGISTRY
+
+    from envs.adapters.textarena_game import game_names
+
+    found: dict[str, str] = {}
+    for name in game_names():
+        found.setdefault(str(ENV_REGISTRY[name].entry_point), name)
+    return [f"textarena:{name}" for name in found.values()]
+
+
+def everything(*, ids: bool = False) -> list[str]:
+    """The names of what is installed."""
+    from envs.adapters.reasoning_gym_world import task_names
+    from envs.adapters.textarena_game import game_names
+
+    names: list[str] = []
+    for found in (
+        lambda: [f"textarena:{name}" for name in game_names()] if ids else games(),
+        lambda: [f"reasoning_gym:{name}" for name in task_names()],
+    ):
+        try:
+            names += found()
+        except UserError as error:
+            print(f"note: {error}", file=sys.stderr)
+    return names
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m envs.adapters", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="worlds; by default all of what is installed")
+    parser.add_argument("--list", action="store_true", help="print the names only")
+    parser.add_argument("--ids", action="store_true", help="every id of TextArena, not one per game")
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="behind each mean")
+    parser.add_argument("--page", type=Path, help="write the table to this file")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--logs", type=Path, help="write a random mover's episodes to this file")
+    parser.add_argument("--dialogs", type=int, default=1000, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="of the logs")
+    parser.add_argument("--cost", action="store_true", help="time the moves of TextArena's games, and ours")
+    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.logs:
+        if len(options.names) != 1:
+            parser.error("--logs: expected the name of one world")
+        _write_logs(options.names[0], options.logs, options.dialogs, options.seed)
+        return
+    names = options.names or everything(ids=options.ids)
+    if options.list:
+        print("\n".join(names))
+        return
+    if options.cost:
+        print(json.dumps([cost(name.partition(":")[2]) for name in names if name.startswith("textarena:")]))
+        return
+    if options.digests:
+        print(json.dumps({row.name: row.episodes for row in measured(names, TWICE)}))
+        return
+    if options.episodes <= TWICE:
+        parser.error(f"--episodes: expected more than {TWICE}, got {options.episodes}")
+    rows = []
+    for row in measured(names, options.episodes):
+        rows.append(row)
+        state = row.why_not or "; ".join(row.faults) or "ok"
+        print(f"{row.name:<44} {state[:120]}", file=sys.stderr, flush=True)
+    _report(rows, options.episodes, options.page, options.json)
+
+
+def _write_logs(name: str, path: Path, dialogs: int, seed: int) -> None:
+    adapter(name).write_logs(path, dialogs=dialogs, seed=seed)
+    logs = list(read_jsonl(path))
+    ends = Counter(str(log.meta["end"]) for log in logs)
+    scored = [log for log in logs if log.meta["end"] != "unscored"]
+    totals = [sum(log.messages[i]["reward"] for i in log.replies) for log in scored]
+    mean = round(sum(totals) / len(totals), 4) if totals else None
+    print(json.dumps({"logs": str(path), "dialogs": len(logs), "return": mean, "ends": ends}))
+
+
+def _report(rows: list[Row], episodes: int, page: Path | None, rows_file: Path | None) -> None:
+    others = differing(rows)
+    counts = summary(rows, others)
+    if rows_file:
+        rows_file.write_text(json.dumps(as_json(rows), indent=1), encoding="utf-8")
+    if page:
+        told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts.items())
+        versions = {"textarena": _version("textarena"), "gym": _version("reasoning-gym")}
+        text = PAGE.format(episodes=episodes, counts=f"{told}.", table=table(rows, others), **versions)
+        page.write_text(text, encoding="utf-8")
+    else:
+        print(table(rows, others))
+    print(json.dumps(counts | {"other_episodes_in_other_processes": sorted(others)}))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

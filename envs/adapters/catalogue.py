@@ -1,0 +1,149 @@
+"""Which games and tasks run on this machine, and what they are like: the table of CATALOGUE.md."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from envs.adapters import Adapter, reasoning_gym_world, textarena_game
+from envs.adapters.logs import played
+from envs.conformance import check_world
+from rl_dialog.errors import UserError
+
+EPISODES = 16  # behind a mean
+SECONDS = 60.0  # for a game, after which it is given up
+LEFT_OUT = ("players", "logs", "references", "drawing", "other process")
+TWICE = 3  # episodes that a second process plays too, whose hashes of strings differ
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found of a world."""
+
+    name: str
+    why_not: str = ""  # it does not run here
+    faults: tuple[str, ...] = ()  # of the contract
+    players: int = 1
+    replies: float = 0.0  # of the policy, per episode
+    returned: float | None = None  # mean return of the random mover
+    failed: float = 0.0  # share of the episodes that failed
+    steps_per_second: float = 0.0  # replies of the policy, the other players' moves included
+    episodes: str = field(default="", repr=False)  # a digest of the first ones
+
+
+def measure(name: str, episodes: int = EPISODES) -> Row:
+    """What a world is like, in this process."""
+    make = Adapter(name)
+    try:
+        world = make()
+        found = check_world(make, but=LEFT_OUT) if episodes > TWICE else []
+    except UserError as error:
+        return Row(name, why_not=str(error).partition(": expected ")[2] or str(error))
+    except Exception as error:
+        return Row(name, why_not=f"{type(error).__name__}: {error}"[:200])
+    faults = tuple(f"{each.check}: {each.fault[:160]}" for each in found if each.fault)
+    began, games = time.perf_counter(), [played(make, seed) for seed in range(episodes)]
+    seconds = time.perf_counter() - began
+    replies = [len(game.infos) for game in games]
+    totals = [total for game in games for total in game.returns.values() if total is not None]
+    said = json.dumps([[d.messages for d in game.dialogs.values()] for game in games[:TWICE]])
+    return Row(
+        name,
+        faults=faults,
+        players=getattr(getattr(world, "game", None), "players", 1),
+        replies=float(np.mean(replies)),
+        returned=float(np.mean(totals)) if totals else None,
+        failed=float(np.mean([game.end == "failed" for game in games])),
+        steps_per_second=sum(replies) / seconds,
+        episodes=sha256(said.encode()).hexdigest(),
+    )
+
+
+def measured(names: Iterable[str], episodes: int = EPISODES, seconds: float = SECONDS) -> Iterator[Row]:
+    """A row for each name. Each is measured in a process of its own, which is ended when it takes too
+    long."""
+    context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
+    names = list(names)
+    _load({name.partition(":")[0] for name in names})
+    for name in names:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_send, args=(there, name, episodes))
+        process.start()
+        there.close()
+        try:
+            row = here.recv() if here.poll(seconds) else Row(name, f"not done after {seconds:g} s")
+        except EOFError:
+            row = Row(name, "its process died")
+        process.kill()
+        process.join()
+        yield row
+
+
+def _load(kinds: set[str]) -> None:
+    """Imports the libraries once, so that the processes of `measured` have them."""
+    for kind, load in (("textarena", textarena_game.library), ("reasoning_gym", reasoning_gym_world.library)):
+        if kind in kinds:
+            with contextlib.suppress(UserError):  # each world says so
+                load()
+
+
+def _send(place: Any, name: str, episodes: int) -> None:
+    place.send(measure(name, episodes))
+
+
+def differing(rows: Sequence[Row], seconds: float = SECONDS) -> set[str]:
+    """The names whose episodes are others in a process with other hashes of strings."""
+    runs = {row.name: row.episodes for row in rows if row.episodes}
+    environment = os.environ | {"PYTHONHASHSEED": "4711"}
+    command = [sys.executable, "-m", "envs.adapters", "--digests", *runs]
+    limit = seconds * (1 + len(runs))
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=limit)
+    again = json.loads(out.stdout.splitlines()[-1])
+    return {name for name, digest in runs.items() if again.get(name) != digest}
+
+
+def table(rows: Sequence[Row], others: set[str]) -> str:
+    """The rows as a table of Markdown, those that do not run after it."""
+    head = ("game", "players", "replies", "random mover", "replies/s", "notes")
+    lines = [f"| {' | '.join(head)} |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        if row.why_not:
+            continue
+        notes = [*row.faults, *(["another process plays other episodes"] if row.name in others else [])]
+        notes += [f"{row.failed:.0%} of the episodes failed"] if row.failed else []
+        mean = "-" if row.returned is None else f"{row.returned:.2f}"
+        told = "; ".join(notes).replace("|", "/").replace("\n", " ")
+        game = row.name.partition(":")[2]
+        lines.append(
+            f"| {game} | {row.players} | {row.replies:.1f} | {mean} | {row.steps_per_second:.0f} | {told} |"
+        )
+    missing = [row for row in rows if row.why_not]
+    lines += ["", "Not on this machine:", ""] if missing else []
+    lines += [f"- `{row.name}`: {' '.join(row.why_not.split())[:160]}" for row in missing]
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Row], others: set[str]) -> dict[str, Any]:
+    """How many there are, run and keep the contract."""
+    runs = [row for row in rows if not row.why_not]
+    return {
+        "worlds": len(rows),
+        "run": len(runs),
+        "keep_the_contract": sum(not row.faults and row.name not in others for row in runs),
+    }
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows for other programs."""
+    return [asdict(row) for row in rows]

@@ -1,0 +1,62 @@
+"""Logs and reference returns of players that know nothing of the world, for worlds behind an adapter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envs.adapters.random_player import RandomTalker
+from envs.text_world import ALONE, Played, Player, play
+from rl_dialog.data.schema import Dialog, write_jsonl
+
+
+def player_of(world: Any, seed: int) -> Player:
+    """Who plays when nobody else does: a random mover in games, in tasks somebody who knows every other
+    answer."""
+    chance = random.Random(f"player {seed}")
+    if hasattr(world, "random_move"):
+        return lambda messages: world.random_move(chance)
+    if hasattr(world, "known_answer"):
+        return lambda messages: world.known_answer(right=chance.random() < 0.5)
+    return RandomTalker(seed)
+
+
+def played(make_world: Callable[[], Any], seed: int) -> Played:
+    """The episode of a seed, by that player."""
+    world = make_world()
+    return play(world, player_of(world, seed), seed=seed)
+
+
+def write_logs(make_world: Callable[[], Any], path: str | Path, *, dialogs: int, seed: int) -> None:
+    """`dialogs` episodes, one JSON line each; episodes that failed are left out, and of worlds with several
+    roles each role's Dialog is one."""
+    write_jsonl(_dialogs(make_world, dialogs, seed), path)
+
+
+def _dialogs(make_world: Callable[[], Any], count: int, seed: int) -> list[Dialog]:
+    found: list[Dialog] = []
+    name = getattr(make_world, "__name__", "world")
+    for number in range(4 * count):
+        episode = played(make_world, (seed << 32) + number)
+        for role, dialog in episode.dialogs.items() if episode.end != "failed" else ():
+            end = "" if role == ALONE else f"-{role}"
+            found.append(replace(dialog, id=f"{name}-{seed}-{number:06d}{end}", source=name))
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+def reference_returns(make_world: Callable[[], Any], episodes: int, seed: int) -> dict[str, list[float]]:
+    """The returns of a random mover in a game for one policy; nothing for other worlds."""
+    if not hasattr(make_world(), "random_move"):
+        return {}
+    returns = [
+        total
+        for number in range(episodes)
+        for total in played(make_world, (seed << 32) + number).returns.values()
+        if total is not None
+    ]
+    return {"random legal": returns} if returns else {}

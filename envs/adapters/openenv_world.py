@@ -1,0 +1,229 @@
+"""Worlds behind a server that speaks OpenEnv's WebSocket protocol: `openenv:ws://localhost:8000`.
+
+    {"type": "reset", "data": {"seed": 1}}        -> {"type": "observation",
+                                                      "data": {observation, reward, done}}
+    {"type": "step", "data": {"message": "[4]"}}  -> the same
+    {"type": "close"}
+    whatever goes wrong                           -> {"type": "error", "data": {message, code}}
+
+Options of the name, for servers other than ours (`python -m pipelines.serve_env`):
+
+    action     the field of an action that takes the reply; by default what the server's /schema says, else
+               `message`
+    text       the field of an observation that is the text; by default its `messages`, `prompt`, `text`,
+               `content`, ..., else the whole observation as JSON
+    seconds    how long to wait for the server, by default 60
+
+A server of ours answers with the whole conversation. What any other says is added to it as the user's words.
+A server that cannot be reached when a world is made is an error. One that goes away, answers with an error or
+not in time in mid-episode makes the episode a failed one, and the next `reset` connects anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from envs.adapters.textarena_game import fresh_seed
+from envs.text_world import MAX_TURNS, Message
+from rl_dialog.errors import UserError
+
+SECONDS, CONNECT_SECONDS = 60.0, 10.0
+LARGEST = 16 * 2**20  # bytes of an answer
+TEXTS = ("prompt", "text", "content", "message", "response", "echoed_message", "result", "output")
+Stepped = tuple[list[Message], Any, bool, bool, dict[str, Any]]
+
+
+class Gone(Exception):
+    """The server did not answer as it should."""
+
+
+class OpenEnvWorld:
+    """A session with a server, opened by the first `reset`."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        """Raises UserError for an address that is none, for unknown options, and where nobody answers."""
+        given = dict(options or {})
+        self.url = _address(url)
+        self.seconds = float(given.pop("seconds", SECONDS))
+        self.text = given.pop("text", None)
+        action = given.pop("action", None)
+        if given:
+            wrong = ", ".join(given)
+            raise UserError(f"env 'openenv:{url}': expected options action, text, seconds; got {wrong}")
+        schema = _schema(self.url, self.seconds)
+        self.action = action or _action_field(schema)
+        self.max_turns = schema["max_turns"] if isinstance(schema.get("max_turns"), int) else MAX_TURNS
+        self.messages: list[Message] = []
+        self.seed, self.replies = 0, []
+        self._socket: Any = None
+
+    def reset(self, *, seed: int | None = None) -> tuple[list[Message], dict[str, Any]]:
+        """The episode of a seed."""
+        self.seed, self.replies, self.messages = fresh_seed() if seed is None else seed, [], []
+        try:
+            answer = self._ask({"type": "reset", "data": {"seed": self.seed}})
+            self._hear(answer)
+            failed = _metadata(answer).get("failed")
+        except Gone as gone:
+            failed = str(gone)
+        if not self.messages:
+            self.messages = [{"role": "user", "content": "There is no conversation."}]
+        return list(self.messages), _metadata_info(failed, {})
+
+    def step(self, reply: str) -> Stepped:
+        """What the server says to a reply."""
+        self.messages.append({"role": "assistant", "content": reply})
+        try:
+            answer = self._ask({"type": "step", "data": {self.action: reply}})
+        except Gone as gone:
+            return list(self.messages), None, False, True, {"failed": str(gone)}
+        self.replies.append(reply)
+        self._hear(answer)
+        told = _metadata(answer)
+        truncated = bool(told.get("truncated")) or "failed" in told
+        done = bool(answer.get("done")) and not truncated
+        reward = told.get("rewards", answer.get("reward"))
+        if reward is None and not told and not done:
+            reward = 0.0  # OpenEnv's servers may leave it out until the end
+        return list(self.messages), reward, done, truncated, _metadata_info(told.get("failed"), told)
+
+    def close(self) -> None:
+        """Ends the session."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_socket", None) is not None:
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_socket": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A session of one's own, in which the same was said."""
+        vars(self).update(state)
+        if not self.messages:
+            return
+        try:
+            self._ask({"type": "reset", "data": {"seed": self.seed}})
+            for reply in self.replies:
+                self._ask({"type": "step", "data": {self.action: reply}})
+        except Gone:
+            self.close()  # the next step says so
+
+    def snapshot(self) -> dict[str, Any]:
+        """The seed and what was said, from which `restore` gets there again."""
+        messages = [dict(each) for each in self.messages]
+        return {"seed": self.seed, "replies": list(self.replies), "messages": messages}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Says everything again."""
+        kept = {key: list(value) if isinstance(value, list) else value for key, value in saved.items()}
+        self.__setstate__(vars(self) | kept)
+
+    def _hear(self, answer: Mapping[str, Any]) -> None:
+        """Adds what the server said."""
+        observed = answer.get("observation")
+        whole = observed.get("messages") if isinstance(observed, dict) else None
+        if _is_conversation(whole):
+            self.messages = [dict(message) for message in whole]
+            return
+        self.messages.append({"role": "user", "content": _words(observed, self.text)})
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of the answer. Raises Gone where there is none in time, or an error."""
+        from websockets.exceptions import WebSocketException
+
+        if self._socket is None and message["type"] != "reset":
+            raise Gone(f"{self.url}: the session is over")
+        try:
+            self._socket = self._socket or self._connected()
+            self._socket.send(json.dumps(message))
+            answer = json.loads(self._socket.recv(timeout=self.seconds))
+        except (OSError, TimeoutError, WebSocketException, ValueError) as error:
+            self.close()
+            why = f"no answer in {self.seconds:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise Gone(f"{self.url}: {type(error).__name__}: {why}") from error
+        data = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(data, dict) or answer.get("type") != "observation":
+            self.close()
+            raise Gone(f"{self.url}: expected an observation, got {str(answer)[:300]}")
+        return data
+
+    def _connected(self) -> Any:
+        from websockets.sync.client import connect
+
+        waits = min(CONNECT_SECONDS, self.seconds)
+        return connect(f"{self.url}/ws", open_timeout=waits, close_timeout=1.0, max_size=LARGEST, proxy=None)
+
+
+def _address(url: str) -> str:
+    """ws:// or wss:// with host and port. Raises UserError for anything else."""
+    parts = urlsplit(url if "://" in url else f"ws://{url}")
+    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    if scheme not in ("ws", "wss") or not parts.hostname:
+        expected = "an address such as openenv:ws://localhost:8000"
+        raise UserError(f"env 'openenv:{url}': expected {expected}, got {url!r}")
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/ws')}"
+
+
+def _schema(url: str, seconds: float) -> dict[str, Any]:
+    """What the server says of its world, if anything. Raises UserError where nobody answers."""
+    page = f"http{url[2:]}/schema"  # ws -> http, wss -> https
+    try:
+        answer = httpx.get(page, timeout=min(CONNECT_SECONDS, seconds), trust_env=False)
+        schema = answer.json() if answer.is_success else {}
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        got = f"got {type(error).__name__}: {error}"
+        raise UserError(f"env 'openenv:{url}': expected a server that answers at {page}, {got}") from error
+    except ValueError:
+        schema = {}
+    return schema if isinstance(schema, dict) else {}
+
+
+def _action_field(schema: Mapping[str, Any]) -> str:
+    """The field of the server's actions that takes a text."""
+    action = schema.get("action")
+    fields = action.get("properties") if isinstance(action, dict) else None
+    if not isinstance(fields, dict):
+        return "message"
+    described = {name: about for name, about in fields.items() if isinstance(about, dict)}
+    texts = [name for name, about in described.items() if about.get("type") == "string"]
+    needed = [name for name in action.get("required", ()) if name in texts]
+    return next(iter([*needed, *texts]), "message")
+
+
+def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
+    told = answer.get("metadata")
+    return told if isinstance(told, dict) else {}
+
+
+def _metadata_info(failed: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+    info = dict(told.get("info") or {})
+    return info | ({} if failed is None else {"failed": str(failed)})
+
+
+def _is_conversation(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(each, dict) and "role" in each and "content" in each for each in messages)
+    )
+
+
+def _words(observed: Any, field: str | None) -> str:
+    """What an observation says, in words."""
+    if isinstance(observed, dict):
+        told = observed.get("messages")
+        if field is None and isinstance(told, list) and told and all(isinstance(each, dict) for each in told):
+            return "\n".join(str(each.get("content", each)) for each in told)
+        for name in TEXTS if field is None else (field,):
+            if isinstance(observed.get(name), str) and observed[name]:
+                return observed[name]
+    return observed if isinstance(observed, str) else json.dumps(observed, ensure_ascii=False)

@@ -1,0 +1,267 @@
+"""Worlds behind adapters: names and options, TextArena's games, reasoning-gym's tasks."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from envs import text_env
+from envs.adapters import reasoning_gym_world
+from envs.adapters.__main__ import main
+from envs.adapters.luck import own_luck
+from envs.adapters.names import parsed
+from envs.adapters.random_player import propose, random_move, snippets
+from envs.conformance import check_world
+from envs.text_world import play, restore, snapshot
+from rl_dialog.data.schema import read_jsonl
+from rl_dialog.errors import UserError
+
+FAST = ("players", "other process", "references")
+
+
+@pytest.fixture(scope="module")
+def textarena() -> ModuleType:
+    return pytest.importorskip("textarena", reason="pip install textarena")
+
+
+@pytest.fixture(scope="module")
+def gym() -> ModuleType:
+    return pytest.importorskip("reasoning_gym", reason="pip install reasoning-gym")
+
+
+def faults(name: str, but: tuple[str, ...] = FAST) -> list[str]:
+    found = check_world(text_env(name), but=but)
+    return [f"{each.check}: {each.fault}" for each in found if each.fault]
+
+
+def random_legal(name: str, seed: int):
+    world, chance = text_env(name)(), random.Random(seed)
+    return play(world, lambda messages: world.random_move(chance), seed=seed)
+
+
+def test_options_are_yaml():
+    assert parsed("Nim-v0?role=1&piles=[1, 2]&opponent=a:B&deep=true") == (
+        "Nim-v0",
+        {"role": 1, "piles": [1, 2], "opponent": "a:B", "deep": True},
+    )
+    assert parsed("chain_sum") == ("chain_sum", {})
+    with pytest.raises(UserError, match="expected .option=value&option=value after the name, got 'role'"):
+        parsed("Nim-v0?role")
+
+
+def test_own_luck_leaves_the_generators_and_the_output_alone(capsys):
+    random.seed(5)
+    np.random.seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    drawn = []
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), own_luck(7, with_numpy=True):
+            print("chatter")
+            drawn.append((random.random(), np.random.random()))
+            raise ZeroDivisionError
+    assert drawn[0] == drawn[1]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert capsys.readouterr().out == ""
+
+
+def test_proposals_come_from_what_is_in_brackets():
+    seen = [
+        {"role": "user", "content": "[GAME] Say '[pile quantity]', e.g. [0 3]. [Player 1] [2 2] [ ]"},
+        {"role": "assistant", "content": "[9 9]"},
+    ]
+    assert snippets(seen) == ["[pile quantity]", "[0 3]", "[2 2]"]
+    chance = random.Random(0)
+    told = {propose(snippets(seen), chance) for _ in range(300)}
+    assert {"[0 3]", "[2 2]"} < told and len(told) > 20
+    only = random_move(seen, random.Random(1), lambda move: move == "[1 2]" or move.startswith("[3"))
+    assert only == "[1 2]" or only.startswith("[3")
+
+
+@pytest.mark.parametrize("name", ["Nim-v0", "TicTacToe-v0?role=any", "Nim-v0?opponent=self"])
+def test_games_keep_the_contract(textarena, name):
+    assert faults(f"textarena:{name}") == []
+
+
+def test_a_random_mover_makes_moves_that_the_game_takes(textarena):
+    for seed in range(4):
+        for message in random_legal("textarena:TicTacToe-v0", seed).dialogs["assistant"].messages:
+            assert "invalid" not in message["content"].lower()
+
+
+def test_a_pickled_game_goes_on_as_it_would_have(textarena):
+    """In mid-episode, with dice to come, and whatever the generator of the process says."""
+    world = text_env("textarena:PigDice-v0")()
+    world.reset(seed=3)
+    world.step("[roll]")
+    saved, sent = snapshot(world), pickle.loads(pickle.dumps(world))
+    on = [world.step("[roll]") for _ in range(3)]
+    random.seed(99)
+    assert [sent.step("[roll]") for _ in range(3)] == on
+    restore(world, saved)
+    assert [world.step("[roll]") for _ in range(3)] == on
+
+
+def test_rewards_are_the_players_own(textarena):
+    """Both roles of the same games: what one wins the other loses, and the sides add up over the game."""
+    for seed in range(4):
+        both = random_legal("textarena:TicTacToe-v0?opponent=self", seed)
+        assert both.end == "terminated"
+        assert sum(both.returns.values()) == 0 and set(both.dialogs) == {"player_0", "player_1"}
+    first = text_env("textarena:Nim-v0?piles=[2]")()
+    first.reset(seed=0)
+    assert first.step("[0 2]")[1:3] == (1.0, True)
+    second = text_env("textarena:Nim-v0?piles=[1, 1, 1]&role=1")()
+    messages, _ = second.reset(seed=0)
+    assert "Player 0 removes" in messages[0]["content"]
+    lost = None
+    for pile in range(3):  # three single objects: who moves second never takes the last
+        if f"pile {pile}: 1" in messages[-1]["content"].rpartition("Current Pile")[2]:
+            messages, lost, over, *_ = second.step(f"[{pile} 1]")
+            break
+    assert (lost, over) == (-1.0, True)
+
+
+def test_an_invalid_move_is_answered_and_the_next_one_costs_the_game(textarena):
+    world = text_env("textarena:Nim-v0")()
+    world.reset(seed=0)
+    messages, reward, over, *_ = world.step("seven")
+    assert "invalid move" in messages[-1]["content"] and (reward, over) == (0.0, False)
+    messages, reward, over, cut, info = world.step("eight")
+    assert (reward, over, cut, info) == (-1.0, True, False, {})
+
+
+def test_a_scripted_opponent_sees_its_own_side(textarena, tmp_path, monkeypatch):
+    (tmp_path / "nim_players.py").write_text(
+        "def first(messages):\n"
+        "    assert 'Player 1' in messages[0]['content'] and messages[-1]['role'] == 'user'\n"
+        "    piles = messages[-1]['content'].rpartition('Current Pile')[2].splitlines()[1:]\n"
+        "    counts = [int(line.rpartition(':')[2]) for line in piles if ':' in line]\n"
+        "    return next(f'[{pile} {count}]' for pile, count in enumerate(counts) if count)\n"
+        "class Seeded:\n"
+        "    def __init__(self, seed):\n"
+        "        self.seed = seed\n"
+        "    def __call__(self, messages):\n"
+        "        return first(messages)\n"
+        "def broken(messages):\n"
+        "    raise KeyError('nothing to say')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for player in ("first", "Seeded"):
+        world = pickle.loads(pickle.dumps(text_env(f"textarena:Nim-v0?opponent=nim_players:{player}")()))
+        world.reset(seed=1)
+        messages, *_ = world.step("[2 1]")
+        assert "[Player 1] [0 3]" in messages[-1]["content"]
+    world = text_env("textarena:Nim-v0?opponent=nim_players:broken")()
+    world.reset(seed=1)
+    *_, cut, info = world.step("[2 1]")
+    assert cut and "nothing to say" in info["failed"]
+    sys.modules.pop("nim_players")
+
+
+def test_a_game_that_crashes_is_a_failed_episode(textarena, monkeypatch):
+    from textarena.envs.Nim.env import NimEnv
+
+    world = text_env("textarena:Nim-v0")()
+    world.reset(seed=0)
+
+    def crash(self, action):
+        raise IndexError("no such pile")
+
+    monkeypatch.setattr(NimEnv, "step", crash)
+    played = play(text_env("textarena:Nim-v0")(), lambda messages: "[0 1]", seed=0)
+    assert played.end == "failed" and played.returns == {"assistant": None}
+    assert "no such pile" in played.infos[-1]["failed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("textarena:Nimm-v0", "one of the .* games of TextArena. Did you mean .*Nim-v0"),
+        ("textarena:Nim-v0?pile=3", "options that the game takes .piles"),
+        ("textarena:Nim-v0?role=2", "role to be one of 0, 1 or any, got 2"),
+        ("textarena:Nim-v0?players=3", "number of players has to be 2"),
+        ("textarena:Nim-v0?opponent=clever", "expected random, self, module:function"),
+        ("textarena:Nim-v0?opponent=nowhere:one", "opponent 'nowhere:one'"),
+        ("textarena:Debate-v0", "without a key"),
+    ],
+)
+def test_what_cannot_be_played_says_why(textarena, monkeypatch, name, said):
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    with pytest.raises(UserError, match=said):
+        text_env(name)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    for library, package, name in (
+        ("textarena", "textarena", "textarena:Nim-v0"),
+        ("reasoning_gym", "reasoning-gym", "reasoning_gym:chain_sum"),
+    ):
+        monkeypatch.setitem(sys.modules, library, None)
+        if library == "reasoning_gym":
+            monkeypatch.setattr(reasoning_gym_world, "DATA", {})
+        with pytest.raises(UserError, match=f"pip install {package}"):
+            text_env(name)
+
+
+def test_logs_are_dialogs_with_the_games_rewards(textarena, tmp_path):
+    text_env("textarena:Nim-v0").write_logs(tmp_path / "logs.jsonl", dialogs=6, seed=1)
+    logs = list(read_jsonl(tmp_path / "logs.jsonl"))
+    assert len(logs) == 6 and len({log.id for log in logs}) == 6
+    assert {log.messages[log.replies[-1]]["reward"] for log in logs} <= {-1.0, 1.0}
+
+
+def test_tasks_keep_the_contract(gym):
+    assert faults("reasoning_gym:chain_sum") == []
+
+
+def test_the_score_of_an_answer_is_the_reward(gym):
+    world = text_env("reasoning_gym:chain_sum?max_terms=3&seed=4")()
+    world.reset(seed=8)
+    right, wrong = world.known_answer(right=True), world.known_answer(right=False)
+    assert right != wrong
+    for reply, reward in ((right, 1.0), (f"I think <answer>{right}</answer>!", 1.0)):
+        world.reset(seed=8)
+        assert world.step(reply)[1:4] == (reward, True, False)
+    world.reset(seed=8)
+    assert world.step(wrong)[1] < 1.0
+    questions = {world.reset(seed=seed)[0][0]["content"] for seed in range(20)}
+    assert len(questions) == 20
+
+
+def test_an_answer_that_breaks_the_scorer_is_a_failed_episode(gym, monkeypatch):
+    world = text_env("reasoning_gym:chain_sum?seed=77")()
+    world.reset(seed=1)
+
+    def crash(answer, entry):
+        raise ValueError("not a number")
+
+    monkeypatch.setattr(list(reasoning_gym_world.DATA.values())[-1], "score_answer", crash)
+    *_, cut, info = world.step("x")
+    assert cut and "not a number" in info["failed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("reasoning_gym:chain_sums", "Did you mean chain_sum"),
+        ("reasoning_gym:chain_sum?terms=3", "min_terms"),
+        ("reasoning_gym:chain_sum?size=0", "size"),
+    ],
+)
+def test_unknown_tasks_and_options_are_named(gym, name, said):
+    with pytest.raises(UserError, match=said):
+        text_env(name)
+
+
+@pytest.mark.slow
+def test_the_catalogue_of_two_worlds(textarena, gym, capsys):
+    """One that runs and one that does not, in processes of their own."""
+    main(["textarena:Nim-v0", "textarena:Debate-v0", "--episodes", "4"])
+    out = capsys.readouterr().out
+    assert "| Nim-v0 | 2 |" in out and "`textarena:Debate-v0`" in out
+    assert '"keep_the_contract": 1' in out.splitlines()[-1]

@@ -1,0 +1,231 @@
+"""OpenEnv's WebSocket protocol, both ways: a world of ours served, and the client that plays in it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from websockets.sync.server import serve
+
+from envs import text_env
+from envs.adapters.openenv_world import OpenEnvWorld
+from envs.conformance import Babbler, check_world
+from envs.example import House
+from envs.text_world import play, restore, snapshot
+from rl_dialog.errors import UserError
+from rl_dialog.serving.worlds import WorldLimits, create_world_app
+from rl_dialog.web_server import WebServer, listening
+
+ROOT = Path(__file__).parents[2]
+
+
+class Fragile:
+    """Fails, breaks, does not know or goes on, as it is told; it has no end."""
+
+    max_turns = 3
+
+    def reset(self, *, seed=None):
+        self.messages = [{"role": "user", "content": "What now?"}]
+        return list(self.messages), {}
+
+    def step(self, reply):
+        self.messages.append({"role": "assistant", "content": reply})
+        self.messages.append({"role": "user", "content": "And now?"})
+        if reply == "break":
+            raise KeyError("broken")
+        failed = {"failed": "a wheel came off"} if reply == "fail" else {}
+        reward = None if reply == "unknown" else 0.1
+        return list(self.messages), reward, False, bool(failed), {"said": len(reply), **failed}
+
+
+def served(world, limits: WorldLimits | None = None) -> WebServer:
+    app = create_world_app(world, world.__name__, limits)
+    return WebServer(app, listening("127.0.0.1", 0), drain=1.0, largest=(limits or WorldLimits()).largest)
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[str]:
+    server = served(House, WorldLimits(sessions=40))
+    yield server.url.replace("http", "ws")
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[str]:
+    server = served(Fragile, WorldLimits(sessions=2, idle=1.0, largest=10_000))
+    yield server.url.replace("http", "ws")
+    server.close()
+
+
+def ask(place, message) -> dict:
+    place.send(message if isinstance(message, str | bytes) else json.dumps(message))
+    return json.loads(place.recv(timeout=10))
+
+
+def same(one, other) -> bool:
+    return all(
+        one.dialogs[role].messages == other.dialogs[role].messages
+        and one.dialogs[role].truncated == other.dialogs[role].truncated
+        and (one.end, one.returns) == (other.end, other.returns)
+        for role in one.dialogs
+    )
+
+
+def test_episodes_are_those_of_the_world_itself(house):
+    make = text_env(f"openenv:{house}")
+    for seed in range(6):
+        assert same(play(House(), Babbler(seed), seed=seed), play(make(), Babbler(seed), seed=seed))
+
+
+def test_a_served_world_keeps_the_contract(house):
+    found = check_world(text_env(f"openenv:{house}"), but=("order", "side by side", "other process"))
+    assert [f"{each.check}: {each.fault}" for each in found if each.fault] == []
+
+
+def test_sessions_have_worlds_of_their_own(house):
+    make = text_env(f"openenv:{house}")
+    one, other = make(), make()
+    one.reset(seed=1)
+    other.reset(seed=2)
+    one.step("left")
+    assert len(other.step("right")[0]) <= 3
+    sent = pickle.loads(pickle.dumps(one))
+    saved = snapshot(one)
+    assert one.step("right")[:4] == sent.step("right")[:4]
+    restore(one, saved)
+    assert len(one.messages) == 3
+
+
+def test_the_protocol_message_for_message(fragile):
+    """Written against OpenEnv's own types, not against our client."""
+    with connect(f"{fragile}/ws", proxy=None) as place:
+        begun = ask(place, {"type": "reset", "data": {"seed": 5, "episode_id": "mine"}})
+        assert begun["type"] == "observation"
+        assert begun["data"]["observation"]["text"] == "What now?" and begun["data"]["done"] is False
+        stepped = ask(place, {"type": "step", "data": {"message": "hi"}})["data"]
+        assert stepped["reward"] == 0.1 and stepped["metadata"]["info"] == {"said": 2}
+        assert ask(place, {"type": "state"}) == {
+            "type": "state",
+            "data": {"episode_id": "mine", "step_count": 1},
+        }
+        codes = [
+            ask(place, wrong)["data"]["code"]
+            for wrong in (
+                "{",
+                b"\x00\xff",
+                "[]",
+                {"type": "dance"},
+                {"type": "step", "data": {"text": "hi"}},
+                {"type": "reset", "data": {"seed": -1}},
+            )
+        ]
+        assert codes == ["INVALID_JSON"] * 2 + ["VALIDATION_ERROR", "UNKNOWN_TYPE"] + ["VALIDATION_ERROR"] * 2
+        assert ask(place, {"type": "step", "data": {"message": "hi"}})["type"] == "observation"
+        broken = ask(place, {"type": "step", "data": {"message": "break"}})
+        assert broken["type"] == "error" and "broken" in broken["data"]["message"]
+        assert ask(place, {"type": "step", "data": {"message": "hi"}})["data"]["code"] == "EXECUTION_ERROR"
+        place.send(json.dumps({"type": "close"}))
+        with pytest.raises(ConnectionClosed):
+            place.recv(timeout=10)
+
+
+def test_the_four_ends_stay_apart(fragile):
+    make = text_env(f"openenv:{fragile}")
+    replies = ("on", "fail", "break", "unknown")
+    ends = [play(make(), lambda messages, say=say: say, seed=0).end for say in replies]
+    assert ends == ["truncated", "failed", "failed", "unscored"]
+    assert make().max_turns == 3
+
+
+def test_limits_of_sessions_size_and_silence(fragile):
+    with connect(f"{fragile}/ws", proxy=None) as one, connect(f"{fragile}/ws", proxy=None) as two:
+        ask(one, {"type": "reset"})
+        ask(two, {"type": "reset"})
+        with connect(f"{fragile}/ws", proxy=None) as third:
+            assert json.loads(third.recv(timeout=10))["data"]["code"] == "CAPACITY_REACHED"
+        one.send("x" * 20_000)
+        with pytest.raises(ConnectionClosed):
+            one.recv(timeout=10)
+        began = time.monotonic()
+        assert json.loads(two.recv(timeout=10))["data"]["code"] == "SESSION_ERROR"
+        assert time.monotonic() - began < 5
+
+
+def test_nobody_there_and_no_address_say_so():
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    with pytest.raises(UserError, match=f"expected a server that answers at http://127.0.0.1:{port}/schema"):
+        text_env(f"openenv:ws://127.0.0.1:{port}")
+    with pytest.raises(UserError, match="expected an address such as"):
+        text_env("openenv:ftp://somewhere")
+    with pytest.raises(UserError, match="expected options action, text, seconds; got speed"):
+        text_env("openenv:ws://127.0.0.1:1?speed=3")
+
+
+@pytest.fixture
+def slow_server() -> Iterator[str]:
+    """One that answers a reset in another trainer's words, and no step."""
+
+    def talk(place):
+        for text in place:
+            asked = json.loads(text)
+            if asked["type"] == "reset":
+                observed = {"prompt": f"seed {asked['data']['seed']}", "legal_players": [0]}
+                answer = {"observation": observed, "reward": None, "done": False}
+                place.send(json.dumps({"type": "observation", "data": answer}))
+
+    with serve(talk, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join(5)
+
+
+def test_a_slow_server_makes_a_failed_episode(slow_server, monkeypatch):
+    monkeypatch.setattr("envs.adapters.openenv_world._schema", lambda url, seconds: {})
+    world = OpenEnvWorld(slow_server, {"seconds": 0.5})
+    assert world.reset(seed=7) == ([{"role": "user", "content": "seed 7"}], {})
+    began = time.monotonic()
+    _, reward, terminated, truncated, info = world.step("anybody?")
+    assert (reward, terminated, truncated) == (None, False, True) and "no answer in 0.5 s" in info["failed"]
+    assert time.monotonic() - began < 5
+    assert world.reset(seed=8)[0][0]["content"] == "seed 8"  # connects anew
+
+
+@pytest.mark.slow
+def test_the_verb_serves_and_what_dies_fails(tmp_path):
+    """A process of its own: the same episodes; killed in mid-episode, a failed one, then a clear error."""
+    command = [sys.executable, "-m", "pipelines.serve_env", "--env", "small_talk", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        url = json.loads(process.stdout.readline())["ready"]
+        here, there = text_env("small_talk"), text_env(f"openenv:{url}")
+        for seed in range(20):
+            assert same(play(here(), Babbler(seed), seed=seed), play(there(), Babbler(seed), seed=seed))
+        found = check_world(there, but=("players", "logs"))
+        assert [f"{each.check}: {each.fault}" for each in found if each.fault] == []
+        world = there()
+        world.reset(seed=1)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+        *_, truncated, info = world.step("Are you there?")
+        assert truncated and url in info["failed"]
+        assert "failed" in world.reset(seed=1)[1]
+        with pytest.raises(UserError, match="expected a server that answers"):
+            there()
+    finally:
+        process.kill()
+        process.wait(10)
