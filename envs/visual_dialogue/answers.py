@@ -12,8 +12,9 @@ from functools import cache
 
 from envs.visual_dialogue.scenes import ATTRIBUTES, OUTDOORS, Scene, value, where
 
-POLAR = frozenset(["is", "are", "was", "were", "does", "do", "did", "can", "could", "has", "have", "isn't", "aren't", "any"])
-OPEN = frozenset(["what", "what's", "where", "where's", "how", "who", "who's", "which", "whose"])
+# The first of these words in a text says of which kind the question is.
+POLAR = {"is", "isn't", "are", "aren't", "was", "were", "do", "does", "did", "can", "could", "has", "have"}
+OPEN = {"what", "what's", "where", "where's", "how", "who", "who's", "which", "whose"}
 UNCLEAR = "i'm not sure what you mean"
 HIDDEN = "i can't tell"
 

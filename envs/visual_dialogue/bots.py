@@ -5,9 +5,10 @@
     /fetch_a_bot_response               the answer alone
     /fetch_q_bot_response               the next question of a scripted questioner, who needs no picture
 
-A request is a form of texts: `history`, a JSON list of {"speaker": "question" or "answer", "text"}; `caption`;
-`img_features`, a JSON list of numbers; `generation_kwargs`, a JSON object. `_rank` means by percentile, the
-others by the mean square error of the predicted feature (at an empty history: the error itself).
+A request is a form of texts: `history`, a JSON list of {"speaker": "question" or "answer", "text"};
+`caption`; `img_features`, a JSON list of numbers; `generation_kwargs`, a JSON object. `_rank` means by
+percentile, the others by the mean square error of the predicted feature (at an empty history: the error
+itself).
 """
 
 from __future__ import annotations

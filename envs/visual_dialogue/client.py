@@ -58,8 +58,9 @@ class HttpPost:
         return found
 
     def _failed(self, endpoint: str, got: str) -> ServerFailed:
+        expected = f"an answer of {endpoint} within {self.seconds:g} s"
         return ServerFailed(
-            f"server {self.url}: expected an answer of {endpoint} within {self.seconds:g} s, got {got[:400]}. "
+            f"server {self.url}: expected {expected}, got {got[:400]}. "
             "`python -m envs.visual_dialogue --serve 127.0.0.1:5000` starts one of scenes"
         )
 

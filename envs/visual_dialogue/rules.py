@@ -16,8 +16,8 @@ ROUNDING = 1e-9  # a sum of differences may miss its target by this much
 
 YES_NO = ("yes", "no")
 VAGUE = (
-    "not", "don't", "can't", "don’t", "can’t", "cannot", "fairly", "could", "think so", "okay", "maybe", "yes",
-    "no", "looks", "appears", "tell", "mostly just",
+    "not", "don't", "can't", "don’t", "can’t", "cannot", "fairly", "could", "think so", "okay", "maybe",
+    "yes", "no", "looks", "appears", "tell", "mostly just",
 )  # fmt: skip
 
 # Which answers are penalised. `soft` and `conservative` look for parts of the text: "snow" has a "no".
