@@ -15,10 +15,11 @@ from envs.visual_dialogue.scenes import ATTRIBUTES, OUTDOORS, Scene, value, wher
 # The first of these words in a text says of which kind the question is.
 POLAR = {"is", "isn't", "are", "aren't", "was", "were", "do", "does", "did", "can", "could", "has", "have"}
 OPEN = {"what", "what's", "where", "where's", "how", "who", "who's", "which", "whose"}
-UNCLEAR = "i'm not sure what you mean"
+UNCLEAR = "i can't understand that"
 HIDDEN = "i can't tell"
+HEDGES = (UNCLEAR, HIDDEN)  # answers that tell the questioner nothing
 
-# What an open question does not find out where the light is dim; a polar one does.
+# What an open question does not find out where the photo is blurred; a polar one does.
 FAINT = ("place", "colour", "count", "weather", "person")
 _WORDING = {
     "one": "1",
@@ -40,7 +41,6 @@ ABOUT = {
     "size": "big size tall",
     "weather": "weather sky",
     "person": "who who's person people anyone anybody human",
-    "light": "light lit",
 }
 MEANS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outdoors": ("place", OUTDOORS),
@@ -59,7 +59,7 @@ MEANS: dict[str, tuple[str, tuple[str, ...]]] = {
     "2": ("count", ("two",)),
     "3": ("count", ("three",)),
     **dict.fromkeys(("people", "person", "anyone", "anybody"), ("person", ("man", "woman", "child"))),
-    **{word: (name, (word,)) for name, words in ATTRIBUTES.items() for word in words},
+    **{word: (name, (word,)) for name in ABOUT for word in ATTRIBUTES[name]},
 }
 _WORD = re.compile(r"[a-z0-9]+(?:['’][a-z]+)?")
 
@@ -102,7 +102,7 @@ def answer(scene: Scene, question: Question | None) -> str:
     word = value(scene, question.attribute)
     if question.values is not None:
         return "yes" if word in question.values else "no"
-    if question.attribute in FAINT and value(scene, "light") == "dim":
+    if question.attribute in FAINT and value(scene, "photo") == "blurred":
         return HIDDEN
     return _WORDING.get(word, word)
 
@@ -115,7 +115,6 @@ _OPEN = {
     "size": "how big is it?",
     "weather": "what is the weather like?",
     "person": "who is there?",
-    "light": "how is the light?",
 }
 _POLAR = {
     "place": ["is it outdoors?", *(f"is it {where(word)}?" for word in ATTRIBUTES["place"])],
@@ -124,7 +123,6 @@ _POLAR = {
     "size": ["is it small?"],
     "weather": ["is it sunny?", "is it cloudy?", "is it raining?", "is it snowing?"],
     "person": ["is anyone there?", "is there a man?", "is there a woman?", "is there a child?"],
-    "light": ["is it bright?"],
 }
 OPEN_QUESTIONS = tuple(_OPEN.values())
 POLAR_QUESTIONS = tuple(text for texts in _POLAR.values() for text in texts)

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.visual_dialogue.answers import MEANS, QUESTIONS, Question, answer, read_question
-from envs.visual_dialogue.scenes import ATTRIBUTES, POOL, WIDTH, features, pool, scene_of, value
+from envs.visual_dialogue.answers import HEDGES, MEANS, QUESTIONS, Question, answer, read_question
+from envs.visual_dialogue.scenes import ATTRIBUTES, POOL, WIDTH, captions, features, pool, scene_of, value
 from rl_dialog.errors import UserError
 
 Entry = dict[str, str]  # speaker, text
@@ -111,16 +111,31 @@ def fitting(caption: str) -> np.ndarray:
     return fits
 
 
+def agreeing(asked: str, told: str) -> np.ndarray:
+    """(POOL,) bool: the scenes that give this answer; all of them for a hedge, and for a question that is not
+    understood."""
+    question, said = read_question(asked), told.strip().lower()
+    if question is None or said in HEDGES:
+        return np.ones(POOL, dtype=bool)
+    return answers_of(question) == said
+
+
+@cache
+def unclear_pictures() -> tuple[int, ...]:
+    """The scenes of the pool that dialogues are about: those which their caption alone does not rank first,
+    where there would be nothing to win."""
+    ideas = [predicted(caption, []) for caption in captions()]
+    return tuple(n for n, idea in enumerate(ideas) if percentile(features()[n], idea) < 1 - 1.5 / POOL)
+
+
 def predicted(caption: str, history: list[Entry]) -> np.ndarray:
     """(WIDTH,) the questioner's idea of the picture: the mean feature of the pool's scenes that agree with
     the caption and the answers; where none does any more, the mean of those that did last."""
     fits = fitting(caption)
     last = fits if fits.any() else np.ones(POOL, dtype=bool)
     for asked, told in zip(history[::2], history[1::2], strict=False):
-        question = read_question(asked["text"])
-        if question is not None:
-            fits = fits & (answers_of(question) == told["text"].strip().lower())
-            last = fits if fits.any() else last
+        fits = fits & agreeing(asked["text"], told["text"])
+        last = fits if fits.any() else last
     return features()[last].mean(0)
 
 
@@ -181,9 +196,7 @@ def _question(caption: str, history: list[Entry], form: Mapping[str, str]) -> st
     _ends_with("answer", history)
     fits = fitting(caption)
     for asked, told in zip(history[::2], history[1::2], strict=True):
-        question = read_question(asked["text"])
-        if question is not None:
-            fits = fits & (answers_of(question) == told["text"].strip().lower())
+        fits = fits & agreeing(asked["text"], told["text"])
     return max(QUESTIONS, key=lambda text: information(fits, text))
 
 

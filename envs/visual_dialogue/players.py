@@ -29,7 +29,7 @@ def scenes_left(messages: list[Message]) -> np.ndarray:
     fits = fitting(messages[0]["content"])
     for asked, told in rounds_of(messages):
         question = read_question(asked)
-        if question is not None:
+        if question is not None:  # who knows the scenes learns from a hedge, too
             fits = fits & (answers_of(question) == told)
     return fits
 
@@ -64,9 +64,7 @@ class Optimal:
         for asked, told in rounds_of(messages):
             text = _BY_MEANING.get(read_question(asked), NOTHING)
             if text != NOTHING:
-                after = known.outcomes(heard, alive, text, left)
-                heard &= dict(known.sides[text]).get(told, 0)
-                alive = next((going for _, agrees, going in after if agrees == heard), 0)
+                heard, alive = known.after(heard, alive, text, told)
             left -= 1
         if not alive:  # a caption or an answer that no scene gives
             return self.chance.choice(OPEN_QUESTIONS)

@@ -19,11 +19,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "size": ("small", "large"),
     "weather": ("sun", "clouds", "rain", "snow"),
     "person": ("man", "woman", "child", "nobody"),
-    "light": ("bright", "dim"),
+    "photo": ("sharp", "blurred"),  # nobody can ask about it
 }
 NAMES = tuple(ATTRIBUTES)
 OUTDOORS = ("park", "beach", "street")
-POOL = 360  # scenes that the true one is ranked among
+POOL = 400  # scenes that the true one is ranked among
 WIDTH = 64  # numbers in a feature
 SEED = 2017  # of the pool and of the projection
 

@@ -12,10 +12,10 @@ from functools import cache
 
 import numpy as np
 
-from envs.visual_dialogue.answers import OPEN_QUESTIONS, POLAR_QUESTIONS, UNCLEAR, read_question
-from envs.visual_dialogue.bots import NEAR, answers_of, fitting
+from envs.visual_dialogue.answers import HEDGES, OPEN_QUESTIONS, POLAR_QUESTIONS, UNCLEAR, read_question
+from envs.visual_dialogue.bots import NEAR, answers_of, fitting, unclear_pictures
 from envs.visual_dialogue.rules import PENALTY, ROUNDS, SHARE, fires
-from envs.visual_dialogue.scenes import POOL, captions, features
+from envs.visual_dialogue.scenes import captions, features
 
 NOTHING = "what object is it?"  # every caption tells it: a question that says nothing and is never penalised
 ASKED = (*OPEN_QUESTIONS, *POLAR_QUESTIONS, NOTHING)
@@ -38,7 +38,8 @@ class Caption:
     def __init__(self, caption: str, kind: str) -> None:
         self.kind = kind
         self.places = np.flatnonzero(fitting(caption))
-        own = [captions()[place] == caption for place in self.places]
+        pictures = set(unclear_pictures())
+        own = [captions()[place] == caption and place in pictures for place in self.places.tolist()]
         self.everyone = (1 << len(self.places)) - 1
         self.begins = sum(1 << i for i, has in enumerate(own) if has)  # the scenes that are told so
         self.sides = {text: self._sides(text) for text in ASKED}
@@ -65,11 +66,21 @@ class Caption:
         first, found = self.ranks(self.everyone), []
         for said, side in self.sides[text]:
             if both := alive & side:
-                now = self.ranks(heard & side)
+                agrees = heard if said in HEDGES else heard & side
+                now = self.ranks(agrees)
                 stays = [i for i in members(both) if now[i] > SHARE * first[i]] if left > 1 else []
                 paid = -len(stays) + PENALTY * fires(self.kind, said) * both.bit_count()
-                found.append((paid, heard & side, sum(1 << i for i in stays)))
+                found.append((paid, agrees, sum(1 << i for i in stays)))
         return tuple(found)
+
+    def after(self, heard: int, alive: int, text: str, told: str) -> tuple[int, int]:
+        """What is known after an answer, where the dialogue goes on."""
+        side = alive & dict(self.sides[text]).get(told, 0)
+        heard = heard if told in HEDGES else heard & dict(self.sides[text]).get(told, 0)
+        if not side:
+            return heard, 0
+        first, now = self.ranks(self.everyone), self.ranks(heard)
+        return heard, sum(1 << i for i in members(side) if now[i] > SHARE * first[i])
 
     def value(self, heard: int, alive: int, left: int) -> float:
         """The best sum of returns over the scenes of `alive`, with so many rounds left."""
@@ -115,4 +126,4 @@ def solved(caption: str, kind: str) -> Caption:
 def optimum(kind: str) -> float:
     """The best mean return over the pool."""
     dialogues = [solved(caption, kind) for caption in sorted(set(captions()))]
-    return sum(each.value(each.everyone, each.begins, ROUNDS) for each in dialogues) / POOL
+    return sum(each.value(each.everyone, each.begins, ROUNDS) for each in dialogues) / len(unclear_pictures())
