@@ -1,8 +1,9 @@
 """Worlds by name.
 
-small_talk, multiwoz, wordle and the toy worlds are talked in: `reset` and `step` as Gymnasium has them, whose
-observations are messages (`multiwoz/` can be spoken in acts too). The others are vectors of environments with
-numbers or pictures, where policies learn from preferences; atari is any of its games: `game`.
+small_talk, multiwoz, wordle, visual_dialogue and the toy worlds are talked in: `reset` and `step` as
+Gymnasium has them, whose observations are messages (`multiwoz/` can be spoken in acts too). The others are
+vectors of environments with numbers or pictures, where policies learn from preferences; atari is any of its
+games: `game`.
 
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
 world to talk in is made by `Class()` and has `reset(seed=...)` and `step(reply)`: `text_world.py` has the
@@ -30,6 +31,7 @@ from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
 from envs.toy import TOYS
+from envs.visual_dialogue.world import SCENES
 from envs.wordle.world import Wordle
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
@@ -39,6 +41,7 @@ ENVS = {
     "multiwoz": MultiWOZText,
     "wordle": Wordle,
     **TOYS,
+    **SCENES,
     "moving_dot": MovingDotVector,
     "pong": PongVector,
     "enduro": EnduroVector,

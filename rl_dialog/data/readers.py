@@ -31,6 +31,7 @@ from rl_dialog.data.formats import (
     multiwoz,
     neural_chat,
     openai,
+    reddit,
     served,
     taskmaster,
     trl,
@@ -65,6 +66,7 @@ READERS = {  # the first one that matches reads the file
     "abcd": abcd,
     "deal_or_not": deal_or_not,
     "neural_chat": neural_chat,
+    "reddit": reddit,
     "served": served,
 }
 

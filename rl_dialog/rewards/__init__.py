@@ -21,12 +21,13 @@ from rl_dialog.own import own
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.conversation import conversation_length
-from rl_dialog.rewards.human import logged, rating, vote
+from rl_dialog.rewards.human import logged, rating, upvotes, vote
 from rl_dialog.rewards.learned import learned
 from rl_dialog.rewards.normalise import weighted_sum
 from rl_dialog.rewards.phrases import cheerful, compliments, politeness, supportive, you
 from rl_dialog.rewards.reply import (
     inner_repetition,
+    predicted_upvotes,
     question,
     repetition,
     reply_length,
@@ -55,6 +56,7 @@ REWARDS: dict[str, Reward] = {
     "vote": vote,
     "rating": rating,
     "logged": logged,
+    "upvotes": upvotes,
     "learned": learned,
     "sentiment": sentiment,
     "sentiment_transition": sentiment_transition,
@@ -79,6 +81,7 @@ REWARDS: dict[str, Reward] = {
     "toxicity": toxicity,
     "toxicity_level": toxicity_level,
     "toxicity_noised": toxicity_noised,
+    "predicted_upvotes": predicted_upvotes,
     "coherence": coherence,
     "answer_coherence": answer_coherence,
     "coherence_extrema": coherence_extrema,

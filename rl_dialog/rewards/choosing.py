@@ -62,11 +62,12 @@ def load_rewards(
     """
     models = make_scorers(scorers, label_weights=label_weights)
     functions = choose_rewards(weights, rating_name=rating, compat=compat, scorers=models)
-    if "learned" in weights and models["reward_model"] is BUILT_IN["reward_model"]:
-        raise UserError(
-            "--rewards.learned: expected the model that it asks, --scorers reward_model=DIR "
-            "(pipelines.fit_reward makes one)"
-        )
+    for name, scorer in (("learned", "reward_model"), ("predicted_upvotes", "upvotes")):
+        if name in weights and models[scorer] is BUILT_IN[scorer]:
+            raise UserError(
+                f"--rewards.{name}: expected the model that it asks, --scorers {scorer}=DIR "
+                "(pipelines.fit_reward makes one)"
+            )
     return functions
 
 

@@ -24,6 +24,22 @@ def vote(dialog: Dialog) -> list[float | None]:
     return values
 
 
+def upvotes(dialog: Dialog) -> list[float | None]:
+    """1 where more people voted for the reply than against it (`feedback.score` above 0), else -1. Does not
+    apply where the score is unknown.
+
+    Raises DialogError for a score that is not a number.
+    """
+    values: list[float | None] = []
+    for i in dialog.replies:
+        score = dialog.messages[i].get("feedback", {}).get("score")
+        if score is not None and not _is_number(score):
+            where = f"dialog {dialog.id!r}, message {i}"
+            raise DialogError(f"{where}: expected feedback.score to be a finite number, got {score!r}")
+        values.append(None if score is None else 1.0 if score > 0 else -1.0)
+    return values
+
+
 def rating(dialog: Dialog, *, name: str | None = None) -> list[float | None]:
     """A human's rating of the whole conversation, in the rating's own unit, on the last reply; does not apply
     to the replies before.

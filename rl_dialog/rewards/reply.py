@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.rewards.scorers import INSULT_LEVEL, INSULT_LIST, VADER, Scorer
+from rl_dialog.rewards.scorers import INSULT_LEVEL, INSULT_LIST, NO_MODEL, VADER, Scorer
 from rl_dialog.rewards.words import QUESTION_WORDS, content_words, meaningful, parts, words
 
 QUESTION_MARKS = "?\uff1f\u061f"  # ASCII, fullwidth, Arabic
@@ -72,6 +72,15 @@ def toxicity_noised(dialog: Dialog, *, toxicity_level: Scorer = INSULT_LEVEL) ->
     return [
         0.0 - (2 * _coin(text) if level == 1 else level) for text, level in zip(texts, levels, strict=True)
     ]
+
+
+def predicted_upvotes(dialog: Dialog, *, upvotes: Scorer = NO_MODEL) -> list[float | None]:
+    """1 where a model gives the reply a probability of at least 1/2 to be voted up, else -1. Does not apply
+    without a model (`--scorers upvotes=DIR`)."""
+    if upvotes is NO_MODEL:
+        return [None] * len(dialog.replies)
+    texts = [dialog.messages[i]["content"] or "" for i in dialog.replies]
+    return [1.0 if upvotes(text) >= 0.5 else -1.0 for text in texts]
 
 
 def _coin(text: str) -> int:

@@ -259,7 +259,7 @@ BUILT_IN: dict[str, Scorer] = {
     "toxicity": INSULT_LIST,
     "toxicity_level": INSULT_LEVEL,
 }
-BUILT_IN["reward_model"] = NO_MODEL
+BUILT_IN["reward_model"] = BUILT_IN["upvotes"] = NO_MODEL
 
 
 # Models.
@@ -337,6 +337,7 @@ LABELS = {
     "sentiment": SENTIMENT | FITTED,
     "toxicity": TOXIC | FITTED,
     "toxicity_level": LEVELS,
+    "upvotes": {"positive": 1.0, "negative": 0.0, "upvoted": 1.0, "downvoted": 0.0} | FITTED,
 }  # what labels count that need no --label_weights
 
 # The 64 outputs of DeepMoji's classifiers in their order, and what the 2019 code made of them; the others

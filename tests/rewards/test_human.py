@@ -6,7 +6,7 @@ import pytest
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
-from rl_dialog.rewards.human import logged, rating, vote
+from rl_dialog.rewards.human import logged, rating, upvotes, vote
 
 
 def dialog(*replies, **fields):
@@ -33,6 +33,18 @@ def test_votes_are_read_per_reply_and_do_not_apply_where_nobody_voted():
 def test_a_vote_that_is_none_of_the_three_is_an_error_that_names_the_dialog(given):
     with pytest.raises(UserError, match="dialog 'd', message 1: expected feedback.vote to be -1, 0 or 1"):
         vote(dialog({"feedback": {"vote": given}}))
+
+
+def test_upvotes_are_the_sign_of_the_score():
+    """0 is no vote up; where the score is unknown nobody knows."""
+    scored = [{"feedback": {"score": score}} for score in (12, 1, 0, -3, 0.5)]
+    assert upvotes(dialog(*scored, {}, {"feedback": {"vote": 1}})) == [1.0, 1.0, -1.0, -1.0, 1.0, None, None]
+
+
+@pytest.mark.parametrize("given", ["12", True, [], {}])
+def test_a_score_that_is_no_number_is_an_error_that_names_the_dialog(given):
+    with pytest.raises(UserError, match="dialog 'd', message 1: expected feedback.score to be a finite"):
+        upvotes(dialog({"feedback": {"score": given}}))
 
 
 def test_replies_of_weight_zero_have_no_reward():
