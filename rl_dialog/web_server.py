@@ -1,11 +1,12 @@
 """A web server in a thread, for a process that has other things to do.
 
-Whoever connects has to send a request in time: uvicorn itself waits for ever.
+Whoever connects has to send a request in time, and to read the answer: uvicorn itself waits for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -17,6 +18,10 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rl_dialog.errors import UserError
+
+# Who asks for another protocol, as Java's client does for HTTP/2, may be answered in this one (RFC 9110).
+# uvicorn's parser would skip the body and hear nothing more of this connection.
+UPGRADE = re.compile(rb"(\A|\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -46,6 +51,7 @@ class Patience:
 
     head: float = 10.0  # seconds from the connection, or a later request's first byte, to the last header
     body: float = 30.0  # seconds from there to the end of the body
+    answer: float = 30.0  # seconds in which a client takes something of an answer that waits for it
     connections: int = 1000
     per_address: int = 250
 
@@ -59,6 +65,9 @@ def protocol_with(patience: Patience) -> type[asyncio.Protocol]:
 
         timer: asyncio.TimerHandle | None = None
         waits_for = ""  # the part of a request that the timer is about; "" while the client waits
+        look: asyncio.TimerHandle | None = None  # the next one at what the client takes
+        full = False  # its part of the answer waits here: more than the connection holds
+        stuck = False  # so it was at the last look, and nothing was taken since
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -69,20 +78,47 @@ def protocol_with(patience: Patience) -> type[asyncio.Protocol]:
                 self._refuse("503 Service Unavailable")
                 return
             self._wait_for("head")
+            self._look()
 
         def connection_lost(self, error: Exception | None) -> None:
             self._wait_for("")
+            if self.look is not None:
+                self.look.cancel()
             open_from[self.address] -= 1
             if not open_from[self.address]:
                 del open_from[self.address]
             super().connection_lost(error)
 
         def data_received(self, data: bytes) -> None:
+            if self._between():
+                head, end, rest = data.partition(b"\r\n\r\n")
+                data = UPGRADE.sub(rb"\1x-upgrade", head) + end + rest
             super().data_received(data)
             if self.transport.is_closing():
                 return
-            between = self.cycle is None or self.cycle.response_complete
-            self._wait_for("head" if between else "body" if self.cycle.more_body else "")
+            self._wait_for("head" if self._between() else "body" if self.cycle.more_body else "")
+
+        def _between(self) -> bool:
+            """Is the connection between two requests?"""
+            return self.cycle is None or self.cycle.response_complete
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.full = True
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self.full = self.stuck = False
+
+        def _look(self) -> None:
+            """Ends a connection whose client took nothing from one look to the next. One that was closed is
+            still there until its client has taken all."""
+            stuck = self.full or self.transport.is_closing()
+            if stuck and self.stuck:
+                self.transport.abort()
+                return
+            self.stuck = stuck
+            self.look = self.loop.call_later(patience.answer, self._look)
 
         def _wait_for(self, part: str) -> None:
             if part == self.waits_for:
@@ -128,6 +164,7 @@ class WebServer:
             uvicorn.Config(
                 app,
                 http=protocol_with(patience or Patience()),
+                ws="none",  # nothing here speaks it, and such a connection would be nobody's
                 log_level="warning",
                 ws_max_size=largest,
                 timeout_graceful_shutdown=int(drain),

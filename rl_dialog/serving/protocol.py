@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -26,6 +27,7 @@ from rl_dialog.errors import UserError
 MAX_CHOICES = 16
 MAX_STOPS = 4
 RATINGS = ("quality", "fluency", "diversity", "contingency", "empathy")
+TOKEN_ID = re.compile("[0-9]{1,18}")  # no vocabulary is larger, and int() refuses thousands of digits
 LONGEST_ERROR = 1000  # characters of an error's text; it may quote what was sent
 
 
@@ -214,7 +216,7 @@ class ChatRequest(Drawing):
     @field_validator("logit_bias")
     @classmethod
     def _token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if wrong := next((name for name in value or {} if not (name.isascii() and name.isdigit())), None):
+        if wrong := next((name for name in value or {} if not TOKEN_ID.fullmatch(name)), None):
             raise UserError(f"expected ids of tokens as names, got {wrong[:40]!r}")
         return value
 

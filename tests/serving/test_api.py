@@ -350,6 +350,7 @@ def test_the_pages_routes(serve):
             "logit_bias: expected ids of tokens",
         ),
         ({"model": "bc", "messages": TALK, "logit_bias": {"99999": 1}}, 400, "logit_bias: expected ids"),
+        ({"model": "bc", "messages": TALK, "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias: expected ids"),
         ({"model": "bc", "messages": TALK, "presence_penalty": 3}, 400, "presence_penalty: "),
         ({"model": "bc", "messages": TALK, "tools": [{}]}, 400, "tools is not supported"),
         ({"model": "bc", "messages": TALK, "response_format": {"type": "json_object"}}, 400, "only text"),

@@ -1,16 +1,18 @@
 """Whoever connects has to send a request in time, and to show a key before anybody reads what it sends."""
 
 import asyncio
+import json
 import os
 import shutil
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 import rl_dialog.serving
@@ -20,7 +22,7 @@ from rl_dialog.serving.served import Models
 from rl_dialog.web_server import Patience, WebServer, listening
 
 PROXY = Path(rl_dialog.serving.__file__).parent / "haproxy.cfg"
-QUICK = Patience(head=0.4, body=0.8, connections=40, per_address=30)
+QUICK = Patience(head=0.4, body=0.8, answer=0.6, connections=40, per_address=30)
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 BODY = b'{"model": "bc", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}'
 LONG = b"Content-Length: 1048576\r\n\r\n"
@@ -32,7 +34,9 @@ def served(settings):
     settings = replace(settings, needs_key=True)
     store = Store(settings.store)
     key = store.keys.add("ann", requests_per_minute=1000)
-    server = WebServer(create_app(Models(settings), store), listening("127.0.0.1", 0), patience=QUICK)
+    place = listening("127.0.0.1", 0)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # else the kernel holds megabytes
+    server = WebServer(create_app(Models(settings), store), place, patience=QUICK)
     yield int(server.url.rsplit(":", 1)[1]), key
     server.close()
     store.close()
@@ -119,6 +123,59 @@ def test_an_address_has_so_many_connections(served):
             time.sleep(0.05)
 
 
+def unread(port, sent):
+    """A connection whose client reads nothing of what it asked for."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.connect(("127.0.0.1", port))
+    connection.settimeout(0.3)
+    with suppress(OSError):
+        connection.sendall(sent)
+    return connection
+
+
+def held(port):
+    """The server's connections that are open, or closed with an answer that waits for its client."""
+    connections = psutil.Process().net_connections("tcp")
+    return [each for each in connections if each.laddr.port == port and each.raddr]
+
+
+def test_clients_that_read_nothing_are_ended(served):
+    """Whether their answer comes in one piece or as a stream, and who asks for the page again and again."""
+    port, key = served
+    asked = {"model": "ilql", "messages": [{"role": "user", "content": "hello"}], "n": 4, "max_tokens": 40}
+    asked |= {"logprobs": True, "top_logprobs": 20}
+    page = b"GET /page/chat.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    for sent in (*(request(key, asked | {"stream": stream}) for stream in (False, True)), page * 40):
+        clients = [unread(port, sent) for _ in range(3)]
+        deadline = time.monotonic() + 25
+        while held(port):
+            assert time.monotonic() < deadline, held(port)
+            time.sleep(0.1)
+        for client in clients:
+            client.close()
+
+
+def request(key, asked):
+    body = json.dumps(asked).encode()
+    return with_key(key) + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_who_asks_for_another_protocol_is_answered_in_this_one(served, protocol):
+    """As Java's client asks for HTTP/2. A later request of the connection is heard too, and none of them
+    stays counted as an open connection."""
+    port, key = served
+    more = b"\r\nConnection: Upgrade\r\nUPGRADE: " + protocol + b"\r\nHTTP2-Settings: AAM\r\n\r\n"
+    sent = request(key, json.loads(BODY)).replace(b"\r\n\r\n", more, 1)
+    for _ in range(QUICK.per_address + 1):
+        connection = connected(port, sent)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(sent)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
 def test_without_a_key_no_byte_of_a_body_is_read(settings):
     """Neither locally nor in a replica: what is asked comes before what is read."""
     store = Store(settings.store)
@@ -178,6 +235,9 @@ def test_the_proxy_keeps_strangers_out(served):
         authorization = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         assert httpx.get(f"{url}/health").status_code == 200
         reply = httpx.post(f"{url}/v1/chat/completions", content=BODY, headers=authorization)
+        assert reply.status_code == 200
+        upgrade = {"Connection": "Upgrade", "Upgrade": "h2c"}  # as Java's client asks for HTTP/2
+        reply = httpx.post(f"{url}/v1/chat/completions", content=BODY, headers=authorization | upgrade)
         assert reply.status_code == 200
         before = resident(pid)
         strangers = [connected(place, HEAD + LONG) for _ in range(40)]
