@@ -52,20 +52,24 @@ def play_episodes(
     seed: int = 0,
     batch_size: int = 128,
     max_turns: int | None = None,
+    group_size: int = 1,
+    speak: Callable[..., Sequence[Reply]] = generate_replies,
 ) -> list[Episode]:
     """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order
     given. They are cut off after `max_turns` replies, by default the world's own `max_turns`, or 64.
 
     Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whatever policy plays
-    it and whatever else is played.
+    it and whatever else is played. So many as `group_size` episodes in a row have the same partner, and what
+    is said to it is drawn anew in each. `speak` draws the replies.
     """
     played: list[Episode] = []
     for start in range(0, len(episodes), batch_size):
-        tables = [_Table(make_env, seed, index) for index in episodes[start : start + batch_size]]
+        numbers = episodes[start : start + batch_size]
+        tables = [_Table(make_env, seed, index, partner=index // group_size) for index in numbers]
         turn = 0
         while running := [table for table in tables if not table.finished]:
             seeds = [stream(seed, table.index, 1 + turn) for table in running]
-            replies = generate_replies(
+            replies = speak(
                 policy,
                 tokenizer,
                 [table.messages for table in running],
@@ -120,9 +124,9 @@ def env_return(
 class _Table:
     """One running conversation."""
 
-    def __init__(self, make_env: Callable[[], Any], seed: int, index: int) -> None:
+    def __init__(self, make_env: Callable[[], Any], seed: int, index: int, *, partner: int) -> None:
         self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
-        self.seed, self.max_turns = stream(seed, index), getattr(self.env, "max_turns", MAX_TURNS)
+        self.seed, self.max_turns = stream(seed, partner), getattr(self.env, "max_turns", MAX_TURNS)
         begun = self.env.reset(seed=self.seed)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):
             got = str(begun)[:200]
