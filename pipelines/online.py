@@ -21,7 +21,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from envs import text_env
-from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding, stream
@@ -166,6 +166,8 @@ def check(config: OnlineConfig) -> None:
             f"--method {method_name(config.method)} learns from logs: python -m pipelines.train; online "
             f"learn {', '.join(ONLINE)}"
         )
+    for path in (config.checkpoint, *([config.prior] if config.prior else [])):
+        require_hub_name_or_directory(path)
     stored = read_method(resolve(config.checkpoint))
     if not stored.plain_lm:
         raise UserError(

@@ -204,7 +204,7 @@ def test_weights_of_older_or_narrowed_draws_are_those_of_the_policy_truncated() 
     torch.testing.assert_close(held, ratio.clamp(max=1.1))
 
 
-# --- advantages -----------------------------------------------------------------------------------------------
+# --- advantages ---------------------------------------------------------------------------------------------
 
 
 def spoken(rewards, ends, *, group=0, ratio=None, values=None) -> Experience:  # noqa: ANN001
@@ -318,7 +318,7 @@ def test_the_unit_of_rewards_scales_advantages_or_cancels(scale: float) -> None:
             np.testing.assert_allclose(b, a * factor, rtol=1e-9)
 
 
-# --- the rest -------------------------------------------------------------------------------------------------
+# --- the rest -----------------------------------------------------------------------------------------------
 
 
 def test_any_function_of_log_probabilities_has_its_gradient() -> None:
