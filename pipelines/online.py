@@ -1,6 +1,8 @@
 """A policy talks in a world, learns from what came of it, and stays near its prior.
 
     python -m pipelines.online --checkpoint runs/bc --env small_talk --method rloo --output_dir runs/online
+    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --rewards.learned 1 \
+        --scorers reward_model=runs/reward --max_steps 100 --output_dir runs/rlhf
 
 Each round plays `--groups` groups of `--group_size` episodes (a group has one conversation partner) and
 learns from them; `rl_dialog/training/online.py` is the loop. The frozen prior is the checkpoint that it
@@ -21,8 +23,11 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from envs import text_env
+from rl_dialog.data.shards import load_manifest
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.errors import UserError, room_for
+from rl_dialog.evaluation.checkpoints import MakeEnv
+from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding, stream
 from rl_dialog.evaluation.rollouts import Rollouts
@@ -30,6 +35,7 @@ from rl_dialog.methods import ONLINE, RLOO, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
 from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.rewards import REWARDS, choosing
 from rl_dialog.run import OnDevice, ResumableOutput, at_least, claim_output, require, run
 from rl_dialog.training.logger import check_tracker, following
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
@@ -52,6 +58,15 @@ class OnlineConfig(OnlineSettings, ResumableOutput, OnDevice):
     env: str = ""
     """the world to talk in: small_talk, multiwoz, wordle, toy_maze, ..., or module:Class for one of your own
     (envs/README.md)"""
+    contexts: str = ""
+    """instead of a world, a directory that `prepare` wrote: one reply to each context of its training split,
+    judged by `rewards`; the return is measured on the validation split"""
+    rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
+    """with `contexts`, the weight of each reward, e.g. `--rewards.learned 1`; `--rewards.MODULE:FUNCTION 1`
+    is one of your own (rl_dialog/rewards/README.md)"""
+    scorers: tuple[str, ...] = ()
+    """models behind rewards: reward_model=DIR (that `fit_reward` wrote), sentiment=PATH, toxicity=PATH,
+    encoder=PATH"""
     method: Method = field(default_factory=RLOO)
     """how to learn: a name, and dotted flags for its fields"""
     prior: str = ""
@@ -84,9 +99,10 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     check(config)
+    make_worlds = worlds(config)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
-        trainer = load_trainer(config, out)
+        trainer = load_trainer(config, out, *make_worlds)
         result = trainer.train()
     measured = [
         (line["step"], line["eval/return"])
@@ -102,8 +118,8 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     }
 
 
-def load_trainer(config: OnlineConfig, out: Path) -> OnlineTrainer:
-    """Everything loaded."""
+def load_trainer(config: OnlineConfig, out: Path, make_env: MakeEnv, held_out: MakeEnv) -> OnlineTrainer:
+    """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`."""
     start = resolve(config.checkpoint)
     tokenizer = load_tokenizer(start)
     torch.manual_seed(config.seed)
@@ -118,7 +134,7 @@ def load_trainer(config: OnlineConfig, out: Path) -> OnlineTrainer:
     started = (out / "latest").is_file()
     priors = (config.prior,) if config.prior else ()
     prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=priors, started=started)
-    make_env, decoding = text_env(config.env), decoding_of(config)
+    decoding = decoding_of(config)
     play = Rollouts(
         make_env,
         decoding,
@@ -128,7 +144,7 @@ def load_trainer(config: OnlineConfig, out: Path) -> OnlineTrainer:
         folder=out / "rollouts",
         batch_size=config.batch_size,
     )
-    measure = {"make_env": make_env, "episodes": config.env_episodes, "seed": ENV_SEED, "decoding": decoding}
+    measure = {"make_env": held_out, "episodes": config.env_episodes, "seed": ENV_SEED, "decoding": decoding}
     evaluate = partial(env_return, **measure, batch_size=config.batch_size)
     return OnlineTrainer(
         policy,
@@ -149,7 +165,6 @@ def check(config: OnlineConfig) -> None:
     require(
         config,
         checkpoint="the policy to start from, a run folder or a checkpoint directory",
-        env="a world to talk in",
         output_dir="a folder for the run",
     )
     at_least(
@@ -159,7 +174,7 @@ def check(config: OnlineConfig) -> None:
         save_total_limit=1, max_grad_norm=0,
     )  # fmt: skip
     decoding_of(config).check()
-    text_env(config.env)
+    _check_partner(config)
     check_tracker(config.report_to)
     if not config.method.online:
         raise UserError(
@@ -177,6 +192,37 @@ def check(config: OnlineConfig) -> None:
         )
 
 
+def worlds(config: OnlineConfig) -> tuple[MakeEnv, MakeEnv]:
+    """What makes the worlds that are learned from, and those that the return is measured in. Raises
+    UserError."""
+    if config.env:
+        return text_env(config.env), text_env(config.env)
+    weights = choosing.read_weights(config.rewards)
+    models = {"rating": None, "compat": "", "scorers": config.scorers, "label_weights": {}}
+    rewards = choosing.load_rewards(weights, **models)
+    return tuple(Contexts(config.contexts, split, rewards, weights) for split in ("train", "validation"))
+
+
+def _check_partner(config: OnlineConfig) -> None:
+    if bool(config.env) == bool(config.contexts):
+        raise UserError(
+            "expected either --env, a world to talk in, or --contexts, a directory that `prepare` wrote, got "
+            + ("both" if config.env else "neither")
+        )
+    if config.env:
+        text_env(config.env)
+        given = [name for name, weight in config.rewards.items() if weight is not None]
+        if given or config.scorers:
+            flag = f"--rewards.{given[0]}" if given else "--scorers"
+            raise UserError(f"{flag}: a world has rewards of its own; rewards judge replies to --contexts")
+    elif not choosing.read_weights(config.rewards):
+        raise UserError(
+            "--contexts: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
+        )
+    else:
+        load_manifest(config.contexts)
+
+
 def decoding_of(config: OnlineConfig) -> Decoding:
     """How replies are drawn, in what is learned from and in what is measured."""
     names = ("max_new_tokens", "max_prompt_length", "temperature", "top_k", "top_p")
@@ -185,12 +231,13 @@ def decoding_of(config: OnlineConfig) -> Decoding:
 
 def model_card(config: OnlineConfig, name: str) -> str:
     """The README.md of a checkpoint: what it is, how it was made, how to use it."""
+    world = config.env or f"contexts of {Path(config.contexts).name}"
     return f"""# {name}
 
 A dialog policy trained online with `{method_name(config.method)}` by rl_dialog.
 
 - method: `{config.method}`
-- world: {config.env}, {config.groups} groups of {config.group_size} episodes a round
+- world: {world}, {config.groups} groups of {config.group_size} episodes a round
 - started from: {Path(config.checkpoint).name}
 - seed: {config.seed}
 

@@ -19,7 +19,7 @@ from rl_dialog.methods.online import OnlineMethod, clipped, totals
 class GRPO(OnlineMethod):
     """Group relative policy optimisation (Shao et al. 2024).
 
-    l = -w min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), r = pi / pi_old, A = (R - mean) / deviation of the
+    l = -i min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), r = pi / pi_old, A = (R - mean) / deviation of the
     returns of the group; the tokens of an episode weigh 1 / their number.
     """
 

@@ -19,7 +19,7 @@ from rl_dialog.methods.online import OnlineMethod, clipped
 class PPO(OnlineMethod):
     """Proximal policy optimisation (Schulman et al. 2017).
 
-    l = -w min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), r = pi / pi_old, A by GAE over the tokens that the
+    l = -i min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), r = pi / pi_old, A by GAE over the tokens that the
     policy drew (what the world says between replies is skipped); and value_weight (V - y)^2, y = A + V.
     """
 

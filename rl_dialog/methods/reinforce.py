@@ -18,8 +18,8 @@ from rl_dialog.methods.online import OnlineMethod
 class Reinforce(OnlineMethod):
     """REINFORCE (Williams 1992) on the policy's own episodes.
 
-    l = -w A log pi, A_t = G_t - b, G_t what the episode earned from decision t on (rewards count where they
-    fall), w the importance weight of the token.
+    l = -i A log pi, A_t = G_t - b, G_t what the episode earned from decision t on (rewards count where they
+    fall), i the importance weight of the token.
     """
 
     baseline: Literal["none", "batch", "leave_one_out"] = "leave_one_out"

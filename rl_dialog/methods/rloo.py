@@ -17,7 +17,7 @@ from rl_dialog.methods.online import OnlineMethod, totals
 class RLOO(OnlineMethod):
     """REINFORCE leave-one-out (Ahmadian et al. 2024): a whole episode is one action.
 
-    l = -w A log pi, A = R - mean R of the others of the group, R all that the episode earned, less c times
+    l = -i A log pi, A = R - mean R of the others of the group, R all that the episode earned, less c times
     its log-ratio to the prior.
     """
 
