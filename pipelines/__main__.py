@@ -17,7 +17,8 @@ ARCS = {
         "quickstart": "the whole circle in minutes, in a world whose best policy is known",
         "prepare": "logs become scored, split and tokenised shards",
         "candidates": "a policy answers logged contexts, and its answers are scored",
-        "train": "shards become a checkpoint, by any of the methods",
+        "train": "shards become a checkpoint, by any of the methods that learn from logs",
+        "online": "a policy talks in a world and learns from what came of it",
         "tune": "many runs of a search space, and which one was best",
     },
     "How good it is": {

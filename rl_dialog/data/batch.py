@@ -71,6 +71,12 @@ class Batch:
         None
     )
     proposal_logp: Tensor | None = None  # (R, n) float32: their log-probabilities
+    # Of rows that a policy sampled to learn from (training/online.py), each (N,) float32:
+    behaviour_logp: Tensor | None = None  # log-probability that each action had where it was sampled
+    old_logp: Tensor | None = None  # what the policy gave it before the update, over the whole vocabulary
+    advantages: Tensor | None = None
+    weights: Tensor | None = None  # of each action in the loss, whose divisor is the update's episodes
+    value_targets: Tensor | None = None  # what V is fitted to, in units of value
 
     @property
     def decisions(self) -> int:

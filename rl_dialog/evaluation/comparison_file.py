@@ -18,7 +18,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 from rl_dialog.evaluation.experiment import Task
 from rl_dialog.evaluation.runs import nearest
-from rl_dialog.methods import METHODS
+from rl_dialog.methods import FROM_LOGS
 
 Chosen = dict[str, dict[str, Any]]  # method -> flag of train -> value
 Settings = dict[str, Chosen]  # of each task
@@ -60,13 +60,14 @@ def read_comparison(
         raise ConfigError(f"{path}: expected {BASELINE} among the methods: {reason}")
     chosen_methods = _chosen(methods and (BASELINE, *methods), comparison.methods, "methods")
     for name in chosen_methods:
-        if name not in METHODS:
-            near = nearest(name, METHODS)
-            raise ConfigError(f"{path}: unknown method {name!r}: expected one of {', '.join(METHODS)}.{near}")
+        if name not in FROM_LOGS:
+            near = nearest(name, FROM_LOGS)
+            known = ", ".join(FROM_LOGS)
+            raise ConfigError(f"{path}: unknown method {name!r}: expected one of {known}.{near}")
     for name, task in comparison.tasks.items():
-        if unknown := next((method for method in task.methods if method not in METHODS), None):
+        if unknown := next((method for method in task.methods if method not in FROM_LOGS), None):
             raise ConfigError(
-                f"tasks: {name}: methods: unknown method {unknown!r}.{nearest(unknown, METHODS)}"
+                f"tasks: {name}: methods: unknown method {unknown!r}.{nearest(unknown, FROM_LOGS)}"
             )
     return replace(
         comparison,

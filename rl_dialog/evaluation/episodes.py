@@ -90,6 +90,7 @@ def play_with(
     max_turns: int | None = None,
     drawn: Container[int] = (),
     watch: Watch | None = None,
+    group_size: int = 1,
 ) -> list[Episode]:
     """Plays the numbered episodes of `seed`, `batch_size` of them in step, and returns them in the order
     given. Where one is over the next begins. They are cut off after `max_turns` replies, by default the
@@ -99,14 +100,15 @@ def play_with(
     is shown each table when it begins and after each reply.
 
     Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whoever plays it and
-    whatever else is played.
+    whatever else is played. So many as `group_size` episodes in a row have the same partner.
     """
     played: dict[int, Episode] = {}
     waiting, running = deque(dict.fromkeys(episodes)), []
     while waiting or running:
         while waiting and len(running) < batch_size:
             index = waiting.popleft()
-            running.append(Table(make_env, seed, index, draws=index in drawn, max_turns=max_turns))
+            more = {"draws": index in drawn, "max_turns": max_turns, "partner": index // group_size}
+            running.append(Table(make_env, seed, index, **more))
             if watch:
                 watch(running[-1])
         speaking = [table for table in running if not table.finished]  # some fail when they begin
@@ -167,9 +169,10 @@ class Table:
         *,
         draws: bool = False,
         max_turns: int | None = None,
+        partner: int | None = None,
     ) -> None:
         self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
-        self.seed = stream(seed, index)
+        self.seed = stream(seed, index if partner is None else partner)
         self.max_turns = max_turns or getattr(self.env, "max_turns", MAX_TURNS)
         begun = self.env.reset(seed=self.seed)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):

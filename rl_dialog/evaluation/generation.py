@@ -27,6 +27,7 @@ from transformers import (
 
 from rl_dialog.config import finite
 from rl_dialog.data.by_length import batches
+from rl_dialog.data.rollout import Spoken
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.scoring import WAYS, all_rankings
@@ -107,6 +108,13 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class SampledReply(Reply):
+    """One reply with all that a policy needs to learn from it."""
+
+    spoken: Spoken = Spoken((), (), ())
+
+
+@dataclass(frozen=True)
 class Choice:
     """Several replies to one prompt, and how good the policy finds each of them."""
 
@@ -133,6 +141,21 @@ class RowSampler(LogitsProcessor):
         for row, generator in zip(noise, self.generators, strict=True):
             row.exponential_(generator=generator)
         return scores.float() - noise.log_().to(scores.device)
+
+
+class RecordingSampler(RowSampler):
+    """A RowSampler that remembers how likely what it draws is, under the distribution that it draws from:
+    temperature, top-k and top-p have been at work."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        super().__init__(seeds)
+        self.logp: list[Tensor] = []  # (B,) for each token
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        noisy = super().__call__(input_ids, scores)
+        drawn = noisy.argmax(1, keepdim=True)  # what greedy decoding takes from it
+        self.logp.append(scores.float().log_softmax(1).gather(1, drawn).squeeze(1))
+        return noisy
 
 
 def stream(seed: int, *keys: int) -> int:
@@ -186,6 +209,46 @@ def generate_replies(
             )
         ]
     return [best for best, *_ in beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size)]
+
+
+@torch.no_grad()
+def recorded_replies(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Sequence[list[Message]],
+    decoding: Decoding,
+    *,
+    seeds: Sequence[int],
+    batch_size: int = 128,
+) -> list[SampledReply]:
+    """What `generate_replies` gives, with the ids that were read and drawn and how likely each was.
+
+    Raises UserError where replies are not plainly sampled: a beam or the best of several draws has no
+    probability that could be told.
+    """
+    decoding.check()
+    if not decoding.do_sample or generations(policy, decoding) > 1:
+        raise UserError(
+            "expected replies that are sampled, one per turn, to learn from, got do_sample "
+            f"{str(decoding.do_sample).lower()} with num_generations {generations(policy, decoding)}"
+        )
+    room = prompt_room(policy, decoding)
+    prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
+    found: dict[int, SampledReply] = {}
+    with evaluating(policy):
+        for indices in batches([len(prompt) for prompt in prompts], batch_size):
+            recorder = RecordingSampler([seeds[i] for i in indices])
+            processors = LogitsProcessorList([*warpers(decoding), recorder])
+            streams = [[seeds[i]] for i in indices]
+            chosen = [prompts[i] for i in indices]
+            produced = _continue(policy, tokenizer, chosen, decoding, streams, processors=processors)
+            logp = torch.stack(recorder.logp, 1).tolist()
+            for i, tokens, likely in zip(indices, produced, logp, strict=True):
+                reply = read_reply(tokens, policy, tokenizer)
+                drawn = len(reply.tokens) + reply.finished  # behind the end of turn is padding
+                spoken = Spoken(tuple(prompts[i]), tuple(tokens[:drawn]), tuple(likely[:drawn]))
+                found[i] = SampledReply(reply.text, reply.tokens, reply.finished, None, spoken)
+    return [found[i] for i in range(len(prompts))]
 
 
 def sample_replies(
@@ -287,6 +350,7 @@ def _continue(
     decoding: Decoding,
     seeds: Sequence[Sequence[int]],
     streamer: Any = None,
+    processors: LogitsProcessorList | None = None,
 ) -> list[list[int]]:
     """The new tokens of len(seeds[i]) replies to prompt i, one after the other."""
     ids, mask = left_padded(prompts, pad_id(tokenizer), policy.device)
@@ -298,7 +362,7 @@ def _continue(
         attention_mask=mask[rows],
         past_key_values=read_prompts(policy, ids, mask, rows, room=decoding.max_new_tokens),
         do_sample=False,
-        logits_processor=sampler(decoding, [seed for of_prompt in seeds for seed in of_prompt]),
+        logits_processor=processors or sampler(decoding, [seed for of_prompt in seeds for seed in of_prompt]),
         streamer=streamer,
         **limits(policy, tokenizer, decoding),
     )

@@ -1,4 +1,5 @@
-"""Every way to learn a policy from logs. A method is one file; METHODS is the only place that lists them."""
+"""Every way to learn a policy, from logs or from its own episodes. A method is one file; METHODS is the only
+place that lists them."""
 
 from rl_dialog.methods.awac import AWAC
 from rl_dialog.methods.bc import BC
@@ -8,12 +9,16 @@ from rl_dialog.methods.cql import CQL
 from rl_dialog.methods.dbcq import DBCQ
 from rl_dialog.methods.dpo import DPO
 from rl_dialog.methods.dt import DT
+from rl_dialog.methods.grpo import GRPO
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.kl_control import KLControl
 from rl_dialog.methods.kto import KTO
 from rl_dialog.methods.mc import MCReturns
 from rl_dialog.methods.method import Method
+from rl_dialog.methods.ppo import PPO
 from rl_dialog.methods.psi import Psi
+from rl_dialog.methods.reinforce import Reinforce
+from rl_dialog.methods.rloo import RLOO
 from rl_dialog.methods.sarsa import SARSA
 from rl_dialog.methods.tf_all import TFAll
 from rl_dialog.methods.tf_top import TFTop
@@ -39,4 +44,10 @@ METHODS: dict[str, type[Method]] = {
     "chai": CHAI,
     "dpo": DPO,
     "kto": KTO,
+    "reinforce": Reinforce,
+    "rloo": RLOO,
+    "grpo": GRPO,
+    "ppo": PPO,
 }
+FROM_LOGS = {name: kind for name, kind in METHODS.items() if not kind.online}  # those of `train`
+ONLINE = {name: kind for name, kind in METHODS.items() if kind.online}  # those of `online`

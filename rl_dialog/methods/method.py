@@ -88,6 +88,7 @@ class Method:
     num_generations: ClassVar[int] = 1  # replies to draw when acting, of which the best is said ...
     rank_by: ClassVar[str] = ""  # ... by this way of evaluation/scoring.py ...
     rerank_log_prob_weight: ClassVar[float] = 0.0  # ... and so much of its log-probability
+    online: ClassVar[bool] = False  # learns from episodes that it plays itself (methods/online.py)
     measures: ClassVar[bool] = (
         False  # `loss` wants in batch.measured what `measure` finds in the whole update
     )

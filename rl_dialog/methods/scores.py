@@ -329,6 +329,20 @@ def cross_entropy(scores: Scores, target: Scores) -> Tensor:
     return sum(checkpoint(part_of_it, part, use_reentrant=False) for part in scores.parts())
 
 
+def entropy(scores: Scores, weight: Tensor) -> Tensor:
+    """() sum of weight * -sum_a pi(a) log pi(a) over the first states, pi = softmax(scores); weight (N,).
+
+    Chunks of states are computed again in the backward pass, so no (S, V) tensor is kept.
+    """
+
+    def part_of_it(part: slice) -> Tensor:
+        log_pi = first.rows(part).dense().log_softmax(1)
+        return -(weight[part] * (log_pi.exp() * log_pi).sum(1)).sum()
+
+    first = scores.rows(slice(0, len(weight)))
+    return sum(checkpoint(part_of_it, part, use_reentrant=False) for part in first.parts())
+
+
 def nll_together(
     lm: Scores, q: Sequence[Scores], actions: Tensor, weight: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor], list[tuple[Tensor, Tensor]]]:

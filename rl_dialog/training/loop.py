@@ -188,30 +188,7 @@ class Trainer:
             report,
             describe,
         )
-        self.device = torch.device(device)
-        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if policy.has_adapters and policy.base is None:
-            started = (self.output_dir / "latest").is_file()
-            keep_base(policy, self.output_dir / BASE, tokenizer, started=started)
-        self.policy = policy.start_training().to(self.device)
-        by_default = policy.method.learning_rate_share * default_learning_rate(
-            policy.config.hidden_size, policy.start
-        )
-        self.learning_rate = by_default if config.learning_rate is None else config.learning_rate
-        # Steps that suit words are too long for values: at 5e-3 and width 32 their transformer forgets to
-        # tell states apart for good.
-        most = default_learning_rate(policy.config.hidden_size, "made")
-        self.optimizer = make_optimizer(
-            self.policy,
-            learning_rate=self.learning_rate,
-            weight_decay=config.weight_decay,
-            values=self.policy.values(),
-            value_share=(
-                min(1.0, most / self.learning_rate)
-                if self.policy.value_trunk is not None and self.learning_rate
-                else 1.0
-            ),
-        )
+        self._start(policy, device)
         self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
         self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
         self.total_steps = config.max_steps or self._planned_updates()
@@ -236,6 +213,33 @@ class Trainer:
         self._proposals = self._propose() if policy.method.proposals else None
         self._first_q = self._meet_prior() if policy.method.uses_prior else None
         self._reach = self._reach_of_q() if self._first_q is not None else math.inf
+
+    def _start(self, policy: Policy, device: torch.device | str) -> None:
+        """Puts the policy on its device, with the optimizer that fits it."""
+        self.device = torch.device(device)
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if policy.has_adapters and policy.base is None:
+            started = (self.output_dir / "latest").is_file()
+            keep_base(policy, self.output_dir / BASE, self.tokenizer, started=started)
+        self.policy = policy.start_training().to(self.device)
+        by_default = policy.method.learning_rate_share * default_learning_rate(
+            policy.config.hidden_size, policy.start
+        )
+        self.learning_rate = by_default if self.config.learning_rate is None else self.config.learning_rate
+        # Steps that suit words are too long for values: at 5e-3 and width 32 their transformer forgets to
+        # tell states apart for good.
+        most = default_learning_rate(policy.config.hidden_size, "made")
+        self.optimizer = make_optimizer(
+            self.policy,
+            learning_rate=self.learning_rate,
+            weight_decay=self.config.weight_decay,
+            values=self.policy.values(),
+            value_share=(
+                min(1.0, most / self.learning_rate)
+                if self.policy.value_trunk is not None and self.learning_rate
+                else 1.0
+            ),
+        )
 
     def train(self) -> dict[str, Any]:
         """Trains to the last step; returns the final metrics and the paths of the latest and the best
@@ -325,6 +329,31 @@ class Trainer:
                 >> 1
             )
         )
+        self.policy.train()
+        sums, norm, rate = self._descend(objective, batches, self.terms_per_update)
+        if target_rate := self.policy.method.target_rate(self.total_steps, self.step / self.total_steps):
+            self.policy.update_targets(target_rate)
+        self.step += 1
+        # What every worker knows is shared out, because metrics are summed over workers and divided by
+        # `count`.
+        share = count / self.world
+        tokens = sum(int(b.attention_mask.sum()) for b in batches)
+        return (
+            sums
+            | {
+                "grad_norm": norm * share,
+                "learning_rate": rate * share,
+                "decisions": share,
+            },
+            tokens,
+        )
+
+    def _descend(
+        self, objective: nn.Module, batches: Sequence[Batch], divisor: float
+    ) -> tuple[dict[str, Tensor], Tensor, float]:
+        """One step of the optimizer on the losses of all batches, which are divided by `divisor`. Returns the
+        summed metrics, the norm of the gradient and the learning rate."""
+        config = self.config
         rate = learning_rate_at(
             self.step,
             peak=self.learning_rate,
@@ -334,14 +363,13 @@ class Trainer:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("share", 1.0)
-        self.policy.train()
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
             with contextlib.nullcontext() if last or self.world == 1 else objective.no_sync():
                 with self._autocast():
                     total, metrics = objective(batch)
-                (total * (self.world / self.terms_per_update)).backward()  # DDP averages over workers
+                (total * (self.world / divisor)).backward()  # DDP averages over workers
             for name, value in {"loss": total.detach(), **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()
         norms = [
@@ -356,22 +384,7 @@ class Trainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if target_rate := self.policy.method.target_rate(self.total_steps, self.step / self.total_steps):
-            self.policy.update_targets(target_rate)
-        self.step += 1
-        # What every worker knows is shared out, because metrics are summed over workers and divided by
-        # `count`.
-        share = count / self.world
-        tokens = sum(int(b.attention_mask.sum()) for b in batches)
-        return (
-            sums
-            | {
-                "grad_norm": norm.detach() * share,
-                "learning_rate": rate * share,
-                "decisions": share,
-            },
-            tokens,
-        )
+        return sums, norm.detach(), rate
 
     def _planned_updates(self) -> int:
         """Those of num_train_epochs; by default at least as many as what begins here, a model or its values,

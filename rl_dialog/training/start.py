@@ -52,6 +52,12 @@ class TrainingRun(TrainerConfig):
 
 def check_run(run: TrainingRun) -> None:
     """What can be known to fail before a worker starts. Raises UserError."""
+    if run.method.online:
+        name = method_name(run.method)
+        raise UserError(
+            f"--method {name} learns from episodes that the policy plays itself, not from logs: clone them "
+            f"first, then python -m pipelines.online --checkpoint RUN --env NAME --method {name}"
+        )
     load_manifest(run.data)
     if (run.prior or run.prior_weights) and not run.method.uses_prior:
         users = "way_off_policy, dpo, kto, and ilql with reg_to base_policy do"

@@ -26,7 +26,7 @@ from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.methods import BC, ILQL, METHODS, Method, Psi, WayOffPolicy
+from rl_dialog.methods import BC, FROM_LOGS, ILQL, METHODS, Method, Psi, WayOffPolicy
 from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.checkpoint import freeze_prior, load_prior
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
@@ -315,7 +315,7 @@ def plain_descent(trainer: Trainer) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
+@pytest.mark.parametrize("method", [*FROM_LOGS, *VARIANTS])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
     """Dropout, warm-up, decay, moments, targets and the order of the data all continue where they were."""
     config = TrainerConfig(
@@ -587,7 +587,7 @@ def test_methods_with_targets_move_them(tmp_path: Path) -> None:
         assert replace(method, alpha=0.005).target_rate(9, 1.0) == 0.005
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().needs_rewards])
+@pytest.mark.parametrize("method", [name for name in FROM_LOGS if METHODS[name]().needs_rewards])
 def test_rewards_that_are_all_zero_are_refused(method: str, tmp_path: Path) -> None:
     rows = [replace(row, rewards=np.zeros_like(row.rewards)) for row in make_rows(make_tokenizer(), 6)]
     with pytest.raises(
@@ -619,7 +619,7 @@ def test_rewards_are_shifted(tmp_path: Path) -> None:
 # --- units --------------------------------------------------------------------------------------------------
 
 VALUE_METHODS = [
-    name for name, kind in METHODS.items() if kind().heads.q or kind().heads.v or kind().heads.utterance_q
+    name for name, kind in FROM_LOGS.items() if kind().heads.q or kind().heads.v or kind().heads.utterance_q
 ]
 
 

@@ -1,0 +1,134 @@
+"""What the methods share that learn from episodes that the policy itself has played (`pipelines/online.py`).
+
+The loop (training/online.py) plays episodes, asks the method for the advantage of each decision
+(`advantages`, from methods/advantages.py), and makes steps on
+
+    L = sum_t w_t [ l(log pi_t) + c k(log pi_t - log p_t) - entropy_weight H_t ] / episodes
+
+over the decisions t of all episodes of the step; l is the method's own (`surrogate`), p the frozen prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_dialog.data.batch import Batch
+from rl_dialog.errors import UserError
+from rl_dialog.methods.advantages import Experience
+from rl_dialog.methods.method import Loss, Method, Outputs
+from rl_dialog.methods.scores import Scores, entropy
+
+DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    # of x = log pi - log p at what was drawn; Schulman's names (Approximating KL Divergence, 2020)
+    "k2": lambda x: 0.5 * x.square(),
+    "k3": lambda x: torch.expm1(-x) + x,
+}
+
+
+@dataclass(frozen=True)
+class OnlineMethod(Method):
+    """A method that learns from what the policy itself said."""
+
+    c: float = 0.1
+    """weight of the divergence from the prior, in units of reward: the optimum is p exp(R / c) / Z"""
+    kl: Literal["reward", "k2", "k3"] = "reward"
+    """where the divergence is charged: reward takes c (log pi - log p) off what each token earned (k1); k2
+    and k3 are terms of the loss, which look at no later token. k3 pulls by KL(p || pi)"""
+    entropy_weight: float = 0.0
+    """bonus on the entropy of every token's distribution, in units of reward"""
+    max_weight: float = 2.0
+    """largest importance weight of a token: how much likelier the policy finds it than it was where it was
+    drawn (older weights, top-k and top-p)"""
+
+    online: ClassVar[bool] = True
+    learning_rate_share: ClassVar[float] = 0.25
+    iterations: ClassVar[int] = 1  # passes over the episodes of one step of the run ...
+    mini_batches: ClassVar[int] = 1  # ... each in so many steps of the optimizer
+
+    def __post_init__(self) -> None:
+        for name, least in {"c": 0, "entropy_weight": 0}.items():
+            if not getattr(self, name) >= least:
+                raise UserError(f"expected --method.{name} of at least {least}, got {getattr(self, name)}")
+        if not self.max_weight > 0:
+            raise UserError(f"expected --method.max_weight above 0, got {self.max_weight}")
+
+    @property
+    def uses_prior(self) -> bool:
+        return True
+
+    def earned(self, experience: Experience) -> np.ndarray:
+        """(n,) the rewards, less the divergence where it is charged there."""
+        return experience.charged(self.c) if self.kl == "reward" else experience.rewards
+
+    def advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
+        """For each episode (n,), from all scored episodes of a step of the run."""
+        raise TypeError(f"{type(self).__name__} has no advantages")
+
+    def value_targets(self, experience: Experience) -> np.ndarray:
+        """(n,) what V is fitted to, in units of reward, for methods with a value head."""
+        return np.zeros(len(experience.rewards))
+
+    def weights(self, experience: Experience) -> np.ndarray:
+        """(n,) of the decisions of one episode in the loss."""
+        return np.ones(len(experience.rewards))
+
+    def surrogate(self, logp: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """(N,) l, whose gradient in log pi (N,) moves the policy, and metrics (N,)."""
+        raise TypeError(f"{type(self).__name__} has no surrogate")
+
+    def loss(self, out: Outputs, batch: Batch) -> Loss:
+        metrics: dict[str, Tensor] = {}
+
+        def of_tokens(logp: Tensor) -> Tensor:
+            terms, more = self.surrogate(logp, batch)
+            ratio = logp - batch.prior_logp
+            metrics.update({"kl": ratio, "entropy": -logp} | more)
+            if self.kl in DIVERGENCES and self.c:
+                terms = terms + self.c * DIVERGENCES[self.kl](ratio)
+            return (batch.weights * terms).sum()
+
+        total = by_log_probability(out.lm, batch.actions, of_tokens)
+        if self.entropy_weight:
+            total = total - self.entropy_weight * entropy(out.lm, batch.weights)
+        return Loss(total, {name: value.detach().sum() for name, value in metrics.items()})
+
+    def importance(self, logp: Tensor, batch: Batch) -> Tensor:
+        """(N,) min(exp(logp) / mu, max_weight), mu the probability that the action was drawn with; no
+        gradient."""
+        return (logp.detach() - batch.behaviour_logp).exp().clamp(max=self.max_weight)
+
+
+def by_log_probability(lm: Scores, actions: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """() loss(log pi) with its gradient, log pi (N,) that of the actions.
+
+    The scores are gone over twice: first for log pi, which says what each token weighs in the gradient, then
+    with these weights. So no (N, V) tensor is kept, whatever the loss.
+    """
+    with torch.no_grad():
+        logp = -lm.nll(actions)[1]
+    logp.requires_grad_()
+    with torch.enable_grad():
+        value = loss(logp)
+        (slope,) = torch.autograd.grad(value, logp)
+    weighted, _ = lm.nll(actions, -slope)
+    return value.detach() + weighted - weighted.detach()
+
+
+def clipped(logp: Tensor, batch: Batch, epsilon: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """(N,) -min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) with r = exp(log pi - log pi_old), and where the
+    clip holds."""
+    ratio = (logp - batch.old_logp).exp()
+    free, held = ratio * batch.advantages, ratio.clamp(1 - epsilon, 1 + epsilon) * batch.advantages
+    return -torch.minimum(free, held), {"clipped": (held < free).float()}
+
+
+def totals(method: OnlineMethod, experiences: Sequence[Experience]) -> tuple[np.ndarray, np.ndarray]:
+    """(E,) what each episode earned in all, and (E,) its group."""
+    earned = np.array([float(method.earned(each).sum()) for each in experiences])
+    return earned, np.array([each.group for each in experiences])

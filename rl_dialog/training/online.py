@@ -1,0 +1,353 @@
+"""Online learning: the policy plays episodes, learns from what came of them, and stays near its prior.
+
+    play -> drop what has no return -> what the policy, its values and the prior say of every token
+         -> advantages (methods/advantages.py) -> passes over the episodes -> log, evaluate, save
+
+A step of the run is one such round. All that happens in it follows from (seed, step) and the weights, so a
+run that was killed and resumed is the run that was not. Tokens are learned from as they were drawn
+(data/rollout.py); sums of losses are divided by the episodes of the whole step of the optimizer, whatever the
+micro-batches. Everything else is the loop of offline learning (training/loop.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.rollout import Rollout
+from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
+from rl_dialog.methods.advantages import Experience, groups_without_spread
+from rl_dialog.methods.method import Outputs
+from rl_dialog.models.checkpoint import describe
+from rl_dialog.models.policy import Policy
+from rl_dialog.models.prior import Prior
+from rl_dialog.training.logger import Logger
+from rl_dialog.training.loop import Evaluate, Objective, Trainer, like_lengths
+from rl_dialog.training.optim import Schedule
+
+Play = Callable[[Policy, Any, int], Sequence[Rollout]]  # (policy, tokenizer, step) -> the step's episodes
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """How long, how fast, how often. Names are those of transformers and TRL."""
+
+    max_steps: int = 200
+    """rounds of playing and learning"""
+    num_iterations: int | None = None
+    """passes over the episodes of a round; by default the method's own (ppo 2, the others 1)"""
+    num_mini_batches: int | None = None
+    """steps of the optimizer in a pass, each on its share of the episodes; by default the method's own (ppo
+    2, the others 1)"""
+    per_device_train_batch_size: int = 16
+    """most rows in a micro-batch; the update does not depend on it"""
+    learning_rate: float | None = None
+    """peak learning rate of AdamW; by default a quarter of what `train` takes for the same model: 2.5e-4 for
+    one of width 64 that was made here, 1.5e-5 for a pretrained one of width 768"""
+    lr_scheduler_type: Schedule = "linear"
+    """the learning rate stays (constant), or falls to zero (linear, cosine)"""
+    warmup_steps: int = 5
+    """rounds of linear warm-up"""
+    weight_decay: float = 0.0
+    """weight decay of AdamW, on matrices only"""
+    max_grad_norm: float = 1.0
+    """clip the norm of the gradient, of the language model and of the values apart; 0 does not clip"""
+    bf16: bool = False
+    """bfloat16 autocast while learning (weights, values and the optimizer stay float32)"""
+    logging_steps: int = 1
+    """rounds between two lines of metrics"""
+    eval_steps: int = 25
+    """rounds between two evaluations; 0 evaluates at the start and at the end only"""
+    save_steps: int = 0
+    """rounds between two checkpoints; 0 saves at every evaluation"""
+    save_total_limit: int = 2
+    """checkpoints kept, besides the best"""
+    seed: int = 0
+    """seed of the conversation partners, of what is drawn, of the order of episodes and of new values"""
+    report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
+    """where metrics go besides metrics.jsonl; wandb and mlflow are installed apart and read their own
+    environment variables"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row to learn from: one number for each of its n decisions."""
+
+    row: Row
+    behaviour_logp: np.ndarray
+    old_logp: np.ndarray
+    prior_logp: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+    value_targets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the policy, its values and the prior say of a row before a round's updates."""
+
+    logp: np.ndarray  # (n,) float64
+    prior_logp: np.ndarray  # (n,)
+    values: np.ndarray  # (n,) in units of reward; 0 without a value head
+    last_value: float  # of the state behind the row, where the conversation goes on
+
+
+class OnlineObjective(Objective):
+    """Policy and loss; log-probabilities are those of the policy at the temperature that it speaks at."""
+
+    def __init__(self, policy: Policy, prior: Prior | Policy, temperature: float) -> None:
+        super().__init__(policy, prior)
+        self.temperature = temperature
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = self.policy.method.loss(self.outputs(batch), batch)
+        return loss.total, loss.metrics
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """What the policy says."""
+        out = self.policy.outputs(batch)
+        out.lm = out.lm.scaled(1 / self.temperature)
+        return out
+
+    def prior_logp(self, batch: Batch) -> Tensor:
+        """(N,) what the prior says, at the same temperature."""
+        scores = self._prior[0].prior_scores(batch)
+        return -scores.scaled(1 / self.temperature).nll(batch.actions)[1]
+
+
+class OnlineTrainer(Trainer):
+    """One policy, the episodes that it plays, and its run folder.
+
+    Args:
+        policy: as loaded, with a method that learns online.
+        play: gives the episodes of a round.
+        prior: the frozen prior; without it the policy has adapters to switch off.
+        temperature: what the policy speaks at, in `play` and when it is used.
+        evaluate, report, describe: as Trainer has them; the best checkpoint is that of the highest
+            `eval/return`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer: Any,
+        play: Play,
+        config: OnlineSettings,
+        output_dir: str | Path,
+        *,
+        prior: Prior | None = None,
+        temperature: float = 1.0,
+        evaluate: Evaluate | None = None,
+        report: Callable[[dict[str, float], bool], None] | None = None,
+        describe: str = "",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
+        self.play, self.evaluate, self.report, self.describe = play, evaluate, report, describe
+        self.train_rows, self.eval_rows = (), ()
+        self._start(policy, device)
+        method = policy.method
+        passes, parts = config.num_iterations, config.num_mini_batches
+        self.passes = method.iterations if passes is None else passes
+        self.parts = method.mini_batches if parts is None else parts
+        self.batch_size = 0  # no rows are given: a run is resumed by its step alone
+        self.total_steps, self.warmup_steps = config.max_steps, config.warmup_steps
+        self.eval_steps = config.eval_steps
+        self.step, self.best = 0, None
+        self._held_out: list[float] = []
+        self.metric, self.sign = self._selection_metric()
+        frozen = prior.to(self.device) if prior else self.policy
+        self.objective = OnlineObjective(self.policy, frozen, temperature)
+
+    def _train(self, objective: nn.Module, log: Logger | None) -> dict[str, float]:
+        """From where it is to the last step; returns the last metrics."""
+        metrics: dict[str, float] = {}
+        if self.step == 0 and self.evaluate:
+            metrics = self._evaluation()
+            log.log(0, metrics)
+        while self.step < self.total_steps:
+            began = time.perf_counter()
+            self.policy.eval()  # dropout would make another policy of the one that played
+            rollouts = self.play(self.policy, self.tokenizer, self.step)
+            played = time.perf_counter() - began
+            figures = figures_of(rollouts) | self._learn(
+                [each for each in rollouts if each.total is not None]
+            )
+            seconds = time.perf_counter() - began
+            figures |= {
+                "data/episodes_per_s": len(rollouts) / seconds,
+                "data/playing": played / seconds,
+                "train/progress": self.step / self.total_steps,
+            }
+            if self._due(self.config.logging_steps):
+                metrics = figures
+                log.log(self.step, metrics)
+            metrics |= self._evaluate_and_save(log)
+        return metrics
+
+    def _learn(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """The updates of a round, and their metrics: means over decisions."""
+        if not rollouts:
+            raise UserError(
+                f"step {self.step}: expected at least one episode with a return, got none: all of them "
+                "failed or were not scored (the log of this round under rollouts/ has each with its end); "
+                "repair the world and --resume"
+            )
+        if self.step == 0 and self.policy.heads is not None:
+            self._set_unit(np.array([rollout.total for rollout in rollouts]))
+        said, experiences = self._experiences(rollouts)
+        episodes = self._samples(rollouts, said, experiences)
+        sums, decisions, rate = self._passes(episodes)
+        self.step += 1
+        ratios = np.concatenate([each.log_ratio for each in experiences])
+        replies = sum(int(each.turn_end.sum()) for each in experiences)
+        gaps = [
+            np.abs(each.logp - logp) for a, b in zip(said, rollouts, strict=True)
+            for each, logp in zip(a, b.logp, strict=True)
+        ]  # fmt: skip
+        means = {f"train/{name}": float(value) / decisions for name, value in sums.items()}
+        return means | {
+            "train/learning_rate": rate,
+            "train/kl_per_reply": float(ratios.sum()) / replies,
+            "train/behaviour_gap": float(np.concatenate(gaps).mean()),
+            "train/reply_tokens": len(ratios) / replies,
+        }
+
+    def _set_unit(self, returns: np.ndarray) -> None:
+        """Values begin at the mean return and are learned in units of the first round's spread."""
+        spread = float(returns.std())
+        level = float(returns.mean())
+        self.policy.value_unit = spread if spread > 1e-6 * abs(level) else abs(level) or 1.0
+        self.policy.heads.start_at(level / self.policy.value_unit)
+
+    @torch.no_grad()
+    def _experiences(self, rollouts: Sequence[Rollout]) -> tuple[list[list[Said]], list[Experience]]:
+        """What is said of every row before anything is learned, and what every episode led to."""
+        rows = [row for rollout in rollouts for row in rollout.rows]
+        found: list[Said | None] = [None] * len(rows)
+        for indices in _micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size):
+            batch = collate([rows[i] for i in indices]).to(self.device)
+            with self._autocast():
+                out = self.objective.outputs(batch)
+                logp = -out.lm.nll(batch.actions)[1]
+                prior = self.objective.prior_logp(batch)
+            v = torch.zeros(len(batch.states)) if out.v is None else out.v * self.policy.value_unit
+            logp, prior, v = (each.double().cpu().numpy() for each in (logp, prior, v))
+            owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
+            for place, i in enumerate(indices):
+                mine, after = owner[: batch.decisions] == place, owner[batch.decisions :] == place
+                tail = v[batch.decisions :][after]
+                found[i] = Said(
+                    logp[mine],
+                    prior[mine],
+                    v[: batch.decisions][mine],
+                    float(tail[0]) if len(tail) else 0.0,
+                )
+        remaining = iter(found)
+        said = [[next(remaining) for _ in rollout.rows] for rollout in rollouts]
+        return said, [_experience(*pair) for pair in zip(rollouts, said, strict=True)]
+
+    def _samples(
+        self, rollouts: Sequence[Rollout], said: Sequence[Sequence[Said]], experiences: Sequence[Experience]
+    ) -> list[list[Sample]]:
+        """Each episode's rows, with what the method makes of its decisions."""
+        method, unit = self.policy.method, self.policy.value_unit
+        episodes = []
+        for rollout, of_rows, experience, advantages in zip(
+            rollouts, said, experiences, method.advantages(experiences), strict=True
+        ):
+            cuts = np.cumsum([len(each.logp) for each in of_rows])[:-1]
+            numbers = (
+                np.split(values, cuts)
+                for values in (
+                    advantages, method.weights(experience), method.value_targets(experience) / unit
+                )
+            )  # fmt: skip
+            samples = zip(rollout.rows, rollout.logp, of_rows, *numbers, strict=True)
+            episodes.append([Sample(row, mu, own.logp, own.prior_logp, *of) for row, mu, own, *of in samples])
+        return episodes
+
+    def _passes(self, episodes: Sequence[Sequence[Sample]]) -> tuple[dict[str, Tensor], int, float]:
+        """The steps of the optimizer of a round; the sums of their metrics, over how many decisions, and the
+        learning rate."""
+        rng = np.random.default_rng((self.config.seed, self.step))
+        torch.manual_seed(int(rng.integers(1 << 62)))
+        sums: dict[str, Tensor] = {}
+        decisions, rate = 0, 0.0
+        for _ in range(self.passes):
+            order = rng.permutation(len(episodes))
+            for part in np.array_split(order, min(self.parts, len(order))):
+                batches = list(self._batches([sample for i in part for sample in episodes[i]]))
+                count = sum(batch.decisions for batch in batches)
+                found, norm, rate = self._descend(self.objective, batches, len(part))
+                for name, value in (found | {"grad_norm": norm * count}).items():
+                    sums[name] = sums.get(name, 0) + value
+                decisions += count
+        return sums, decisions, rate
+
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
+        """Micro-batches of like lengths."""
+        rows = [sample.row for sample in samples]
+        size = self.config.per_device_train_batch_size
+        for indices in _micro_batches(rows, range(len(rows)), size):
+            chosen = [samples[i] for i in indices]
+            batch = collate([sample.row for sample in chosen], pad_id=self.tokenizer.pad_token_id or 0)
+            for name in Sample.__dataclass_fields__.keys() - {"row"}:
+                values = np.concatenate([getattr(sample, name) for sample in chosen]).astype(np.float32)
+                setattr(batch, name, torch.from_numpy(values))
+            yield batch.to(self.device)
+
+    def _resume(self) -> None:
+        super()._resume()
+        if self.step:
+            self.policy.value_unit = float(describe(self._pointer("latest")).get("value_unit", 1.0))
+
+
+def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What a round's episodes were like."""
+    scored = [rollout for rollout in rollouts if rollout.total is not None]
+    figures = {
+        "train/no_return": 1 - len(scored) / len(rollouts),
+        "train/replies_per_dialog": sum(len(r.rewards) for each in rollouts for r in each.rows)
+        / len(rollouts),
+        "train/rows_per_dialog": sum(len(each.rows) for each in rollouts) / len(rollouts),
+    }
+    if scored:
+        totals = np.array([rollout.total for rollout in scored])
+        groups = np.array([rollout.group for rollout in scored])
+        figures["train/return"] = float(totals.mean())
+        figures["train/flat_groups"] = groups_without_spread(totals, groups)
+    return figures
+
+
+def _experience(rollout: Rollout, said: Sequence[Said]) -> Experience:
+    rewards, ends = [], []
+    for row in rollout.rows:
+        places = np.flatnonzero(row.assistant[1:]) + 1  # of the tokens that were drawn
+        end = np.isin(places, row.reply_ends)
+        reward = np.zeros(len(places))
+        reward[end] = row.rewards
+        rewards.append(reward)
+        ends.append(end)
+    logp, prior, values = (
+        np.concatenate([getattr(each, name) for each in said]) for name in ("logp", "prior_logp", "values")
+    )
+    # Only where the episode was cut off is its last row's end a state of its own.
+    last = said[-1].last_value if rollout.rows[-1].truncated else 0.0
+    return Experience(
+        rollout.group, np.concatenate(rewards), np.concatenate(ends), logp - prior, np.append(values, last)
+    )
+
+
+def _micro_batches(rows: Sequence[Row], indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    lengths = {i: len(rows[i].input_ids) for i in indices}
+    return like_lengths(sorted(indices, key=lengths.__getitem__), lengths, size)

@@ -1,0 +1,279 @@
+"""The verb: from a checkpoint to a better one, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoModelForCausalLM
+
+from envs import text_env
+from pipelines import evaluate, online, train
+from pipelines.online import OnlineConfig
+from rl_dialog.config import ConfigError, load_config
+from rl_dialog.data.readers import read_logs
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.shards import FORMAT, MANIFEST, SHARD_SCHEMA, VERSION, pack_rows, shard_name
+from rl_dialog.data.tokenize import load_tokenizer, tokenize
+from rl_dialog.errors import UserError
+from rl_dialog.evaluation.contexts import Contexts
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.methods import GRPO, PPO, RLOO
+from rl_dialog.models.checkpoint import load_prior
+from rl_dialog.models.policy import Policy
+from rl_dialog.rewards import apply_rewards, choose_rewards
+
+WORLD = '''
+import numpy as np
+
+class Vowels:
+    """Pays for the letter a, in two turns; partners differ in what they say first."""
+    def reset(self, *, seed=None):
+        self.messages = [{"role": "user", "content": f"hello {np.random.default_rng(seed).integers(99)}"}]
+        return list(self.messages), {}
+    def step(self, reply):
+        self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "and you?"}]
+        return list(self.messages), float(reply.count("a")), len(self.messages) > 4, False, {}
+'''
+
+
+@pytest.fixture
+def config(checkpoints, tmp_path: Path, monkeypatch) -> OnlineConfig:  # noqa: ANN001
+    (tmp_path / "vowels_world.py").write_text(WORLD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("vowels_world", None)
+    return OnlineConfig(
+        checkpoint=checkpoints["bc"],
+        env="vowels_world:Vowels",
+        method=RLOO(c=0.01),
+        output_dir=str(tmp_path / "online"),
+        groups=4,
+        group_size=4,
+        max_steps=12,
+        warmup_steps=0,
+        eval_steps=6,
+        learning_rate=1e-2,
+        env_episodes=24,
+        max_new_tokens=4,
+        report_to="none",
+        quiet=True,
+        device="cpu",
+    )
+
+
+def test_a_policy_learns_what_a_world_pays_for(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """Its checkpoint is read by whatever reads checkpoints, and it was measured with other partners than it
+    has learned from."""
+    result = online.main(config)
+    assert result["return"] > result["return_before"] + 0.5
+    out = Path(config.output_dir)
+    best = (out / "best").read_text().strip()
+    policy = Policy.from_pretrained(out / best)
+    assert policy.method == config.method and AutoModelForCausalLM.from_pretrained(out / best)
+    assert load_prior(out) is not None  # evaluate measures the divergence from it
+    assert "rloo" in (out / best / "README.md").read_text()
+    learned = {
+        json.loads(line)["messages"][0]["content"]
+        for path in sorted((out / "rollouts").iterdir())
+        for line in path.open()
+    }
+    assert len(list((out / "rollouts").iterdir())) == 12 and len(learned) > 10
+    seeds = {
+        json.loads(line)["meta"]["seed"] for path in (out / "rollouts").iterdir() for line in path.open()
+    }
+    played = _measured_seeds(config, policy)
+    assert len(seeds) == 48 and not seeds & played
+    settings = evaluate.EvaluateConfig(
+        checkpoints=(str(out),),
+        env=config.env,
+        episodes=8,
+        max_new_tokens=4,
+        output_dir=str(tmp_path / "report"),
+        quiet=True,
+        device="cpu",
+    )
+    assert evaluate.main(settings)["checkpoints"] >= 1
+
+
+def _measured_seeds(config: OnlineConfig, policy: Policy) -> set[int]:
+    tokenizer = load_tokenizer(config.checkpoint)
+    episodes = play_episodes(
+        policy,
+        tokenizer,
+        text_env(config.env),
+        range(config.env_episodes),
+        Decoding(max_new_tokens=1),
+        seed=online.ENV_SEED,
+    )
+    return {episode.dialog.meta["seed"] for episode in episodes}
+
+
+def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """Two rounds and then two more are four, where the schedule does not look at the end."""
+    config = replace(config, lr_scheduler_type="constant", method=PPO(c=0.01), max_steps=4, eval_steps=2)
+    whole = online.main(config)
+    half = replace(config, output_dir=str(tmp_path / "half"), max_steps=2)
+    online.main(half)
+    with pytest.raises(UserError, match="already holds a run of `online`: pass --resume"):
+        online.main(half)
+    with pytest.raises(UserError, match="made with other settings: --group_size 4 then and 2 now"):
+        online.main(replace(half, resume=True, group_size=2))
+    resumed = online.main(replace(half, resume=True, max_steps=4))
+    assert resumed["return"] == whole["return"] and resumed["step"] == 4
+    weights = [Path(run["latest"], "model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"checkpoint": ""}, "expected --checkpoint"),
+        ({"checkpoint": "./nowhere"}, "expected a directory with a model"),
+        ({"env": ""}, "expected either --env.*got neither"),
+        ({"contexts": "data"}, "expected either --env.*got both"),
+        ({"rewards": {"question": 1.0}}, "--rewards.question: a world has rewards of its own"),
+        ({"env": "", "contexts": "nowhere"}, "--contexts: expected rewards"),
+        ({"env": "", "contexts": "nowhere", "rewards": {"question": 1.0}}, "nowhere"),
+        ({"env": "smalltalk"}, "Did you mean small_talk"),
+        ({"env": "pong"}, "unsuitable env"),
+        ({"groups": 0}, "--groups of at least 1"),
+        ({"num_iterations": 0}, "--num_iterations of at least 1"),
+        ({"temperature": 0.0}, "temperature > 0"),
+        ({"top_p": 1.5}, "0 < top_p <= 1"),
+    ],
+    ids=str,
+)
+def test_what_can_be_known_to_fail_is_told_first(config, changed, message: str) -> None:  # noqa: ANN001
+    with pytest.raises(UserError, match=message):
+        online.main(replace(config, **changed))
+    assert not Path(config.output_dir).exists()
+
+
+def test_a_policy_that_speaks_by_its_values_is_no_start(config, checkpoints) -> None:  # noqa: ANN001
+    with pytest.raises(UserError, match="expected a policy that is its language model.*got ilql"):
+        online.main(replace(config, checkpoint=checkpoints["ilql"]))
+
+
+def test_logs_are_for_train_and_worlds_for_online(tmp_path: Path) -> None:
+    flags = ["--data", "x", "--output_dir", str(tmp_path / "x"), "--method", "grpo"]
+    with pytest.raises(
+        UserError, match="python -m pipelines.online --checkpoint RUN --env NAME --method grpo"
+    ):
+        train.main(load_config(train.TrainConfig, flags, choices=train.CHOICES))
+    with pytest.raises(ConfigError, match="unknown method 'bc': expected one of reinforce, rloo, grpo, ppo"):
+        load_config(OnlineConfig, ["--method", "bc"], choices=online.CHOICES)
+    flags = ["--method", "rl_dialog.methods.example:Smoothed", "--checkpoint", "a", "--env", "small_talk"]
+    config = load_config(OnlineConfig, [*flags, "--output_dir", "b"], choices=online.CHOICES)
+    with pytest.raises(UserError, match="Smoothed learns from logs: python -m pipelines.train"):
+        online.main(config)
+    flags = ["--method", "grpo", "--method.no-divide_by_length", "--method.kl", "k2"]
+    method = load_config(OnlineConfig, flags, choices=online.CHOICES).method
+    assert method == GRPO(divide_by_length=False, kl="k2")
+
+
+# --- replies to logged contexts -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logs(tokenizer, tmp_path: Path) -> str:  # noqa: ANN001
+    """A data directory: three contexts to learn from (one of them stands there twice) and one held out."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    splits = {}
+    for split, openings in (("train", ("hello", "hello", "how are you?")), ("validation", ("thank you",))):
+        dialogs = [
+            Dialog(
+                f"{split}-{n}",
+                [
+                    {"role": "user", "content": text},
+                    {"role": "assistant", "content": "hello there", "reward": 9.0, "feedback": {"vote": 1}},
+                    {"role": "user", "content": f"good {n // 2}"},
+                    {"role": "assistant", "content": "thank you"},
+                ],
+            )
+            for n, text in enumerate(openings)
+        ]
+        rows = [tokenize(dialog, tokenizer, max_length=128) for dialog in dialogs]
+        columns = [
+            pa.array([dialog.to_row()[field.name] for dialog in dialogs], field.type)
+            for field in list(SHARD_SCHEMA)[:-1]
+        ]
+        table = pa.Table.from_arrays([*columns, pack_rows(rows)], schema=SHARD_SCHEMA)
+        pq.write_table(table, directory / shard_name(split, 0))
+        splits[split] = {"dialogs": len(dialogs), "shards": [{"file": shard_name(split, 0)}]}
+    components = {"vote": {"weight": 1.0}}
+    manifest = {"format": FORMAT, "version": VERSION, "splits": splits, "rewards": {"components": components}}
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    return str(directory)
+
+
+OWN = '''
+def vowels(dialog):
+    """The letters a of each reply."""
+    return [float(dialog.messages[i]["content"].count("a")) for i in dialog.replies]
+'''
+
+
+def test_replies_to_contexts_are_judged_by_rewards(config, logs, tmp_path: Path) -> None:  # noqa: ANN001
+    (tmp_path / "vowels_reward.py").write_text(OWN)
+    config = replace(config, env="", contexts=logs, rewards={"vowels_reward:vowels": 2.0, "question": 0.0})
+    result = online.main(config)
+    assert result["return"] > result["return_before"] + 0.5
+    dialogs, bad = read_logs([Path(config.output_dir) / "rollouts"])
+    assert not bad and len(dialogs) == 12 * 16
+    contexts = {" | ".join(m["content"] for m in d.messages[:-1]) for d in dialogs}
+    assert contexts == {
+        "hello",
+        "hello | hello there | good 0",
+        "how are you?",
+        "how are you? | hello there | good 1",
+    }
+    for dialog in dialogs:
+        assert dialog.replies == [len(dialog.messages) - 1] and not dialog.truncated
+        reply = dialog.messages[-1]
+        assert reply["reward"] == 2 * reply["content"].count("a") and "feedback" not in str(
+            dialog.messages[:-1]
+        )
+
+
+def test_what_the_rewards_say_is_what_a_world_pays(logs) -> None:  # noqa: ANN001
+    """The reward of the last reply alone, by the same functions as `prepare`; the seed says which context."""
+    weights = {"question": 1.0, "repetition": 0.5}
+    rewards = choose_rewards(weights)
+    contexts = Contexts(logs, "train", rewards, weights)
+    world = contexts()
+    begun = [world.reset(seed=seed)[0] for seed in range(12)]
+    assert begun == [contexts().reset(seed=seed)[0] for seed in range(12)]
+    assert {len(messages) for messages in begun} == {1, 3}
+    messages, _ = world.reset(seed=0)
+    for reply in ("what would you like?", "hello there", ""):
+        after, reward, terminated, truncated, _ = world.step(reply)
+        assert after == [*messages, {"role": "assistant", "content": reply}] and terminated and not truncated
+        dialog = Dialog("d", [dict(message) for message in after])
+        assert reward == pytest.approx(apply_rewards(dialog, rewards, weights)[-1, -1])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (
+            {"vote": 1.0, "question": 1.0},
+            "--rewards.vote: expected a reward that judges a new reply by itself",
+        ),
+        ({"sentiment": 1.0}, "--rewards.sentiment: expected a reward that judges a new reply by itself"),
+        ({"learned": 1.0}, "--rewards.learned: expected the model that it asks, --scorers reward_model=DIR"),
+        ({"questoin": 1.0}, "unknown reward 'questoin'"),
+    ],
+    ids=str,
+)
+def test_rewards_that_cannot_judge_a_new_reply_are_refused(config, logs, rewards, message: str) -> None:  # noqa: ANN001
+    with pytest.raises(UserError, match=message):
+        online.main(replace(config, env="", contexts=logs, rewards=rewards))
+    assert not Path(config.output_dir).exists()
