@@ -20,6 +20,7 @@ from rl_dialog.data.store import Store
 from rl_dialog.serving.api import create_app
 from rl_dialog.serving.served import Models
 from rl_dialog.web_server import Patience, WebServer, listening
+from tests.serving.conftest import serving
 
 PROXY = Path(rl_dialog.serving.__file__).parent / "haproxy.cfg"
 QUICK = Patience(head=0.4, body=0.8, answer=0.6, connections=40, per_address=30)
@@ -121,6 +122,53 @@ def test_an_address_has_so_many_connections(served):
         except (AssertionError, httpx.HTTPError):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+@contextmanager
+def alone(settings, store):
+    """The port of the same application on uvicorn as it is, to compare."""
+    with serving(settings) as (url, _, _):
+        yield int(url.rsplit(":", 1)[1])
+
+
+@contextmanager
+def as_served(settings, store):
+    """The port of a server as `serve --backend local` starts it."""
+    server = WebServer(create_app(Models(settings), store), listening("127.0.0.1", 0))
+    yield int(server.url.rsplit(":", 1)[1])
+    server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [alone, as_served])
+def test_a_crowd_of_strangers(start, settings, capsys):
+    """600 half-open connections of three addresses, and 400 that announce a megabyte each without a key, send
+    a part of it and wait."""
+    settings = replace(settings, needs_key=True)
+    store, process = Store(settings.store), psutil.Process()
+    store.keys.add("ann")
+    with start(settings, store) as port:
+        places = [(f"127.0.0.{1 + n % 3}", 0) for n in range(600)]
+        crowd = [socket.create_connection(("127.0.0.1", port), 10, place) for place in places]
+        for connection in crowd:
+            connection.sendall(HEAD)
+        time.sleep(12)
+        left = len(held(port))
+        for connection in crowd:
+            connection.close()
+        memory = process.memory_info().rss
+        places = [(f"127.0.0.{1 + n % 4}", 0) for n in range(400)]
+        crowd = [socket.create_connection(("127.0.0.1", port), 10, place) for place in places]
+        for connection in crowd:
+            connection.sendall(HEAD + LONG + b"x" * 100_000)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+        grown = (process.memory_info().rss - memory) / 2**20
+        healthy = httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    store.close()
+    with capsys.disabled():
+        print(f"\n{start.__name__}: {left} of 600 half-open after 12 s; 400 unread bodies: {grown:+.0f} MiB")
+    assert healthy and grown < 60
+    assert left == (600 if start is alone else 0)
 
 
 def unread(port, sent):
