@@ -38,6 +38,17 @@ class Rollouts:
     def __call__(self, policy: Policy, tokenizer: PreTrainedTokenizerFast, step: int) -> list[Rollout]:
         """The episodes of step `step`, counted from 0. Raises UserError for a world that begins differently
         for the same seed."""
+        played = self.episodes(policy, tokenizer, step)
+        _expect_groups_that_begin_alike(played, self.group_size)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lines = [self._dialog(episode, step) for episode in played]
+            write_text_atomically(self.folder / f"step-{step + 1:06d}.jsonl", "".join(lines))
+        room = prompt_room(policy, self.decoding)
+        return [self._rollout(episode, tokenizer, room) for episode in played]
+
+    def episodes(self, policy: Policy, tokenizer: PreTrainedTokenizerFast, step: int) -> list[Episode]:
+        """What is played in step `step`."""
         count = self.groups * self.group_size
 
         def answer(tables: Sequence[Table]) -> list[Reply]:
@@ -50,7 +61,7 @@ class Rollouts:
                 batch_size=self.batch_size,
             )
 
-        played = play_with(
+        return play_with(
             answer,
             self.make_env,
             range(step * count, (step + 1) * count),
@@ -58,13 +69,6 @@ class Rollouts:
             batch_size=self.batch_size,
             group_size=self.group_size,
         )
-        _expect_groups_that_begin_alike(played, self.group_size)
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lines = [self._dialog(episode, step) for episode in played]
-            write_text_atomically(self.folder / f"step-{step + 1:06d}.jsonl", "".join(lines))
-        room = prompt_room(policy, self.decoding)
-        return [self._rollout(episode, tokenizer, room) for episode in played]
 
     def _dialog(self, episode: Episode, step: int) -> str:
         meta = episode.dialog.meta | {"step": step + 1, "partner": episode.index // self.group_size}

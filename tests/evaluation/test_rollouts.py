@@ -11,7 +11,6 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.data.readers import read_logs
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding, generate_replies, recorded_replies
 from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.methods import RLOO
@@ -164,9 +163,7 @@ def test_all_turns_are_trained_as_they_were_drawn(make_policy, tokenizer) -> Non
         for row, mine, logp in zip(each.rows, learners_logp(policy, each.rows), each.logp, strict=True):
             np.testing.assert_allclose(mine, logp, atol=2e-5)
             assert row.assistant.sum() == len(logp)
-    episodes = play_episodes(
-        policy, tokenizer, Echo, range(6), HOW, seed=9, group_size=3, speak=recorded_replies
-    )
+    episodes = rollouts().episodes(policy, tokenizer, 0)
     for each, episode in zip(found, episodes, strict=True):
         trained = [token for row in each.rows for token in row.input_ids[row.assistant].tolist()]
         assert trained == [token for reply in episode.replies for token in reply.spoken.ids]
