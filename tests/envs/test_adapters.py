@@ -13,6 +13,7 @@ import pytest
 from envs import text_env
 from envs.adapters import reasoning_gym_world
 from envs.adapters.__main__ import main
+from envs.adapters.cost import cost
 from envs.adapters.luck import own_luck
 from envs.adapters.names import parsed
 from envs.adapters.random_player import propose, random_move, snippets
@@ -206,6 +207,12 @@ def test_a_missing_library_is_named(monkeypatch):
             monkeypatch.setattr(reasoning_gym_world, "DATA", {})
         with pytest.raises(UserError, match=f"pip install {package}"):
             text_env(name)
+
+
+@pytest.mark.slow
+def test_the_cost_of_the_adapter_is_small(textarena):
+    """30 microseconds are aimed at; what this asserts leaves room for a busy machine."""
+    assert cost("Nim-v0")["adapter_us"] < 300
 
 
 def test_logs_are_dialogs_with_the_games_rewards(textarena, tmp_path):
