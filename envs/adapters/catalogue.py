@@ -22,7 +22,7 @@ from envs.conformance import check_world
 from rl_dialog.errors import UserError
 
 EPISODES = 8  # behind a mean
-SECONDS = 60.0  # for a game, after which it is given up
+SECONDS = 40.0  # for a game, after which it is given up
 LEFT_OUT = ("players", "logs", "references", "drawing", "other process")
 TWICE = 3  # episodes that a second process plays too, whose hashes of strings differ
 

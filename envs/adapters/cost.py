@@ -17,7 +17,8 @@ EPISODES, ROUNDS = 20, 15
 
 def cost(name: str) -> dict[str, Any]:
     """Microseconds of this process per move of the game alone, with the adapter, and of the adapter: medians
-    over rounds in which both take turns. All roles are played, so that no opponent is in the figure."""
+    over rounds in which both take turns. All roles are played, so that no opponent is in the figure. In a
+    game with dice the two play other games."""
     plain, options = parsed(name)
     options |= {"opponent": "self"}
     world = TextArenaWorld(plain, options)
