@@ -21,6 +21,9 @@ from envs.conformance import check_world
 from envs.text_world import play, restore, snapshot
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.methods import BC
 
 FAST = ("players", "other process", "references")
 
@@ -272,3 +275,16 @@ def test_the_catalogue_of_two_worlds(textarena, gym, capsys):
     out = capsys.readouterr().out
     assert "| Nim-v0 | 2 |" in out and "`textarena:Debate-v0`" in out
     assert '"keep_the_contract": 1' in out.splitlines()[-1]
+
+
+def test_a_policy_is_measured_in_games_and_tasks(textarena, gym, make_policy, tokenizer):
+    """As `train --env` and `evaluate --env` do it, whatever else the batch holds."""
+    decoding = Decoding(max_new_tokens=4, do_sample=True)
+    for name in ("textarena:TicTacToe-v0?role=any", "reasoning_gym:chain_sum"):
+        make = text_env(name)
+        args = make_policy(BC()), tokenizer, make
+        played = play_episodes(*args, range(4), decoding, seed=1)
+        alone = play_episodes(*args, [2], decoding, seed=1)
+        assert alone[0].dialog.messages == played[2].dialog.messages
+        assert all(-1 <= episode.total <= 1 for episode in played)
+        assert played[0].dialog.source == name
