@@ -70,8 +70,7 @@ def everything(*, ids: bool = False) -> list[str]:
     return names
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m envs.adapters", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="worlds; by default all of what is installed")
     parser.add_argument("--list", action="store_true", help="print the names only")
@@ -84,6 +83,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the logs")
     parser.add_argument("--cost", action="store_true", help="time the moves of TextArena's games, and ours")
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = _parser()
     options = parser.parse_args(arguments)
     if options.logs:
         if len(options.names) != 1:
