@@ -273,7 +273,7 @@ def test_the_catalogue_of_two_worlds(textarena, gym, capsys):
     """One that runs and one that does not, in processes of their own."""
     main(["textarena:Nim-v0", "textarena:Debate-v0", "--episodes", "4"])
     out = capsys.readouterr().out
-    assert "| Nim-v0 | 2 |" in out and "`textarena:Debate-v0`" in out
+    assert "| textarena:Nim-v0 | 2 |" in out and "`textarena:Debate-v0`" in out
     assert '"keep_the_contract": 1' in out.splitlines()[-1]
 
 
