@@ -25,7 +25,8 @@ class CheckEnvConfig(Quiet):
     """Which world."""
 
     env: str = ""
-    """module:Class of your own, or the name of a world that is here (envs/README.md)"""
+    """module:Class of your own, the name of a world that is here, or textarena:NAME, reasoning_gym:NAME,
+    openenv:URL (envs/README.md)"""
 
 
 def main(config: CheckEnvConfig) -> dict[str, Any]:

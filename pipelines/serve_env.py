@@ -1,7 +1,7 @@
 """A world to talk in, served to other trainers by OpenEnv's WebSocket protocol.
 
     python -m pipelines.serve_env --env small_talk --port 8000
-    python -m pipelines.evaluate --env openenv:ws://127.0.0.1:8000 ...      from anywhere
+    python -m pipelines.check_env --env openenv:ws://127.0.0.1:8000
 
 The protocol is in rl_dialog/serving/worlds.py. Runs until Ctrl-C. There are no keys: whoever reaches the
 address can talk, so another --host than this machine's asks for --public.
@@ -9,6 +9,7 @@ address can talk, so another --host than this machine's asks for --public.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ def main(config: ServeEnvConfig) -> dict[str, Any]:
     if not config.public and not is_loopback(config.host):
         remedy = "--public lets other machines talk too"
         raise UserError(f"--host: expected 127.0.0.1, got {config.host}: {remedy}")
+    if importlib.util.find_spec("websockets") is None:
+        raise UserError("expected websockets, which the protocol needs; pip install websockets")
     make_world = text_env(config.env)
 
     from rl_dialog.serving.worlds import WorldLimits, create_world_app

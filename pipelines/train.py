@@ -58,7 +58,8 @@ class TrainConfig(TrainingRun, ResumableOutput, OnCluster, OnDevice):
     """restarts after a worker died"""
     env: str = ""
     """measure the return in this environment at each evaluation, and choose the best checkpoint by it:
-    small_talk, multiwoz, wordle, toy_maze, ..., or module:Class for one of your own (envs/README.md)"""
+    small_talk, multiwoz, wordle, toy_maze, ..., textarena:NAME, reasoning_gym:NAME, openenv:URL, or
+    module:Class for one of your own (envs/README.md)"""
     env_episodes: int = 64
     """conversations per measurement of the return"""
 

@@ -70,8 +70,7 @@ def everything(*, ids: bool = False) -> list[str]:
     return names
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m envs.adapters", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="worlds; by default all of what is installed")
     parser.add_argument("--list", action="store_true", help="print the names only")
@@ -84,6 +83,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the logs")
     parser.add_argument("--cost", action="store_true", help="time the moves of TextArena's games, and ours")
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = _parser()
     options = parser.parse_args(arguments)
     if options.logs:
         if len(options.names) != 1:
@@ -122,17 +127,24 @@ def _write_logs(name: str, path: Path, dialogs: int, seed: int) -> None:
 
 def _report(rows: list[Row], episodes: int, page: Path | None, rows_file: Path | None) -> None:
     others = differing(rows)
-    counts = summary(rows, others)
     if rows_file:
         rows_file.write_text(json.dumps(as_json(rows), indent=1), encoding="utf-8")
     if page:
-        told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts.items())
-        versions = {"textarena": _version("textarena"), "gym": _version("reasoning-gym")}
-        text = PAGE.format(episodes=episodes, counts=f"{told}.", table=table(rows, others), **versions)
-        page.write_text(text, encoding="utf-8")
+        page.write_text(page_of(rows, others, episodes), encoding="utf-8")
     else:
         print(table(rows, others))
-    print(json.dumps(counts | {"other_episodes_in_other_processes": sorted(others)}))
+    print(json.dumps(summary(rows, others) | {"other_episodes_in_other_processes": sorted(others)}))
+
+
+def page_of(rows: list[Row], others: set[str], episodes: int) -> str:
+    """CATALOGUE.md."""
+    told = [
+        f"- {kind}: of {found['worlds']} worlds {found['run']} run on this machine, and of these "
+        f"{found['keep_the_contract']} keep the contract."
+        for kind, found in summary(rows, others).items()
+    ]
+    versions = {"textarena": _version("textarena"), "gym": _version("reasoning-gym")}
+    return PAGE.format(episodes=episodes, counts="\n".join(told), table=table(rows, others), **versions)
 
 
 def _version(package: str) -> str:

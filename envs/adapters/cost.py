@@ -16,8 +16,9 @@ EPISODES, ROUNDS = 20, 15
 
 
 def cost(name: str) -> dict[str, Any]:
-    """Microseconds per move of the game alone, with the adapter, and of the adapter: medians over rounds in
-    which both take turns. All roles are played, so that no opponent is in the figure."""
+    """Microseconds of this process per move of the game alone, with the adapter, and of the adapter: medians
+    over rounds in which both take turns. All roles are played, so that no opponent is in the figure. In a
+    game with dice the two play other games."""
     plain, options = parsed(name)
     options |= {"opponent": "self"}
     world = TextArenaWorld(plain, options)
@@ -48,13 +49,13 @@ def _alone(world: TextArenaWorld, name: str, games: list[list[str]]) -> float:
         with own_luck(seed, with_numpy=True):
             env = made(name, world.game.options)
             env.reset(num_players=world.game.players, seed=seed)
-            began = time.perf_counter()
+            began = time.process_time()
             for move in moves:
                 env.get_observation()
                 done, _ = env.step(action=move)
                 if done:  # other dice than those of the adapter's
                     env.reset(num_players=world.game.players, seed=seed)
-            seconds += time.perf_counter() - began
+            seconds += time.process_time() - began
     return seconds
 
 
@@ -62,8 +63,8 @@ def _adapted(world: TextArenaWorld, games: list[list[str]]) -> float:
     seconds = 0.0
     for seed, moves in enumerate(games):
         world.reset(seed=seed)
-        began = time.perf_counter()
+        began = time.process_time()
         for move in moves:
             world.step(move)
-        seconds += time.perf_counter() - began
+        seconds += time.process_time() - began
     return seconds

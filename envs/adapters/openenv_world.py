@@ -55,6 +55,7 @@ class OpenEnvWorld:
         if given:
             wrong = ", ".join(given)
             raise UserError(f"env 'openenv:{url}': expected options action, text, seconds; got {wrong}")
+        _library()
         schema = _schema(self.url, self.seconds)
         self.action = action or _action_field(schema)
         self.max_turns = schema["max_turns"] if isinstance(schema.get("max_turns"), int) else MAX_TURNS
@@ -161,6 +162,15 @@ class OpenEnvWorld:
 
         waits = min(CONNECT_SECONDS, self.seconds)
         return connect(f"{self.url}/ws", open_timeout=waits, close_timeout=1.0, max_size=LARGEST, proxy=None)
+
+
+def _library() -> None:
+    """Raises UserError where the WebSocket library is not installed."""
+    try:
+        import websockets  # noqa: F401
+    except ImportError as error:
+        what = f"expected websockets for worlds named openenv:..., got {error}"
+        raise UserError(f"{what}; pip install websockets") from error
 
 
 def _address(url: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from envs.text_world import Message
 
 TRIALS, DRAWS = 40, 400
+LATEST = 8  # messages that are read for moves
 SNIPPET = re.compile(r"\[[^\[\]\n]{1,40}\]")
 PART = re.compile(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|(?<![A-Za-z])[a-h](?=\d)")
 PLACES = "XYZNMRCIJK"  # letters that prompts write for numbers: [swap X Y]
@@ -24,9 +25,9 @@ NOTHING = ("[pass]", "yes", "no", "[1]", "[0]")
 
 
 def snippets(messages: list[Message]) -> list[str]:
-    """What stands in brackets in a conversation, the newest first, each once."""
+    """What stands in brackets in the latest messages and the first one, the newest first, each once."""
     found: dict[str, None] = {}
-    for message in reversed(messages):
+    for message in (*messages[: -LATEST - 1 : -1], *messages[:1]):  # the prompt explains the moves
         if message["role"] != "assistant":
             found |= dict.fromkeys(SNIPPET.findall(SPEAKER.sub("", message["content"] or "")))
     return [each for each in found if any(letter.isalnum() for letter in each)]

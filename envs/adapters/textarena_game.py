@@ -97,6 +97,7 @@ class TextArenaGame:
             env = env.env
         self._env = env
         self._numpy = draws_from_numpy(type(env).__module__)
+        self._observes = type(env).get_observation is not library().Env.get_observation  # in a way of its own
 
     @property
     def done(self) -> bool:
@@ -129,7 +130,7 @@ class TextArenaGame:
     def read(self, player: int) -> list[Said]:
         """What the player was told since it last read."""
         state = self._env.state
-        if player == state.current_player_id and not state.done:
+        if self._observes and player == state.current_player_id and not state.done:
             try:
                 with own_luck(self._luck(), with_numpy=self._numpy):
                     _, told = self._env.get_observation()

@@ -28,7 +28,7 @@ from envs.text_world import ALONE, Message
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
-PATIENCE = 1000  # moves of the others in a row, after which the policy is taken to be left out
+PATIENCE = 200  # moves of the others in a row, after which the policy is taken to be left out
 Stepped = tuple[list[Message], Any, bool, bool, dict[str, Any]]
 
 

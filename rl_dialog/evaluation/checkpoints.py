@@ -30,8 +30,8 @@ class CheckpointConfig(HeldOutConfig):
     """What to measure of every checkpoint."""
 
     env: str = ""
-    """environment to talk in: small_talk, multiwoz, wordle, toy_maze, ..., or module:Class for your own
-    (envs/README.md)"""
+    """environment to talk in: small_talk, multiwoz, wordle, toy_maze, ..., textarena:NAME,
+    reasoning_gym:NAME, openenv:URL, or module:Class for your own (envs/README.md)"""
     episodes: int = 128
     """conversations per checkpoint"""
     greedy: bool = True

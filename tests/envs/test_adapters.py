@@ -13,6 +13,7 @@ import pytest
 from envs import text_env
 from envs.adapters import reasoning_gym_world
 from envs.adapters.__main__ import main
+from envs.adapters.cost import cost
 from envs.adapters.luck import own_luck
 from envs.adapters.names import parsed
 from envs.adapters.random_player import propose, random_move, snippets
@@ -20,6 +21,9 @@ from envs.conformance import check_world
 from envs.text_world import play, restore, snapshot
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.methods import BC
 
 FAST = ("players", "other process", "references")
 
@@ -208,6 +212,12 @@ def test_a_missing_library_is_named(monkeypatch):
             text_env(name)
 
 
+@pytest.mark.slow
+def test_the_cost_of_the_adapter_is_small(textarena):
+    """30 microseconds are aimed at; what this asserts leaves room for a busy machine."""
+    assert cost("Nim-v0")["adapter_us"] < 300
+
+
 def test_logs_are_dialogs_with_the_games_rewards(textarena, tmp_path):
     text_env("textarena:Nim-v0").write_logs(tmp_path / "logs.jsonl", dialogs=6, seed=1)
     logs = list(read_jsonl(tmp_path / "logs.jsonl"))
@@ -263,5 +273,18 @@ def test_the_catalogue_of_two_worlds(textarena, gym, capsys):
     """One that runs and one that does not, in processes of their own."""
     main(["textarena:Nim-v0", "textarena:Debate-v0", "--episodes", "4"])
     out = capsys.readouterr().out
-    assert "| Nim-v0 | 2 |" in out and "`textarena:Debate-v0`" in out
+    assert "| textarena:Nim-v0 | 2 |" in out and "`textarena:Debate-v0`" in out
     assert '"keep_the_contract": 1' in out.splitlines()[-1]
+
+
+def test_a_policy_is_measured_in_games_and_tasks(textarena, gym, make_policy, tokenizer):
+    """As `train --env` and `evaluate --env` do it, whatever else the batch holds."""
+    decoding = Decoding(max_new_tokens=4, do_sample=True)
+    for name in ("textarena:TicTacToe-v0?role=any", "reasoning_gym:chain_sum"):
+        make = text_env(name)
+        args = make_policy(BC()), tokenizer, make
+        played = play_episodes(*args, range(4), decoding, seed=1)
+        alone = play_episodes(*args, [2], decoding, seed=1)
+        assert alone[0].dialog.messages == played[2].dialog.messages
+        assert all(-1 <= episode.total <= 1 for episode in played)
+        assert played[0].dialog.source == name
