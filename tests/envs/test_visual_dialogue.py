@@ -422,6 +422,18 @@ def test_the_pictures_and_the_server_of_others(url, tmp_path):
         read_pictures(tmp_path / "val.json", tmp_path / "few.npy")
 
 
+def test_features_in_an_hdf5_file(tmp_path):
+    """As they are published: a data set of each split."""
+    h5py = pytest.importorskip("h5py", reason="HDF5 files: pip install h5py")
+    published(tmp_path, "")
+    with h5py.File(tmp_path / "data_img.h5", "w") as file:
+        file["images_val"] = features()[[SNOW, 293, 319]]
+    told, rows = read_pictures(tmp_path / "val.json", f"{tmp_path}/data_img.h5:images_val")
+    assert told[0] == "a red bench" and np.array_equal(rows[2], features()[319])
+    with pytest.raises(UserError, match="array of features, got KeyError"):
+        read_pictures(tmp_path / "val.json", f"{tmp_path}/data_img.h5:images_test")
+
+
 def test_a_server_that_is_not_there_fails_the_episode(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
