@@ -23,7 +23,7 @@ from envs.text_world import play
 from envs.visual_dialogue import SCENES, HttpPost, VisualDialogue, make_server
 from envs.visual_dialogue.__main__ import main
 from envs.visual_dialogue.answers import QUESTIONS, Question, answer, read_question
-from envs.visual_dialogue.bots import ENDPOINTS, answers_of, fitting, post, unclear_pictures
+from envs.visual_dialogue.bots import ENDPOINTS, answers_of, fitting, post, undecided_pictures
 from envs.visual_dialogue.client import Bots, ServerFailed
 from envs.visual_dialogue.players import Optimal
 from envs.visual_dialogue.rules import KINDS, fires, halfway, reward
@@ -304,7 +304,7 @@ class First(random.Random):
 def test_the_optimal_player_earns_the_optimum_over_all_pictures(kind):
     """Exactly, in the world itself."""
     returns = []
-    for number in unclear_pictures():
+    for number in undecided_pictures():
         asker = Optimal(kind, 0)
         asker.chance = First()
         returns += play(picture_world(kind)(number), asker, seed=0).returns.values()
@@ -336,7 +336,7 @@ def test_the_penalty_turns_the_best_player_to_open_questions():
     """Without it the better half of its questions is polar, with it a fifth."""
     shares = {}
     for kind in ("standard", "yes_no"):
-        infos = [i for seed in range(60) for i in play(picture_world(kind)(unclear_pictures()[5 * seed]),
+        infos = [i for seed in range(60) for i in play(picture_world(kind)(undecided_pictures()[5 * seed]),
                  Optimal(kind, seed), seed=seed).infos]  # fmt: skip
         shares[kind] = np.mean([info["polar"] for info in infos])
     assert shares["standard"] > 0.4 > 0.3 > shares["yes_no"]
@@ -371,7 +371,7 @@ def test_logs_say_whose_they_are(tmp_path, capsys):
 
 def test_the_belief_of_an_asker_holds_the_picture():
     """Whatever was asked: the scenes that agree with the answers hold the true one."""
-    for number in unclear_pictures()[::40]:
+    for number in undecided_pictures()[::40]:
         fits = fitting(captions()[number])
         for text in QUESTIONS:
             fits = fits & (answers_of(read_question(text)) == answer(pool()[number], read_question(text)))
