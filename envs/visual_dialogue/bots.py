@@ -121,7 +121,7 @@ def agreeing(asked: str, told: str) -> np.ndarray:
 
 
 @cache
-def unclear_pictures() -> tuple[int, ...]:
+def undecided_pictures() -> tuple[int, ...]:
     """The scenes of the pool that dialogues are about: those which their caption alone does not rank first,
     where there would be nothing to win."""
     ideas = [predicted(caption, []) for caption in captions()]

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from envs.visual_dialogue.answers import HEDGES, OPEN_QUESTIONS, POLAR_QUESTIONS, UNCLEAR, read_question
-from envs.visual_dialogue.bots import NEAR, answers_of, fitting, unclear_pictures
+from envs.visual_dialogue.bots import NEAR, answers_of, fitting, undecided_pictures
 from envs.visual_dialogue.rules import PENALTY, ROUNDS, SHARE, fires
 from envs.visual_dialogue.scenes import captions, features
 
@@ -38,7 +38,7 @@ class Caption:
     def __init__(self, caption: str, kind: str) -> None:
         self.kind = kind
         self.places = np.flatnonzero(fitting(caption))
-        pictures = set(unclear_pictures())
+        pictures = set(undecided_pictures())
         own = [captions()[place] == caption and place in pictures for place in self.places.tolist()]
         self.everyone = (1 << len(self.places)) - 1
         self.begins = sum(1 << i for i, has in enumerate(own) if has)  # the scenes that are told so
@@ -126,4 +126,5 @@ def solved(caption: str, kind: str) -> Caption:
 def optimum(kind: str) -> float:
     """The best mean return over the pool."""
     dialogues = [solved(caption, kind) for caption in sorted(set(captions()))]
-    return sum(each.value(each.everyone, each.begins, ROUNDS) for each in dialogues) / len(unclear_pictures())
+    total = sum(each.value(each.everyone, each.begins, ROUNDS) for each in dialogues)
+    return total / len(undecided_pictures())

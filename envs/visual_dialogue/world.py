@@ -73,7 +73,7 @@ class VisualDialogue:
 
     def _draw(self, chance: random.Random) -> tuple[str, list[float]]:
         if not self.dialogs:
-            number = chance.choice(bots.unclear_pictures())
+            number = chance.choice(bots.undecided_pictures())
             return captions()[number], features()[number].tolist()
         told, rows = read_pictures(self.dialogs, self.features)
         number = chance.randrange(len(told))

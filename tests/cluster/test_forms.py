@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 
 import pytest
 import ray
@@ -19,6 +20,17 @@ from rl_dialog.errors import UserError
 class ByActor(YesNoScenes):
     def connect(self) -> ActorPost:
         return ActorPost("bots")
+
+
+def until_gone(name: str) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            ray.get_actor(name)
+        except ValueError:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(name)
 
 
 @pytest.mark.slow
@@ -38,6 +50,7 @@ def test_visual_dialogue_by_an_actor() -> None:
             ActorPost("bots")("/stop", {})
         world.reset(seed=1)
         ray.kill(actor)
+        until_gone("bots")
         _, reward, terminated, truncated, info = world.step("is it red?")
         assert (reward, terminated, truncated) == (None, False, True) and "actor bots" in info["failed"]
         assert "expected one of this name" in ByActor().reset(seed=1)[1]["failed"]

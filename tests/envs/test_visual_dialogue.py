@@ -23,7 +23,7 @@ from envs.text_world import play
 from envs.visual_dialogue import SCENES, HttpPost, VisualDialogue, make_server
 from envs.visual_dialogue.__main__ import main
 from envs.visual_dialogue.answers import QUESTIONS, Question, answer, read_question
-from envs.visual_dialogue.bots import ENDPOINTS, answers_of, fitting, post, unclear_pictures
+from envs.visual_dialogue.bots import ENDPOINTS, answers_of, fitting, post, undecided_pictures
 from envs.visual_dialogue.client import Bots, ServerFailed
 from envs.visual_dialogue.players import Optimal
 from envs.visual_dialogue.rules import KINDS, fires, halfway, reward
@@ -304,7 +304,7 @@ class First(random.Random):
 def test_the_optimal_player_earns_the_optimum_over_all_pictures(kind):
     """Exactly, in the world itself."""
     returns = []
-    for number in unclear_pictures():
+    for number in undecided_pictures():
         asker = Optimal(kind, 0)
         asker.chance = First()
         returns += play(picture_world(kind)(number), asker, seed=0).returns.values()
@@ -336,7 +336,7 @@ def test_the_penalty_turns_the_best_player_to_open_questions():
     """Without it the better half of its questions is polar, with it a fifth."""
     shares = {}
     for kind in ("standard", "yes_no"):
-        infos = [i for seed in range(60) for i in play(picture_world(kind)(unclear_pictures()[5 * seed]),
+        infos = [i for seed in range(60) for i in play(picture_world(kind)(undecided_pictures()[5 * seed]),
                  Optimal(kind, seed), seed=seed).infos]  # fmt: skip
         shares[kind] = np.mean([info["polar"] for info in infos])
     assert shares["standard"] > 0.4 > 0.3 > shares["yes_no"]
@@ -371,7 +371,7 @@ def test_logs_say_whose_they_are(tmp_path, capsys):
 
 def test_the_belief_of_an_asker_holds_the_picture():
     """Whatever was asked: the scenes that agree with the answers hold the true one."""
-    for number in unclear_pictures()[::40]:
+    for number in undecided_pictures()[::40]:
         fits = fitting(captions()[number])
         for text in QUESTIONS:
             fits = fits & (answers_of(read_question(text)) == answer(pool()[number], read_question(text)))
@@ -420,6 +420,18 @@ def test_the_pictures_and_the_server_of_others(url, tmp_path):
     np.save(tmp_path / "few.npy", features()[:2])
     with pytest.raises(UserError, match="a row of numbers per caption"):
         read_pictures(tmp_path / "val.json", tmp_path / "few.npy")
+
+
+def test_features_in_an_hdf5_file(tmp_path):
+    """As they are published: a data set of each split."""
+    h5py = pytest.importorskip("h5py", reason="HDF5 files: pip install h5py")
+    published(tmp_path, "")
+    with h5py.File(tmp_path / "data_img.h5", "w") as file:
+        file["images_val"] = features()[[SNOW, 293, 319]]
+    told, rows = read_pictures(tmp_path / "val.json", f"{tmp_path}/data_img.h5:images_val")
+    assert told[0] == "a red bench" and np.array_equal(rows[2], features()[319])
+    with pytest.raises(UserError, match="array of features, got KeyError"):
+        read_pictures(tmp_path / "val.json", f"{tmp_path}/data_img.h5:images_test")
 
 
 def test_a_server_that_is_not_there_fails_the_episode(tmp_path):

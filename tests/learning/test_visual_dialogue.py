@@ -1,7 +1,7 @@
 """Visual dialogue under the yes/no penalty: who learns asks fewer polar questions than the clone, and earns
 more.
 
-    python -m tests.learning.test_visual_dialogue --dialogs 2000 --max_steps 1500 --seeds 0
+    python -m tests.learning.test_visual_dialogue --seeds 0
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Trial:
 def test_under_the_penalty_it_asks_fewer_polar_questions(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     trial = Trial("visual_dialogue_yes_no", tmp_path, dialogs=1500, seed=1)
-    clone = trial.train(BC(), 0, 600)
+    clone = trial.train(BC(), 0, 500)
     cloned = trial.figures(clone, episodes=200)
-    learnt = trial.figures(trial.train(METHODS["ilql"](), 0, 400, clone), episodes=200)
+    learnt = trial.figures(trial.train(METHODS["ilql"](), 0, 800, clone), episodes=200)
     assert learnt["polar"] < cloned["polar"] - 0.1
     assert learnt["return"] >= cloned["return"]
 
@@ -86,9 +86,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--env", default="visual_dialogue_yes_no")
-    parser.add_argument("--dialogs", type=int, default=2000)
-    parser.add_argument("--max_steps", type=int, default=1500, help="updates of the clone and of each method")
-    parser.add_argument("--episodes", type=int, default=500)
+    parser.add_argument("--dialogs", type=int, default=1500)
+    parser.add_argument("--clone_steps", type=int, default=500, help="updates of the clone")
+    parser.add_argument("--max_steps", type=int, default=800, help="updates of each method")
+    parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=["ilql"])
     options = parser.parse_args()
@@ -98,7 +99,7 @@ def main() -> None:
         print(json.dumps({"logs": trial.logs}), flush=True)
         for seed in options.seeds:
             began = time.process_time()
-            clone = trial.train(BC(), seed, options.max_steps)
+            clone = trial.train(BC(), seed, options.clone_steps)
             shown = {"method": "bc", "seed": seed, **trial.figures(clone, episodes=options.episodes)}
             print(json.dumps(shown | {"seconds": time.process_time() - began}), flush=True)
             for name in options.methods:

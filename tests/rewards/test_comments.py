@@ -68,7 +68,7 @@ def test_a_model_predicts_upvotes(comments, tmp_path: Path):
     unseen = [
         "I love the moon.",
         "What a stupid thing to say about the moon.",
-        "Only an idiot likes the sea.",
+        "Only an idiot likes it.",
     ]
     for text, expected in zip(unseen, (1.0, -1.0, -1.0), strict=True):
         talk = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": text}]
