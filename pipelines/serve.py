@@ -50,7 +50,7 @@ class ServeConfig(ServerOptions, Quiet, OnCluster):
     """database of chats, votes and keys: sqlite:///FILE, or postgresql://USER@HOST/NAME with the password in
     PGPASSWORD or ~/.pgpass"""
     backend: Literal["ray", "local"] = "ray"
-    """ray: Ray Serve with replicas; local: one plain process, for debugging"""
+    """ray: Ray Serve with replicas; local: the same server in one plain process"""
     num_replicas: str = "1"
     """how many processes answer: a number, or a range such as 1-4 to follow the load"""
     cpus_per_replica: float = 1
@@ -62,7 +62,7 @@ class ServeConfig(ServerOptions, Quiet, OnCluster):
     build: str = ""
     """write a config for `serve deploy` to this file and return"""
     new_key: str = ""
-    """make an API key of this name, print it with a link to the page (they are shown only now) and return"""
+    """make an API key of this name, print it with a link to the page (both are shown only now) and return"""
     number: int = 1
     """so many keys at once, called NAME-1, NAME-2, ..."""
     scopes: tuple[str, ...] = ("chat",)

@@ -65,13 +65,13 @@ class BenchmarkConfig(Output):
     batch_sizes: tuple[int, ...] = (1, 16)
     """generate: rows of a batch, one setting each"""
     prompt: int = 32
-    """generate: tokens of a prompt"""
+    """generate: tokens of a prompt; serve: its words"""
     new_tokens: int = 64
-    """generate: tokens of a reply"""
+    """generate: tokens of a reply; serve: half to one and a half times as many"""
     top_k: int = 20
-    """generate: how many tokens to sample among; ilql chooses them before it adds the advantage"""
+    """generate, serve: how many tokens to sample among; ilql chooses them before it adds the advantage"""
     beta: float = 1.0
-    """generate: strength of the advantage"""
+    """generate, serve: strength of the advantage"""
     contexts: int = 64
     """candidates: contexts of a round; their prompts have up to `prompt_words` words"""
     prompt_words: int = 64

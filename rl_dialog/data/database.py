@@ -17,7 +17,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.schema import CreateColumn
 
 from rl_dialog.errors import UserError
@@ -27,6 +28,8 @@ CONNECT = 10  # seconds that a PostgreSQL server has to answer
 # held while tables are made: PostgreSQL's CREATE TABLE IF NOT EXISTS fails when two processes run it at once
 LOCK = 0x726C_6469_616C
 FORMS = "sqlite:///chats.db, sqlite:////folder/chats.db or postgresql://user:password@host/database"
+# what a database raises that takes nothing now and may later: a full disk, a lock, a server that is away
+UNAVAILABLE = (OperationalError, NoFreeConnection)
 DRIVERS = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",

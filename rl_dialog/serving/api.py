@@ -12,10 +12,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
+from rl_dialog.data.database import UNAVAILABLE
 from rl_dialog.data.store import Store
-from rl_dialog.serving.completions import Completions
+from rl_dialog.serving.completions import Completions, unavailable
 from rl_dialog.serving.limits import BodyLimit, KeyBeforeBody, RateLimit
 from rl_dialog.serving.metrics import Metrics
 from rl_dialog.serving.protocol import ApiError, Error, explain
@@ -50,6 +52,8 @@ def create_app(models: Models, store: Store, *, take: Take | None = None) -> Fas
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _other)
+    for kind in UNAVAILABLE:
+        app.add_exception_handler(kind, _not_stored)
     app.add_exception_handler(Exception, _broken)
     app.add_middleware(BodyLimit, most=models.settings.max_body_bytes)
     app.add_middleware(KeyBeforeBody, knows=_known, refuse=_refused)
@@ -94,6 +98,10 @@ async def _invalid(_: Request, error: RequestValidationError) -> Response:
 
 async def _other(_: Request, error: HTTPException) -> Response:
     return JSONResponse(ApiError(error.status_code, str(error.detail)).body, error.status_code, error.headers)
+
+
+async def _not_stored(request: Request, error: SQLAlchemyError) -> Response:
+    return await _refused(request, unavailable(error, request.app.state.server.store.name))
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from rl_dialog.data.database import UNAVAILABLE, plain_reason
 from rl_dialog.data.storable import request_messages
 from rl_dialog.data.tokenize import TemplateError, encode_prompt
 from rl_dialog.evaluation.generation import Decoding
@@ -26,6 +27,8 @@ from rl_dialog.serving.served import ASSIGNED, Models, Served
 from rl_dialog.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from sqlalchemy.exc import SQLAlchemyError
+
     from rl_dialog.data.keys import Key
     from rl_dialog.data.store import Store
 
@@ -421,6 +424,8 @@ class Completions:
                 param="chat_id",
                 code="chat_not_found",
             ) from None
+        except UNAVAILABLE as error:
+            raise unavailable(error, self.store.name) from None
         except Exception as error:  # the client must not take for kept what is not
             logging.getLogger(__name__).error("an exchange could not be stored", exc_info=error)
             raise ApiError(
@@ -505,6 +510,13 @@ def participant(key: Key, user: str | None) -> str:
     of a key and user; "" for nobody it knows."""
     whose = key.name if key.blind else f"{key.name}\n{user or ''}"
     return whose.strip("\n")
+
+
+def unavailable(error: SQLAlchemyError, store: str) -> ApiError:
+    """The answer where the store takes nothing for now. The log has the reason, in a line."""
+    logging.getLogger(__name__).error("%s does not take what it is given: %s", store, plain_reason(error))
+    message = "the store takes nothing for now, so nothing of this request is kept: try again later"
+    return ApiError(503, message, code="not_stored", headers={"Retry-After": "10"})
 
 
 def _refusal(error: Exception) -> ApiError:

@@ -3,20 +3,30 @@ and the same command afterwards."""
 
 from __future__ import annotations
 
+import logging
+import os
 import resource
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from safetensors.torch import save_file
 
 from rl_dialog.config import load_config
 from rl_dialog.data.files import write_atomically, write_text_atomically
+from rl_dialog.data.store import Store
 from rl_dialog.errors import NoRoom, UserError, room_for
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.page.app import create_page
+from rl_dialog.preferences.segments import Segments
+from rl_dialog.serving.api import create_app
+from rl_dialog.serving.served import Models
+from rl_dialog.serving.settings import ServeSettings
 
 SIZE = 3 << 20
 
@@ -107,6 +117,60 @@ def test_the_errors_of_libraries_are_known(disk: Path) -> None:
             lambda folder: save_file({"a": torch.zeros(SIZE)}, folder / "model.safetensors"),
         )
     assert not list(disk.iterdir())
+
+
+def fill_up(disk: Path) -> Path:
+    """To the last byte."""
+    filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+    with suppress(OSError):
+        while True:
+            os.write(filler, bytes(4096))
+    os.close(filler)
+    return disk / "filler"
+
+
+def test_serve(disk: Path, checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    """What was acknowledged before is there, nothing is acknowledged meanwhile, and it goes on by itself."""
+    filler = fill_up(disk)
+    with pytest.raises(UserError, match=f"cannot open the store sqlite:///{disk}/chats.db: .*full"):
+        Store(f"sqlite:///{disk}/chats.db")
+    filler.unlink()
+    with closing(Store(f"sqlite:///{disk}/chats.db")) as store:
+        models = {"bc": checkpoints["bc"]}
+        settings = ServeSettings(models=models, needs_key=False, max_tokens=2, threads=1)
+        with TestClient(create_app(Models(settings), store), "http://localhost") as http:
+            asked = {"model": "bc", "messages": [{"role": "user", "content": "hello " * 20}]}
+            said = http.post("/v1/chat/completions", json=asked).json()["id"]
+            counts, filler = store.counts(), fill_up(disk)
+            vote = {"completion_id": said, "vote": 1}
+            tries = [("chat/completions", asked), ("chats", {}), ("feedback", vote)]
+            for path, body in tries:
+                answer = http.post(f"/v1/{path}", json=body)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_stored"), path
+            streamed = http.post("/v1/chat/completions", json=asked | {"stream": True})
+            assert '"not_stored"' in streamed.text and "[DONE]" not in streamed.text
+            assert store.counts() == counts
+            filler.unlink()
+            assert [http.post(f"/v1/{path}", json=body).status_code for path, body in tries] == [200] * 3
+    errors = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert errors and all("is full" in each.message and not each.exc_info for each in errors)
+
+
+def test_prefer(disk: Path) -> None:
+    """The page for labels: an answer is not acknowledged until it is there."""
+    with closing(LabelLog(f"sqlite:///{disk}/labels.db")) as log:
+        log.add_query("a" * 64, "b" * 64)
+        app = create_page(log, Segments(disk), labeller="ann")
+        with TestClient(app, "http://localhost") as http:
+            log.add_labeller("ann")
+            query = log.lease("ann").id
+            filler = fill_up(disk)
+            answer = {"query": query, "choice": "left"}
+            refused = http.post("/v1/answers", json=answer)
+            assert refused.status_code == 503 and "takes nothing for now" in refused.text
+            filler.unlink()
+            assert http.post("/v1/answers", json=answer).status_code == 200
+            assert log.counts()["labels"] == 1
 
 
 @pytest.mark.slow

@@ -24,8 +24,10 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
+from rl_dialog.data.database import UNAVAILABLE, plain_reason
 from rl_dialog.data.keys import ANYBODY, Key
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
@@ -339,6 +341,14 @@ async def _wrong(_: Request, error: UserError) -> Response:
     return JSONResponse({"error": {"message": str(error)}}, 500)
 
 
+async def _not_stored(request: Request, error: SQLAlchemyError) -> Response:
+    """The page sends it again."""
+    log = request.app.state.page.desk.log.name
+    logging.getLogger(__name__).error("%s does not take what it is given: %s", log, plain_reason(error))
+    message = "the log of labels takes nothing for now, so nothing of this request is kept: try again later"
+    return JSONResponse({"error": {"message": message}}, 503, {"Retry-After": "10"})
+
+
 async def _broken(_: Request, error: Exception) -> Response:
     logging.getLogger(__name__).error("a request failed", exc_info=error)
     message = "the server failed on this request; its log has the reason"
@@ -350,6 +360,7 @@ ERRORS: dict[type[Exception], Any] = {
     RequestValidationError: _invalid,
     PermissionError: _revoked,
     UserError: _wrong,
+    **dict.fromkeys(UNAVAILABLE, _not_stored),
     Exception: _broken,
 }
 

@@ -31,7 +31,6 @@ def ask(*flags, text="hello", key=os.environ["OPENAI_API_KEY"]):
 seeded = ("-o", "seed", "1")
 said = ask("--no-stream", *seeded)
 calls = {
-    "models": lambda: ": bc" in subprocess.run([program, "models"], capture_output=True, text=True).stdout,
     "chat": lambda: bool(said),
     "stream": lambda: ask(*seeded) == said,
     "stop": lambda: said[2] not in ask(*seeded, "-o", "stop", said[2]),
