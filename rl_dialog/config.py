@@ -1,6 +1,6 @@
 """Configs: frozen dataclasses, filled from YAML first and dotted flags second, saved with every output.
 
-    python -m pipelines.train --config tune_configs/ilql.yaml --method.beta 4
+    python -m pipelines.train --config tune_configs/ilql_snell.yaml --method.beta 4
 
 A field whose type depends on a choice (the method) is named in `choices`: `--method ilql` picks the
 dataclass, `--method.tau 0.8` sets its fields. Unknown flags and YAML keys are errors that name the nearest
@@ -329,7 +329,11 @@ def read_yaml(path: str) -> dict[str, Any]:
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _OnceEach)  # noqa: S506  (a SafeLoader)
     except OSError as error:
-        raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}") from error
+        installed = Path(__file__).parents[1] / path
+        hint = f"; the one that came with this package is {installed}" if installed.is_file() else ""
+        raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}{hint}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected UTF-8 text, got other bytes ({error.reason})") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: expected YAML, got {error}") from error
     if not isinstance(values or {}, dict):
