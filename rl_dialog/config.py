@@ -132,9 +132,9 @@ def _program(path: Path) -> str:
 
 
 def _described(config_class: type, choices: Choices) -> str:
-    """What --help says above the flags: the class's text, and each name that a choice can have with the first
-    paragraph of its own."""
-    lines = [textwrap.dedent(config_class.__doc__ or "")]
+    """What --help says above the flags: what the verb does and writes, and each name that a choice can have
+    with the first paragraph of its own."""
+    lines = [_about(config_class)]
     for field, options in choices.items():
         texts = {
             name: " ".join((option.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
@@ -144,6 +144,14 @@ def _described(config_class: type, choices: Choices) -> str:
         lines += [f"\n--{field} NAME, and --{field}.FIELD for each of its settings:\n"]
         lines += [f"  {name:<{width}}  {text}" for name, text in texts.items()]
     return "\n".join(lines)
+
+
+def _about(config_class: type) -> str:
+    """The text of a verb's file, with commands as they are typed here; of another config its class's."""
+    name = config_class.__module__
+    of_verb = name == "__main__" or name.startswith("pipelines.")
+    text = (of_verb and sys.modules[name].__doc__) or config_class.__doc__ or ""
+    return textwrap.dedent(text).replace("python -m pipelines.", command_of(""))
 
 
 def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:
