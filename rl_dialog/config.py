@@ -1,6 +1,6 @@
 """Configs: frozen dataclasses, filled from YAML first and dotted flags second, saved with every output.
 
-    python -m pipelines.train --config tune_configs/ilql.yaml --method.beta 4
+    python -m pipelines.train --config tune_configs/ilql_snell.yaml --method.beta 4
 
 A field whose type depends on a choice (the method) is named in `choices`: `--method ilql` picks the
 dataclass, `--method.tau 0.8` sets its fields. Unknown flags and YAML keys are errors that name the nearest
@@ -132,9 +132,9 @@ def _program(path: Path) -> str:
 
 
 def _described(config_class: type, choices: Choices) -> str:
-    """What --help says above the flags: the class's text, and each name that a choice can have with the first
-    paragraph of its own."""
-    lines = [textwrap.dedent(config_class.__doc__ or "")]
+    """What --help says above the flags: what the verb does and writes, and each name that a choice can have
+    with the first paragraph of its own."""
+    lines = [_about(config_class)]
     for field, options in choices.items():
         texts = {
             name: " ".join((option.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
@@ -144,6 +144,14 @@ def _described(config_class: type, choices: Choices) -> str:
         lines += [f"\n--{field} NAME, and --{field}.FIELD for each of its settings:\n"]
         lines += [f"  {name:<{width}}  {text}" for name, text in texts.items()]
     return "\n".join(lines)
+
+
+def _about(config_class: type) -> str:
+    """The text of a verb's file, with commands as they are typed here; of another config its class's."""
+    name = config_class.__module__
+    of_verb = name == "__main__" or name.startswith("pipelines.")
+    text = (of_verb and sys.modules[name].__doc__) or config_class.__doc__ or ""
+    return textwrap.dedent(text).replace("python -m pipelines.", command_of(""))
 
 
 def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:
@@ -329,7 +337,11 @@ def read_yaml(path: str) -> dict[str, Any]:
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _OnceEach)  # noqa: S506  (a SafeLoader)
     except OSError as error:
-        raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}") from error
+        installed = Path(__file__).parents[1] / path
+        hint = f"; the one that came with this package is {installed}" if installed.is_file() else ""
+        raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}{hint}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected UTF-8 text, got other bytes ({error.reason})") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: expected YAML, got {error}") from error
     if not isinstance(values or {}, dict):

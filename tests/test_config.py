@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 import yaml
 
-from rl_dialog.config import ConfigError, changed, from_dict, load_config, save_config, to_dict
+from rl_dialog.config import ConfigError, changed, from_dict, load_config, read_yaml, save_config, to_dict
 from rl_dialog.run import run
 
 ROOT = Path(__file__).parent.parent
@@ -305,6 +305,20 @@ WRONG_FLAGS = [
         ["cannot read the config file '/no/such/file.yaml'", "No such file"],
     ),
 ]
+
+
+def test_a_config_that_came_with_the_package_is_found_by_its_path(tmp_path, monkeypatch):
+    """Who installed the package and copies a command of a page is told where its file is."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match="No such file or directory; the one that came .*/tune_configs/sweep_kl"
+    ):
+        read_yaml("tune_configs/sweep_kl.yaml")
+    with pytest.raises(ConfigError, match="cannot read the config file 'nowhere.yaml': [^;]*$"):
+        read_yaml("nowhere.yaml")
+    (tmp_path / "latin1.yaml").write_bytes("title: Größe\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match="expected UTF-8 text"):
+        read_yaml("latin1.yaml")
 
 
 @pytest.mark.parametrize(("text", "parts"), WRONG_YAML, ids=[text.strip() for text, _ in WRONG_YAML])

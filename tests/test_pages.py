@@ -60,3 +60,16 @@ def test_every_link_of_a_page_leads_somewhere():
             if "://" not in link and not (page.parent / link).exists():
                 wrong.append(f"{page.relative_to(ROOT)}: {link}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_config_that_is_named_is_there():
+    """On a page, in a help text, in a docstring or in another config."""
+    files = [ROOT / "README.md", *(ROOT / "tune_configs").glob("*.yaml")]
+    files += [path for name in FOLDERS for kind in ("md", "py") for path in (ROOT / name).rglob(f"*.{kind}")]
+    named = {
+        (name, str(path.relative_to(ROOT)))
+        for path in files
+        for name in re.findall(r"tune_configs/\w+\.yaml", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert not [(name, where) for name, where in sorted(named) if not (ROOT / name).is_file()]

@@ -15,7 +15,7 @@ from pipelines import compare, stages, train
 from pipelines.__main__ import VERBS, overview
 from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
-from rl_dialog.config import load_config
+from rl_dialog.config import INSTALLED, load_config
 from rl_dialog.evaluation.comparison_file import read_comparison
 from rl_dialog.evaluation.sweep_space import find_points, read_sweep
 
@@ -93,6 +93,21 @@ def test_a_verb_that_is_not_there_is_told_and_the_version_is(monkeypatch, capsys
     status, told = typed("--version")
     assert status is None and told.startswith("rl-dialog ")
     assert typed() == typed("--help") == typed("help") == (None, overview() + "\n")
+
+
+@pytest.mark.parametrize(
+    ("installed", "typed"), [("", "python -m pipelines.prepare"), ("1", "rl-dialog prepare")]
+)
+def test_help_tells_what_a_verb_does_with_the_commands_as_they_are_typed(
+    installed, typed, monkeypatch, capsys
+):
+    monkeypatch.setenv(INSTALLED, installed)
+    config_class, choices = config_of("prepare")
+    with pytest.raises(SystemExit):
+        load_config(config_class, ["--help"], choices=choices)
+    told = capsys.readouterr().out
+    assert "Logs of any known format to a data directory" in told and f"{typed} --logs chats/" in told
+    assert ("python -m pipelines" in told) is not bool(installed) and "--max-length" in told
 
 
 def test_every_file_it_names_exists() -> None:
