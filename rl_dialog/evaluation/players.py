@@ -91,10 +91,12 @@ def _maker(name: str, known: Mapping[str, MakePlayer], world: str) -> MakePlayer
             raise UserError(f"player {name!r}: expected a class or function made of a seed, got {got}")
         return found
     near = get_close_matches(name, [*known, PERSON], 1)
-    brings = f"one of {', '.join(known)}" if known else f"{world} brings no scripted_players(), so"
+    other = "person (you, in this terminal), or module:Class for one of your own, made of a seed"
+    expected = f"one of {', '.join(known)}, {other}" if known else other
+    brings = "" if known else f", and {world} brings no scripted_players()"
     raise UserError(
-        f"unknown player {name!r}: expected {brings} {'or ' * bool(known)}person (you, in this terminal), or "
-        "module:Class for one of your own, made of a seed" + (f". Did you mean {near[0]}?" if near else "")
+        f"unknown player {name!r}{brings}: expected {expected}"
+        + (f". Did you mean {near[0]}?" if near else "")
     )
 
 

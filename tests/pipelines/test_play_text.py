@@ -175,7 +175,7 @@ def test_prepare_reads_the_logs_with_the_same_rewards(tmp_path):
     written = {d.id: [d.messages[i]["reward"] for i in d.replies] for d in dialogs(played["dialogs"])}
     assert {row["id"] for row in rows} == set(written)
     for row in rows:
-        assert [reward for reward in row["reward"] if reward] == [each for each in written[row["id"]] if each]
+        assert [reward for piece in row["rows"] for reward in piece["rewards"]] == written[row["id"]]
     assert {row["split"] for row in rows} > {"train"}  # and not all in one, though all begin alike
 
 
