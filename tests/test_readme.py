@@ -90,9 +90,10 @@ TABLES, SWEEPS, ROUNDS = (
 )
 
 
-@pytest.mark.parametrize(
-    "path", sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES, *SWEEPS, *ROUNDS}), ids=lambda path: path.name
-)
+OTHERS = sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES, *SWEEPS, *ROUNDS})
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
 def test_every_config_loads_and_says_its_command(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith(
         f"# python -m pipelines.train --config tune_configs/{path.name}"
