@@ -181,6 +181,12 @@ def check(config: OnlineConfig) -> None:
             f"--method {method_name(config.method)} learns from logs: python -m pipelines.train; online "
             f"learn {', '.join(ONLINE)}"
         )
+    if config.method.compares_groups and config.group_size < 2:
+        raise UserError(
+            f"--group_size {config.group_size}: {method_name(config.method)} compares the episodes of a "
+            "group, so expected at least 2; ppo, and reinforce with another --method.baseline, learn from "
+            "single ones"
+        )
     for path in (config.checkpoint, *([config.prior] if config.prior else [])):
         require_hub_name_or_directory(path)
     stored = read_method(resolve(config.checkpoint))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import compare, stages, train
+from pipelines import compare, online, stages, train
 from pipelines.__main__ import VERBS, overview
 from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
@@ -120,17 +120,28 @@ def test_every_file_it_names_exists() -> None:
         assert (ROOT / link).exists(), link
 
 
-TABLES, SWEEPS = (sorted((ROOT / "tune_configs").glob(f"{kind}_*.yaml")) for kind in ("compare", "sweep"))
-
-
-@pytest.mark.parametrize(
-    "path", sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES, *SWEEPS}), ids=lambda path: path.name
+TABLES, SWEEPS, ROUNDS = (
+    sorted((ROOT / "tune_configs").glob(f"{kind}_*.yaml")) for kind in ("compare", "sweep", "online")
 )
+
+
+OTHERS = sorted({*(ROOT / "tune_configs").glob("*.yaml")} - {*TABLES, *SWEEPS, *ROUNDS})
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
 def test_every_config_loads_and_says_its_command(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith(
         f"# python -m pipelines.train --config tune_configs/{path.name}"
     )
     assert load_config(train.TrainConfig, ["--config", str(path)], choices=train.CHOICES).max_steps > 0
+
+
+@pytest.mark.parametrize("path", ROUNDS, ids=lambda path: path.name)
+def test_every_online_config_loads_and_says_its_command(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith(f"# python -m pipelines.online --config tune_configs/{path.name} --checkpoint ")
+    config = load_config(online.OnlineConfig, ["--config", str(path)], choices=online.CHOICES)
+    assert config.env and config.method.online
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)

@@ -34,6 +34,10 @@ class GRPO(OnlineMethod):
     divide_by_length: bool = True
     """divide by the number of tokens of the episode; off: all tokens weigh the same (Dr. GRPO)"""
 
+    @property
+    def compares_groups(self) -> bool:
+        return True
+
     def advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
         scores = group_scores(*totals(self, experiences), by_deviation=self.divide_by_deviation)
         return [np.full(len(each.rewards), a) for each, a in zip(experiences, scores, strict=True)]

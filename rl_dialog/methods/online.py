@@ -62,6 +62,11 @@ class OnlineMethod(Method):
     def uses_prior(self) -> bool:
         return True
 
+    @property
+    def compares_groups(self) -> bool:
+        """Does an episode that is alone in its group teach nothing?"""
+        return False
+
     def earned(self, experience: Experience) -> np.ndarray:
         """(n,) the rewards, less the divergence where it is charged there."""
         return experience.charged(self.c) if self.kl == "reward" else experience.rewards

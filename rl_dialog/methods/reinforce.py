@@ -30,6 +30,10 @@ class Reinforce(OnlineMethod):
     discount: Literal["turn", "token"] = "turn"
     """where it applies: at the end of a reply, or at every token"""
 
+    @property
+    def compares_groups(self) -> bool:
+        return self.baseline == "leave_one_out"
+
     def advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
         to_go = [
             rewards_to_go(self.earned(each), discount_factors(each, self.gamma, self.discount))

@@ -21,6 +21,10 @@ class RLOO(OnlineMethod):
     its log-ratio to the prior.
     """
 
+    @property
+    def compares_groups(self) -> bool:
+        return True
+
     def advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
         earned, groups = totals(self, experiences)
         above = np.nan_to_num(earned - means_of_others(earned, groups))  # who is alone has nobody to beat

@@ -363,6 +363,14 @@ def test_methods_from_logs_and_online_are_all_there_are() -> None:
     assert list(ONLINE) == ["reinforce", "rloo", "grpo", "ppo"]
 
 
+def test_who_needs_groups() -> None:
+    """Those that give an episode without others no advantage, whatever it earned."""
+    single = [spoken([5], [1], group=0), spoken([1], [1], group=1)]
+    reinforce = [Reinforce(c=0.0, baseline=baseline) for baseline in ("none", "batch", "leave_one_out")]
+    for method in (RLOO(c=0.0), GRPO(), PPO(), *reinforce):
+        assert method.compares_groups == (not np.any(np.concatenate(method.advantages(single)))), method
+
+
 @pytest.mark.parametrize(
     "settings", [{"c": -1.0}, {"entropy_weight": -0.1}, {"max_weight": 0.0}, {"c": math.nan}]
 )

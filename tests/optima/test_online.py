@@ -117,7 +117,7 @@ def optimum(c: float) -> tuple[list[float], list[float]]:
         RLOO(c=1.0),
         pytest.param(Reinforce(c=1.0, baseline="leave_one_out"), marks=pytest.mark.slow),
         pytest.param(Reinforce(c=1.0, baseline="none"), marks=pytest.mark.slow),
-        PPO(c=1.0),
+        pytest.param(PPO(c=1.0), marks=pytest.mark.slow),
         pytest.param(
             GRPO(c=1.0, kl="reward", divide_by_deviation=False, divide_by_length=False),
             marks=pytest.mark.slow,

@@ -143,6 +143,7 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"env": "", "contexts": "nowhere", "rewards": {"question": 1.0}}, "nowhere"),
         ({"env": "smalltalk"}, "Did you mean small_talk"),
         ({"env": "pong"}, "unsuitable env"),
+        ({"group_size": 1}, "rloo compares the episodes of a group, so expected at least 2"),
         ({"groups": 0}, "--groups of at least 1"),
         ({"num_iterations": 0}, "--num_iterations of at least 1"),
         ({"temperature": 0.0}, "temperature > 0"),
