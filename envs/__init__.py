@@ -7,7 +7,8 @@ games: `game`.
 
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
 world to talk in is made by `Class()` and has `reset(seed=...)` and `step(reply)`: `text_world.py` has the
-contract, `conformance.py` the check of it.
+contract, `conformance.py` the check of it. Those of other libraries and servers have a prefix:
+`textarena:Nim-v0` (`adapters/`).
 
 A world that is watched is a gymnasium.vector.VectorEnv that `Class(num_envs, worker=i)` makes, with the
 options of `--env_options`, and that starts an episode one step after the last one ended

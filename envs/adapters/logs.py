@@ -12,6 +12,8 @@ from envs.adapters.random_player import RandomTalker
 from envs.text_world import ALONE, Played, Player, play
 from rl_dialog.data.schema import Dialog, write_jsonl
 
+REFERENCES = 32  # episodes: looking for moves that a game takes may need seconds in each
+
 
 def player_of(world: Any, seed: int) -> Player:
     """Who plays when nobody else does: a random mover in games, in tasks somebody who knows every other
@@ -50,12 +52,13 @@ def _dialogs(make_world: Callable[[], Any], count: int, seed: int) -> list[Dialo
 
 
 def reference_returns(make_world: Callable[[], Any], episodes: int, seed: int) -> dict[str, list[float]]:
-    """The returns of a random mover in a game for one policy; nothing for other worlds."""
+    """The returns of a random mover in a game for one policy, at most `REFERENCES` of them; nothing for other
+    worlds."""
     if not hasattr(make_world(), "random_move"):
         return {}
     returns = [
         total
-        for number in range(episodes)
+        for number in range(min(episodes, REFERENCES))
         for total in played(make_world, (seed << 32) + number).returns.values()
         if total is not None
     ]

@@ -14,6 +14,7 @@ import inspect
 import math
 import numbers
 import random
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -212,7 +213,7 @@ def made(name: str, options: Mapping[str, Any]) -> Any:
 
 def _cannot(name: str, options: Mapping[str, Any], error: BaseException) -> UserError:
     """Why a game does not start on this machine, and what would help."""
-    text = " ".join(str(error).split())
+    text = re.sub(r"(?:/[\w.-]+)+/", "", " ".join(str(error).split()))  # files without their folders
     where = f"env 'textarena:{name}'"
     if isinstance(error, SyntaxError):
         here = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -225,6 +225,14 @@ def test_logs_are_dialogs_with_the_games_rewards(textarena, tmp_path):
     assert {log.messages[log.replies[-1]]["reward"] for log in logs} <= {-1.0, 1.0}
 
 
+def test_evaluate_gets_the_random_movers_returns(textarena):
+    """The same for the same seed."""
+    returns = text_env("textarena:Nim-v0").reference_returns(5, 3)
+    assert set(returns) == {"random legal"} and len(returns["random legal"]) == 5
+    assert set(returns["random legal"]) <= {-1.0, 1.0}
+    assert text_env("textarena:Nim-v0").reference_returns(5, 3) == returns
+
+
 def test_tasks_keep_the_contract(gym):
     assert faults("reasoning_gym:chain_sum") == []
 

@@ -23,6 +23,7 @@ from envs.adapters.openenv_world import OpenEnvWorld
 from envs.conformance import Babbler, check_world
 from envs.example import House
 from envs.text_world import play, restore, snapshot
+from pipelines.serve_env import ServeEnvConfig, main
 from rl_dialog.errors import UserError
 from rl_dialog.serving.worlds import WorldLimits, create_world_app
 from rl_dialog.web_server import WebServer, listening
@@ -229,3 +230,15 @@ def test_the_verb_serves_and_what_dies_fails(tmp_path):
     finally:
         process.kill()
         process.wait(10)
+
+
+def test_the_verb_says_what_it_cannot_serve():
+    with pytest.raises(UserError, match="--public lets other machines talk too"):
+        main(ServeEnvConfig(env="small_talk", host="0.0.0.0"))
+    with pytest.raises(UserError, match="unknown env 'small_tlk'.*Did you mean small_talk"):
+        main(ServeEnvConfig(env="small_tlk"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="a free port"):
+            main(ServeEnvConfig(env="small_talk", port=taken.getsockname()[1]))
