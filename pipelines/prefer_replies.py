@@ -35,27 +35,16 @@ from rl_dialog.evaluation.generation import Decoding, load_for_decoding, stream
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.preferences.exchange import write_trl
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.replies import replies_of
-from rl_dialog.preferences.reply_queries import (
-    add_queries,
-    answer_queries,
-    asked_contexts,
-    choose_pairs,
-    several,
-)
+from rl_dialog.preferences.reply_queries import ReplyQuestions, answer_by_reward, ask_about, asked_contexts
 from rl_dialog.preferences.segments import Reply, Segments
-from rl_dialog.rewards import choose_rewards
-from rl_dialog.rewards.fitted import load_reward_model
-from rl_dialog.rewards.scorers import make_scorers
 from rl_dialog.run import Quiet, at_least, require, run
 
-TASK = "Which reply is better?"
 LOG = "labels.db"
 
 
 @dataclass(frozen=True)
-class PreferRepliesConfig(Decoding, Quiet):
+class PreferRepliesConfig(ReplyQuestions, Decoding, Quiet):
     """Where replies come from, and what is done with the log of labels."""
 
     output_dir: str = ""
@@ -75,38 +64,8 @@ class PreferRepliesConfig(Decoding, Quiet):
     """two checkpoints or run folders"""
     splits: tuple[str, ...] = SPLITS
     """splits of --data; labels of all but train are for validation"""
-    validation: float = 0.1
-    """share of the conversations whose labels are for validation, where the replies have no split yet"""
-    human: bool = True
-    """candidates: also ask about the human's own replies"""
-    contexts: int = 0
-    """most contexts that are asked about, a random choice; 0 takes all"""
-    pairs_per_context: int = 1
-    """most pairs of one context, a random choice"""
-    reward_model: str = ""
-    """a model of `fit_reward`: first asked are the pairs that it is least sure of; without it the order is
-    random"""
-    task: str = TASK
-    """what the labellers are told"""
-    oracle: str = ""
-    """a reward that answers in place of people: logged, vote, or any other (rl_dialog/rewards/README.md);
-    what it cannot judge it skips"""
-    scorers: tuple[str, ...] = ()
-    """models behind the oracle's reward: sentiment=PATH, reward_model=PATH, ..."""
-    oracle_labels: int = 0
-    """most answers of the oracle; 0 for all questions"""
-    oracle_temperature: float = 0.0
-    """0: the reply with the larger reward is preferred; above: with the probability sigmoid(difference /
-    temperature)"""
-    oracle_noise: float = 0.0
-    """share of its answers that are a coin's"""
-    oracle_ties: float = 0.0
-    """how far the rewards of two replies that are called equally good may lie apart"""
     export: str = ""
     """write the preferences so far into this file, as TRL's prompt, chosen, rejected"""
-    seed: int = 0
-    """seed of the choice of contexts and pairs, of their order, the oracle's coins, and the sampling of
-    --checkpoints"""
     batch_size: int = 128
     """replies generated together"""
 
@@ -130,9 +89,9 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
             save_config(
                 replace(config, labels=log.name if config.labels else ""), folder / "prefer_replies.yaml"
             )
-            counts["added"] = _add(config, log, segments)
+            counts["added"] = ask_about(_replies(config), config, log, segments)
         if config.oracle:
-            counts["answered"] = _answer(config, log, segments)
+            counts["answered"] = answer_by_reward(config, log, segments)
         if config.export:
             counts["exported"] = write_trl(Path(config.export), log.labels(), segments)
         return {**counts, **log.counts()}
@@ -140,22 +99,10 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
         log.close()
 
 
-def _add(config: PreferRepliesConfig, log: LabelLog, segments: Segments) -> int:
-    logged = (reply for dialog in _dialogs(config) for _, reply in replies_of(dialog))
-    replies = _generated(config) if config.source == "checkpoints" else logged
-    kept = (reply for reply in replies if config.human or reply.source.get("model") != "human")
-    sizes = {"per_context": config.pairs_per_context, "most": config.contexts}
-    pairs = choose_pairs(several(kept), **sizes, seed=config.seed)
-    model = load_reward_model(config.reward_model) if config.reward_model else None
-    settings = {"task": config.task, "validation": config.validation, "seed": config.seed}
-    return add_queries(log, segments, pairs, **settings, reward_model=model)
-
-
-def _answer(config: PreferRepliesConfig, log: LabelLog, segments: Segments) -> int:
-    [reward] = choose_rewards([config.oracle], scorers=make_scorers(config.scorers)).values()
-    settings = {name: getattr(config, f"oracle_{name}") for name in ("temperature", "noise", "ties")}
-    oracle, name = Oracle(**settings, seed=config.seed), f"oracle:{config.oracle}"
-    return answer_queries(log, segments, oracle, reward, name=name, most=config.oracle_labels)
+def _replies(config: PreferRepliesConfig) -> Iterator[Reply]:
+    if config.source == "checkpoints":
+        return _generated(config)
+    return (reply for dialog in _dialogs(config) for _, reply in replies_of(dialog))
 
 
 def _dialogs(config: PreferRepliesConfig) -> Iterator[Dialog]:

@@ -34,9 +34,9 @@ METHODS = ("bc", "psi", "ilql")
 REWARDED = ("--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0")
 YOURS = "--logs YOUR_LOGS --output_dir data/mine --rewards.vote 1 --rewards.sentiment 0.5"
 NEXT = f"""Next:
-  {{chat}} --checkpoint {{best}} --debug        talk to the best policy
-  tensorboard --logdir {{out}}        learning curves
-  {{prepare}} {YOURS}        your own logs"""
+  talk to the best policy    {{chat}} --checkpoint {{best}} --debug
+  learning curves            tensorboard --logdir {{out}}
+  your own logs              {{prepare}} {YOURS}"""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import compare, online, stages, train
+from pipelines import compare, online, train, tune
 from pipelines.__main__ import VERBS, overview
 from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
@@ -159,5 +159,5 @@ def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: 
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"# python -m pipelines.tune --sweep tune_configs/{path.name} --output_dir runs/")
     sweep = read_sweep(str(path))
-    experiment = SweepExperiment(sweep, tmp_path, stages)
+    experiment = SweepExperiment(sweep, tmp_path, tune.stages)
     assert all(list(experiment.trials_of(point)) for point in find_points(sweep))

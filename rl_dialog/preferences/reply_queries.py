@@ -19,11 +19,49 @@ from rl_dialog.preferences.labels import NewQuery, pair_id
 from rl_dialog.preferences.replies import Rating, as_dialog, by_context, replies_of, split_of
 from rl_dialog.preferences.reply_fitting import score
 from rl_dialog.preferences.segments import Reply, Segment, Segments
-from rl_dialog.rewards import Reward
-from rl_dialog.rewards.fitted import ReplyReward
+from rl_dialog.rewards import Reward, choose_rewards
+from rl_dialog.rewards.fitted import ReplyReward, load_reward_model
+from rl_dialog.rewards.scorers import make_scorers
 
 TOGETHER = 500  # answers of the oracle in one transaction
+TASK = "Which reply is better?"
 Pair = tuple[Reply, Reply]
+
+
+@dataclass(frozen=True)
+class ReplyQuestions:
+    """Which of the replies are compared, and what answers in place of people."""
+
+    validation: float = 0.1
+    """share of the conversations whose labels are for validation, where the replies have no split yet"""
+    human: bool = True
+    """candidates: also ask about the human's own replies"""
+    contexts: int = 0
+    """most contexts that are asked about, a random choice; 0 takes all"""
+    pairs_per_context: int = 1
+    """most pairs of one context, a random choice"""
+    reward_model: str = ""
+    """a model of `fit_reward`: first asked are the pairs that it is least sure of; without it the order is
+    random"""
+    task: str = TASK
+    """what the labellers are told"""
+    oracle: str = ""
+    """a reward that answers in place of people: logged, vote, or any other (rl_dialog/rewards/README.md);
+    what it cannot judge it skips"""
+    scorers: tuple[str, ...] = ()
+    """models behind the oracle's reward: sentiment=PATH, reward_model=PATH, ..."""
+    oracle_labels: int = 0
+    """most answers of the oracle; 0 for all questions"""
+    oracle_temperature: float = 0.0
+    """0: the reply with the larger reward is preferred; above: with the probability sigmoid(difference /
+    temperature)"""
+    oracle_noise: float = 0.0
+    """share of its answers that are a coin's"""
+    oracle_ties: float = 0.0
+    """how far the rewards of two replies that are called equally good may lie apart"""
+    seed: int = 0
+    """seed of the choice of contexts and pairs, of their order, the oracle's coins, and the sampling of
+    --checkpoints"""
 
 
 @dataclass(frozen=True)
@@ -107,6 +145,25 @@ def answer_queries(
         if answered == most:
             break
     return answered
+
+
+def ask_about(replies: Iterable[Reply], questions: ReplyQuestions, log: LabelLog, segments: Segments) -> int:
+    """Pairs of these replies into the log; how many are new."""
+    kept = (reply for reply in replies if questions.human or reply.source.get("model") != "human")
+    sizes = {"per_context": questions.pairs_per_context, "most": questions.contexts}
+    pairs = choose_pairs(several(kept), **sizes, seed=questions.seed)
+    model = load_reward_model(questions.reward_model) if questions.reward_model else None
+    settings = {name: getattr(questions, name) for name in ("task", "validation", "seed")}
+    return add_queries(log, segments, pairs, **settings, reward_model=model)
+
+
+def answer_by_reward(questions: ReplyQuestions, log: LabelLog, segments: Segments) -> int:
+    """The oracle's answers to what is open; how many. Raises UserError for a reward that there is not."""
+    scorers = make_scorers(questions.scorers)
+    [reward] = choose_rewards([questions.oracle], scorers=scorers).values()
+    settings = {name: getattr(questions, f"oracle_{name}") for name in ("temperature", "noise", "ties")}
+    oracle, name = Oracle(**settings, seed=questions.seed), f"oracle:{questions.oracle}"
+    return answer_queries(log, segments, oracle, reward, name=name, most=questions.oracle_labels)
 
 
 def value_of(reply: Segment, reward: Reward) -> float | None:

@@ -17,6 +17,7 @@ from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, to_table, write_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.exchange import open_labels
+from rl_dialog.preferences.reply_queries import TASK
 
 
 def talk(number, text, **said):
@@ -57,7 +58,7 @@ def test_logs_become_questions_once(logs, tmp_path):
     log, segments = open_labels(tmp_path / "run")
     query = log.lease("ann")
     left, right = segments[query.left], segments[query.right]
-    assert query.task == prefer_replies.TASK and left.context == right.context and left.text != right.text
+    assert query.task == TASK and left.context == right.context and left.text != right.text
     assert left.source["split"] == right.source["split"] == ("validation" if query.validation else "train")
     log.close()
 
