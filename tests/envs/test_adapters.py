@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
 
 import numpy as np
@@ -296,3 +299,43 @@ def test_a_policy_is_measured_in_games_and_tasks(textarena, gym, make_policy, to
         assert alone[0].dialog.messages == played[2].dialog.messages
         assert all(-1 <= episode.total <= 1 for episode in played)
         assert played[0].dialog.source == name
+
+
+class _Endpoint(BaseHTTPRequestHandler):
+    """Plays Nim from the first pile that has something, for who asks as OpenAI's clients do."""
+
+    asked: list[dict] = []
+
+    def do_GET(self):
+        self._answer({"data": [{"id": "nim-player"}]})
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append(request)
+        piles = request["messages"][-1]["content"].rpartition("Current Pile")[2].splitlines()
+        counts = [int(line.rpartition(":")[2]) for line in piles if line.strip().startswith("pile")]
+        move = next(f"[{pile} 1]" for pile, count in enumerate(counts) if count)
+        self._answer({"choices": [{"message": {"role": "assistant", "content": move}}]})
+
+    def _answer(self, body):
+        self.send_response(200 if self.path in ("/v1/models", "/v1/chat/completions") else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_endpoint_plays_the_other_role(textarena):
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        name = f"textarena:Nim-v0?opponent=http://127.0.0.1:{server.server_port}/v1"
+        world = pickle.loads(pickle.dumps(text_env(name)()))
+        world.reset(seed=4)
+        messages, *_ = world.step("[2 5]")
+        server.shutdown()
+    assert "[Player 1] [0 1]" in messages[-1]["content"]
+    request = _Endpoint.asked[-1]
+    assert request["model"] == "nim-player" and "Player 1" in request["messages"][0]["content"]
+    *_, truncated, info = world.step("[1 1]")  # nobody is there any more
+    assert truncated and "ConnectError" in info["failed"]
