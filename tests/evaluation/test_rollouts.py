@@ -102,7 +102,7 @@ def test_the_learner_says_what_the_sampler_said_in_every_batch(
         ({"top_p": 0.6}, None),
         ({"temperature": 2.0, "top_k": 5}, lambda p: p >= p.topk(5).values[-1]),
     ],
-    ids=str,
+    ids=["temperature", "top_k", "top_p", "temperature and top_k"],
 )
 def test_probabilities_are_those_of_what_was_drawn_from(make_policy, tokenizer, how, kept) -> None:  # noqa: ANN001
     """Temperature enters in full; top-k and top-p leave a mass that the draw is divided by."""
