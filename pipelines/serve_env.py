@@ -56,7 +56,8 @@ def main(config: ServeEnvConfig) -> dict[str, Any]:
 
     limits = WorldLimits(sessions=config.sessions, idle=config.idle)
     place = listening(config.host, config.port)
-    server = WebServer(create_world_app(make_world, config.env, limits), place, largest=limits.largest)
+    app = create_world_app(make_world, config.env, limits)
+    server = WebServer(app, place, largest_message=limits.largest)
     url = server.url.replace("http://", "ws://")
     try:
         with told_to_end() as end:

@@ -56,8 +56,9 @@ class Patience:
     per_address: int = 250
 
 
-def protocol_with(patience: Patience) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP, for connections that keep to `patience`; others are closed."""
+def protocol_with(patience: Patience, *, websockets: bool = False) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP, for connections that keep to `patience`; others are closed. Where `websockets` are
+    spoken, a connection that becomes one leaves this protocol, and the application limits it."""
     open_from: Counter[str] = Counter()  # connections by address
 
     class PatientProtocol(AutoHTTPProtocol):
@@ -81,19 +82,25 @@ def protocol_with(patience: Patience) -> type[asyncio.Protocol]:
             self._look()
 
         def connection_lost(self, error: Exception | None) -> None:
+            self._leave()
+            super().connection_lost(error)
+
+        def _leave(self) -> None:
             self._wait_for("")
             if self.look is not None:
                 self.look.cancel()
             open_from[self.address] -= 1
             if not open_from[self.address]:
                 del open_from[self.address]
-            super().connection_lost(error)
 
         def data_received(self, data: bytes) -> None:
-            if self._between():
+            if self._between() and not websockets:
                 head, end, rest = data.partition(b"\r\n\r\n")
                 data = UPGRADE.sub(rb"\1x-upgrade", head) + end + rest
             super().data_received(data)
+            if self.transport.get_protocol() is not self:
+                self._leave()
+                return
             if self.transport.is_closing():
                 return
             self._wait_for("head" if self._between() else "body" if self.cycle.more_body else "")
@@ -154,19 +161,19 @@ class WebServer:
         *,
         drain: float = 5.0,
         patience: Patience | None = None,
-        largest: int = 2**20,
+        largest_message: int = 0,
     ) -> None:
-        """place: what `listening` returned. drain: seconds that running requests have at the end. largest:
-        bytes of a message in a WebSocket."""
+        """place: what `listening` returned. drain: seconds that running requests have at the end.
+        largest_message: bytes of a message in a WebSocket; 0 speaks none."""
         self._place, self._drain = place, drain
         self.url = url_of(*place.getsockname()[:2])
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=protocol_with(patience or Patience()),
-                ws="none",  # nothing here speaks it, and such a connection would be nobody's
+                http=protocol_with(patience or Patience(), websockets=largest_message > 0),
+                ws="auto" if largest_message else "none",  # where it is not spoken it would be nobody's
                 log_level="warning",
-                ws_max_size=largest,
+                ws_max_size=largest_message or 1,
                 timeout_graceful_shutdown=int(drain),
             )
         )

@@ -359,7 +359,7 @@ def test_a_missing_file_is_reported_when_it_is_read(tmp_path):
     path = write(tmp_path / "a.jsonl", jsonl(GOOD))
     log = find_logs([str(path)])[0][0]
     path.unlink()
-    assert "FileNotFoundError" in one_bad(list(read_log(log))).reason
+    assert "cannot be read: No such file" in one_bad(list(read_log(log))).reason
 
 
 def test_a_format_that_fails_on_a_record_does_not_stop_the_file(tmp_path, monkeypatch):

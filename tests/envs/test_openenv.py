@@ -26,7 +26,7 @@ from envs.text_world import play, restore, snapshot
 from pipelines.serve_env import ServeEnvConfig, main
 from rl_dialog.errors import UserError
 from rl_dialog.serving.worlds import WorldLimits, create_world_app
-from rl_dialog.web_server import WebServer, listening
+from rl_dialog.web_server import Patience, WebServer, listening
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,9 +50,10 @@ class Fragile:
         return list(self.messages), reward, False, bool(failed), {"said": len(reply), **failed}
 
 
-def served(world, limits: WorldLimits | None = None) -> WebServer:
-    app = create_world_app(world, world.__name__, limits)
-    return WebServer(app, listening("127.0.0.1", 0), drain=1.0, largest=(limits or WorldLimits()).largest)
+def served(world, limits: WorldLimits | None = None, patience: Patience | None = None) -> WebServer:
+    limits = limits or WorldLimits()
+    app, place = create_world_app(world, world.__name__, limits), listening("127.0.0.1", 0)
+    return WebServer(app, place, drain=1.0, patience=patience, largest_message=limits.largest)
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,19 @@ def test_limits_of_sessions_size_and_silence(fragile):
         began = time.monotonic()
         assert json.loads(two.recv(timeout=10))["data"]["code"] == "SESSION_ERROR"
         assert time.monotonic() - began < 5
+
+
+def test_the_patience_with_requests_ends_no_session():
+    server = served(House, patience=Patience(head=0.3, answer=0.2, per_address=2))
+    try:
+        for _ in range(4):  # those that ended do not count
+            with connect(f"{server.url.replace('http', 'ws')}/ws", proxy=None) as place:
+                ask(place, {"type": "reset"})
+        with connect(f"{server.url.replace('http', 'ws')}/ws", proxy=None) as place:
+            time.sleep(1.0)
+            assert ask(place, {"type": "reset"})["type"] == "observation"
+    finally:
+        server.close()
 
 
 def test_nobody_there_and_no_address_say_so():
