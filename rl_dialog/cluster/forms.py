@@ -35,7 +35,7 @@ def place_service(name: str, post: Post) -> Any:
     """Starts the actor that answers by `post`, and returns it once it is there; `ray.kill` ends it. Uses the
     Ray of this process. Raises UserError for a name that is taken, TimeoutError where it finds no place."""
     try:
-        actor = _Service.options(name=name, max_restarts=-1).remote(post)
+        actor = _Service.options(name=name, lifetime="detached", max_restarts=-1).remote(post)
     except ValueError as error:
         raise UserError(f"expected a name that no actor has, got {name!r}") from error
     try:
