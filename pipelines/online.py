@@ -171,7 +171,7 @@ def check(config: OnlineConfig) -> None:
         config,
         max_steps=1, groups=1, group_size=1, batch_size=1, env_episodes=1, per_device_train_batch_size=1,
         num_iterations=1, num_mini_batches=1, warmup_steps=0, eval_steps=0, save_steps=0, logging_steps=1,
-        save_total_limit=1, max_grad_norm=0,
+        save_total_limit=1, max_grad_norm=0, seed=0, value_unit=0,
     )  # fmt: skip
     decoding_of(config).check()
     _check_partner(config)
@@ -238,6 +238,9 @@ def decoding_of(config: OnlineConfig) -> Decoding:
 def model_card(config: OnlineConfig, name: str) -> str:
     """The README.md of a checkpoint: what it is, how it was made, how to use it."""
     world = config.env or f"contexts of {Path(config.contexts).name}"
+    how = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+    plain = Decoding()  # what has learned is the policy as it was drawn from
+    spoken = "".join(f" --{key} {value}" for key, value in how.items() if value != getattr(plain, key))
     return f"""# {name}
 
 A dialog policy trained online with `{method_name(config.method)}` by rl_dialog.
@@ -248,7 +251,7 @@ A dialog policy trained online with `{method_name(config.method)}` by rl_dialog.
 - seed: {config.seed}
 
 ```bash
-python -m pipelines.chat --checkpoint THIS_FOLDER
+python -m pipelines.chat --checkpoint THIS_FOLDER{spoken}
 ```
 
 `rl_dialog.models.policy.Policy.from_pretrained(folder)` gives the policy; \

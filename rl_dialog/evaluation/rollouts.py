@@ -11,6 +11,7 @@ from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.rollout import Rollout, rollout_rows
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import Episode, Table, play_with
 from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room, recorded_replies, stream
 from rl_dialog.models.policy import Policy
@@ -71,8 +72,11 @@ class Rollouts:
         )
 
     def _dialog(self, episode: Episode, step: int) -> str:
-        meta = episode.dialog.meta | {"step": step + 1, "partner": episode.index // self.group_size}
-        return replace(episode.dialog, meta=meta).to_json() + "\n"
+        dialog = episode.dialog
+        meta = dialog.meta | {"step": step + 1, "partner": episode.index // self.group_size}
+        if not isinstance(self.make_env, Contexts):  # `prepare` knows equal contexts by what the user said
+            meta["group"] = f"{dialog.source}-{meta['seed']}"  # a partner's episodes stay in one split
+        return replace(dialog, meta=meta).to_json() + "\n"
 
     def _rollout(self, episode: Episode, tokenizer: PreTrainedTokenizerFast, room: int) -> Rollout:
         dialog, total = episode.dialog, episode.total

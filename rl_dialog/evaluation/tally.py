@@ -51,18 +51,23 @@ class Tally:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    """To six digits, whatever the unit of rewards."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 1e5 else f"{value:.2e}"
 
 
 def table(rows: Mapping[str, Tally]) -> str:
     """A line for each player."""
-    width = max(len("player"), *map(len, rows))
+    width = max(map(len, ("player", *rows)))
     lines = [f"{'player':<{width}}   return   stderr       n  " + "  ".join(f"{end:>10}" for end in ENDS)]
     for name, tally in rows.items():
         found = tally.figures()
-        mean, error = (
-            f"{'-':>8}" if found[key] is None else f"{found[key]:>8.3f}" for key in ("return", "stderr")
-        )
+        mean, error = (f"{_short(found[key]):>8}" for key in ("return", "stderr"))
         ends = "  ".join(f"{found[end]:>10}" for end in ENDS)
         lines.append(f"{name:<{width}} {mean} {error} {found['n']:>7}  {ends}")
     return "\n".join(lines)

@@ -21,7 +21,8 @@ SAME = 1e-6  # returns of a group that differ by less than this share of their s
 
 @dataclass(frozen=True)
 class Experience:
-    """The n decisions of one scored episode, in the order in which they were made. All in units of reward."""
+    """The n decisions of one scored episode, in the order in which they were made. Rewards and values are in
+    units of value (`OnlineSettings.value_unit`), so that methods do not depend on the unit of rewards."""
 
     group: int
     rewards: np.ndarray  # (n,) float64: what each reply earned, at its last decision
@@ -100,7 +101,7 @@ def turn_baselines(
 
 def group_scores(totals: np.ndarray, groups: np.ndarray, *, by_deviation: bool) -> np.ndarray:
     """(E,) how far each return lies above its group's mean, in the group's standard deviations (N - 1) or in
-    units of reward; 0 in groups without spread."""
+    the unit of the returns; 0 in groups without spread."""
     scores = np.zeros(len(totals))
     for group in np.unique(groups):
         inside = groups == group

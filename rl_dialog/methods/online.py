@@ -36,12 +36,13 @@ class OnlineMethod(Method):
     """A method that learns from what the policy itself said."""
 
     c: float = 0.1
-    """weight of the divergence from the prior, in units of reward: the optimum is p exp(R / c) / Z"""
+    """weight of the divergence from the prior, in spreads of the first round's returns (in units of reward
+    with value_unit 1): the optimum is p exp(R / c) / Z"""
     kl: Literal["reward", "k2", "k3"] = "reward"
     """where the divergence is charged: reward takes c (log pi - log p) off what each token earned (k1); k2
     and k3 are terms of the loss, which look at no later token. k3 pulls by KL(p || pi)"""
     entropy_weight: float = 0.0
-    """bonus on the entropy of every token's distribution, in units of reward"""
+    """bonus on the entropy of every token's distribution, in the unit of c"""
     max_weight: float = 2.0
     """largest importance weight of a token: how much likelier the policy finds it than it was where it was
     drawn (older weights, top-k and top-p)"""
@@ -62,6 +63,9 @@ class OnlineMethod(Method):
     def uses_prior(self) -> bool:
         return True
 
+    def in_rewards(self, unit: float) -> dict[str, float]:
+        return {"c": self.c * unit}
+
     @property
     def compares_groups(self) -> bool:
         """Does an episode that is alone in its group teach nothing?"""
@@ -76,7 +80,7 @@ class OnlineMethod(Method):
         raise TypeError(f"{type(self).__name__} has no advantages")
 
     def value_targets(self, experience: Experience) -> np.ndarray:
-        """(n,) what V is fitted to, in units of reward, for methods with a value head."""
+        """(n,) what V is fitted to, for methods with a value head."""
         return np.zeros(len(experience.rewards))
 
     def weights(self, experience: Experience) -> np.ndarray:

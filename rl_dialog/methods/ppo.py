@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.advantages import Experience, generalised_advantages
+from rl_dialog.methods.advantages import SAME, Experience, generalised_advantages
 from rl_dialog.methods.method import Heads, Loss, Outputs
 from rl_dialog.methods.online import OnlineMethod, clipped
 
@@ -42,11 +42,14 @@ class PPO(OnlineMethod):
 
     def advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
         found = [self._advantages(each) for each in experiences]
-        every = np.concatenate(found)
         if not self.whiten:
             return found
+        every = np.concatenate(found)
+        size = max(np.abs(np.append(self.earned(each), each.values)).max() for each in experiences)
         deviation = every.std()
-        return [(each - every.mean()) / deviation if deviation > 0 else 0 * each for each in found]
+        if deviation <= SAME * size:  # rounding errors, which division would make as large as advantages
+            return [0 * each for each in found]
+        return [(each - every.mean()) / deviation for each in found]
 
     def value_targets(self, experience: Experience) -> np.ndarray:
         return self._advantages(experience) + experience.values[:-1]

@@ -25,7 +25,7 @@ from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.rollout import Rollout
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
-from rl_dialog.methods.advantages import Experience, groups_without_spread
+from rl_dialog.methods.advantages import SAME, Experience, groups_without_spread
 from rl_dialog.methods.method import Outputs
 from rl_dialog.models.checkpoint import describe
 from rl_dialog.models.policy import Policy
@@ -63,6 +63,10 @@ class OnlineSettings:
     """clip the norm of the gradient, of the language model and of the values apart; 0 does not clip"""
     bf16: bool = False
     """bfloat16 autocast while learning (weights, values and the optimizer stay float32)"""
+    value_unit: float = 0.0
+    """rewards are learned from in this many units of reward; 0 takes the spread of the first round's returns,
+    1 the rewards as they are. c, entropy_weight and values are in this unit; returns are reported in units of
+    reward"""
     logging_steps: int = 1
     """rounds between two lines of metrics"""
     eval_steps: int = 25
@@ -97,7 +101,7 @@ class Said:
 
     logp: np.ndarray  # (n,) float64
     prior_logp: np.ndarray  # (n,)
-    values: np.ndarray  # (n,) in units of reward; 0 without a value head
+    values: np.ndarray  # (n,) in units of value; 0 without a value head
     last_value: float  # of the state behind the row, where the conversation goes on
 
 
@@ -202,7 +206,7 @@ class OnlineTrainer(Trainer):
                 "failed or were not scored (the log of this round under rollouts/ has each with its end); "
                 "repair the world and --resume"
             )
-        if self.step == 0 and self.policy.heads is not None:
+        if self.step == 0:
             self._set_unit(np.array([rollout.total for rollout in rollouts]))
         said, experiences = self._experiences(rollouts)
         episodes = self._samples(rollouts, said, experiences)
@@ -223,11 +227,14 @@ class OnlineTrainer(Trainer):
         }
 
     def _set_unit(self, returns: np.ndarray) -> None:
-        """Values begin at the mean return and are learned in units of the first round's spread."""
-        spread = float(returns.std())
-        level = float(returns.mean())
-        self.policy.value_unit = spread if spread > 1e-6 * abs(level) else abs(level) or 1.0
-        self.policy.heads.start_at(level / self.policy.value_unit)
+        """What is learned does not depend on the unit of rewards: it is divided by the spread of the first
+        round's returns (where all are equal by their size, or 1 when they are 0). Values begin at the
+        mean."""
+        spread, level = float(returns.std()), float(returns.mean())
+        spread = spread if spread > SAME * abs(level) else abs(level) or 1.0
+        self.policy.value_unit = self.config.value_unit or spread
+        if self.policy.heads is not None:
+            self.policy.heads.start_at(level / self.policy.value_unit)
 
     @torch.no_grad()
     def _experiences(self, rollouts: Sequence[Rollout]) -> tuple[list[list[Said]], list[Experience]]:
@@ -240,7 +247,7 @@ class OnlineTrainer(Trainer):
                 out = self.objective.outputs(batch)
                 logp = -out.lm.nll(batch.actions)[1]
                 prior = self.objective.prior_logp(batch)
-            v = torch.zeros(len(batch.states)) if out.v is None else out.v * self.policy.value_unit
+            v = torch.zeros(len(batch.states)) if out.v is None else out.v
             logp, prior, v = (each.double().cpu().numpy() for each in (logp, prior, v))
             owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
             for place, i in enumerate(indices):
@@ -254,24 +261,22 @@ class OnlineTrainer(Trainer):
                 )
         remaining = iter(found)
         said = [[next(remaining) for _ in rollout.rows] for rollout in rollouts]
-        return said, [_experience(*pair) for pair in zip(rollouts, said, strict=True)]
+        unit = self.policy.value_unit
+        return said, [_experience(*pair, unit) for pair in zip(rollouts, said, strict=True)]
 
     def _samples(
         self, rollouts: Sequence[Rollout], said: Sequence[Sequence[Said]], experiences: Sequence[Experience]
     ) -> list[list[Sample]]:
         """Each episode's rows, with what the method makes of its decisions."""
-        method, unit = self.policy.method, self.policy.value_unit
-        episodes = []
+        method, episodes = self.policy.method, []
         for rollout, of_rows, experience, advantages in zip(
             rollouts, said, experiences, method.advantages(experiences), strict=True
         ):
             cuts = np.cumsum([len(each.logp) for each in of_rows])[:-1]
             numbers = (
                 np.split(values, cuts)
-                for values in (
-                    advantages, method.weights(experience), method.value_targets(experience) / unit
-                )
-            )  # fmt: skip
+                for values in (advantages, method.weights(experience), method.value_targets(experience))
+            )
             samples = zip(rollout.rows, rollout.logp, of_rows, *numbers, strict=True)
             episodes.append([Sample(row, mu, own.logp, own.prior_logp, *of) for row, mu, own, *of in samples])
         return episodes
@@ -329,13 +334,14 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return figures
 
 
-def _experience(rollout: Rollout, said: Sequence[Said]) -> Experience:
+def _experience(rollout: Rollout, said: Sequence[Said], unit: float) -> Experience:
+    """The decisions of an episode, with rewards in units of value."""
     rewards, ends = [], []
     for row in rollout.rows:
         places = np.flatnonzero(row.assistant[1:]) + 1  # of the tokens that were drawn
         end = np.isin(places, row.reply_ends)
         reward = np.zeros(len(places))
-        reward[end] = row.rewards
+        reward[end] = row.rewards.astype(np.float64) / unit
         rewards.append(reward)
         ends.append(end)
     logp, prior, values = (

@@ -10,6 +10,7 @@ import torch
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.readers import read_logs
+from rl_dialog.data.splits import split_key
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, recorded_replies
 from rl_dialog.evaluation.rollouts import Rollouts
@@ -35,6 +36,15 @@ class Echo:
             {"role": "user", "content": f"you: {reply}"},
         ]
         return list(self.messages), float(len(reply)), False, False, {}
+
+
+class Silent(Echo):
+    """Says nothing of its number."""
+
+    def reset(self, *, seed=None):  # noqa: ANN001, ANN201
+        super().reset(seed=seed)
+        self.messages = [{"role": "user", "content": "hello"}]
+        return list(self.messages), {}
 
 
 class Careless(Echo):
@@ -190,6 +200,18 @@ def test_the_log_is_read_like_any_other(make_policy, tokenizer, tmp_path) -> Non
     again = (tmp_path / "rollouts/step-000002.jsonl").read_bytes()
     play(policy, tokenizer, 1)  # a round that is played again after a kill takes the place of itself
     assert (tmp_path / "rollouts/step-000002.jsonl").read_bytes() == again
+
+
+def test_a_partners_episodes_stay_in_one_split(make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
+    """Also in a world that begins alike for all of them."""
+    rollouts(tmp_path, make_env=Silent)(make_policy(RLOO()), tokenizer, 0)
+    dialogs, _ = read_logs([tmp_path])
+    assert len({dialog.messages[0]["content"] for dialog in dialogs}) == 1
+    for by in ("first_turn", "dialog"):
+        keys = {dialog.meta["partner"]: set() for dialog in dialogs}
+        for dialog in dialogs:
+            keys[dialog.meta["partner"]].add(split_key(dialog, by))
+        assert [len(own) for own in keys.values()] == [1, 1] and len(set.union(*keys.values())) == 2
 
 
 def test_a_world_that_ignores_its_seed_is_told(make_policy, tokenizer) -> None:  # noqa: ANN001

@@ -290,6 +290,19 @@ def test_groups_without_spread_give_no_gradient_in_any_unit(scale: float) -> Non
     np.testing.assert_allclose(scores, [-(0.5**0.5), 0.5**0.5])
 
 
+def test_a_divergence_in_the_reward_is_in_units_of_grpos_advantage() -> None:
+    """It does not make a group spread that earned the same, and weighs c whatever the group's deviation."""
+    flat = [spoken([2], [1], ratio=[x]) for x in (1e-7, 0.0, -1e-7)]
+    for each in GRPO(c=0.1, kl="reward").advantages(flat):
+        assert abs(each[0]) < 1e-6
+    for size in (1.0, 100.0):
+        pair = [spoken([size], [1], ratio=[0.5]), spoken([0], [1], ratio=[-0.5])]
+        one, two = GRPO(c=0.1, kl="reward").advantages(pair)
+        assert one[0] == pytest.approx(math.sqrt(0.5) - 0.1 * 0.5) == -two[0]
+        one, _ = GRPO(c=0.1, kl="reward", divide_by_deviation=False).advantages(pair)
+        assert one[0] == pytest.approx(size / 2 - 0.1 * 0.5)
+
+
 @pytest.mark.parametrize("kl", ["k2", "k3"])
 def test_groups_without_spread_are_still_held_by_the_prior(kl: str) -> None:
     episodes = [(0, 2), (0, 2)]

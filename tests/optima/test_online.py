@@ -83,6 +83,7 @@ def learn(make_row, tmp_path):  # noqa: ANN001, ANN201
             learning_rate=rate,
             warmup_steps=0,
             eval_steps=0,
+            value_unit=1.0,
             report_to="none",
             logging_steps=rounds,
             per_device_train_batch_size=episodes,

@@ -148,6 +148,8 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"num_iterations": 0}, "--num_iterations of at least 1"),
         ({"temperature": 0.0}, "temperature > 0"),
         ({"top_p": 1.5}, "0 < top_p <= 1"),
+        ({"seed": -1}, "--seed of at least 0"),
+        ({"value_unit": -1.0}, "--value_unit of at least 0"),
     ],
     ids=str,
 )
@@ -155,6 +157,13 @@ def test_what_can_be_known_to_fail_is_told_first(config, changed, message: str) 
     with pytest.raises(UserError, match=message):
         online.main(replace(config, **changed))
     assert not Path(config.output_dir).exists()
+
+
+def test_the_model_card_says_how_to_talk_to_what_has_learned(config) -> None:  # noqa: ANN001
+    """A policy at another temperature is another policy."""
+    assert "--checkpoint THIS_FOLDER\n" in online.model_card(config, "me")
+    cooler = replace(config, temperature=0.7, top_k=20)
+    assert "--checkpoint THIS_FOLDER --temperature 0.7 --top_k 20\n" in online.model_card(cooler, "me")
 
 
 def test_a_policy_that_speaks_by_its_values_is_no_start(config, checkpoints) -> None:  # noqa: ANN001

@@ -180,8 +180,9 @@ def test_a_flat_group_moves_the_policy_only_towards_the_prior(make_trainer) -> N
     assert any(value.abs().max() > 1e-4 for value in held.values())
 
 
-def test_the_unit_of_rewards_changes_nothing(make_trainer) -> None:  # noqa: ANN001
-    """With c in the same unit: values have a unit of their own, advantages are whitened or divided."""
+@pytest.mark.parametrize("method", [PPO(), RLOO(entropy_weight=0.05), Reinforce(), GRPO()], ids=repr)
+def test_the_unit_of_rewards_changes_nothing(make_trainer, method: Method) -> None:  # noqa: ANN001
+    """Not even with the c that is the default: it is in the unit of what is learned, as values are."""
 
     def scaled(factor: float) -> list[Rollout]:
         def times(row):  # noqa: ANN001, ANN202
@@ -191,15 +192,37 @@ def test_the_unit_of_rewards_changes_nothing(make_trainer) -> None:  # noqa: ANN
             replace(each, rows=tuple(map(times, each.rows)), total=each.total * factor) for each in episodes()
         ]
 
-    for method in (PPO, RLOO):
-        runs = []
-        for factor in (1.0, 1024.0):
-            play = scaled(factor)
-            trainer = make_trainer(method(c=0.1 * factor), lambda *_, play=play: play, f"{method}-{factor}")
-            runs.append((trainer.train(), trainer.policy))
-        for name, value in runs[0][1].state_dict().items():
-            torch.testing.assert_close(runs[1][1].state_dict()[name], value, rtol=1e-3, atol=1e-4)
-        assert runs[1][1].value_unit == pytest.approx(runs[0][1].value_unit * (1 if method is RLOO else 1024))
+    runs = {}
+    for factor in (1.0, 1024.0, 2.0**-20):
+        play = scaled(factor)
+        trainer = make_trainer(method, lambda *_, play=play: play, f"run-{factor}")
+        runs[factor] = (trainer.train(), trainer.policy)
+    (result, policy), *others = runs.values()
+    for (other, scaled_policy), factor in zip(others, list(runs)[1:], strict=True):
+        for name, value in policy.state_dict().items():
+            torch.testing.assert_close(scaled_policy.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+        assert scaled_policy.value_unit == pytest.approx(policy.value_unit * factor)
+        assert other["train/return"] == pytest.approx(result["train/return"] * factor)
+        assert other["train/loss"] == pytest.approx(result["train/loss"], rel=1e-2, abs=1e-3)
+        if not isinstance(method, GRPO):  # its c is in the group's deviations
+            assert other["c_in_rewards"] == pytest.approx(method.c * policy.value_unit * factor)
+
+
+@pytest.mark.parametrize("earned", [0.0, 0.1, -0.1, -700.0, 1e-4])
+@pytest.mark.parametrize("method", [PPO(c=0.0), RLOO(c=0.0), Reinforce(c=0.0), GRPO(c=0.0)], ids=repr)
+def test_returns_that_are_all_equal_move_no_word(make_trainer, method: Method, earned: float) -> None:  # noqa: ANN001
+    """Rounding errors of values are no advantages, whatever they are divided by."""
+    rng = np.random.default_rng(3)
+    flat = [episode(i, i // 4, rng, earned) for i in range(8)]
+    settings = replace(SETTINGS, max_steps=1)
+    trainer = make_trainer(method, lambda *_: flat, settings=settings, trunk="separate")
+    with torch.no_grad():
+        for parameter in trainer.policy.heads.parameters() if trainer.policy.heads else ():
+            parameter.zero_()  # as values begin
+    before = {name: value.clone() for name, value in trainer.policy.lm.state_dict().items()}
+    trainer.train()
+    for name, value in trainer.policy.lm.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 @pytest.mark.slow
@@ -216,7 +239,7 @@ def test_values_are_learned(make_trainer) -> None:  # noqa: ANN001
     trainer = make_trainer(PPO(c=0.0), lambda *_: found, settings=settings, trunk="separate")
     assert trainer.train()["train/v_loss"] < 0.05
     _, experiences = trainer._experiences(found)
-    values = [float(each.values[0]) for each in experiences]
+    values = [float(each.values[0]) * trainer.policy.value_unit for each in experiences]
     assert values == pytest.approx([30, 10] * 4, abs=3)
 
 

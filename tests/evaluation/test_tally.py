@@ -1,0 +1,27 @@
+"""Figures of many episodes, in any unit of rewards, and of none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rl_dialog.evaluation.tally import Tally, table
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_the_unit_of_rewards_costs_no_digit(unit: float) -> None:
+    tally = Tally(returns=[1 * unit, 2 * unit, 4 * unit])
+    tally.ends["terminated"] = 3
+    found = tally.figures()
+    assert found["return"] == pytest.approx(7 / 3 * unit, rel=1e-5)
+    assert found["stderr"] == pytest.approx(math.sqrt(7 / 3 / 3) * unit, rel=1e-5)
+    _, mean, error, *_ = table({"me": tally}).split("\n")[1].split()
+    assert float(mean) == pytest.approx(7 / 3 * unit, rel=0.01)
+    assert float(error) == pytest.approx(math.sqrt(7 / 3 / 3) * unit, rel=0.01)
+
+
+def test_nobody_played() -> None:
+    assert Tally().figures()["return"] is None
+    assert table({}).startswith("player") and "\n" not in table({})
+    assert table({"me": Tally()}).split()[-7:-4] == ["-", "-", "0"]
