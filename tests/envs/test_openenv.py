@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
@@ -26,7 +26,7 @@ from envs.text_world import play, restore, snapshot
 from pipelines.serve_env import ServeEnvConfig, main
 from rl_dialog.errors import UserError
 from rl_dialog.serving.worlds import WorldLimits, create_world_app
-from rl_dialog.web_server import WebServer, listening
+from rl_dialog.web_server import Patience, WebServer, listening
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,9 +50,10 @@ class Fragile:
         return list(self.messages), reward, False, bool(failed), {"said": len(reply), **failed}
 
 
-def served(world, limits: WorldLimits | None = None) -> WebServer:
-    app = create_world_app(world, world.__name__, limits)
-    return WebServer(app, listening("127.0.0.1", 0), drain=1.0, largest=(limits or WorldLimits()).largest)
+def served(world, limits: WorldLimits | None = None, patience: Patience | None = None) -> WebServer:
+    app, most = create_world_app(world, world.__name__, limits), (limits or WorldLimits()).largest
+    place = listening("127.0.0.1", 0)
+    return WebServer(app, place, drain=1.0, patience=patience, websocket_bytes=most)
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,24 @@ def test_limits_of_sessions_size_and_silence(fragile):
         began = time.monotonic()
         assert json.loads(two.recv(timeout=10))["data"]["code"] == "SESSION_ERROR"
         assert time.monotonic() - began < 5
+
+
+def test_a_session_outlives_the_time_for_a_request_and_is_counted_until_it_ends():
+    """A connection that went over to WebSockets is none of HTTP, and one of its address all the same."""
+    server = served(House, patience=Patience(head=0.3, body=0.3, answer=0.3, per_address=2))
+    url = f"{server.url.replace('http', 'ws')}/ws"
+    try:
+        for _ in range(2):
+            with connect(url, proxy=None) as one, connect(url, proxy=None) as two:
+                ask(one, {"type": "reset"})
+                with pytest.raises(WebSocketException):
+                    connect(url, proxy=None)
+                time.sleep(0.8)
+                assert ask(one, {"type": "step", "data": {"message": "left"}})["type"] == "observation"
+                assert ask(two, {"type": "reset"})["type"] == "observation"
+            time.sleep(0.1)  # until the server has heard of their end
+    finally:
+        server.close()
 
 
 def test_nobody_there_and_no_address_say_so():
