@@ -6,6 +6,8 @@ import csv
 import gzip
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rl_dialog.data.readers import Bad, find_logs, read_log
@@ -60,6 +62,14 @@ def test_a_comment_without_a_parent_stands_alone(tmp_path):
     dialogs, bad = read(write_rows(tmp_path / "a.csv", *changes, {"score": "-2.0", "text": "[deleted] it"}))
     assert not bad and [len(dialog.messages) for dialog in dialogs] == [1, 1, 1, 2]
     assert dialogs[3].messages[1]["feedback"] == {"score": -2}
+
+
+def test_parquet_has_null_where_the_csv_has_nothing(tmp_path):
+    columns = {"text": ["so it is", None], "score": [3, 4], "parent_text": [None, "is it?"]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    (dialog,), (bad,) = read(tmp_path / "a.parquet")
+    assert [(each["role"], each["content"]) for each in dialog.messages] == [("assistant", "so it is")]
+    assert bad.where == "row 2" and "text: expected a comment" in bad.reason
 
 
 @pytest.mark.parametrize(
