@@ -16,6 +16,7 @@ import pytest
 from envs import control_env, text_env
 from envs.adapters import reasoning_gym_world
 from envs.adapters.__main__ import main
+from envs.adapters.catalogue import measure, table
 from envs.adapters.cost import cost
 from envs.adapters.luck import own_luck
 from envs.adapters.names import parsed
@@ -322,6 +323,13 @@ def test_an_answer_that_breaks_the_scorer_is_a_failed_episode(gym, monkeypatch):
 def test_unknown_tasks_and_options_are_named(gym, name, said):
     with pytest.raises(UserError, match=said):
         text_env(name)
+
+
+def test_the_catalogue_says_where_the_random_mover_is_at_a_loss(textarena):
+    """Its prompt shows no move: returns there, and those against such opponents, say nothing."""
+    rows = [measure(f"textarena:{name}", episodes=1) for name in ("LightsOut-v0", "Nim-v0")]
+    assert [row.at_a_loss for row in rows] == [True, False]
+    assert table(rows, set()).count("the random mover finds no first move") == 1
 
 
 @pytest.mark.slow
