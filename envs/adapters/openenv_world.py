@@ -15,7 +15,7 @@ Options of the name, for servers other than ours (`python -m pipelines.serve_env
     seconds    how long to wait for the server, by default 60
 
 A server of ours answers with the whole conversation. What any other says is added to it as the user's words,
-unless it too sends the conversation so far and more.
+unless it sends the conversation so far and more.
 A server that cannot be reached when a world is made is an error. One that goes away, answers with an error,
 with what is no observation or not in time in mid-episode makes the episode a failed one, and the next `reset`
 connects anew.
