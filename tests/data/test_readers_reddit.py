@@ -79,6 +79,8 @@ def test_parquet_has_null_where_the_csv_has_nothing(tmp_path):
         ({"score": ""}, "a whole number"),
         ({"score": "1.5"}, "a whole number"),
         ({"score": "inf"}, "a whole number"),
+        ({"score": "1e300"}, "a whole number"),
+        ({"score": "12345678901234567"}, "a whole number"),
         ({"text": "[removed]"}, "text: expected a comment"),
         ({"text": "  "}, "text: expected a comment"),
     ],

@@ -19,6 +19,7 @@ from rl_dialog.data.schema import Dialog
 
 COLUMNS = ("text", "score", "parent_text")
 GONE = ("", "[deleted]", "[removed]")  # what Reddit shows for a comment that is not there any more
+EXACT = 2**53  # from here on a float is no exact count
 META = {"subreddit_id": "subreddit", "parent_id": "group", "author": "author"}
 
 
@@ -61,7 +62,7 @@ def _score(value: Any) -> int:
     """Votes for a comment less votes against it."""
     try:
         score = float(value)
-        if not isinstance(value, bool) and score == int(score):
+        if not isinstance(value, bool) and score == int(score) and abs(score) < EXACT:
             return int(score)
     except (TypeError, ValueError, OverflowError):
         pass
