@@ -58,7 +58,12 @@ def text_env(name: str) -> Callable[..., Any]:
         return adapter(name)
     if ":" not in name:
         return _choose(name, [known for known in ENVS if known not in CONTROL], "messages")
-    found = _own(name, ("reset", "step"), "a world to talk in")
+    try:
+        found = _own(name, ("reset", "step"), "a world to talk in")
+    except UserError as error:
+        prefix, _, rest = name.partition(":")
+        near = get_close_matches(prefix.lower(), PREFIXES, 1)
+        raise UserError(f"{error}. Did you mean {near[0]}:{rest}?") if near else error from error
     try:
         inspect.signature(found).bind()
     except TypeError as error:
@@ -69,7 +74,7 @@ def text_env(name: str) -> Callable[..., Any]:
 def control_env(name: str) -> Callable[..., Any]:
     """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported.
     Raises UserError for any other name."""
-    if ":" not in name:
+    if ":" not in name or name.partition(":")[0] in PREFIXES:
         return _choose(name, CONTROL, "numbers or pictures")
     return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
 

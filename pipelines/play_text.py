@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from envs import CONTROL, ENVS
+from envs import CONTROL, ENVS, PREFIXES
 from rl_dialog.cluster.rollout import CHUNK, CheckpointPlayer, players
 from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.errors import UserError, room_for
@@ -36,6 +36,8 @@ def talks(config: PlayConfig) -> bool:
     """Whether it is a world in words that is played, and not one of `prefer`."""
     if config.player or not config.env:
         return bool(config.player)
+    if config.env.partition(":")[0] in PREFIXES:
+        return True
     if ":" in config.env:
         return not hasattr(own(config.env, "env"), "clip_length")
     if config.env in ENVS:

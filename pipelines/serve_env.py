@@ -57,13 +57,13 @@ def main(config: ServeEnvConfig) -> dict[str, Any]:
     limits = WorldLimits(sessions=config.sessions, idle=config.idle)
     place = listening(config.host, config.port)
     app = create_world_app(make_world, config.env, limits)
-    server = WebServer(app, place, largest_message=limits.largest)
+    server = WebServer(app, place, websocket_bytes=limits.largest)
     url = server.url.replace("http://", "ws://")
     try:
         with told_to_end() as end:
             print(json.dumps({"ready": url, "env": config.env}), flush=True)
             say = Console(quiet=config.quiet, stderr=True, highlight=False).print
-            say(f"{config.env} at {url}/ws; in every verb: --env openenv:{url}")
+            say(f"{config.env} at {url}/ws; in every verb: --env openenv:{url}", soft_wrap=True)
             while not end.wait(0.5):
                 if not server.alive():
                     raise OSError("the server ended by itself; what it said before has the reason")

@@ -22,6 +22,7 @@ from rl_dialog.errors import UserError
 # Who asks for another protocol, as Java's client does for HTTP/2, may be answered in this one (RFC 9110).
 # uvicorn's parser would skip the body and hear nothing more of this connection.
 UPGRADE = re.compile(rb"(\A|\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
+BUT_WEBSOCKET = re.compile(UPGRADE.pattern + rb"(?![ \t]*:[ \t]*websocket[ \t]*(\r\n|\Z))", re.IGNORECASE)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -57,9 +58,10 @@ class Patience:
 
 
 def protocol_with(patience: Patience, *, websockets: bool = False) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP, for connections that keep to `patience`; others are closed. Where `websockets` are
-    spoken, a connection that becomes one leaves this protocol, and the application limits it."""
+    """uvicorn's HTTP, for connections that keep to `patience`; others are closed. With `websockets` they may
+    go on as a WebSocket: then they are counted, and how long they wait is that protocol's affair."""
     open_from: Counter[str] = Counter()  # connections by address
+    other_protocol = BUT_WEBSOCKET if websockets else UPGRADE
 
     class PatientProtocol(AutoHTTPProtocol):
         """A timer runs while the server waits for the client. More bytes do not set it back."""
@@ -82,28 +84,42 @@ def protocol_with(patience: Patience, *, websockets: bool = False) -> type[async
             self._look()
 
         def connection_lost(self, error: Exception | None) -> None:
-            self._leave()
+            self._end_timers()
+            self._count_out()
             super().connection_lost(error)
 
-        def _leave(self) -> None:
-            self._wait_for("")
-            if self.look is not None:
-                self.look.cancel()
-            open_from[self.address] -= 1
-            if not open_from[self.address]:
-                del open_from[self.address]
-
         def data_received(self, data: bytes) -> None:
-            if self._between() and not websockets:
+            if self._between():
                 head, end, rest = data.partition(b"\r\n\r\n")
-                data = UPGRADE.sub(rb"\1x-upgrade", head) + end + rest
+                data = other_protocol.sub(rb"\1x-upgrade", head) + end + rest
             super().data_received(data)
-            if self.transport.get_protocol() is not self:
-                self._leave()
+            if (successor := self.transport.get_protocol()) is not self:
+                self._hand_over(successor)
                 return
             if self.transport.is_closing():
                 return
             self._wait_for("head" if self._between() else "body" if self.cycle.more_body else "")
+
+        def _hand_over(self, websocket: asyncio.BaseProtocol) -> None:
+            """The connection is a WebSocket from here on, which uvicorn tells when it is lost."""
+            self._end_timers()
+            lost = websocket.connection_lost
+
+            def connection_lost(error: Exception | None) -> None:
+                self._count_out()
+                lost(error)
+
+            websocket.connection_lost = connection_lost
+
+        def _end_timers(self) -> None:
+            self._wait_for("")
+            if self.look is not None:
+                self.look.cancel()
+
+        def _count_out(self) -> None:
+            open_from[self.address] -= 1
+            if not open_from[self.address]:
+                del open_from[self.address]
 
         def _between(self) -> bool:
             """Is the connection between two requests?"""
@@ -161,19 +177,19 @@ class WebServer:
         *,
         drain: float = 5.0,
         patience: Patience | None = None,
-        largest_message: int = 0,
+        websocket_bytes: int = 0,
     ) -> None:
         """place: what `listening` returned. drain: seconds that running requests have at the end.
-        largest_message: bytes of a message in a WebSocket; 0 speaks none."""
+        websocket_bytes: the largest message of a WebSocket; 0: such connections are answered as HTTP."""
         self._place, self._drain = place, drain
         self.url = url_of(*place.getsockname()[:2])
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=protocol_with(patience or Patience(), websockets=largest_message > 0),
-                ws="auto" if largest_message else "none",  # where it is not spoken it would be nobody's
+                http=protocol_with(patience or Patience(), websockets=websocket_bytes > 0),
+                ws="auto" if websocket_bytes else "none",
+                ws_max_size=websocket_bytes,
                 log_level="warning",
-                ws_max_size=largest_message or 1,
                 timeout_graceful_shutdown=int(drain),
             )
         )

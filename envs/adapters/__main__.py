@@ -32,8 +32,9 @@ PAGE = """# The catalogue
 Written by `python -m envs.adapters --page envs/adapters/CATALOGUE.md` (TextArena {textarena}, reasoning-gym
 {gym}). One id of each game, {episodes} episodes of a random mover against random movers, and the checks of
 `conformance.py`. Replies and returns are means per episode of the policy's role; replies per second are of
-one core, and include the others' moves and the search for moves that the game takes. In reasoning-gym the
-player knows every other answer.
+one core, and include the others' moves and the search for moves that the game takes. Where the random mover
+finds no first move its return says nothing, and such an opponent loses by itself: name another. In
+reasoning-gym the player knows every other answer.
 
 {counts}
 
@@ -139,8 +140,8 @@ def _report(rows: list[Row], episodes: int, page: Path | None, rows_file: Path |
 def page_of(rows: list[Row], others: set[str], episodes: int) -> str:
     """CATALOGUE.md."""
     told = [
-        f"- {kind}: of {found['worlds']} worlds {found['run']} run on this machine, and of these "
-        f"{found['keep_the_contract']} keep the contract."
+        f"- {kind}: of {found['worlds']} worlds {found['run']} run to an end on this machine, and of "
+        f"these {found['keep_the_contract']} keep the contract."
         for kind, found in summary(rows, others).items()
     ]
     versions = {"textarena": _version("textarena"), "gym": _version("reasoning-gym")}

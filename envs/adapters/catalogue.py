@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ class Row:
     replies: float = 0.0  # of the policy, per episode
     returned: float | None = None  # mean return of the random mover
     failed: float = 0.0  # share of the episodes that failed
+    at_a_loss: bool = False  # the random mover finds no first move that the game takes
     steps_per_second: float = 0.0  # replies of the policy, the other players' moves included
     episodes: str = field(default="", repr=False)  # a digest of the first ones
 
@@ -65,9 +67,21 @@ def measure(name: str, episodes: int = EPISODES) -> Row:
         replies=float(np.mean(replies)),
         returned=float(np.mean(totals)) if totals else None,
         failed=float(np.mean([game.end == "failed" for game in games])),
+        at_a_loss=_at_a_loss(world),
         steps_per_second=sum(replies) / seconds,
         episodes=sha256(said.encode()).hexdigest(),
     )
+
+
+def _at_a_loss(world: Any) -> bool:
+    """Whether a random mover's first moves are refused: as an opponent it would lose by itself."""
+    if not hasattr(world, "random_move"):
+        return False
+    for seed in range(TWICE):
+        _, info = world.reset(seed=seed)
+        if "failed" not in info and world.game.legal(world.random_move(random.Random(seed))):
+            return False
+    return True
 
 
 def measured(names: Iterable[str], episodes: int = EPISODES, seconds: float = SECONDS) -> Iterator[Row]:
@@ -119,6 +133,7 @@ def table(rows: Sequence[Row], others: set[str]) -> str:
     for row in (row for row in rows if not row.why_not):
         notes = [*row.faults, *(["another process plays other episodes"] if row.name in others else [])]
         notes += [f"{row.failed:.0%} of the episodes failed"] if row.failed else []
+        notes += ["the random mover finds no first move"] if row.at_a_loss else []
         mean = "unscored" if row.returned is None else f"{row.returned:.2f}"
         told = "; ".join(notes).replace("|", "/").replace("\n", " ")
         cells = (row.name, row.players, f"{row.replies:.1f}", mean, f"{row.steps_per_second:.0f}", told)
@@ -128,13 +143,14 @@ def table(rows: Sequence[Row], others: set[str]) -> str:
 
 
 def summary(rows: Sequence[Row], others: set[str]) -> dict[str, dict[str, int]]:
-    """Of each library how many worlds there are, run here, and keep the contract."""
+    """Of each library how many worlds there are, get to an end here, and keep the contract."""
     counts: dict[str, dict[str, int]] = {}
     for row in rows:
         found = counts.setdefault(row.name.partition(":")[0], {"worlds": 0, "run": 0, "keep_the_contract": 0})
+        runs = not row.why_not and row.failed < 1
         found["worlds"] += 1
-        found["run"] += not row.why_not
-        found["keep_the_contract"] += not (row.why_not or row.faults or row.name in others)
+        found["run"] += runs
+        found["keep_the_contract"] += runs and not (row.faults or row.name in others)
     return counts
 
 

@@ -14,14 +14,18 @@ Options of the name, for servers other than ours (`python -m pipelines.serve_env
                `content`, ..., else the whole observation as JSON
     seconds    how long to wait for the server, by default 60
 
-A server of ours answers with the whole conversation. What any other says is added to it as the user's words.
-A server that cannot be reached when a world is made is an error. One that goes away, answers with an error or
-not in time in mid-episode makes the episode a failed one, and the next `reset` connects anew.
+A server of ours answers with the whole conversation. What any other says is added to it as the user's words,
+unless it sends the conversation so far and more.
+A server that cannot be reached when a world is made is an error. One that goes away, answers with an error,
+with what is no observation or not in time in mid-episode makes the episode a failed one, and the next `reset`
+connects anew.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,6 +38,7 @@ from rl_dialog.errors import UserError
 
 SECONDS, CONNECT_SECONDS = 60.0, 10.0
 LARGEST = 16 * 2**20  # bytes of an answer
+ROLES = ("system", "user", "assistant", "tool")
 TEXTS = ("prompt", "text", "content", "message", "response", "echoed_message", "result", "output")
 Stepped = tuple[list[Message], Any, bool, bool, dict[str, Any]]
 
@@ -49,16 +54,17 @@ class OpenEnvWorld:
         """Raises UserError for an address that is none, for unknown options, and where nobody answers."""
         given = dict(options or {})
         self.url = _address(url)
-        self.seconds = float(given.pop("seconds", SECONDS))
-        self.text = given.pop("text", None)
-        action = given.pop("action", None)
+        self.seconds = given.pop("seconds", SECONDS)
+        self.text, action = (given.pop(field, None) for field in ("text", "action"))
         if given:
             wrong = ", ".join(given)
             raise UserError(f"env 'openenv:{url}': expected options action, text, seconds; got {wrong}")
+        _check_options(url, self.seconds, text=self.text, action=action)
         _library()
         schema = _schema(self.url, self.seconds)
         self.action = action or _action_field(schema)
-        self.max_turns = schema["max_turns"] if isinstance(schema.get("max_turns"), int) else MAX_TURNS
+        most = schema.get("max_turns")
+        self.max_turns = most if isinstance(most, int) and most > 0 else MAX_TURNS
         self.messages: list[Message] = []
         self.seed, self.replies = 0, []
         self._socket: Any = None
@@ -81,14 +87,15 @@ class OpenEnvWorld:
         self.messages.append({"role": "assistant", "content": reply})
         try:
             answer = self._ask({"type": "step", "data": {self.action: reply}})
+            reward = _reward(answer)
         except Gone as gone:
+            self.close()
             return list(self.messages), None, False, True, {"failed": str(gone)}
         self.replies.append(reply)
         self._hear(answer)
         told = _metadata(answer)
         truncated = bool(told.get("truncated")) or "failed" in told
         done = bool(answer.get("done")) and not truncated
-        reward = told.get("rewards", answer.get("reward"))
         if reward is None and not told and not done:
             reward = 0.0  # OpenEnv's servers may leave it out until the end
         return list(self.messages), reward, done, truncated, _metadata_info(told.get("failed"), told)
@@ -132,7 +139,8 @@ class OpenEnvWorld:
         """Adds what the server said."""
         observed = answer.get("observation")
         whole = observed.get("messages") if isinstance(observed, dict) else None
-        if _is_conversation(whole):
+        ours = "terminated" in _metadata(answer)
+        if _is_conversation(whole) and (ours or whole[: len(self.messages)] == self.messages):
             self.messages = [dict(message) for message in whole]
             return
         self.messages.append({"role": "user", "content": _words(observed, self.text)})
@@ -147,7 +155,7 @@ class OpenEnvWorld:
             self._socket = self._socket or self._connected()
             self._socket.send(json.dumps(message))
             answer = json.loads(self._socket.recv(timeout=self.seconds))
-        except (OSError, TimeoutError, WebSocketException, ValueError) as error:
+        except (OSError, TimeoutError, WebSocketException, ValueError, RecursionError) as error:
             self.close()
             why = f"no answer in {self.seconds:g} s" if isinstance(error, TimeoutError) else str(error)
             raise Gone(f"{self.url}: {type(error).__name__}: {why}") from error
@@ -173,11 +181,24 @@ def _library() -> None:
         raise UserError(f"{what}; pip install websockets") from error
 
 
+def _check_options(url: str, seconds: Any, **fields: Any) -> None:
+    """Raises UserError for a time that is none, and for fields that are no names."""
+    if not _finite(seconds) or seconds <= 0 or isinstance(seconds, bool):
+        raise UserError(f"env 'openenv:{url}': expected seconds to be a number above 0, got {seconds!r}")
+    for name, field in fields.items():
+        if not isinstance(field, str | None):
+            raise UserError(f"env 'openenv:{url}': expected {name} to be the name of a field, got {field!r}")
+
+
 def _address(url: str) -> str:
     """ws:// or wss:// with host and port. Raises UserError for anything else."""
-    parts = urlsplit(url if "://" in url else f"ws://{url}")
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss") or not parts.hostname:
+    try:
+        parts = urlsplit(url if "://" in url else f"ws://{url}")
+        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+        known = scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or half of an IPv6 address
+        known = False
+    if not known:
         expected = "an address such as openenv:ws://localhost:8000"
         raise UserError(f"env 'openenv:{url}': expected {expected}, got {url!r}")
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/ws')}"
@@ -186,15 +207,27 @@ def _address(url: str) -> str:
 def _schema(url: str, seconds: float) -> dict[str, Any]:
     """What the server says of its world, if anything. Raises UserError where nobody answers."""
     page = f"http{url[2:]}/schema"  # ws -> http, wss -> https
+    waits = min(CONNECT_SECONDS, seconds)
     try:
-        answer = httpx.get(page, timeout=min(CONNECT_SECONDS, seconds), trust_env=False)
-        schema = answer.json() if answer.is_success else {}
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        with httpx.stream("GET", page, timeout=waits, trust_env=False) as answer:
+            text = _body(answer, waits)
+        schema = json.loads(text) if answer.is_success else {}
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
         got = f"got {type(error).__name__}: {error}"
         raise UserError(f"env 'openenv:{url}': expected a server that answers at {page}, {got}") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         schema = {}
     return schema if isinstance(schema, dict) else {}
+
+
+def _body(answer: httpx.Response, seconds: float) -> bytes:
+    """All of the body. Raises TimeoutError where that takes longer, as with a byte now and then for ever."""
+    found, deadline = b"", time.monotonic() + seconds
+    for piece in answer.iter_bytes():
+        found += piece
+        if time.monotonic() > deadline or len(found) > LARGEST:
+            raise TimeoutError(f"{len(found)} bytes and no end of the answer")
+    return found
 
 
 def _action_field(schema: Mapping[str, Any]) -> str:
@@ -205,7 +238,8 @@ def _action_field(schema: Mapping[str, Any]) -> str:
         return "message"
     described = {name: about for name, about in fields.items() if isinstance(about, dict)}
     texts = [name for name, about in described.items() if about.get("type") == "string"]
-    needed = [name for name in action.get("required", ()) if name in texts]
+    required = action.get("required")
+    needed = [name for name in texts if isinstance(required, list) and name in required]
     return next(iter([*needed, *texts]), "message")
 
 
@@ -214,8 +248,27 @@ def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+def _reward(answer: Mapping[str, Any]) -> Any:
+    """The reward, by role in a world of several. Raises Gone for one that is no number."""
+    reward = _metadata(answer).get("rewards", answer.get("reward"))
+    if reward is None:
+        return None
+    numbers = reward.values() if isinstance(reward, dict) else [reward]
+    if not all(number is None or _finite(number) for number in numbers):
+        raise Gone(f"expected a finite number as reward, got {str(reward)[:100]}")
+    return reward
+
+
+def _finite(number: Any) -> bool:
+    try:
+        return isinstance(number, int | float) and math.isfinite(number)
+    except OverflowError:
+        return False
+
+
 def _metadata_info(failed: Any, told: Mapping[str, Any]) -> dict[str, Any]:
-    info = dict(told.get("info") or {})
+    info = told.get("info")
+    info = dict(info) if isinstance(info, dict) else {}
     return info | ({} if failed is None else {"failed": str(failed)})
 
 
@@ -223,7 +276,8 @@ def _is_conversation(messages: Any) -> bool:
     return (
         isinstance(messages, list)
         and bool(messages)
-        and all(isinstance(each, dict) and "role" in each and "content" in each for each in messages)
+        and all(isinstance(each, dict) and each.get("role") in ROLES for each in messages)
+        and all(isinstance(each.get("content", 0), str | None) for each in messages)
     )
 
 

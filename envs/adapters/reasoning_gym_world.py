@@ -7,12 +7,13 @@ Options are those of the task's configuration, and
 
 The message is the question, and the reward the score of the answer, mostly 0 to 1: what stands between the
 last <answer> and </answer> of the reply, or else the whole reply. An answer on which the scorer raises an
-error is a failed episode: its score is not known.
+error, or says no finite number, is a failed episode: its score is not known.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,9 @@ class ReasoningGymWorld:
         self.name, self.options = name, {"size": SIZE, "seed": 0, **(options or {})}
         self.messages: list[Message] = []
         self.index = 0
+        size = self.options["size"]
+        if type(size) is not int or size < 1:
+            raise UserError(f"env 'reasoning_gym:{name}': expected size to be a whole number, got {size!r}")
         _data(self.name, self.options)
 
     def reset(self, *, seed: int | None = None) -> tuple[list[Message], dict[str, Any]]:
@@ -77,6 +81,8 @@ class ReasoningGymWorld:
         try:
             with own_luck(self.index, with_numpy=True):
                 score = float(data.score_answer(reply.strip() if answer is None else answer, entry))
+            if not math.isfinite(score):
+                raise ValueError(f"a score of {score}")
         except Exception as error:
             why = f"{self.name} cannot score the answer: {type(error).__name__}: {error}"
             return list(self.messages), None, False, True, {"failed": why}

@@ -25,6 +25,7 @@ from envs.adapters.names import unknown
 from rl_dialog.errors import UserError
 
 MOST_PLAYERS = 15
+OURS = ("role", "opponent", "players")  # options of the name that are not the game's
 STEP = 0x9E3779B97F4A7C15  # between the seeds of an episode's moves
 GAME = -1  # who TextArena's messages of the game itself come from
 Said = tuple[int, str, str]  # who, what, the kind of TextArena's ObservationType
@@ -223,9 +224,9 @@ def _cannot(name: str, options: Mapping[str, Any], error: BaseException) -> User
         return UserError(f"{where}: expected the word lists of nltk on this machine; {lists} downloads them")
     if "api key" in text.lower() or "api_key" in text.lower():
         return UserError(f"{where}: expected a game without a key, got one that needs it: {text[:300]}")
-    if isinstance(error, TypeError) and options:
-        takes = ", ".join(_options_of(name)) or "no options"
-        return UserError(f"{where}: expected options that the game takes ({takes}), got {text[:300]}")
+    if options:
+        takes = ", ".join([*_options_of(name), *OURS])
+        return UserError(f"{where}: expected options that fit, of {takes}; got {text[:300]}")
     return UserError(
         f"{where}: expected a game that can start on this machine, got {type(error).__name__}: {text[:300]}"
     )
@@ -259,6 +260,8 @@ _PLAYERS: dict[tuple[str, str, int | None], int] = {}  # trying takes a while
 
 def _try_players(name: str, options: Mapping[str, Any], asked: int | None) -> int:
     why: Exception = ValueError("no number of players fits")
+    if asked is not None and (type(asked) is not int or asked < 1):
+        raise UserError(f"env 'textarena:{name}': expected players to be a whole number, got {asked!r}")
     for players in range(1, MOST_PLAYERS + 1) if asked is None else (asked,):
         with own_luck(0, with_numpy=True), _offline():
             env = made(name, options)

@@ -11,7 +11,8 @@ Options of the name, beside those that the game's class takes (`size=3`):
 
 Messages are what TextArena tells the player since it spoke last. The reward is 0 until the game is over, then
 the player's own of TextArena. A move that the game does not take is answered with its complaint, and costs
-what TextArena makes it cost. A game that raises an error, and an opponent that does, is a failed episode.
+what TextArena makes it cost. A game that raises an error, and an opponent that does, is a failed episode; so
+is a game that the others ended before the policy's first turn, which no reply has earned.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import inspect
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from envs.adapters.endpoint_player import EndpointPlayer
 from envs.adapters.random_player import RandomTalker, random_move
@@ -43,7 +45,7 @@ class TextArenaWorld:
         self.role, self.opponent = rest.pop("role", 0), str(rest.pop("opponent", "random"))
         self.game = TextArenaGame(name, rest.pop("players", None), rest)
         players = range(self.game.players)
-        if self.role != "any" and self.role not in players:
+        if self.role != "any" and not (type(self.role) is int and self.role in players):
             fits = ", ".join(map(str, players))
             expected = f"role to be one of {fits} or any"
             raise UserError(f"env 'textarena:{name}': expected {expected}, got {self.role!r}")
@@ -64,8 +66,12 @@ class TextArenaWorld:
             self._go_on()
         except GameCrash as crash:
             info = {"failed": str(crash)}
+        if not info and self.game.done:
+            reason = self.game.result()[1] or "no reason was given"
+            info = {"failed": f"the game was over before the turn of player {mine}: {reason}"}
+            self._tell(mine, self._text(mine, self.game.read(mine)))
         if not self.views[self.speaker]:
-            self._tell(self.speaker, "The game did not start." if info else "[GAME] Your turn.")
+            self._tell(self.speaker, "The game did not start.")
         return list(self.views[self.speaker]), self._whose() | info
 
     def step(self, reply: str) -> Stepped:
@@ -154,9 +160,9 @@ def _opponent(named: str) -> Callable[[int], Any] | None:
     """What makes the other players' player of a seed; None for random movers, and where there is nobody."""
     if named in ("random", "self"):
         return None
-    if named.startswith(("http://", "https://")):
+    if named.startswith(("http://", "https://")) and urlsplit(named).netloc:
         return EndpointPlayer(named).of_seed
-    if ":" not in named:
+    if ":" not in named or "//" in named:
         expected = "random, self, module:function, module:Class or the http address of an endpoint"
         raise UserError(f"opponent: expected {expected}, got {named!r}")
     return _Brought(named)

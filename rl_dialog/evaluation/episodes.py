@@ -7,7 +7,7 @@ apart. The whole contract is in envs/text_world.py."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +200,7 @@ class Table:
                 f"{self.name}: expected step to return the conversation so far with the reply added, got "
                 f"{got}"
             )
-        self._expect_one_role(info)
+        self._expect_one_role(reward, info)
         self.failed = info.get("failed")
         scored = reward is not None and self.failed is None
         self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
@@ -209,11 +209,13 @@ class Table:
         self.finished = self.terminated or truncated or last or self.failed is not None
         self.drawings += [self.drawing()] if self.draws else []
 
-    def _expect_one_role(self, info: dict[str, Any]) -> None:
-        if info.get("role", self.role) != self.role:
+    def _expect_one_role(self, reward: Any, info: dict[str, Any]) -> None:
+        by_role = reward if isinstance(reward, Mapping) else {}
+        if by_role or info.get("role", self.role) != self.role:
+            roles = " and ".join(map(repr, by_role or (self.role, info["role"])))
             raise UserError(
-                f"{self.name}: expected a world of one player, got {self.role!r} and {info['role']!r}: "
-                "a policy takes one role, so let the world play the others"
+                f"{self.name}: expected a world of one player, got {roles}: a policy takes one role, so let "
+                "the world play the others"
             )
 
     def episode(self) -> Episode:

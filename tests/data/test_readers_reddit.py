@@ -6,6 +6,8 @@ import csv
 import gzip
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rl_dialog.data.readers import Bad, find_logs, read_log
@@ -62,6 +64,14 @@ def test_a_comment_without_a_parent_stands_alone(tmp_path):
     assert dialogs[3].messages[1]["feedback"] == {"score": -2}
 
 
+def test_parquet_has_null_where_the_csv_has_nothing(tmp_path):
+    columns = {"text": ["so it is", None], "score": [3, 4], "parent_text": [None, "is it?"]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    (dialog,), (bad,) = read(tmp_path / "a.parquet")
+    assert [(each["role"], each["content"]) for each in dialog.messages] == [("assistant", "so it is")]
+    assert bad.where == "row 2" and "text: expected a comment" in bad.reason
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -69,6 +79,8 @@ def test_a_comment_without_a_parent_stands_alone(tmp_path):
         ({"score": ""}, "a whole number"),
         ({"score": "1.5"}, "a whole number"),
         ({"score": "inf"}, "a whole number"),
+        ({"score": "1e300"}, "a whole number"),
+        ({"score": "12345678901234567"}, "a whole number"),
         ({"text": "[removed]"}, "text: expected a comment"),
         ({"text": "  "}, "text: expected a comment"),
     ],

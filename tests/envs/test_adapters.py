@@ -13,15 +13,18 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from envs import text_env
+from envs import control_env, text_env
 from envs.adapters import reasoning_gym_world
 from envs.adapters.__main__ import main
+from envs.adapters.catalogue import measure, table
 from envs.adapters.cost import cost
 from envs.adapters.luck import own_luck
 from envs.adapters.names import parsed
 from envs.adapters.random_player import propose, random_move, snippets
 from envs.conformance import check_world
 from envs.text_world import play, restore, snapshot
+from pipelines.play import PlayConfig
+from pipelines.play_text import talks
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import play_episodes
@@ -170,6 +173,36 @@ def test_a_scripted_opponent_sees_its_own_side(textarena, tmp_path, monkeypatch)
     sys.modules.pop("nim_players")
 
 
+def test_a_game_that_the_others_lost_before_the_first_turn_is_a_failed_episode(
+    textarena, tmp_path, monkeypatch
+):
+    """TextArena pays the player who never moved, which no reply of a policy may be credited with."""
+    (tmp_path / "nim_losers.py").write_text("def babble(messages):\n    return 'nonsense'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    make = text_env("textarena:Nim-v0?role=1&opponent=nim_losers:babble")
+    messages, info = make().reset(seed=1)
+    assert "before the turn of player 1" in info["failed"] and "valid move" in info["failed"]
+    assert "Welcome to Nim, Player 1" in messages[0]["content"]
+    played = play(make(), lambda messages: "[0 1]", seed=1)
+    assert (played.end, played.returns) == ("failed", {"assistant": None})
+    sys.modules.pop("nim_losers")
+
+
+def test_play_takes_the_prefixes_for_worlds_in_words():
+    """With a checkpoint alone the name is all that there is to go by."""
+    for env in ("textarena:Nim-v0?role=1", "reasoning_gym:chain_sum", "openenv:ws://localhost:8000"):
+        assert talks(PlayConfig(env=env, checkpoint="runs/bc"))
+    with pytest.raises(UserError, match="expected one of moving_dot, pong, enduro, atari"):
+        control_env("textarena:Nim-v0")
+
+
+def test_a_policy_takes_one_role(textarena, make_policy, tokenizer):
+    """Said after the first reply, whoever speaks next."""
+    args = make_policy(BC()), tokenizer, text_env("textarena:TicTacToe-v0?opponent=self")
+    with pytest.raises(UserError, match="expected a world of one player, got 'player_0' and 'player_1'"):
+        play_episodes(*args, range(1), Decoding(max_new_tokens=2), seed=1)
+
+
 def test_a_game_that_crashes_is_a_failed_episode(textarena, monkeypatch):
     from textarena.envs.Nim.env import NimEnv
 
@@ -189,9 +222,14 @@ def test_a_game_that_crashes_is_a_failed_episode(textarena, monkeypatch):
     ("name", "said"),
     [
         ("textarena:Nimm-v0", "one of the .* games of TextArena. Did you mean .*Nim-v0"),
-        ("textarena:Nim-v0?pile=3", "options that the game takes .piles"),
+        ("textarena:Nim-v0?opponet=self", "options that fit, of piles, role, opponent, players; got"),
+        ("textarena:Nim-v0?piles=three", "options that fit, of piles"),
         ("textarena:Nim-v0?role=2", "role to be one of 0, 1 or any, got 2"),
+        ("textarena:Nim-v0?role=true", "role to be one of 0, 1 or any, got True"),
         ("textarena:Nim-v0?players=3", "number of players has to be 2"),
+        ("textarena:Nim-v0?players=two", "players to be a whole number, got 'two'"),
+        ("textarena:Nim-v0?opponent=http://", "expected random, self, module:function"),
+        ("text_arena:Nim-v0", "Did you mean textarena:Nim-v0"),
         ("textarena:Nim-v0?opponent=clever", "expected random, self, module:function"),
         ("textarena:Nim-v0?opponent=nowhere:one", "opponent 'nowhere:one'"),
         ("textarena:Debate-v0", "without a key"),
@@ -264,6 +302,12 @@ def test_an_answer_that_breaks_the_scorer_is_a_failed_episode(gym, monkeypatch):
     monkeypatch.setattr(list(reasoning_gym_world.DATA.values())[-1], "score_answer", crash)
     *_, cut, info = world.step("x")
     assert cut and "not a number" in info["failed"]
+    monkeypatch.setattr(
+        list(reasoning_gym_world.DATA.values())[-1], "score_answer", lambda answer, entry: np.nan
+    )
+    world.reset(seed=1)
+    _, reward, over, cut, info = world.step("x")
+    assert (reward, over, cut) == (None, False, True) and "a score of nan" in info["failed"]
 
 
 @pytest.mark.parametrize(
@@ -271,12 +315,21 @@ def test_an_answer_that_breaks_the_scorer_is_a_failed_episode(gym, monkeypatch):
     [
         ("reasoning_gym:chain_sums", "Did you mean chain_sum"),
         ("reasoning_gym:chain_sum?terms=3", "min_terms"),
-        ("reasoning_gym:chain_sum?size=0", "size"),
+        ("reasoning_gym:chain_sum?size=0", "size to be a whole number, got 0"),
+        ("reasoning_gym:chain_sum?size=2.5", "size to be a whole number, got 2.5"),
+        ("reasoning-gym:chain_sum", "Did you mean reasoning_gym:chain_sum"),
     ],
 )
 def test_unknown_tasks_and_options_are_named(gym, name, said):
     with pytest.raises(UserError, match=said):
         text_env(name)
+
+
+def test_the_catalogue_says_where_the_random_mover_is_at_a_loss(textarena):
+    """Its prompt shows no move: returns there, and those against such opponents, say nothing."""
+    rows = [measure(f"textarena:{name}", episodes=1) for name in ("LightsOut-v0", "Nim-v0")]
+    assert [row.at_a_loss for row in rows] == [True, False]
+    assert table(rows, set()).count("the random mover finds no first move") == 1
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
@@ -51,9 +51,9 @@ class Fragile:
 
 
 def served(world, limits: WorldLimits | None = None, patience: Patience | None = None) -> WebServer:
-    limits = limits or WorldLimits()
-    app, place = create_world_app(world, world.__name__, limits), listening("127.0.0.1", 0)
-    return WebServer(app, place, drain=1.0, patience=patience, largest_message=limits.largest)
+    app, most = create_world_app(world, world.__name__, limits), (limits or WorldLimits()).largest
+    place = listening("127.0.0.1", 0)
+    return WebServer(app, place, drain=1.0, patience=patience, websocket_bytes=most)
 
 
 @pytest.fixture(scope="module")
@@ -164,15 +164,20 @@ def test_limits_of_sessions_size_and_silence(fragile):
         assert time.monotonic() - began < 5
 
 
-def test_the_patience_with_requests_ends_no_session():
-    server = served(House, patience=Patience(head=0.3, answer=0.2, per_address=2))
+def test_a_session_outlives_the_time_for_a_request_and_is_counted_until_it_ends():
+    """A connection that went over to WebSockets is none of HTTP, and one of its address all the same."""
+    server = served(House, patience=Patience(head=0.3, body=0.3, answer=0.3, per_address=2))
+    url = f"{server.url.replace('http', 'ws')}/ws"
     try:
-        for _ in range(4):  # those that ended do not count
-            with connect(f"{server.url.replace('http', 'ws')}/ws", proxy=None) as place:
-                ask(place, {"type": "reset"})
-        with connect(f"{server.url.replace('http', 'ws')}/ws", proxy=None) as place:
-            time.sleep(1.0)
-            assert ask(place, {"type": "reset"})["type"] == "observation"
+        for _ in range(2):
+            with connect(url, proxy=None) as one, connect(url, proxy=None) as two:
+                ask(one, {"type": "reset"})
+                with pytest.raises(WebSocketException):
+                    connect(url, proxy=None)
+                time.sleep(0.8)
+                assert ask(one, {"type": "step", "data": {"message": "left"}})["type"] == "observation"
+                assert ask(two, {"type": "reset"})["type"] == "observation"
+            time.sleep(0.1)  # until the server has heard of their end
     finally:
         server.close()
 
@@ -185,8 +190,17 @@ def test_nobody_there_and_no_address_say_so():
         text_env(f"openenv:ws://127.0.0.1:{port}")
     with pytest.raises(UserError, match="expected an address such as"):
         text_env("openenv:ftp://somewhere")
-    with pytest.raises(UserError, match="expected options action, text, seconds; got speed"):
-        text_env("openenv:ws://127.0.0.1:1?speed=3")
+    for wrong in ("ws://[::1", "ws://127.0.0.1:99999999"):
+        with pytest.raises(UserError, match="expected an address such as"):
+            text_env(f"openenv:{wrong}")
+    for options, told in (
+        ("speed=3", "expected options action, text, seconds; got speed"),
+        ("seconds=soon", "expected seconds to be a number above 0, got 'soon'"),
+        ("seconds=-1", "expected seconds to be a number above 0, got -1"),
+        ("action=3", "expected action to be the name of a field, got 3"),
+    ):
+        with pytest.raises(UserError, match=told):
+            text_env(f"openenv:ws://127.0.0.1:1?{options}")
 
 
 @pytest.fixture
@@ -218,6 +232,77 @@ def test_a_slow_server_makes_a_failed_episode(slow_server, monkeypatch):
     assert (reward, terminated, truncated) == (None, False, True) and "no answer in 0.5 s" in info["failed"]
     assert time.monotonic() - began < 5
     assert world.reset(seed=8)[0][0]["content"] == "seed 8"  # connects anew
+
+
+def observation(reward=0, done=False, observed="go on", **more) -> str:
+    data = {"observation": observed, "reward": reward, "done": done, **more}
+    return json.dumps({"type": "observation", "data": data})
+
+
+ODD = {
+    "deep": "[" * 100_000,
+    "text": observation("a lot"),
+    "nan": observation(float("nan")),
+    "huge": observation(10**400),
+    "roles": observation(metadata={"rewards": {"buyer": "all"}}),
+    "list": json.dumps([1]),
+}
+
+
+@pytest.fixture
+def odd_server(monkeypatch) -> Iterator[OpenEnvWorld]:
+    """One that answers a step with the odd thing that it names, or a conversation of its own."""
+    own = {"messages": [{"role": "user", "content": "you said it"}]}
+
+    def talk(place):
+        for text in place:
+            said = json.loads(text)["data"].get("message")
+            place.send(ODD.get(said) or observation(observed=own, metadata={"info": [said]}))
+
+    monkeypatch.setattr("envs.adapters.openenv_world._schema", lambda url, seconds: {"max_turns": -1})
+    with serve(talk, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield OpenEnvWorld(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", {"seconds": 5})
+        server.shutdown()
+        thread.join(5)
+
+
+def test_what_is_no_answer_makes_a_failed_episode(odd_server):
+    for odd in ODD:
+        played = play(odd_server, lambda messages, odd=odd: odd, seed=1)
+        assert (played.end, played.returns) == ("failed", {"assistant": None}), odd
+        assert "expected" in played.infos[-1]["failed"] or "RecursionError" in played.infos[-1]["failed"]
+
+
+def test_a_conversation_that_is_not_the_one_so_far_is_added_as_words(odd_server):
+    played = play(odd_server, lambda messages: "fine", seed=1, max_turns=2)
+    words = [message["content"] for message in played.dialogs["assistant"].messages]
+    assert words == ["you said it", *["fine", "you said it"] * 2] and played.end == "truncated"
+    assert odd_server.max_turns == 64
+
+
+def test_a_schema_without_end_is_no_answer():
+    """A byte now and then would keep every timer of the connection waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+
+        def drip():
+            connection, _ = place.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n{")
+                for _ in range(100):
+                    try:
+                        connection.sendall(b" ")
+                    except OSError:
+                        return
+                    time.sleep(0.1)
+
+        threading.Thread(target=drip, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(UserError, match="bytes and no end of the answer"):
+            text_env(f"openenv:ws://127.0.0.1:{place.getsockname()[1]}?seconds=0.5")
+        assert time.monotonic() - began < 4
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from rl_dialog.data.schema import Dialog
 
 COLUMNS = ("text", "score", "parent_text")
 GONE = ("", "[deleted]", "[removed]")  # what Reddit shows for a comment that is not there any more
+EXACT = 2**53  # from here on a float is no exact count
 META = {"subreddit_id": "subreddit", "parent_id": "group", "author": "author"}
 
 
@@ -36,14 +37,11 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
 
 def _dialog(log: LogFile, record: Record) -> Dialog:
     row = record.value
-    if missing := [name for name in COLUMNS if name not in row]:
-        raise mismatch("", f"the columns {', '.join(COLUMNS)}", f"none of the name {', '.join(missing)}")
-    text, parent = (_text(row, name) for name in ("text", "parent_text"))
+    text, parent, name = (_text(row, name) for name in ("text", "parent_text", "id"))
     if text.strip() in GONE:
         raise mismatch("text", "a comment", text)
-    name = _text(row, "id") if "id" in row else ""
     messages = [] if parent.strip() in GONE else [{"role": "user", "content": parent}]
-    messages.append({"role": "assistant", "content": text, "feedback": {"score": _score(row["score"])}})
+    messages.append({"role": "assistant", "content": text, "feedback": {"score": _score(row.get("score"))}})
     return Dialog(
         id=f"reddit-{name}" if name else log.dialog_id(record.number),
         messages=messages,
@@ -53,16 +51,18 @@ def _dialog(log: LogFile, record: Record) -> Dialog:
 
 
 def _text(row: dict[str, Any], name: str) -> str:
-    if not isinstance(row[name], str):
-        raise mismatch(name, "a text", row[name])
-    return row[name]
+    """A null of Parquet is the empty cell that it was in the CSV."""
+    value = row.get(name)
+    if not isinstance(value, str | None):
+        raise mismatch(name, "a text", value)
+    return value or ""
 
 
 def _score(value: Any) -> int:
     """Votes for a comment less votes against it."""
     try:
         score = float(value)
-        if not isinstance(value, bool) and score == int(score):
+        if not isinstance(value, bool) and score == int(score) and abs(score) < EXACT:
             return int(score)
     except (TypeError, ValueError, OverflowError):
         pass
