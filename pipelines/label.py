@@ -18,8 +18,8 @@ from __future__ import annotations
 import getpass
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,7 @@ from rl_dialog.config import read_yaml
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.run_files import RunFiles
-from rl_dialog.preferences.segments import Segments
+from rl_dialog.preferences.labelling import label_here, log_url, new_token, page_here, whose_token
 from rl_dialog.run import OnCluster, Quiet, interrupted_once, is_loopback, run, told_to_end
 
 
@@ -87,36 +86,22 @@ def main(config: LabelConfig) -> dict[str, Any]:
         got = f"got {config.lease:g} and {config.idle:g}"
         raise UserError(f"expected at least 1 second as --lease and --idle, {got}")
     settings = read_yaml(str(folder / "prefer.yaml")) if (folder / "prefer.yaml").is_file() else {}
-    url = config.labels or settings.get("labels") or f"sqlite:///{folder / 'labels.db'}"
+    url = log_url(config.labels, folder, settings)
     log = LabelLog(url)
     try:
         if config.new_token:
-            return _new_token(config, log)
+            from rl_dialog.web_server import url_of
+
+            page = url_of(config.host, config.port) + ("/labels" if config.backend == "ray" else "")
+            return new_token(log, config.new_token, scopes=config.scopes, page=page)
         if config.revoke:
             return {"labeller": config.revoke, "revoked": log.revoke_labeller(config.revoke)}
-        return (
-            _serve(config, log, url, drawing(settings))
-            if config.page
-            else _label(config, log, drawing(settings))
-        )
+        draw = drawing(settings)
+        return _serve(config, log, url, draw) if config.page else _label(config, log, draw)
     except (KeyError, PermissionError) as error:
         raise UserError(error.args[0]) from None
     finally:
         log.close()
-
-
-def _new_token(config: LabelConfig, log: LabelLog) -> dict[str, Any]:
-    from rl_dialog.web_server import url_of
-
-    name = config.new_token
-    token = (
-        log.add_labeller(name, scopes=config.scopes)
-        if "labeller" in config.scopes
-        else log.keys.add(name, scopes=config.scopes)
-    )
-    page = url_of(config.host, config.port) + ("/labels" if config.backend == "ray" else "")
-    path = "/" if "labeller" in config.scopes else "/run"
-    return {"labeller": name, "token": token, "link": f"{page}{path}#token={token}"}
 
 
 def drawing(settings: dict[str, Any]) -> Draw:
@@ -126,18 +111,10 @@ def drawing(settings: dict[str, Any]) -> Draw:
 
 
 def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
-    from rl_dialog.preferences.terminal import TerminalLabeller
-
     token = config.token or os.environ.get("RL_DIALOG_TOKEN", "")
-    labeller = log.labeller_of(token) if token else _name(config)
-    if labeller is None:
-        raise UserError(
-            "--token: expected the token of a labeller, got one that nobody has or that was revoked"
-        )
+    labeller = whose_token(log, token) if token else _name(config)
     with interrupted_once():
-        more = {"draw": draw, "files": RunFiles(config.run), "lease": config.lease, "idle": config.idle}
-        terminal = TerminalLabeller(log, Segments(Path(config.run) / "clips"), labeller, **more)
-        return terminal.run()
+        return label_here(log, config.run, labeller, draw=draw, lease=config.lease, idle=config.idle)
 
 
 def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str, Any]:
@@ -162,24 +139,16 @@ def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str
     return {"page": address, **log.counts()}
 
 
-@contextmanager
 def _page(
     config: LabelConfig, log: LabelLog, url: str, options: dict[str, Any]
-) -> Iterator[tuple[str, Callable[[], bool]]]:
+) -> AbstractContextManager[tuple[str, Callable[[], bool]]]:
     """The page here or on Ray Serve: its address, and whether it is still there."""
-    place = {"host": config.host, "port": config.port}
-    if config.backend == "ray":
-        from rl_dialog.cluster.label_page import page_on_ray
+    options |= {"host": config.host, "port": config.port}
+    if config.backend == "local":
+        return page_here(log, config.run, **options)
+    from rl_dialog.cluster.label_page import page_on_ray
 
-        with page_on_ray(config.address, url, config.run, **place, **options) as page:
-            yield page
-        return
-    from rl_dialog.preferences.page.app import create_page
-    from rl_dialog.preferences.page.server import PageServer
-
-    app = create_page(log, Segments(Path(config.run) / "clips"), run=config.run, **options)
-    with PageServer(app, **place) as server:
-        yield f"{server.url}/", server.alive
+    return page_on_ray(config.address, url, config.run, **options)
 
 
 def _name(config: LabelConfig) -> str:

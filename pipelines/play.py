@@ -22,49 +22,28 @@ What `prefer` trained plays in its own world: films, and the predicted reward be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from envs import text_env
+from envs import CONTROL, ENVS, PREFIXES, text_env
 from pipelines.play_control import watch_control
-from pipelines.play_text import play_text, talks
+from rl_dialog.cluster.playing import PlaySettings, check_players, play_rounds, rounds_of
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
-from rl_dialog.run import OnCluster, OnDevice, Output, run
+from rl_dialog.evaluation.players import PERSON
+from rl_dialog.evaluation.tally import table
+from rl_dialog.own import own
+from rl_dialog.run import OnCluster, OnDevice, Output, at_least, claim_output, progress, run
 
 
 @dataclass(frozen=True)
-class PlayConfig(Decoding, Output, OnCluster, OnDevice):
+class PlayConfig(PlaySettings, Output, OnCluster, OnDevice):
     """Who plays, where, and how it is shown."""
 
-    checkpoint: str = ""
-    """run folder (its best checkpoint) or checkpoint directory; of `prefer`, also one without a run"""
-    player: tuple[str, ...] = ()
-    """instead of a checkpoint: scripted players of the world by name, with shares (random=3 half=1) or
-    alike, module:Class for your own, or person"""
-    env: str = ""
-    """small_talk, wordle, toy_maze, ... (envs/README.md), or module:Class for your own; of `prefer` by
-    default the run's"""
-    episodes: int = 20
-    """episodes of each checkpoint and beta, or of all players together"""
-    seed: int = 0
-    """seed of the episodes, of players and of what is sampled"""
-    beta: tuple[float, ...] = ()
-    """play once with each of these, for a checkpoint whose method has a beta; by default with its own"""
-    batch_size: int = 128
-    """conversations of a checkpoint in step"""
-    num_workers: int = 0
-    """Ray actors that play; 0 plays in this process. The result is the same"""
-    logs: str = ""
-    """file for the Dialogs; by default dialogs.jsonl in the output folder"""
-    watch: int = 0
-    """show the first so many episodes in the terminal as they go on"""
-    films: int = 3
-    """episodes that are drawn, into the output folder"""
-    format: Literal["", "svg", "gif", "mp4"] = ""
-    """format of the films: svg of worlds in words, gif (the default) or mp4 of the others"""
     env_options: str = ""
     """of `prefer`: arguments of the environment, `observations=position,continuous=true`; by default the
     run's"""
@@ -97,7 +76,42 @@ def main(config: PlayConfig) -> dict[str, Any]:
         return watch_control(config)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    return play_text(config, text_env(config.env))
+    return _play_text(config, text_env(config.env))
+
+
+def talks(config: PlayConfig) -> bool:
+    """Whether it is a world in words that is played, and not one of `prefer`."""
+    if config.player or not config.env:
+        return bool(config.player)
+    if config.env.partition(":")[0] in PREFIXES:
+        return True
+    if ":" in config.env:
+        return not hasattr(own(config.env, "env"), "clip_length")
+    if config.env in ENVS:
+        return config.env not in CONTROL
+    folder = Path(config.checkpoint)  # an unknown name: whose are the names that it is near to?
+    return not any((place / "prefer.yaml").is_file() for place in (folder, folder.parent))
+
+
+def _play_text(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, Any]:
+    """Plays in a world of words."""
+    at_least(config, episodes=1, films=0, seed=0, batch_size=1, num_workers=0, watch=0)
+    check_players(config, quiet=config.quiet)
+    rounds = rounds_of(config, make_env)
+    logs = Path(config.logs).absolute() if config.logs else None
+    if logs and logs.exists() and not config.overwrite:
+        raise UserError(f"--logs: {logs} is there already: choose another file, or --overwrite")
+    out = claim_output(config, "play") if config.output_dir else None
+    logs = logs or (out / "dialogs.jsonl" if out else None)
+    total = len(rounds) * config.episodes
+    quiet = config.quiet or bool(config.watch) or PERSON in config.player
+    where = {"out": out, "logs": logs, "device": config.device, "address": config.address or None}
+    with progress("play", total, "episodes", quiet=quiet) as step:
+        book = play_rounds(config, make_env, rounds, **where, step=step)
+    if not config.quiet:
+        print(table(book.tallies))
+    paths = {"dialogs": logs and str(logs), "films": book.films, "output_dir": out and str(out)}
+    return book.figures() | paths
 
 
 if __name__ == "__main__":

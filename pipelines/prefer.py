@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,11 +34,18 @@ from envs import vectors_of
 from rl_dialog.config import read_yaml, to_dict
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.exchange import take_over
-from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.settings import PreferenceRun, Suited, completed, suited_groups, suited_to
-from rl_dialog.run import HOW, OnCluster, ResumableOutput, at_least, claim_output, is_loopback, require, run
-from rl_dialog.training.logger import Logger, following
+from rl_dialog.run import (
+    OnCluster,
+    ResumableOutput,
+    at_least,
+    changes,
+    claim_output,
+    is_loopback,
+    require,
+    run,
+)
 
 FIXED = ("env", "env_options", "model", "algorithm", "num_envs", "synchronous")  # --resume takes no others
 MODES = {  # what users of the 2018 reproduction type
@@ -108,8 +114,7 @@ def main(config: PreferConfig) -> dict[str, Any]:
     _check(config)
     out = _begin(config)
     began = time.perf_counter()
-    modes = {"train": _train, "gather": _train, "pretrain": _pretrain, "original-rewards": _original}
-    result = modes[config.mode](config, out)
+    result = _run(config, out)
     seconds = round(time.perf_counter() - began, 1)
     return {
         "mode": config.mode,
@@ -120,60 +125,18 @@ def main(config: PreferConfig) -> dict[str, Any]:
     }
 
 
-def _train(config: PreferConfig, out: Path) -> dict[str, Any]:
-    import ray
-    import torch
+def _run(config: PreferConfig, out: Path) -> dict[str, Any]:
+    from rl_dialog.cluster import preference_modes as modes  # RLlib loads for seconds
 
-    from rl_dialog.cluster.data import connect
-    from rl_dialog.cluster.preference_plan import plan_of
-    from rl_dialog.cluster.preferences import Supervisor, run_in_turn
-
-    with nullcontext() if config.synchronous else connect(config.address or None):
-        gpus = torch.cuda.device_count() if config.synchronous else ray.cluster_resources().get("GPU", 0)
-        person = "you" if is_loopback(config.page_host) else None
-        plan = plan_of(config, _make_envs(config), out, gpus=gpus, person=person)
-        with _logged(config, out) as log:
-            run_in_turn(plan, out, log) if config.synchronous else Supervisor(plan, out, log).run()
-    counts = LabelLog(config.labels, create=False).counts()
-    return RunFiles(out).headline() | {name: counts[name] for name in ("labels", "ties", "skipped")}
-
-
-def _pretrain(config: PreferConfig, out: Path) -> dict[str, Any]:
-    import torch
-
-    from rl_dialog.cluster.preference_plan import make_teacher, placed
-
-    make_envs = _make_envs(config)
-    teacher = make_teacher(placed(config, make_envs, torch.cuda.device_count()), make_envs, out)
-    with _logged(config, out) as log:
-        metrics = teacher.step()
-        log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
-    if not teacher.version:
-        raise UserError(
-            f"expected labels to fit a reward to in {config.labels}, found none; `--mode gather` collects "
-            "them"
-        )
-    return {
-        name: metrics[name] for name in ("loss", "validation_accuracy", "training_labels") if name in metrics
-    }
-
-
-def _original(config: PreferConfig, out: Path) -> dict[str, Any]:
-    import torch
-
-    from rl_dialog.cluster.data import connect
-    from rl_dialog.cluster.preference_plan import make_learner, placed
-
-    make_envs = _make_envs(config)
-    with (
-        connect(config.address or None) if config.num_workers else nullcontext(),
-        _logged(config, out) as log,
-    ):
-        learner = make_learner(
-            placed(config, make_envs, torch.cuda.device_count()), make_envs, out, learned=False
-        )
-        learner.run(config.steps, log)
-    return RunFiles(out).headline()
+    more = {"report_to": config.report_to, "settings": to_dict(config), "quiet": config.quiet}
+    run = (config, _make_envs(config), out, partial(modes.logged_run, out, **more))
+    address = config.address or None
+    if config.mode == "pretrain":
+        return modes.fit_reward(*run)
+    if config.mode == "original-rewards":
+        return modes.learn_from_true_reward(*run, address=address)
+    person = "you" if is_loopback(config.page_host) else None
+    return modes.learn_from_labels(*run, in_turn=config.synchronous, address=address, person=person)
 
 
 def _make_envs(config: PreferConfig) -> Any:
@@ -215,30 +178,11 @@ def _begin(config: PreferConfig) -> Path:
     before = read_yaml(str(stored)) if config.resume and stored.is_file() else {}
     now = to_dict(config)
     out = claim_output(config, "prefer", free=[name for name in now if name not in FIXED])
-    for name in (name for name in before if name not in HOW and before[name] != now.get(name)):
-        changed = f"{_shown(now[name], before[name])} instead of {_shown(before[name], now[name])}"
-        print(f"going on with --{name} {changed}", file=sys.stderr, flush=True)
+    for change in changes(before, now):
+        print(f"going on with {change}", file=sys.stderr, flush=True)
     if config.labels_from and not before:
         take_over(Path(config.labels_from), out, config.labels)
     return out
-
-
-def _shown(value: Any, other: Any) -> str:
-    """A value, or what of it differs from another one."""
-    if isinstance(value, Mapping) and isinstance(other, Mapping):
-        return ", ".join(f"{name} {each}" for name, each in value.items() if other.get(name) != each)
-    return str(value)
-
-
-@contextmanager
-def _logged(config: PreferConfig, out: Path) -> Iterator[Any]:
-    """Writes metrics and shows them while the block lasts."""
-    latest = RunFiles(out).latest().get("checkpoint", "-0")
-    first = int(latest.rsplit("-", 1)[1])
-    logger = Logger(out, first_step=first, report_to=config.report_to, settings=to_dict(config))
-    with nullcontext() if config.quiet else following(out):
-        yield logger.log
-    logger.close()
 
 
 if __name__ == "__main__":

@@ -12,18 +12,18 @@ serves already replaces the models in place. rl_dialog/serving/README.md has the
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from rich.console import Console
 
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
 from rl_dialog.run import OnCluster, Quiet, at_least, is_loopback, run, told_to_end
+from rl_dialog.serving.local import new_keys, revoke_key, say_ready, serve_here
 from rl_dialog.serving.settings import (
     ServerOptions,
     ServeSettings,
@@ -31,7 +31,7 @@ from rl_dialog.serving.settings import (
     settings_from,
     shown_store,
 )
-from rl_dialog.web_server import WebServer, listening, url_of
+from rl_dialog.web_server import url_of
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,12 @@ class ServeConfig(ServerOptions, Quiet, OnCluster):
 
 def main(config: ServeConfig) -> dict[str, Any]:
     """Serves until it is told to end (Ctrl-C, a termination signal); returns what was stored."""
-    if config.new_key or config.revoke_key:
-        return _change_keys(config)
+    if config.new_key:
+        at_least(config, number=1)
+        how = {name: getattr(config, name) for name in ("number", "scopes", "requests_per_minute")}
+        return new_keys(config.store, config.new_key, **how, page=url_of(config.host, config.port))
+    if config.revoke_key:
+        return revoke_key(config.store, config.revoke_key)
     if config.stop:
         return _stop(config)
     settings = settings_of(config)
@@ -113,16 +117,9 @@ def deployment_args(config: ServeConfig, settings: ServeSettings) -> dict[str, A
 
 
 def _serve_locally(config: ServeConfig, settings: ServeSettings) -> dict[str, Any]:
-    from rl_dialog.serving.api import create_app
-    from rl_dialog.serving.served import Models
-
-    with told_to_end() as end, listening(config.host, config.port) as place:
-        store = Store(settings.store)
-        server = WebServer(create_app(Models(settings), store), place, drain=settings.drain)
-        _say_ready(config, settings)
-        while server.alive() and not end.wait(1.0):
-            pass
-        server.close()
+    with told_to_end() as end:
+        ready = partial(_say_ready, config, settings)
+        store = serve_here(settings, config.host, config.port, ready=ready, end=end)
     return _stored(config, store)
 
 
@@ -156,45 +153,9 @@ def _stop(config: ServeConfig) -> dict[str, Any]:
     return {"stopped": True}
 
 
-def _change_keys(config: ServeConfig) -> dict[str, Any]:
-    with closing(Store(config.store)) as store:
-        try:
-            if config.new_key:
-                return _new_keys(config, store)
-            store.keys.revoke(config.revoke_key)
-        except KeyError as error:
-            raise UserError(error.args[0]) from None
-    return {"revoked": config.revoke_key}
-
-
-def _new_keys(config: ServeConfig, store: Store) -> dict[str, Any]:
-    """{"name", "key", "link"} of the new key, {"keys": [those]} of several."""
-    at_least(config, number=1)
-    numbered = [f"{config.new_key}-{n}" for n in range(1, config.number + 1)]
-    names = numbered if config.number > 1 else [config.new_key]
-    given = {"scopes": config.scopes, "requests_per_minute": config.requests_per_minute}
-    made = {name: store.keys.add(name, **given) for name in names}
-    page = url_of(config.host, config.port)
-    found = [{"name": name, "key": key, "link": f"{page}/#key={key}"} for name, key in made.items()]
-    return {"keys": found} if config.number > 1 else found[0]
-
-
 def _say_ready(config: ServeConfig, settings: ServeSettings, cluster: str | None = None) -> None:
-    """Where the server is, as a line of JSON for scripts and in words for people."""
-    url, models = url_of(config.host, config.port), list(settings.models)
-    line = {
-        "ready": url,
-        "api": f"{url}/v1",
-        "models": models,
-        "needs_key": settings.needs_key,
-        "cluster": cluster,
-    }
-    print(json.dumps(line), flush=True)
-    say = Console(quiet=config.quiet, stderr=True, highlight=False).print
-    who = "needs an API key" if settings.needs_key else "open to everyone on this machine"
-    say(f"chat page  {url}/{'#key=YOUR_KEY' if settings.needs_key else ''}")
-    say(f"API        {url}/v1/chat/completions   models {', '.join(models)}")
-    say(f"chats      {shown_store(config.store)}   {who}")
+    url = url_of(config.host, config.port)
+    say_ready(settings, url, store=config.store, cluster=cluster, quiet=config.quiet)
 
 
 def _stored(config: ServeConfig, store: Store) -> dict[str, Any]:

@@ -218,6 +218,21 @@ def _difference(before: Any, now: Any) -> str:
     return f"{before!r} then and {now!r} now"
 
 
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What a resumed run takes other than it was, a setting at a time: `--steps 2000 instead of 1000`."""
+    for name in before:
+        if name not in HOW and before[name] != now.get(name):
+            new, old = _besides(now[name], before[name]), _besides(before[name], now[name])
+            yield f"--{name} {new} instead of {old}"
+
+
+def _besides(value: Any, other: Any) -> str:
+    """A value, or what of it differs from another one."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items() if other.get(name) != each)
+    return str(value)
+
+
 def is_loopback(host: str) -> bool:
     """Does a server on this address hear this machine alone?"""
     try:

@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipelines import candidates, prepare
+from pipelines import prepare
 from pipelines.candidates import CandidatesConfig, main
 from rl_dialog.cluster import candidate_folder
+from rl_dialog.cluster.candidate_run import drawing_of
 from rl_dialog.cluster.candidates import (
     KEY,
     Generator,
@@ -347,7 +348,7 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
         made[0] / "candidates" / "texts" / train, out / "candidates" / "texts" / train
     )  # a shard of the other model in its place
     assert not is_current(out / "candidates" / "texts" / train, key)
-    drawing = candidates.drawing_of(config_of(tmp_path / "world", out), tmp_path / "world" / "policy")
+    drawing = drawing_of(config_of(tmp_path / "world", out), tmp_path / "world" / "policy", device="auto")
     Generator(str(out / "candidates"), drawing, key)(pa.table({"file": [train]}))
     assert (out / "candidates" / "texts" / train).read_bytes() == right
 
@@ -389,7 +390,7 @@ def test_a_limit_takes_contexts_at_even_distances_and_the_same_replies(made, wor
     [shard], _ = write_contexts(world / "data", "train", tmp_path / "contexts", **settings)
     numbers = pq.read_table(tmp_path / "contexts" / shard["file"]).column("number").to_pylist()
     assert numbers == [0, 10, 19, 28, 37, 46]  # the first of six stretches of 55 / 6 replies
-    drawing = candidates.drawing_of(config_of(world, tmp_path), world / "policy")
+    drawing = drawing_of(config_of(world, tmp_path), world / "policy", device="auto")
     Generator(str(tmp_path), drawing, "key")(pa.table({"file": [shard["file"]]}))
     everything = {(row["context"], row["candidate"]): row["text"] for row in table(made[0])}
     rows = pq.read_table(tmp_path / "texts" / shard["file"]).to_pylist()

@@ -24,6 +24,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.evaluation.online_run import ENV_SEED
 from rl_dialog.methods import GRPO, PPO, RLOO
 from rl_dialog.models.checkpoint import load_prior
 from rl_dialog.models.policy import Policy
@@ -110,7 +111,7 @@ def _measured_seeds(config: OnlineConfig, policy: Policy) -> set[int]:
         text_env(config.env),
         range(config.env_episodes),
         Decoding(max_new_tokens=1),
-        seed=online.ENV_SEED,
+        seed=ENV_SEED,
     )
     return {episode.dialog.meta["seed"] for episode in episodes}
 

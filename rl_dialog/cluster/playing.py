@@ -1,4 +1,4 @@
-"""Playing in worlds of words: who plays which episodes, and where they are written."""
+"""Playing in worlds of words, for `pipelines.play`: who plays which episodes, and where they are written."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Literal, TextIO
 
-from envs import CONTROL, ENVS, PREFIXES
 from rl_dialog.cluster.rollout import CHUNK, CheckpointPlayer, players
 from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.errors import UserError, room_for
@@ -20,66 +20,73 @@ from rl_dialog.evaluation.drawings import frames_of, moving_svg
 from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.players import PERSON, ScriptedPlay, cast_of
-from rl_dialog.evaluation.tally import Tally, table
+from rl_dialog.evaluation.tally import Tally
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
-from rl_dialog.own import own
-from rl_dialog.run import at_least, claim_output, progress
 from rl_dialog.serving.table import Shown, play_person
 
-if TYPE_CHECKING:
-    from pipelines.play import PlayConfig
-
 AHEAD = 4  # batches that are played before their episodes are written
+Rounds = dict[str, tuple[Any, ...]]  # who plays all the episodes, by name, and what its player is told
 
 
-def talks(config: PlayConfig) -> bool:
-    """Whether it is a world in words that is played, and not one of `prefer`."""
-    if config.player or not config.env:
-        return bool(config.player)
-    if config.env.partition(":")[0] in PREFIXES:
-        return True
-    if ":" in config.env:
-        return not hasattr(own(config.env, "env"), "clip_length")
-    if config.env in ENVS:
-        return config.env not in CONTROL
-    folder = Path(config.checkpoint)  # an unknown name: whose are the names that it is near to?
-    return not any((place / "prefer.yaml").is_file() for place in (folder, folder.parent))
+@dataclass(frozen=True)
+class PlaySettings(Decoding):
+    """Who plays, where, and how it is shown."""
+
+    checkpoint: str = ""
+    """run folder (its best checkpoint) or checkpoint directory; of `prefer`, also one without a run"""
+    player: tuple[str, ...] = ()
+    """instead of a checkpoint: scripted players of the world by name, with shares (random=3 half=1) or
+    alike, module:Class for your own, or person"""
+    env: str = ""
+    """small_talk, wordle, toy_maze, ... (envs/README.md), or module:Class for your own; of `prefer` by
+    default the run's"""
+    episodes: int = 20
+    """episodes of each checkpoint and beta, or of all players together"""
+    seed: int = 0
+    """seed of the episodes, of players and of what is sampled"""
+    beta: tuple[float, ...] = ()
+    """play once with each of these, for a checkpoint whose method has a beta; by default with its own"""
+    batch_size: int = 128
+    """conversations of a checkpoint in step"""
+    num_workers: int = 0
+    """Ray actors that play; 0 plays in this process. The result is the same"""
+    logs: str = ""
+    """file for the Dialogs; by default dialogs.jsonl in the output folder"""
+    watch: int = 0
+    """show the first so many episodes in the terminal as they go on"""
+    films: int = 3
+    """episodes that are drawn, into the output folder"""
+    format: Literal["", "svg", "gif", "mp4"] = ""
+    """format of the films: svg of worlds in words, gif (the default) or mp4 of the others"""
 
 
-def play_text(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, Any]:
-    """Plays; writes Dialogs, films and figures where they are asked for; returns the figures."""
-    _check(config)
-    rounds = _rounds(config, make_env)
-    logs = Path(config.logs).absolute() if config.logs else None
-    if logs and logs.exists() and not config.overwrite:
-        raise UserError(f"--logs: {logs} is there already: choose another file, or --overwrite")
-    out = claim_output(config, "play") if config.output_dir else None
-    logs = logs or (out / "dialogs.jsonl" if out else None)
-    began, shown = time.perf_counter(), bool(config.watch) or PERSON in config.player
-    total = len(rounds) * config.episodes
-    with (
-        _written(logs) as file,
-        progress("play", total, "episodes", quiet=config.quiet or shown) as step,
-    ):
-        book = _Book(config, out, file)
-        for name, episode in _played(config, make_env, rounds):
+def play_rounds(
+    config: PlaySettings,
+    make_env: Callable[[], Any],
+    rounds: Rounds,
+    *,
+    out: Path | None,
+    logs: Path | None,
+    device: str,
+    address: str | None,
+    step: Callable[[int], Any],
+) -> Book:
+    """Plays; writes Dialogs into `logs`, films and figures into `out`, where they are given. `step` hears of
+    every episode."""
+    began = time.perf_counter()
+    with _written(logs) as file:
+        book = Book(config, out, file)
+        for name, episode in _played(config, make_env, rounds, bool(out), device, address):
             book.enter(name, episode)
             step(1)
-    figures = book.figures(time.perf_counter() - began)
-    if not config.quiet:
-        print(table(book.tallies))
+    book.seconds = time.perf_counter() - began
     if out:
-        write_json(out / "play.json", figures)
-    return figures | {
-        "dialogs": str(logs) if logs else None,
-        "films": book.films,
-        "output_dir": str(out) if out else None,
-    }
+        write_json(out / "play.json", book.figures())
+    return book
 
 
-def _check(config: PlayConfig) -> None:
+def check_players(config: PlaySettings, *, quiet: bool) -> None:
     """Raises UserError for settings that do not go together."""
-    at_least(config, episodes=1, films=0, seed=0, batch_size=1, num_workers=0, watch=0)
     Decoding.of(config).check()
     if bool(config.checkpoint) == bool(config.player):
         got = "both" if config.player else "neither"
@@ -92,11 +99,11 @@ def _check(config: PlayConfig) -> None:
         raise UserError("--beta: expected a --checkpoint, whose method has one; scripted players have none")
     if PERSON in config.player and len(config.player) > 1:
         raise UserError(f"--player: expected person alone, got {' '.join(config.player)}")
-    if (config.watch or PERSON in config.player) and (config.num_workers or config.quiet):
+    if (config.watch or PERSON in config.player) and (config.num_workers or quiet):
         raise UserError("expected no --num_workers and no --quiet where episodes are shown in the terminal")
 
 
-def _rounds(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, tuple[Any, ...]]:
+def rounds_of(config: PlaySettings, make_env: Callable[[], Any]) -> Rounds:
     """Who plays all the episodes, by name, and what its player is told: checkpoint, beta, decoding. Scripted
     players are told nothing, and say by episode who they are."""
     if not config.checkpoint:
@@ -117,37 +124,43 @@ def _rounds(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, tuple[
 
 
 def _played(
-    config: PlayConfig, make_env: Callable[[], Any], rounds: dict[str, tuple[Any, ...]]
+    config: PlaySettings,
+    make_env: Callable[[], Any],
+    rounds: Rounds,
+    filmed: bool,
+    device: str,
+    address: str | None,
 ) -> Iterator[tuple[str, Episode]]:
     """Every episode with the name of who played it, in order."""
-    numbers, drawn = range(config.episodes), range(config.films if config.output_dir else 0)
+    numbers, drawn = range(config.episodes), range(config.films if filmed else 0)
     if PERSON in config.player:
         yield from ((PERSON, each) for each in play_person(make_env, numbers, seed=config.seed, drawn=drawn))
         return
     if config.checkpoint:
-        device = "auto" if config.num_workers else config.device
-        make = partial(CheckpointPlayer, make_env, device, keep_caches=True)
+        make = partial(
+            CheckpointPlayer, make_env, "auto" if config.num_workers else device, keep_caches=True
+        )
         size, seeds = AHEAD * config.batch_size, (config.seed, config.batch_size)
     else:
         make, size, seeds = partial(ScriptedPlay, make_env, config.player), CHUNK, (config.seed,)
     if config.num_workers:
         size = min(CHUNK, max(1, -(-config.episodes // config.num_workers)))
     watched, rest = numbers[: config.watch], numbers[config.watch :]
-    where = {"device": config.device, "address": config.address or None}
-    with players(make, config.num_workers, **where) as play:
+    with players(make, config.num_workers, device=device, address=address) as play:
         for name, told in rounds.items():
             first = play(watched, *told, *seeds, drawn, Shown(), size=1) if config.watch else ()
             for episode in chain(first, play(rest, *told, *seeds, drawn, size=size)):
                 yield name or episode.dialog.meta["player"], episode
 
 
-class _Book:
+class Book:
     """Where episodes are entered: the figures by player, the Dialogs, the films."""
 
-    def __init__(self, config: PlayConfig, out: Path | None, file: TextIO | None) -> None:
+    def __init__(self, config: PlaySettings, out: Path | None, file: TextIO | None) -> None:
         self.config, self.out, self.file = config, out, file
         self.tallies: dict[str, Tally] = {}
         self.films: list[str] = []
+        self.seconds = 0.0  # that the playing took
 
     def enter(self, name: str, episode: Episode) -> None:
         """One more episode, which is not kept."""
@@ -165,7 +178,7 @@ class _Book:
             write_text_atomically(path, moving_svg(frames_of(episode)))
             self.films.append(str(path))
 
-    def figures(self, seconds: float) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """The figures of each player, and of all together where there is one or they shared the episodes."""
         names = sorted(self.tallies)
         played = sum(sum(tally.ends.values()) for tally in self.tallies.values())
@@ -178,8 +191,8 @@ class _Book:
             "env": self.config.env,
             **own,
             "players": {name: self.tallies[name].figures() for name in self.tallies},
-            "seconds": round(seconds, 2),
-            "episodes_per_second": round(played / seconds, 2),
+            "seconds": round(self.seconds, 2),
+            "episodes_per_second": round(played / self.seconds, 2),
         }
 
 
