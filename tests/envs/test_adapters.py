@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from pipelines.play_text import talks
 
 from envs import control_env, text_env
 from envs.adapters import reasoning_gym_world
@@ -24,7 +23,7 @@ from envs.adapters.names import parsed
 from envs.adapters.random_player import propose, random_move, snippets
 from envs.conformance import check_world
 from envs.text_world import play, restore, snapshot
-from pipelines.play import PlayConfig
+from pipelines.play import PlayConfig, talks
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import play_episodes

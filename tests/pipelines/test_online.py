@@ -24,7 +24,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
-from rl_dialog.evaluation.online_run import ENV_SEED
+from rl_dialog.evaluation.online_run import ENV_SEED, model_card
 from rl_dialog.methods import GRPO, PPO, RLOO
 from rl_dialog.models.checkpoint import load_prior
 from rl_dialog.models.policy import Policy
@@ -162,9 +162,9 @@ def test_what_can_be_known_to_fail_is_told_first(config, changed, message: str) 
 
 def test_the_model_card_says_how_to_talk_to_what_has_learned(config) -> None:  # noqa: ANN001
     """A policy at another temperature is another policy."""
-    assert "--checkpoint THIS_FOLDER\n" in online.model_card(config, "me")
+    assert "--checkpoint THIS_FOLDER\n" in model_card(config, "me")
     cooler = replace(config, temperature=0.7, top_k=20)
-    assert "--checkpoint THIS_FOLDER --temperature 0.7 --top_k 20\n" in online.model_card(cooler, "me")
+    assert "--checkpoint THIS_FOLDER --temperature 0.7 --top_k 20\n" in model_card(cooler, "me")
 
 
 def test_a_policy_that_speaks_by_its_values_is_no_start(config, checkpoints) -> None:  # noqa: ANN001
