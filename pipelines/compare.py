@@ -19,7 +19,6 @@ folder, and the command ends with status 2.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -32,20 +31,18 @@ from pipelines import stages, tune
 from rl_dialog.cluster.data import connect
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, replace_table, write_comparison
+from rl_dialog.evaluation.comparison import BASELINE, replace_table
 from rl_dialog.evaluation.comparison_file import (
     Chosen,
     Comparison,
     Settings,
     best_settings,
-    how_chosen,
     read_comparison,
     search_of,
     with_taken_over,
 )
-from rl_dialog.evaluation.experiment import Progress, Run, Say, logged_folder, metrics_file
-from rl_dialog.evaluation.machine import describe_machine
-from rl_dialog.evaluation.sweep_space import Point
+from rl_dialog.evaluation.comparison_run import runs_of, what_failed, write_results
+from rl_dialog.evaluation.experiment import Progress, Run, Say
 from rl_dialog.run import OnCluster, ResumableOutput, claim_output, require, run
 
 
@@ -112,23 +109,11 @@ def plan(comparison: Comparison, name: str, out: Path, settings: Chosen) -> list
 
     All flags are read here: a misspelt one is found before anything starts.
     """
-    task, folder, runs = comparison.tasks[name], out / name, []
+    task, folder = comparison.tasks[name], out / name
     stages.prepare_config(task, folder)
     stages.candidates_config(task, folder, folder)
     stages.evaluate_config(task, folder, ["RUN"])
-    for method, everywhere in comparison.methods.items():
-        here, first = task.methods.get(method, ""), method == BASELINE
-        fixed = shlex.split(
-            " ".join([comparison.train, task.bc if first else task.improve, everywhere, here or ""])
-        )
-        for seed in comparison.seeds if here is not None else ():
-            data = logged_folder(task, folder) if first else folder / "data"
-            start = [] if first else ["--model_name_or_path", str(folder / f"{BASELINE}-seed{seed}")]
-            flags = [*fixed, *Point(settings.get(method, {})).flags, "--method", method, *start]
-            runs.append(
-                Run(method, seed, stages.train_config(data, folder / f"{method}-seed{seed}", seed, flags))
-            )
-    return runs
+    return runs_of(comparison, name, folder, settings, stages.train_config)
 
 
 def _find_settings(comparison: Comparison, config: CompareConfig, out: Path) -> Settings:
@@ -155,38 +140,13 @@ def _write(
     say: Say,
     settings: Settings,
 ) -> dict[str, Any]:
-    """compare.md, compare.json, compare.svg and the table in README."""
-    compared = [_compared(task, how_chosen(comparison, task.name, settings)) for task in tasks]
-    machine, seeds, command = describe_machine(), ", ".join(map(str, comparison.seeds)), _command(config)
-    cores = f"{machine['cores']} cores of {machine['cpu']}, one per run; torch {machine['torch']}"
-    record = {"command": command, "seeds": comparison.seeds, "machine": machine, "settings": settings}
-    header = f"`{command}`: seeds {seeds}; {cores}."
+    """Writes the table, and says what is missing from it. Raises UserError where something is."""
     files = {"readme": config.readme, "picture": config.picture}
-    paths, table = write_comparison(out, compared, list(comparison.methods), header, record=record, **files)
+    paths, table = write_results(out, comparison, tasks, settings, command=_command(config), **files)
     say("\n" + table)
-    failed = sum(bool(one.error) for task in compared for one in task.runs)
-    # a task without runs is one without data, and no failure
-    broken = [task.name for task in compared if task.problem and task.runs]
-    if failed or broken:
-        what = " and ".join([*([f"{failed} runs"] if failed else []), *broken])
+    if what := what_failed(tasks):
         raise UserError(f"{what} failed: {paths['md']} says which and why; --resume tries them again")
-    return {**paths, "skipped": [task.name for task in compared if task.problem]}
-
-
-def _compared(task: Progress, chosen: str) -> ComparedTask:
-    path = None if task.problem else metrics_file(task.folder / "report")
-    metrics = json.loads(path.read_text(encoding="utf-8")) if path else None
-    runs = tuple(task.finished[one.name] for one in task.runs if one.name in task.finished)
-    about = " ".join(part for part in (task.task.about, _what_best_means(task.runs[0]), chosen) if part)
-    return ComparedTask(task.name, task.task.title, task.task.figures, about, runs, metrics, task.problem)
-
-
-def _what_best_means(one: Run) -> str:
-    if one.config.env:
-        measured = f"the highest return in {one.config.env_episodes} conversations during training"
-        return f"Best is the checkpoint of {measured}, with other users than the table's."
-    cloned = "Best is the checkpoint of the lowest held-out loss for methods that clone"
-    return f"{cloned}, and the last one for the others: a TD error ranks no policies."
+    return {**paths, "skipped": [task.name for task in tasks if task.problem]}
 
 
 def _command(config: CompareConfig) -> str:

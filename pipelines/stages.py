@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from pipelines import candidates, evaluate, prepare, train
 from rl_dialog.cluster.experiment import evaluate_all, train_all
 from rl_dialog.config import changed, load_config
 from rl_dialog.data.shards import MANIFEST
-from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 from rl_dialog.evaluation.experiment import (
     Progress,
@@ -29,8 +28,8 @@ from rl_dialog.evaluation.experiment import (
     claim,
     digest,
     digest_of_weights,
-    line_of,
     logged_folder,
+    timed,
 )
 
 CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))
@@ -41,13 +40,13 @@ check_run, check_env = train.check, train.check_env
 
 def prepare_logs(logs: str, out: Path, *flags: str) -> dict[str, Any]:
     """A data directory of logs."""
-    words = ["--logs", logs, "--output_dir", str(out), *flags, "--quiet"]
+    words = [*_words(logs=logs, output_dir=out), *flags, "--quiet"]
     return prepare.main(load_config(prepare.PrepareConfig, words))
 
 
 def train_config(data: Path, out: Path, seed: int, flags: Sequence[str]) -> train.TrainConfig:
     """How a run is trained; the flags as one would type them."""
-    words = [*flags, "--data", str(data), "--output_dir", str(out), "--seed", str(seed)]
+    words = [*flags, *_words(data=data, output_dir=out, seed=str(seed))]
     return load_config(train.TrainConfig, words, choices=train.CHOICES)
 
 
@@ -63,48 +62,30 @@ def train_config_of_file(
 
 def evaluate_runs(runs: Sequence[Path], data: Path, out: Path, *flags: str) -> dict[str, Any]:
     """The report of runs."""
-    words = [
-        "--checkpoints",
-        *map(str, runs),
-        "--data",
-        str(data),
-        "--output_dir",
-        str(out),
-        *flags,
-    ]
+    words = [*_words(checkpoints=runs, data=data, output_dir=out), *flags]
     return evaluate.main(load_config(evaluate.EvaluateConfig, words))
 
 
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
-    logs = [str((CORPORA / path).resolve()) for path in task.logs] or [
-        str(folder / "logs" / "small_talk.jsonl")
-    ]
-    where = ["--logs", *logs, "--output_dir", str(logged_folder(task, folder))]
+    logs = [(CORPORA / path).resolve() for path in task.logs] or [folder / "logs" / "small_talk.jsonl"]
+    where = _words(logs=logs, output_dir=logged_folder(task, folder))
     return load_config(prepare.PrepareConfig, [*where, *shlex.split(task.prepare), "--quiet"])
 
 
 def candidates_config(task: Task, folder: Path, policy: Path) -> candidates.CandidatesConfig:
-    where = [
-        "--data",
-        str(folder / "logged"),
-        "--checkpoint",
-        str(policy),
-        "--output_dir",
-        str(folder / "data"),
-    ]
+    where = _words(data=folder / "logged", checkpoint=policy, output_dir=folder / "data")
     return load_config(candidates.CandidatesConfig, [*shlex.split(task.candidates), *where, "--quiet"])
 
 
 def evaluate_config(task: Task, folder: Path, runs: Sequence[str]) -> evaluate.EvaluateConfig:
-    where = [
-        "--checkpoints",
-        *runs,
-        "--data",
-        str(logged_folder(task, folder)),
-        "--output_dir",
-        str(folder / "report"),
-    ]
+    where = _words(checkpoints=runs, data=logged_folder(task, folder), output_dir=folder / "report")
     return load_config(evaluate.EvaluateConfig, [*shlex.split(task.evaluate), *where, "--quiet"])
+
+
+def _words(**places: str | Path | Sequence[str | Path]) -> list[str]:
+    """What a verb reads and writes, as one would type it."""
+    listed = {name: [place] if isinstance(place, str | Path) else place for name, place in places.items()}
+    return [word for name, each in listed.items() for word in (f"--{name}", *map(str, each))]
 
 
 def prepare_task(task: Progress, say: Say) -> None:
@@ -124,7 +105,7 @@ def prepare_task(task: Progress, say: Say) -> None:
 
     recipe = {"settings": changed(config), "write_logs": task.task.write_logs}
     if not claim(task.logged, MANIFEST, recipe):
-        _timed(task, make, "prepared", say)
+        timed(task, make, "prepared", say)
 
 
 def make_candidates(task: Progress, say: Say) -> None:
@@ -142,19 +123,8 @@ def make_candidates(task: Progress, say: Say) -> None:
         "policy": digest_of_weights(first.folder),
     }
     if not claim(task.folder / "data", MANIFEST, recipe):
-        _timed(
-            task, lambda: candidates.main(replace(config, resume=True)), "candidates written and scored", say
-        )
-
-
-def _timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None:
-    """A stage that may end the task."""
-    began = time.perf_counter()
-    try:
-        make()
-    except (UserError, OSError) as error:
-        task.problem = line_of(error)
-    say(f"{task.name}: {task.problem or made} ({time.perf_counter() - began:.0f} s)")
+        make = partial(candidates.main, replace(config, resume=True))
+        timed(task, make, "candidates written and scored", say)
 
 
 def _write_logs(asked: dict[str, Any], path: Path) -> None:

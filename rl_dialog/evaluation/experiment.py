@@ -176,6 +176,16 @@ def line_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+def timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None:
+    """A stage, which says how long it took and may end the task."""
+    began = time.perf_counter()
+    try:
+        make()
+    except (UserError, OSError) as error:
+        task.problem = line_of(error)
+    say(f"{task.name}: {task.problem or made} ({time.perf_counter() - began:.0f} s)")
+
+
 def train_run(config: Any, train_worker: Callable[[Any], Any]) -> float:
     """One run from start, or from its latest checkpoint, to end, in this process; returns its seconds."""
     out, began, worked = Path(config.output_dir), time.perf_counter(), time.process_time()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from rl_dialog.data.shards import load_manifest
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
@@ -81,15 +82,7 @@ def load_trainer(
     """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`."""
     start = resolve(config.checkpoint)
     tokenizer = load_tokenizer(start)
-    torch.manual_seed(config.seed)
-    model = ModelConfig(model_name_or_path=start, value_trunk=config.value_trunk)
-    policy = Policy(load_lm(model, tokenizer), config.method, model)
-    policy.start = start_of(start)
-    if policy.has_adapters:
-        raise UserError(
-            f"--checkpoint {config.checkpoint}: expected a whole model, got LoRA adapters, whose prior would "
-            "be the model below them: merge them into it first (peft's merge_and_unload)"
-        )
+    policy = _policy_of(config, start, tokenizer)
     started = (out / "latest").is_file()
     priors = (config.prior,) if config.prior else ()
     prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=priors, started=started)
@@ -117,6 +110,20 @@ def load_trainer(
         describe=model_card(config, out.name),
         device=device,
     )
+
+
+def _policy_of(config: OnlineRun, start: str, tokenizer: PreTrainedTokenizerBase) -> Policy:
+    """The checkpoint as a policy of the method. Raises UserError for one of adapters."""
+    torch.manual_seed(config.seed)
+    model = ModelConfig(model_name_or_path=start, value_trunk=config.value_trunk)
+    policy = Policy(load_lm(model, tokenizer), config.method, model)
+    policy.start = start_of(start)
+    if policy.has_adapters:
+        raise UserError(
+            f"--checkpoint {config.checkpoint}: expected a whole model, got LoRA adapters, whose prior would "
+            "be the model below them: merge them into it first (peft's merge_and_unload)"
+        )
+    return policy
 
 
 def check_run(config: OnlineRun) -> None:
