@@ -91,17 +91,21 @@ class ModelConfig:
 
 
 def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
-    """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. Raises UserError
-    when it cannot be loaded."""
+    """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. A reply ends at
+    the tokenizer's end of turn, and at the special tokens that the model itself names as ends. Raises
+    UserError when it cannot be loaded."""
     if config.model_name_or_path:
         lm = open_causal_lm(config.model_name_or_path)
     else:
         lm = AutoModelForCausalLM.from_config(_new_lm_config(config, len(tokenizer)), dtype=torch.float32)
     if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
         lm.resize_token_embeddings(len(tokenizer))
+    ends = lm.generation_config.eos_token_id
+    ends = {*([ends] if isinstance(ends, int) else ends or [])} & {*tokenizer.all_special_ids}
+    end = tokenizer.eos_token_id
     lm.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=sorted({*ends, end}) if ends - {end} else end,
         pad_token_id=tokenizer.pad_token_id,
         do_sample=True,
         top_k=0,  # all of the policy; transformers would keep 50 tokens

@@ -380,7 +380,7 @@ class Trainer:
         if not torch.isfinite(norm):
             raise UserError(
                 f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning "
-                "rate, or check the rewards in the manifest"
+                "rate, or check the rewards (manifest.json has those of logs, rollouts/ those of online)"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -11,6 +11,7 @@ micro-batches. Everything else is the loop of offline learning (training/loop.py
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_dialog.data.batch import Batch, collate
+from rl_dialog.data.files import write_json
 from rl_dialog.data.rollout import Rollout
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
@@ -33,6 +35,8 @@ from rl_dialog.models.prior import Prior
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.loop import Evaluate, Objective, Trainer, like_lengths
 from rl_dialog.training.optim import Schedule
+
+UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet
 
 Play = Callable[[Policy, Any, int], Sequence[Rollout]]  # (policy, tokenizer, step) -> the step's episodes
 
@@ -64,9 +68,9 @@ class OnlineSettings:
     bf16: bool = False
     """bfloat16 autocast while learning (weights, values and the optimizer stay float32)"""
     value_unit: float = 0.0
-    """rewards are learned from in this many units of reward; 0 takes the spread of the first round's returns,
-    1 the rewards as they are. c, entropy_weight and values are in this unit; returns are reported in units of
-    reward"""
+    """rewards are learned from in this many units of reward; 0 takes the spread of the first round's returns
+    (of the first that has one), 1 the rewards as they are. c, entropy_weight and values are in this unit;
+    returns are reported in units of reward"""
     logging_steps: int = 1
     """rounds between two lines of metrics"""
     eval_steps: int = 25
@@ -166,7 +170,7 @@ class OnlineTrainer(Trainer):
         self.batch_size = 0  # no rows are given: a run is resumed by its step alone
         self.total_steps, self.warmup_steps = config.max_steps, config.warmup_steps
         self.eval_steps = config.eval_steps
-        self.step, self.best = 0, None
+        self.step, self.best, self.unit_known = 0, None, False
         self._held_out: list[float] = []
         self.metric, self.sign = self._selection_metric()
         frozen = prior.to(self.device) if prior else self.policy
@@ -206,7 +210,7 @@ class OnlineTrainer(Trainer):
                 "failed or were not scored (the log of this round under rollouts/ has each with its end); "
                 "repair the world and --resume"
             )
-        if self.step == 0:
+        if not self.unit_known:
             self._set_unit(np.array([rollout.total for rollout in rollouts]))
         said, experiences = self._experiences(rollouts)
         episodes = self._samples(rollouts, said, experiences)
@@ -226,15 +230,22 @@ class OnlineTrainer(Trainer):
             "train/reply_tokens": len(ratios) / replies,
         }
 
+    @torch.no_grad()
     def _set_unit(self, returns: np.ndarray) -> None:
-        """What is learned does not depend on the unit of rewards: it is divided by the spread of the first
-        round's returns (where all are equal by their size, or 1 when they are 0). Values begin at the
-        mean."""
+        """What is learned does not depend on the unit of rewards: they are divided by the spread of the first
+        round's returns. While all are equal, which teaches nothing, by their size (1 when they are 0), and
+        then by that of the first round that has spread. Values begin at the mean."""
         spread, level = float(returns.std()), float(returns.mean())
-        spread = spread if spread > SAME * abs(level) else abs(level) or 1.0
-        self.policy.value_unit = self.config.value_unit or spread
-        if self.policy.heads is not None:
+        self.unit_known = bool(self.config.value_unit) or spread > SAME * abs(level)
+        before, unit = self.policy.value_unit, spread if self.unit_known else abs(level) or 1.0
+        if self.step and not self.unit_known:
+            return
+        self.policy.value_unit = self.config.value_unit or unit
+        if self.policy.heads is not None and self.step == 0:
             self.policy.heads.start_at(level / self.policy.value_unit)
+        elif self.policy.heads is not None:  # what they say stays the same in units of reward
+            for parameter in self.policy.heads.v.out.parameters():
+                parameter.mul_(before / self.policy.value_unit)
 
     @torch.no_grad()
     def _experiences(self, rollouts: Sequence[Rollout]) -> tuple[list[list[Said]], list[Experience]]:
@@ -311,10 +322,16 @@ class OnlineTrainer(Trainer):
                 setattr(batch, name, torch.from_numpy(values))
             yield batch.to(self.device)
 
+    def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
+        super()._fill(directory, metrics)
+        write_json(directory / "trainer" / UNIT, {"known": self.unit_known})
+
     def _resume(self) -> None:
         super()._resume()
         if self.step:
-            self.policy.value_unit = float(describe(self._pointer("latest")).get("value_unit", 1.0))
+            latest = self._pointer("latest")
+            self.policy.value_unit = float(describe(latest).get("value_unit", 1.0))
+            self.unit_known = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))["known"]
 
 
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, recorded_replies
 from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.methods import RLOO
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 
 HOW = Decoding(max_new_tokens=6)
 TALKS = [[{"role": "user", "content": text}] for text in ("hello", "what would you like to eat", "hi", "a b")]
@@ -177,6 +178,33 @@ def test_all_turns_are_trained_as_they_were_drawn(make_policy, tokenizer) -> Non
     for each, episode in zip(found, episodes, strict=True):
         trained = [token for row in each.rows for token in row.input_ids[row.assistant].tolist()]
         assert trained == [token for reply in episode.replies for token in reply.spoken.ids]
+
+
+def test_whichever_end_was_drawn_is_trained(make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
+    """A model with two ends of turn keeps both. The one that the template does not write is trained where it
+    was drawn; what is rendered instead is read, in a row of its own."""
+    other = tokenizer.convert_tokens_to_ids("<|tool|>")
+    policy = make_policy(RLOO(), "llama")
+    policy.lm.generation_config.eos_token_id = [other, tokenizer.eos_token_id, 7]
+    policy.lm.save_pretrained(tmp_path / "model")
+    lm = load_lm(ModelConfig(model_name_or_path=str(tmp_path / "model")), tokenizer)
+    assert lm.generation_config.eos_token_id == sorted([other, tokenizer.eos_token_id])  # 7 is a word
+    policy, how = Policy(lm, RLOO()).eval(), Decoding(max_new_tokens=16)
+    play = Rollouts(Echo, how, groups=8, group_size=2, seed=9)
+    rows = [row for each in play(policy, tokenizer, 0) for row in each.rows]
+    drawn = np.concatenate([row.input_ids[row.assistant] for row in rows])
+    with torch.no_grad():  # as likely as the likeliest word
+        weight = lm.get_output_embeddings().weight
+        weight[other] = weight[np.bincount(drawn).argmax()]
+    found = play(policy, tokenizer, 0)
+    last = [int(row.input_ids[end]) for each in found for row in each.rows for end in row.reply_ends]
+    assert tokenizer.eos_token_id in last
+    ended = [each.rows for each in found if each.rows[0].input_ids[each.rows[0].reply_ends[0]] == other]
+    assert ended
+    for first, second in ended:
+        assert first.assistant[first.reply_ends[0]] and not first.assistant[: first.reply_starts[0]].any()
+        context = second.input_ids[: second.reply_starts[0]]
+        assert other not in context and tokenizer.eos_token_id in context[first.reply_starts[0] :]
 
 
 def test_a_failed_or_unscored_episode_has_no_return(make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001

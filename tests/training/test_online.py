@@ -208,6 +208,35 @@ def test_the_unit_of_rewards_changes_nothing(make_trainer, method: Method) -> No
             assert other["c_in_rewards"] == pytest.approx(method.c * policy.value_unit * factor)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1024.0])
+def test_the_unit_is_that_of_the_first_round_with_spread(make_trainer, factor: float) -> None:  # noqa: ANN001
+    """Until then nothing was learned from rewards; values stay what they are in units of reward, and a run
+    that goes on from there knows what is still open."""
+    rng = np.random.default_rng(0)
+    flat = [episode(i, 0, rng, 0.0) for i in range(4)]
+    spread = [episode(i, 0, rng, float(factor * i)) for i in range(4)]
+
+    def play(policy, tokenizer, step):  # noqa: ANN001, ANN202
+        return flat if step < 2 else spread
+
+    settings = replace(SETTINGS, save_steps=1, lr_scheduler_type="constant")
+    whole = make_trainer(PPO(), play, "whole", settings)
+    whole.train()
+    assert whole.policy.value_unit == pytest.approx(factor * np.std(range(4)))
+    half = make_trainer(PPO(), play, "half", replace(settings, max_steps=2))
+    half.train()
+    assert half.policy.value_unit == 1 and not half.unit_known
+    resumed = make_trainer(PPO(), play, "half", settings)
+    resumed.train()
+    assert resumed.policy.value_unit == whole.policy.value_unit
+    for name, value in whole.policy.state_dict().items():
+        assert torch.equal(resumed.policy.state_dict()[name], value), name
+    before = half._experiences(spread)[1]
+    half._set_unit(np.array([each.total for each in spread]))
+    for one, other in zip(before, half._experiences(spread)[1], strict=True):
+        np.testing.assert_allclose(other.values * half.policy.value_unit, one.values, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("earned", [0.0, 0.1, -0.1, -700.0, 1e-4])
 @pytest.mark.parametrize("method", [PPO(c=0.0), RLOO(c=0.0), Reinforce(c=0.0), GRPO(c=0.0)], ids=repr)
 def test_returns_that_are_all_equal_move_no_word(make_trainer, method: Method, earned: float) -> None:  # noqa: ANN001
