@@ -21,7 +21,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from envs.adapters import adapter
+from envs.adapters import PREFIXES, adapter
 from envs.adapters.catalogue import EPISODES, TWICE, Row, as_json, differing, measured, summary, table
 from envs.adapters.cost import cost
 from rl_dialog.data.schema import read_jsonl
@@ -91,6 +91,11 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if strange := [name for name in options.names if name.partition(":")[0] not in PREFIXES]:
+        parser.error(f"expected names such as textarena:Nim-v0, got {', '.join(strange)}")
+    for name, least in (("dialogs", 1), ("seed", 0)):
+        if (got := getattr(options, name)) < least:
+            parser.error(f"--{name}: expected at least {least}, got {got}")
     if options.logs:
         if len(options.names) != 1:
             parser.error("--logs: expected the name of one world")
@@ -158,5 +163,5 @@ def _version(package: str) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except UserError as error:
+    except (UserError, OSError) as error:  # no such folder, say
         sys.exit(f"error: {error}")

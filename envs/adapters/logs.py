@@ -11,6 +11,7 @@ from typing import Any
 from envs.adapters.random_player import RandomTalker
 from envs.text_world import ALONE, Played, Player, play
 from rl_dialog.data.schema import Dialog, write_jsonl
+from rl_dialog.errors import UserError
 
 REFERENCES = 32  # episodes: looking for moves that a game takes may need seconds in each
 
@@ -34,21 +35,24 @@ def played(make_world: Callable[[], Any], seed: int) -> Played:
 
 def write_logs(make_world: Callable[[], Any], path: str | Path, *, dialogs: int, seed: int) -> None:
     """`dialogs` episodes, one JSON line each; episodes that failed are left out, and of worlds with several
-    roles each role's Dialog is one."""
+    roles each role's Dialog is one. Raises UserError where more than three in four fail."""
     write_jsonl(_dialogs(make_world, dialogs, seed), path)
 
 
 def _dialogs(make_world: Callable[[], Any], count: int, seed: int) -> list[Dialog]:
     found: list[Dialog] = []
-    name = getattr(make_world, "__name__", "world")
+    name, failed = getattr(make_world, "__name__", "world"), ""
     for number in range(4 * count):
         episode = played(make_world, (seed << 32) + number)
+        if episode.end == "failed":
+            failed = str(next(iter(episode.dialogs.values())).meta["failed"])
         for role, dialog in episode.dialogs.items() if episode.end != "failed" else ():
             end = "" if role == ALONE else f"-{role}"
             found.append(replace(dialog, id=f"{name}-{seed}-{number:06d}{end}", source=name))
         if len(found) >= count:
-            break
-    return found[:count]
+            return found[:count]
+    got = f"{len(found)} from {4 * count} episodes: the others failed, as with: {failed}"
+    raise UserError(f"env {name!r}: expected {count} dialogs, got {got}")
 
 
 def reference_returns(make_world: Callable[[], Any], episodes: int, seed: int) -> dict[str, list[float]]:

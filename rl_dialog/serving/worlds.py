@@ -154,7 +154,12 @@ def create_world_app(make_world: Callable[[], Any], name: str, limits: WorldLimi
 
 async def _converse(socket: WebSocket, make_world: Callable[[], Any], limits: WorldLimits) -> None:
     """Answers until the client closes or is silent for too long. The world works in a thread."""
-    session = await asyncio.to_thread(lambda: Session(make_world()))
+    try:
+        session = await asyncio.to_thread(lambda: Session(make_world()))
+    except Exception as error:
+        await _say_error(socket, Refused("EXECUTION_ERROR", f"{type(error).__name__}: {error}"))
+        await socket.close(code=1011)
+        return
     while True:
         try:
             text = await asyncio.wait_for(socket.receive_text(), limits.idle)
@@ -167,6 +172,7 @@ async def _converse(socket: WebSocket, make_world: Callable[[], Any], limits: Wo
             continue
         try:
             answer = await asyncio.to_thread(session.answer, _parsed(text))
+            said = json.dumps(answer, default=str, allow_nan=False)
         except Refused as refused:
             await _say_error(socket, refused)
             continue
@@ -175,7 +181,7 @@ async def _converse(socket: WebSocket, make_world: Callable[[], Any], limits: Wo
             continue
         if answer is None:
             break
-        await socket.send_text(json.dumps(answer, default=str))
+        await socket.send_text(said)
     await socket.close()
 
 

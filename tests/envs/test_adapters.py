@@ -184,6 +184,9 @@ def test_a_game_that_the_others_lost_before_the_first_turn_is_a_failed_episode(
     assert "Welcome to Nim, Player 1" in messages[0]["content"]
     played = play(make(), lambda messages: "[0 1]", seed=1)
     assert (played.end, played.returns) == ("failed", {"assistant": None})
+    with pytest.raises(UserError, match="expected 2 dialogs, got 0 from 8 episodes: .*before the turn of"):
+        make.write_logs(tmp_path / "logs.jsonl", dialogs=2, seed=1)
+    assert not (tmp_path / "logs.jsonl").exists()
     sys.modules.pop("nim_losers")
 
 
@@ -329,6 +332,20 @@ def test_the_catalogue_says_where_the_random_mover_is_at_a_loss(textarena):
     rows = [measure(f"textarena:{name}", episodes=1) for name in ("LightsOut-v0", "Nim-v0")]
     assert [row.at_a_loss for row in rows] == [True, False]
     assert table(rows, set()).count("the random mover finds no first move") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["small_talk"], "expected names such as textarena:Nim-v0, got small_talk"),
+        (["textarena:Nim-v0", "--logs", "x.jsonl", "--dialogs", "0"], "--dialogs: expected at least 1"),
+        (["textarena:Nim-v0", "--logs", "x.jsonl", "--seed", "-1"], "--seed: expected at least 0, got -1"),
+    ],
+)
+def test_the_command_says_what_it_cannot_do(arguments, told, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.slow

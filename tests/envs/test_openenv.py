@@ -46,8 +46,9 @@ class Fragile:
         if reply == "break":
             raise KeyError("broken")
         failed = {"failed": "a wheel came off"} if reply == "fail" else {}
-        reward = None if reply == "unknown" else 0.1
-        return list(self.messages), reward, False, bool(failed), {"said": len(reply), **failed}
+        reward = {"unknown": None, "nan": float("nan")}.get(reply, 0.1)
+        odd = {(1, 2): 3} if reply == "odd" else {}
+        return list(self.messages), reward, False, bool(failed), {"said": len(reply), **failed, **odd}
 
 
 def served(world, limits: WorldLimits | None = None, patience: Patience | None = None) -> WebServer:
@@ -148,6 +149,26 @@ def test_the_four_ends_stay_apart(fragile):
     ends = [play(make(), lambda messages, say=say: say, seed=0).end for say in replies]
     assert ends == ["truncated", "failed", "failed", "unscored"]
     assert make().max_turns == 3
+
+
+def test_what_cannot_be_said_in_json_is_an_error_and_the_session_goes_on(fragile):
+    with connect(f"{fragile}/ws", proxy=None) as place:
+        for odd in ("odd", "nan"):
+            assert ask(place, {"type": "reset"})["type"] == "observation"
+            told = ask(place, {"type": "step", "data": {"message": odd}})
+            assert told["type"] == "error" and told["data"]["code"] == "EXECUTION_ERROR"
+
+
+def test_a_world_that_cannot_be_made_is_told():
+    def unmade():
+        raise RuntimeError("no disk")
+
+    server = served(unmade)
+    try:
+        with connect(f"{server.url.replace('http', 'ws')}/ws", proxy=None) as place:
+            assert "no disk" in ask(place, {"type": "reset"})["data"]["message"]
+    finally:
+        server.close()
 
 
 def test_limits_of_sessions_size_and_silence(fragile):
