@@ -54,6 +54,7 @@ def measured() -> dict[str, dict[str, list[float]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("buffer", "better", "worse"), ORDER)
 def test_the_order_of_the_paper(measured, buffer, better, worse):
@@ -68,6 +69,7 @@ def test_the_order_of_the_paper(measured, buffer, better, worse):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("policy", ["p, clone", "DBCQ, clone"])
 def test_imitation_suffers_from_noise(measured, policy):

@@ -48,6 +48,7 @@ METHODS = {
         "--learning_rate 2e-3"
     ),
 }
+OFTEN = ("tf_top", "ilql", "mc", "psi", "dpo")  # one of each kind; the others are `long`
 ABOVE_CLONE_ONLY = (
     "dpo",
     "way_off_policy",
@@ -143,7 +144,9 @@ def test_the_permutation_test() -> None:
     assert p_value([0.0, 5.0], [1.0, 2.0]) == 3 / 6
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in METHODS]
+)
 def test_it_talks_better_than_a_clone(learner: Learner, method: str) -> None:
     """Than the clone it starts from, and where it can than that clone trained for as long as it was."""
     returns, cloned, cloned_longer = (learner.returns(name) for name in (method, "bc", "tf_all"))
