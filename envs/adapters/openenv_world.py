@@ -27,6 +27,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -147,13 +148,14 @@ class OpenEnvWorld:
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The data of the answer. Raises Gone where there is none in time, or an error."""
-        from websockets.exceptions import WebSocketException
+        from websockets.exceptions import ConnectionClosed, WebSocketException
 
         if self._socket is None and message["type"] != "reset":
             raise Gone(f"{self.url}: the session is over")
         try:
             self._socket = self._socket or self._connected()
-            self._socket.send(json.dumps(message))
+            with suppress(ConnectionClosed):  # what the server said before it closed can still be read
+                self._socket.send(json.dumps(message))
             answer = json.loads(self._socket.recv(timeout=self.seconds))
         except (OSError, TimeoutError, WebSocketException, ValueError, RecursionError) as error:
             self.close()

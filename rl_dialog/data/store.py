@@ -160,6 +160,7 @@ class Store:
             into = None if chat is None else _own_chat(connection, chat, begun["key"], begun["user"])
             parent, known = _parent(connection, said, into, begun)
             if into is None:
+                parent = parent and _locked(connection, parent)
                 begun, known = begun | {"thread": parent and (parent.thread or parent.chat)}, 0
                 into = connection.execute(insert(CHATS).values(begun).returning(CHATS)).one()
             place = {"chat": into.number, "parent": parent and parent.number, "prompt": said[known:]}
@@ -384,6 +385,15 @@ def _parent(
     return None, 0
 
 
+def _locked(connection: Connection, parent: Row) -> Row | None:
+    """The turn with its chat and thread kept from deletion until the transaction ends; None where somebody is
+    deleting them. It does not wait: a deletion that holds one of them may be waiting for the other."""
+    chats = {parent.chat, parent.thread or parent.chat}
+    kept = select(CHATS.c.number).where(CHATS.c.number.in_(chats))
+    kept = kept.with_for_update(read=True, key_share=True, skip_locked=True)
+    return parent if len(connection.execute(kept).all()) == len(chats) else None
+
+
 def _chat_of(connection: Connection, completion: str, key: str) -> str | None:
     """The chat in which a completion is stored."""
     row = connection.execute(
@@ -401,7 +411,9 @@ def _own_chat(connection: Connection, chat: str, key: str, user: str = "", *, lo
     query = select(CHATS).where(CHATS.c.id == chat, CHATS.c.key == key)
     query = query.where(CHATS.c.user == user) if user else query
     row = (
-        connection.execute(query.with_for_update() if lock else query).first() if is_storable(chat) else None
+        connection.execute(query.with_for_update(key_share=True) if lock else query).first()
+        if is_storable(chat)
+        else None
     )
     if row is None:
         raise KeyError(f"expected the id of a chat of this API key and user, got {chat!r}")
@@ -416,7 +428,7 @@ def _own_turn(connection: Connection, completion: str, choice: int, key: str, *,
         .where(TURNS.c.completion == completion, TURNS.c.choice == choice, CHATS.c.key == key)
     )
     known = is_storable(completion) and isinstance(choice, int) and 0 <= choice < 2**31
-    query = query.with_for_update(of=CHATS) if lock else query
+    query = query.with_for_update(of=CHATS, key_share=True) if lock else query
     row = connection.execute(query).first() if known else None
     if row is None:
         raise KeyError(

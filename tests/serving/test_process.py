@@ -103,12 +103,11 @@ def test_it_says_what_an_engine_says_and_refuses_what_it_refuses(engine, ask, ch
 
     (refused,) = told(engine, [ask("hi", decoding=Decoding(max_new_tokens=200))])
     assert isinstance(refused, Refused) and "at most 128 tokens" in str(refused)
-    boxes = [queue.Queue() for _ in range(30)]
-    tickets = [engine.submit(ask("hello", decoding=LONG, seed=n), box.put) for n, box in enumerate(boxes)]
-    full = whole(boxes[-1])
-    assert (
-        isinstance(full, QueueFull) and full.retry_after >= 1 and "requests are waiting already" in str(full)
-    )
+    answers, tickets = queue.Queue(), []
+    while engine.stats.refused == 0 and len(tickets) < 1000:  # on a busy machine many may be answered before
+        tickets.append(engine.submit(ask("hello", decoding=LONG, seed=len(tickets)), answers.put))
+    full = next(what for what in iter(lambda: answers.get(timeout=30), None) if isinstance(what, QueueFull))
+    assert full.retry_after >= 1 and "requests are waiting already" in str(full)
     for ticket in tickets:
         ticket.cancel()
     until(lambda: engine.running() == engine.depth() == 0 and engine.stats.cancelled >= 2)
