@@ -13,6 +13,7 @@ from pipelines.benchmark import playing
 from pipelines.benchmark.__main__ import main
 from pipelines.benchmark.contenders import CONTENDERS
 from pipelines.benchmark.measuring import summarise
+from pipelines.benchmark.serving import Load
 from pipelines.benchmark.settings import BenchmarkConfig
 from pipelines.benchmark.training import make_batch
 from rl_dialog.errors import UserError
@@ -134,6 +135,13 @@ def test_prepare_is_measured_with_its_memory(tmp_path):
     assert list(report["long"]) == ["30 exchanges", "a turn of 100 bytes"] and all(
         row["tokenise"] > 0 for row in report["long"].values()
     )
+
+
+def test_what_is_served_has_the_vocabulary_asked_for(tmp_path):
+    config = BenchmarkConfig(what="serve", **{**TINY, "vocabulary": 9000, "requests": 1})
+    load = Load(config, tmp_path)
+    assert load.policy.lm.get_input_embeddings().num_embeddings == 9000 > len(load.tokenizer)
+    load.one_at_a_time(clients=2)
 
 
 def test_an_unknown_contender_is_named():
