@@ -10,6 +10,7 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_IN_WORDS = f"(os error {errno.ENOSPC})"  # of safetensors and tokenizers, whose exceptions are their own
+FULL_DATABASE = {"sqlite_errorcode": 13, "sqlstate": "53100"}  # of SQLite and PostgreSQL
 
 
 class UserError(ValueError):
@@ -32,7 +33,7 @@ def room_for(path: str | Path) -> Iterator[None]:
     except Exception as error:
         if not _is_full(error):
             raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(_cause(error))
         reason = " ".join(reason.split())[:200]
         raise NoRoom(
             f"no room to write {path}: {reason}{_how_full(Path(path))}. Free some, or "
@@ -41,7 +42,16 @@ def room_for(path: str | Path) -> Iterator[None]:
 
 
 def _is_full(error: BaseException) -> bool:
-    return (isinstance(error, OSError) and error.errno in FULL) or FULL_IN_WORDS in str(error)
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    cause = _cause(error)
+    full = any(getattr(cause, name, None) == code for name, code in FULL_DATABASE.items())
+    return full or FULL_IN_WORDS in str(error)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The database's own error, where SQLAlchemy tells of it."""
+    return getattr(error, "orig", None) or error
 
 
 def _how_full(path: Path) -> str:

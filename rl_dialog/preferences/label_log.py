@@ -216,6 +216,13 @@ class LabelLog:
             sql.check_labeller(connection, labeller)
             return sql.renew(connection, query_id, labeller, now, now + seconds)
 
+    def release(self, labeller: str) -> None:
+        """Ends the labeller's leases, those of a process of this name that died, so that the queries are free
+        now. An answer that still comes is taken as one after a lease has run out."""
+        with self._writing() as (connection, now):
+            held = update(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.until > now)
+            connection.execute(held.values(until=now))
+
     # Answers
 
     def answer(self, query_id: str, labeller: str, choice: Choice) -> Label:

@@ -135,6 +135,7 @@ def answer_queries(
     """
     oracle = replace(oracle, truth=lambda reply: value_of(reply, reward))
     answered = 0
+    log.release(name)
     while queries := log.lease_many(name, min(TOGETHER, most - answered) if most else TOGETHER):
         choices = []
         for query in queries:

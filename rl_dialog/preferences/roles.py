@@ -100,6 +100,7 @@ class OracleLabeller:
         self, log: LabelLog, segments: Segments, oracle: Oracle, *, name: str = "oracle", at_once: int = 50
     ) -> None:
         self.log, self.segments, self.oracle, self.name, self.at_once = log, segments, oracle, name, at_once
+        log.release(name)
 
     def step(self) -> dict[str, float]:
         """Answers what there is; how many."""

@@ -129,6 +129,15 @@ def fill_up(disk: Path) -> Path:
     return disk / "filler"
 
 
+def test_a_full_database_is_a_full_disk(disk: Path) -> None:
+    with closing(Store(f"sqlite:///{disk}/chats.db")) as store:
+        fill_up(disk)
+        told = f"no room to write {disk}: database or disk is full .*MB free"
+        with pytest.raises(NoRoom, match=told), room_for(disk):
+            for _ in range(2000):
+                store.start_chat(model="m" * 1000)
+
+
 def test_serve(disk: Path, checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """What was acknowledged before is there, nothing is acknowledged meanwhile, and it goes on by itself."""
     filler = fill_up(disk)
@@ -171,6 +180,25 @@ def test_prefer(disk: Path) -> None:
             filler.unlink()
             assert http.post("/v1/answers", json=answer).status_code == 200
             assert log.counts()["labels"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [60_000, 300_000, 500_000])
+def test_prefer_as_a_command(disk: Path, left: int) -> None:
+    """The store cannot be made, a clip, an answer or a reward model cannot be kept: --resume goes on."""
+    from pipelines import prefer
+
+    words = "--env moving_dot --env_options observations=position --labeller oracle --synchronous"
+    words += " --steps 2048 --budget 40 --initial_labels 20 --first_epochs 5 --report_to none --eval_every 0"
+    words += f" --quiet --output_dir {disk / 'run'}"
+    filler = fill(disk, left)
+    told = f"{disk}/run.*( full|No space)"
+    with pytest.raises(UserError, match=told), room_for(disk / "run"):  # as `run` does
+        prefer.main(load_config(prefer.PreferConfig, words.split(), suited=prefer.suited))
+    assert not list(disk.rglob("*.tmp-*"))
+    filler.unlink()
+    again = load_config(prefer.PreferConfig, [*words.split(), "--resume"], suited=prefer.suited)
+    assert prefer.main(again)["labels"] == 40
 
 
 @pytest.mark.slow

@@ -193,6 +193,15 @@ def test_a_lease_runs_out_and_a_late_answer_is_kept_but_counts_once(log, clock):
     assert len(log.labels()) == 2 and log.counts()["late"] == 1
 
 
+def test_the_leases_of_a_labeller_that_died_are_released(log, clock):
+    one, other = ask(log, 2)
+    assert (log.lease("ann").id, log.lease("bob").id, log.lease("ann")) == (one, other, None)
+    log.release("ann")
+    assert log.lease("ann").id == one and log.lease("ann") is None  # bob keeps what he holds
+    log.release("ann")
+    assert log.answer(one, "ann", "left") in log.labels()  # shown before
+
+
 def test_a_lease_is_renewed_while_nobody_else_has_it(log, clock):
     (query,) = ask(log, 1)
     assert not log.renew(query, "ann") and not log.renew("nothing", "ann") and not log.renew("\0", "ann")
