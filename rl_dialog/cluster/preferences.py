@@ -33,11 +33,11 @@ import torch
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError
 
-HEARTBEAT = 10.0  # seconds
+HEARTBEAT = 10.0  # seconds that a role which runs has to answer
 RESTARTS = 3
 IDLE = 0.1  # seconds before a role that had nothing to do is asked again
 FRUITLESS = 1000  # rounds
-STARTING = 120.0  # seconds that a new role has to import and load
+STARTING = 120.0  # seconds that a new role has to find a place, import and load
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -127,7 +127,14 @@ class Role:
     next: float = 0.0  # not before
     failures: int = 0  # since its last finished step
     restarts: int = 0
+    silences: int = 0  # restarts because it did not answer
     state: dict[str, float] = field(default_factory=dict)  # what its last step said
+
+    @property
+    def patience(self) -> float:
+        """Seconds without an answer after which it is made again; twice as many each time, because on a busy
+        machine to be slow is not to be dead. A process that dies is known at once."""
+        return (HEARTBEAT if self.pid else STARTING) * 2 ** min(self.silences, 4)
 
 
 class Supervisor:
@@ -286,7 +293,7 @@ class Supervisor:
     def _start(self, role: Role) -> None:
         gpus = self.plan.gpus if role.name in ("learner", "teacher") else 0
         role.actor = RoleActor.options(num_gpus=gpus).remote(role.make, 1)
-        role.asked, role.heard, role.pid = role.actor.pid.remote(), time.monotonic() + STARTING - HEARTBEAT, 0
+        role.asked, role.heard, role.pid = role.actor.pid.remote(), time.monotonic(), 0
         role.running = role.rest = None
         role.next = 0.0
 
@@ -316,11 +323,13 @@ class Supervisor:
                     continue
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from error
-                role.asked, role.heard = None, max(now, role.heard)
+                role.asked, role.heard = None, now
             elif role.asked is None and now - role.heard > 1:
                 role.asked = role.actor.pid.remote()
-            elif now - role.heard > HEARTBEAT:
-                self._restart(role, f"it did not answer for {HEARTBEAT:.0f} s")
+            elif now - role.heard > role.patience:
+                silent = f"did not answer for {role.patience:.0f} s"
+                role.silences += 1
+                self._restart(role, f"it {silent}" if role.pid else f"it was started and {silent}")
 
     def _report(self, name: str, pid: int, what: str, restarts: int) -> None:
         event = {"time": time.time(), "role": name, "pid": pid, "what": what, "restarts": restarts}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_dialog.cluster.preferences import Role
 from rl_dialog.preferences.label_log import LabelLog
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +208,20 @@ def test_an_oracle_that_is_killed_answers_every_query_once(tmp_path):
     log = LabelLog(run.url)
     assert killed == 4 and LABELS <= len(log.labels()) == len({label.query for label in log.labels()})
     log.close()
+
+
+def test_a_role_that_is_slow_gets_more_time_than_before():
+    role = Role("learner", dict)
+    starting = role.patience
+    role.pid = 1
+    running = role.patience
+    assert (starting, running) == (120, 10)
+    role.silences += 1
+    assert role.patience == 2 * running
+    role.pid, role.restarts = 0, 50  # others of its kind were killed: that is no sign of slowness
+    assert role.patience == 2 * starting
+    role.silences = 100
+    assert role.patience <= 32 * 60  # never for ever
 
 
 @pytest.mark.slow
