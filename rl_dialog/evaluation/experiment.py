@@ -22,7 +22,7 @@ from rl_dialog.config import changed, save_config
 from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.shards import MANIFEST
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.comparison import FinishedRun
+from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.methods import METHODS
 from rl_dialog.models.checkpoint import resolve
 
@@ -184,6 +184,27 @@ def timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None:
     except (UserError, OSError) as error:
         task.problem = line_of(error)
     say(f"{task.name}: {task.problem or made} ({time.perf_counter() - began:.0f} s)")
+
+
+def make_data_of_candidates(
+    task: Progress, config_of: Callable[[Path], Any], make: Callable[[Any], Any], say: Say
+) -> None:
+    """Scored replies of the first seed's bc to the task's logs, as `data`; a task without candidates has the
+    logs there. `config_of`: the settings of `make` for a run."""
+    if task.problem or not task.task.candidates:
+        return
+    first = next(run for run in task.runs if run.method == BASELINE)
+    if task.finished[first.name].error:
+        task.problem = f"{first.name}, which the candidates come from, failed"
+        return
+    config = config_of(first.folder)
+    recipe = {
+        "settings": changed(config),
+        "data": digest(task.logged / MANIFEST),
+        "policy": digest_of_weights(first.folder),
+    }
+    if not claim(task.folder / "data", MANIFEST, recipe):
+        timed(task, lambda: make(replace(config, resume=True)), "candidates written and scored", say)
 
 
 def train_run(config: Any, train_worker: Callable[[Any], Any]) -> float:
