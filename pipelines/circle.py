@@ -14,10 +14,8 @@ no server.
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -28,10 +26,9 @@ from rich.console import Console
 from envs.small_talk import optimal_return, write_logs
 from envs.small_talk_users import Crowd, Server, Talk
 from pipelines import ab, stages
-from rl_dialog.cluster import serve
 from rl_dialog.cluster.data import connect
-from rl_dialog.data.store import Store
-from rl_dialog.models.checkpoint import method_name, resolve
+from rl_dialog.cluster.local_serve import served_here
+from rl_dialog.models.checkpoint import method_name
 from rl_dialog.run import Output, at_least, claim_output, run
 
 REWARDED = ("--rewards.vote", "1", "--max_length", "512")  # how all logs of the circle are prepared
@@ -113,7 +110,8 @@ def _serve_and_learn(
     """Talks with bc, those during the rollout of its successor, and those with either."""
     successor = _successor(config, out)
     name = Path(successor.output_dir).name
-    with serving(url, {"bc": out / "bc"}) as (server, deploy):
+    with served_here(url, {"bc": out / "bc"}, KEY) as (address, key, deploy):
+        server = Server(address, key)
         say("chats", f"{config.chats} users talk to bc at {server.url}, {config.users} at a time")
         with Crowd(server, range(config.chats), at_once=config.users, seed=config.seed) as crowd:
             first = crowd.finish()
@@ -138,30 +136,6 @@ def _successor(config: CircleConfig, out: Path) -> Any:
     how = {"start": out / "bc", "steps": config.steps}
     chosen = stages.train_config_of_file(Path(config.train), out / "served", out, config.seed, **how)
     return replace(chosen, output_dir=str(out / method_name(chosen.method)))
-
-
-@contextmanager
-def serving(url: str, models: dict[str, Path]) -> Iterator[tuple[Server, Callable[[dict[str, Path]], None]]]:
-    """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends
-    with the block."""
-    with closing(Store(url)) as store:
-        key = store.keys.add(KEY, requests_per_minute=1_000_000)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def deploy(models: dict[str, Path]) -> None:
-        places = {name: str(Path(resolve(place)).resolve()) for name, place in models.items()}
-        args = {"models": places, "split": dict.fromkeys(models, 1.0), "store": url, "threads": 1}
-        # No CPU of its own: while training runs nobody talks, and a laptop has two.
-        serve.deploy(args | {"replicas": "1", "cpus_per_replica": 0}, host="127.0.0.1", port=port)
-
-    try:
-        deploy(models)
-        yield Server(f"http://127.0.0.1:{port}", key), deploy
-    finally:
-        if serve.running():
-            serve.stop()
 
 
 if __name__ == "__main__":
