@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from envs.multiwoz import MultiWOZText, Options, RulePolicy, Simulator
 from envs.multiwoz.agents import Meeting, Reads, Understand
@@ -20,6 +19,7 @@ from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.evaluation.runs import existing
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, GreedyActs, is_act_policy
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.nlu import load_nlu
 from rl_dialog.models.policy import Policy
@@ -72,8 +72,7 @@ def language_model(name: str, *, beta: float | None = None) -> tuple[Policy, Pre
 
     Raises UserError where there is none.
     """
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    load_quietly()
     place = resolve(existing(name))
     return load_for_decoding(place, beta=beta), load_tokenizer(place)
 
