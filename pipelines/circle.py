@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,8 @@ def _clone(config: CircleConfig, out: Path, say: Say) -> None:
     write_logs(out / "logs" / "small_talk.jsonl", dialogs=config.dialogs, seed=config.seed)
     stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, "--vocab_size", "1024")
     say("train", "bc, which clones it")
-    file = stages.CONFIGS / "quickstart_bc.yaml"
-    stages.train_run(
-        stages.train_config_of_file(file, out / "data", out / "bc", config.seed, steps=config.bc_steps)
-    )
+    what = stages.CONFIGS / "quickstart_bc.yaml", out / "data", out / "bc", config.seed
+    stages.train_run(stages.train_config_of_file(*what, steps=config.bc_steps))
 
 
 def _serve_and_learn(
@@ -112,22 +111,21 @@ def _serve_and_learn(
     name = Path(successor.output_dir).name
     with served_here(url, {"bc": out / "bc"}, KEY) as (address, key, deploy):
         server = Server(address, key)
+        crowd_of = partial(Crowd, server, seed=config.seed)
         say("chats", f"{config.chats} users talk to bc at {server.url}, {config.users} at a time")
-        with Crowd(server, range(config.chats), at_once=config.users, seed=config.seed) as crowd:
+        with crowd_of(range(config.chats), at_once=config.users) as crowd:
             first = crowd.finish()
         say("prepare", f"{sum(talk.votes for talk in first)} votes from the store of the running server")
         stages.prepare_logs(url, out / "served", *REWARDED, "--tokenizer", str(out / "data" / "tokenizer"))
         say("train", f"{name} from bc, on these votes")
         stages.train_run(successor)
         say("rollout", f"{name} beside bc, one chat each, while users talk")
-        at_once = max(1, config.users // 4)
-        with Crowd(server, count(config.chats), at_once=at_once, seed=config.seed) as crowd:
+        with crowd_of(count(config.chats), at_once=max(1, config.users // 4)) as crowd:
             deploy({"bc": out / "bc", name: out / name})
         between = crowd.talks
         say("A/B", f"{config.ab_chats} new users get bc or {name}; {len(between)} came during the rollout")
         begin = config.chats + len(between)
-        numbers = range(begin, begin + config.ab_chats)
-        with Crowd(server, numbers, at_once=config.users, seed=config.seed) as crowd:
+        with crowd_of(range(begin, begin + config.ab_chats), at_once=config.users) as crowd:
             return first, between, crowd.finish()
 
 
